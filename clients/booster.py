@@ -1,0 +1,61 @@
+"""Score a finished boosted model on a party's rows, keep it, and forget the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from fedapp import metrics
+from fedapp.errors import DataError, ProtocolError
+from fedapp.histograms.sketch import surrogates
+from fedapp.home import write_whole
+from fedapp.messages.booster import EvaluateReply, EvaluateRequest
+from fedapp.messages.fields import Array
+from fedapp.site.answer import Handler, Site
+from fedapp.site.rows import PARTS
+from fedapp.site.store import Store
+from fedapp.trees.model import from_json
+from fedapp.trees.predict import predict_margins
+
+BATCH_ROWS = 2**16
+
+
+def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
+    """Sums and score histograms of the train, validation and test rows.
+
+    Training rows are scored as they were trained: by their surrogates, where the method has
+    replaced their values.
+    """
+    store, text = site.store, request.model.tobytes()
+    try:
+        model = from_json(text.decode())
+    except (DataError, UnicodeDecodeError) as error:
+        raise ProtocolError(site.name, "EvaluateRequest", "model", str(error)) from error
+    fields = {}
+    for part in PARTS:
+        labels, weights = store[f"{part}.labels"], store[f"{part}.weights"]
+        batches = [predict_margins(model, values) for values in _batches(store, part)]
+        margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
+        found = metrics.statistics(
+            model.objective, margins, labels, weights, request.score_bins, request.residual_range
+        )
+        fields[f"{part}_sums"], fields[f"{part}_scores"] = found.sums, found.histogram
+    write_whole(store.folder / "model.json", text)
+    store.drop_all()
+    return EvaluateReply(**fields)
+
+
+def _batches(store: Store, part: str) -> Iterator[Array]:
+    """Values of the rows, some at a time."""
+    replaced = f"{part}.values" not in store
+    rows = store["codes" if replaced else f"{part}.values"]
+    for start in range(0, len(rows), BATCH_ROWS):
+        batch = rows[start : start + BATCH_ROWS]
+        if replaced:
+            missing_code = store.facts["missing_code"]
+            batch = surrogates(batch, missing_code, store["representatives"], store["offsets"])
+        yield np.ascontiguousarray(batch)
+
+
+HANDLERS: Mapping[type[EvaluateRequest], Handler] = {EvaluateRequest: evaluate}

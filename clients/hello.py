@@ -1,0 +1,89 @@
+"""Read the table, hold rows back, say what it looks like."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import cast
+
+import numpy as np
+
+from fedapp.errors import DataError
+from fedapp.home import home, write_whole
+from fedapp.messages.hello import HelloReply, HelloRequest
+from fedapp.site.answer import Handler, Site
+from fedapp.site.labels import Labels, class_names
+from fedapp.site.rows import PARTS, Holdout, fingerprint, read_parts
+from fedapp.site.table import Table
+
+FEWEST_ROWS = 2
+
+
+def hello(site: Site, request: HelloRequest) -> HelloReply:
+    """Open a run at a site, or meet the server again after it was started anew."""
+    if "hello" in site.store.facts:
+        return _reply(site.name, site.store.facts["hello"])
+    holdout = Holdout(request.test_fraction, request.valid_fraction, request.seed)
+    parts = read_parts(site.config, holdout)
+    labels = _labels(parts)
+    classes = class_names(labels, request.objective)
+    for name, table in parts.items():
+        site.store[f"{name}.values"] = table.values
+        site.store[f"{name}.weights"] = _weights(table)
+        if table.labels is not None:
+            site.store[f"{name}.labels"] = table.labels
+    site.store.facts["objective"] = request.objective
+    site.store.facts["hello"] = {
+        **{f"n_{name}": parts[name].n_rows for name in PARTS},
+        "columns": list(parts["train"].columns),
+        "classes": list(classes),
+        "label_low": 0.0 if classes else float(labels.min()),
+        "label_high": 0.0 if classes else float(labels.max()),
+        "fingerprint": fingerprint(parts, _site_key(site.name)),
+        "versions": [f"{name} {_version(name)}" for name in ("fedapp", "flwr", "xgboost", "numpy")],
+    }
+    return _reply(site.name, site.store.facts["hello"])
+
+
+def _labels(parts: Mapping[str, Table]) -> Labels:
+    """All labels of the site, checked to be there, with enough rows to train on."""
+    n_train = parts["train"].n_rows
+    if n_train < FEWEST_ROWS:
+        raise DataError(f"table must have at least {FEWEST_ROWS} training rows, got {n_train}")
+    found = [table.labels for table in parts.values() if table.labels is not None]
+    if not found:
+        raise DataError('label must name the label column, as in label="y"; got none')
+    return cast(Labels, np.concatenate(found))
+
+
+def _weights(table: Table) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Sample weights; 1 where the table has none."""
+    return np.ones(table.n_rows, dtype=np.float32) if table.weights is None else table.weights
+
+
+def _reply(name: str, facts: Mapping[str, object]) -> HelloReply:
+    """The reply that was worked out when the table was read."""
+    fields = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()
+    }
+    return HelloReply(name=name, **fields)  # type: ignore[arg-type]
+
+
+def _site_key(name: str) -> bytes:
+    """The site's secret for fingerprints, drawn once."""
+    path = home() / "sites" / name / "fingerprint.key"
+    if not path.exists():
+        write_whole(path, secrets.token_bytes(32))
+        path.chmod(0o600)
+    return path.read_bytes()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+HANDLERS: Mapping[type[HelloRequest], Handler] = {HelloRequest: hello}

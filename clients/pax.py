@@ -1,0 +1,208 @@
+"""PAX at a party: sketch the table once, then route rows and sum gradients, level by level.
+
+Source: Ong et al. 2020, Algorithm 1, lines 7 and 12 to 16. Departure: the paper sends the model
+anew each round; here the party keeps its margins and is told only the splits and leaves it does
+not know.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from fedapp import metrics
+from fedapp.errors import ProtocolError
+from fedapp.histograms.bins import digitise
+from fedapp.histograms.build import build_histograms
+from fedapp.histograms.sketch import own_cuts, sketch_table
+from fedapp.messages.fields import Array, Request
+from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
+from fedapp.site.answer import Handler, Site
+from fedapp.site.labels import class_ids
+from fedapp.site.rows import PARTS
+from fedapp.site.store import Store
+from fedapp.trees.grow import ROUTE, Routes
+from fedapp.trees.objective import Objective, gradients
+from fedapp.trees.predict import route_codes, route_values
+
+MOST_NODES = 2**17
+
+
+def sketch(site: Site, request: SketchRequest) -> SketchReply:
+    """Summarise the columns, and keep the number of each value's bin in place of the value."""
+    store = site.store
+    values, weights = store["train.values"], store["train.weights"]
+    summary = sketch_table(values, weights, request.n_bins)
+    store["codes"], store.facts["missing_code"] = digitise(values, own_cuts(summary))
+    store["representatives"], store["offsets"] = summary.representatives, summary.offsets
+    store.drop("train.values")
+    for part in PARTS:
+        store[f"{part}.labels"] = class_ids(store[f"{part}.labels"], request.classes)
+    labels = store["train.labels"].astype(np.float64)
+    return SketchReply(
+        representatives=summary.representatives,
+        masses=summary.masses,
+        offsets=summary.offsets,
+        maxima=summary.maxima,
+        label_sum=float(labels @ weights),
+        weight_sum=float(weights.sum(dtype=np.float64)),
+    )
+
+
+def grow(site: Site, request: GrowRequest) -> GrowReply:
+    """Route the rows by the last splits, begin a round where asked, sum the wanted nodes."""
+    store = site.store
+    _check(site, request)
+    if "train.margins" not in store:
+        _begin(store, request)
+    _route(store, request)
+    scores = _start_round(site, request) if request.level == 0 else _no_scores()
+    histograms, missing = _sum_nodes(store, request)
+    at_root = request.level == 0
+    root_sums = store["gradients"].sum(axis=1, dtype=np.float64) if at_root else np.empty((0, 2))
+    return GrowReply(histograms=histograms, missing=missing, root_sums=root_sums, **scores)
+
+
+def _begin(store: Store, request: GrowRequest) -> None:
+    """Margins before the first tree, for the rows that train and those that validate."""
+    for part in ("train", "valid"):
+        n_rows = len(store[f"{part}.labels"])
+        shape = (n_rows, request.n_trees)
+        store[f"{part}.margins"] = np.full(shape, request.base_margin, dtype=np.float32)
+        store[f"{part}.nodes"] = np.zeros((request.n_trees, n_rows), dtype=np.int32)
+
+
+def _route(store: Store, request: GrowRequest) -> None:
+    """Move training rows by their bins, validation rows by their values."""
+    routes = _routes(request)
+    if not len(routes):
+        return
+    representatives, offsets = store["representatives"], store["offsets"]
+    first_right = np.array(
+        [
+            np.searchsorted(representatives[offsets[f] : offsets[f + 1]], threshold, side="left")
+            for f, threshold in zip(routes["column"], routes["threshold"], strict=True)
+        ],
+        dtype=np.int64,
+    )
+    missing_code = store.facts["missing_code"]
+    store["train.nodes"] = route_codes(
+        store["train.nodes"], routes, first_right, store["codes"], missing_code
+    )
+    store["valid.nodes"] = route_values(store["valid.nodes"], routes, store["valid.values"])
+
+
+def _routes(request: GrowRequest) -> Routes:
+    """The splits of a request as one array."""
+    routes = np.empty(len(request.split_trees), dtype=ROUTE)
+    routes["tree"], routes["node"] = request.split_trees, request.split_nodes
+    routes["left"], routes["column"] = request.split_lefts, request.split_columns
+    routes["threshold"] = request.split_thresholds
+    routes["default_left"] = request.split_defaults
+    return routes
+
+
+def _start_round(site: Site, request: GrowRequest) -> dict[str, Array]:
+    """Finish the last round's trees, draw rows, take new gradients; returns the scores so far."""
+    store = site.store
+    objective = cast(Objective, store.facts["objective"])
+    scores = {}
+    for part in ("train", "valid"):
+        margins, nodes = store[f"{part}.margins"], store[f"{part}.nodes"]
+        if len(request.leaf_values):
+            starts = request.leaf_offsets[:-1, None]
+            margins = margins + request.leaf_values[starts + nodes].T
+            store[f"{part}.margins"] = margins
+        store[f"{part}.nodes"] = np.zeros_like(nodes)
+        labels, weights = store[f"{part}.labels"], store[f"{part}.weights"]
+        found = metrics.statistics(objective, margins, labels, weights, request.score_bins)
+        scores[f"{part}_sums"], scores[f"{part}_scores"] = found.sums, found.histogram
+    pairs = gradients(
+        objective, store["train.margins"], store["train.labels"], store["train.weights"]
+    )
+    if request.subsample < 1:
+        pairs[~_drawn(site.name, len(pairs), request)] = 0
+    store["gradients"] = np.ascontiguousarray(pairs.transpose(1, 0, 2))
+    return scores
+
+
+def _drawn(name: str, n_rows: int, request: GrowRequest) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows a round draws: each with probability ``subsample``, as XGBoost does."""
+    rng = np.random.default_rng([request.seed, request.round_id, zlib.crc32(name.encode())])
+    drawn: np.ndarray[Any, np.dtype[np.bool_]] = rng.random(n_rows) < request.subsample
+    return drawn
+
+
+def _no_scores() -> dict[str, Array]:
+    """Scores are told once a round."""
+    sums, scores = np.empty(0), np.empty((0, 0))
+    return {
+        "train_sums": sums,
+        "train_scores": scores,
+        "valid_sums": sums,
+        "valid_scores": scores,
+    }
+
+
+def _sum_nodes(store: Store, request: GrowRequest) -> tuple[Array, Array]:
+    """Histograms of the wanted nodes, trees in turn."""
+    columns = request.columns.astype(np.int64)
+    widths = np.diff(store["offsets"])[columns]
+    found = [
+        build_histograms(
+            store["codes"],
+            store.facts["missing_code"],
+            columns,
+            widths,
+            store["gradients"][tree],
+            store["train.nodes"][tree],
+            request.wanted_nodes[request.wanted_trees == tree],
+        )
+        for tree in np.unique(request.wanted_trees)
+    ]
+    if len(found) == 1:
+        return found[0]
+    return np.concatenate([h for h, _ in found]), np.concatenate([m for _, m in found])
+
+
+def _check(site: Site, request: GrowRequest) -> None:
+    """Hold the request against the party's table, so that no index leaves its array."""
+    n_columns = len(site.store["offsets"]) - 1
+    n_trees, n_leaves = request.n_trees, len(request.leaf_values)
+    rules = {
+        "columns": (request.columns < n_columns, f"must be < {n_columns}"),
+        "split_columns": (request.split_columns < n_columns, f"must be < {n_columns}"),
+        "split_trees": (request.split_trees < n_trees, f"must be < {n_trees}"),
+        "split_lefts": (request.split_lefts < MOST_NODES, f"must be < {MOST_NODES}"),
+        "wanted_trees": (
+            (request.wanted_trees < n_trees)
+            & (np.sort(request.wanted_trees) == request.wanted_trees),
+            f"must be < {n_trees} and ascending",
+        ),
+        "wanted_nodes": (request.wanted_nodes < MOST_NODES, f"must be < {MOST_NODES}"),
+        "leaf_offsets": (
+            _offsets_fit(request.leaf_offsets, n_trees, n_leaves),
+            f"must divide {n_leaves} leaf values among {n_trees} trees",
+        ),
+    }
+    for field, (holds, rule) in rules.items():
+        if not np.all(holds):
+            raise ProtocolError(site.name, "GrowRequest", field, rule)
+
+
+def _offsets_fit(offsets: Array, n_trees: int, n_values: int) -> bool:
+    """Whether offsets cut all values into one piece a tree."""
+    if not n_values:
+        return not len(offsets)
+    return (
+        len(offsets) == n_trees + 1
+        and offsets[0] == 0
+        and offsets[-1] == n_values
+        and bool((np.diff(offsets) > 0).all())
+    )
+
+
+HANDLERS: Mapping[type[Request], Handler] = {SketchRequest: sketch, GrowRequest: grow}

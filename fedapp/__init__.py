@@ -1,0 +1,1 @@
+"""Tree models trained across organisations that may not pool their rows."""

@@ -1,0 +1,157 @@
+"""The ``fedapp`` command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedapp.config import Settings, load_settings, parse_overrides
+from fedapp.errors import FedappError
+from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
+
+cli = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Tree models trained across organisations that may not pool their rows.",
+)
+console = Console()
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config", "-c", metavar="KEY=VALUE", help="Override a setting; may be repeated."
+    ),
+]
+
+
+@cli.command()
+def run(
+    strategy: Annotated[str, typer.Argument(help="pax")],
+    config: Overrides = None,
+    engine: Annotated[
+        str,
+        typer.Option(help="local (this process), simulation (Flower's), or a SuperLink's name."),
+    ] = "simulation",
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Also train on pooled rows, and each party alone.")
+    ] = False,
+) -> None:
+    """Train a model and write the run's folder."""
+    from fedapp.server_app import load_strategy, write_report
+
+    settings = load_settings({**parse_overrides(config or []), "strategy": strategy})
+    settings = resumed_settings(settings)
+    load_strategy(settings.strategy).own_settings(settings)
+    run_dir = settings.run_dir or str(new_run_dir(settings.strategy, Path("runs")))
+    settings = settings.model_copy(update={"run_dir": str(Path(run_dir).resolve())})
+    with followed(settings):
+        folder = _engine(engine)(settings)
+    if not (folder.path / "summary.json").exists():
+        console.print(f"The run has finished; its folder lies with the SuperLink: {folder.path}")
+        return
+    if baselines:
+        _add_baselines(folder, settings)
+    write_report(folder)
+    _show(folder)
+
+
+def _engine(name: str) -> Callable[[Settings], RunFolder]:
+    """What carries the messages."""
+    from simulations import engines
+
+    if name == "local":
+        return engines.run_local
+    if name == "simulation":
+        return engines.run_simulation
+    return lambda settings: engines.run_superlink(settings, name)
+
+
+@contextmanager
+def followed(settings: Settings) -> Iterator[None]:
+    """Show progress while the block runs."""
+    from fedapp.metrics import default_metric
+    from fedapp.report.progress import follow
+
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=follow,
+        args=(
+            RunFolder(Path(settings.run_dir)).rounds,
+            settings.num_boost_round,
+            default_metric(settings.objective),
+            console,
+            lambda: not ended.is_set(),
+        ),
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _add_baselines(folder: RunFolder, settings: Settings) -> None:
+    """Write the baselines into the summary."""
+    from simulations.baselines import run_baselines
+
+    summary = json.loads((folder.path / "summary.json").read_text())
+    folder.write_json("summary.json", {**summary, "baselines": run_baselines(settings)})
+
+
+def _show(folder: RunFolder) -> None:
+    """Print a run's summary and where it lies."""
+    from fedapp.report.summary import print_summary, read_run
+
+    print_summary(read_run(folder.path).summary, console, folder.path)
+
+
+@cli.command()
+def report(
+    run_dirs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    output: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
+) -> None:
+    """Write an HTML page about one run, or one that compares several."""
+    from fedapp.report.page import write_report
+
+    console.print(f"{write_report(run_dirs, output)}", soft_wrap=True)
+
+
+@cli.command()
+def predict(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    data: Annotated[str, typer.Option(help="Table with the columns of the model.")],
+    output: Annotated[Path, typer.Option(help="CSV or Parquet file to write.")],
+    id_column: Annotated[str, typer.Option("--id", help="Column that names the rows.")] = "",
+) -> None:
+    """Predict the rows of a table with a run's model."""
+    from fedapp.predict import predict_table
+
+    n_rows = predict_table(run_dir, data, id_column, output)
+    console.print(f"{n_rows} rows written to {output}", soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command; an error of fedapp is one line and status 1."""
+    from fedapp.data.commands import data_app
+
+    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.ERROR)
+    logging.getLogger("fedapp.site").setLevel(logging.CRITICAL)
+    cli.add_typer(data_app, name="data")
+    try:
+        cli()
+    except FedappError as error:
+        for line in getattr(error, "log_lines", []):
+            print(line, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

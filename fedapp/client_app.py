@@ -1,0 +1,47 @@
+"""The Flower ClientApp: every message goes to the handler of its kind.
+
+Only what the runtime needs is imported here; a method's modules come with its first message.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+
+from fedapp.errors import FedappError, ProtocolError
+from fedapp.site.answer import answer
+from fedapp.site.config import site_config
+from fedapp.wire.codec import from_records, to_records
+
+# Flower's own error codes end well below.
+REFUSED = 1000
+FAILED = 1001
+
+log = logging.getLogger("fedapp.site")
+
+
+class SiteApp(ClientApp):
+    """A ClientApp that knows its handlers by the message kind instead of by registration."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message; an error goes back as its text, without a traceback."""
+        kind, name = message.metadata.message_type, str(context.node_config.get("name", "site"))
+        try:
+            config = site_config(context.node_config, context.run_config)
+            name = config.name
+            envelope, content = from_records(message.content, name)
+            reply = answer(config, kind, envelope, content)
+            return Message(to_records(reply, envelope), reply_to=message)
+        except FedappError as error:
+            log.error("%s: %s", kind, error)
+            text = str(error) if isinstance(error, ProtocolError) else f"{name}: {error}"
+            return Message(Error(REFUSED, text), reply_to=message)
+        except Exception as error:
+            log.exception("%s failed", kind)
+            reason = f"{name}: {type(error).__name__} in {kind}; the site's own log says more"
+            return Message(Error(FAILED, reason), reply_to=message)
+
+
+app = SiteApp()

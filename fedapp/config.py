@@ -1,0 +1,235 @@
+"""Run config -> frozen, checked settings.
+
+Defaults stand in ``[tool.flwr.app.config]`` of pyproject.toml and nowhere else; here are types and
+rules. Nested tables are the methods' own settings, which each method checks itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedapp.errors import ConfigError
+from fedapp.histograms.split import Penalties
+from fedapp.trees.grow import Shape
+from fedapp.trees.objective import Objective
+
+Value = bool | int | float | str
+S = TypeVar("S", bound="Section")
+
+
+class Section(BaseModel):
+    """Settings whose names are written in kebab-case outside."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=lambda name: name.replace("_", "-"),
+        allow_inf_nan=False,
+    )
+
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(Section):
+    """What every strategy knows; ``sections`` holds the methods' own tables, unchecked."""
+
+    strategy: str
+    data: Annotated[str, Field(min_length=1)]
+    label: str
+    id: str
+    weight: str
+    drop_columns: str
+    parties: Annotated[int, Field(ge=1)]
+    partition: str
+    test_fraction: Fraction
+    valid_fraction: Fraction
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    run_dir: str
+    resume: str
+    min_parties: Annotated[int, Field(ge=0)]
+    start_deadline: Seconds
+    exchange_deadline: Seconds
+    resend_after: Seconds
+    objective: Objective
+    num_boost_round: Annotated[int, Field(ge=1, le=10**6)]
+    max_depth: Annotated[int, Field(ge=1, le=15)]
+    eta: Annotated[float, Field(gt=0)]
+    reg_lambda: Annotated[NotNegative, Field(alias="lambda")]
+    reg_alpha: Annotated[NotNegative, Field(alias="alpha")]
+    gamma: NotNegative
+    min_child_weight: NotNegative
+    subsample: Share
+    colsample_bytree: Share
+    max_bin: Annotated[int, Field(ge=2, le=65535)]
+    early_stopping_rounds: Annotated[int, Field(ge=0)]
+    sections: Mapping[str, Mapping[str, Value]]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Settings:
+        if self.early_stopping_rounds and not self.valid_fraction:
+            raise ValueError("valid-fraction must be > 0 with early-stopping-rounds, got 0.0")
+        if self.min_parties > self.parties:
+            rule = f"must be <= parties ({self.parties}), got {self.min_parties}"
+            raise ValueError(f"min-parties {rule}")
+        return self
+
+    @property
+    def shape(self) -> Shape:
+        """Limits of a tree."""
+        penalties = Penalties(self.reg_lambda, self.reg_alpha, self.gamma, self.min_child_weight)
+        return Shape(self.max_depth, self.eta, penalties)
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Columns that are no features."""
+        return tuple(name.strip() for name in self.drop_columns.split(",") if name.strip())
+
+    @property
+    def group(self) -> str:
+        """The column a natural partition goes by, if it does."""
+        rule, _, column = self.partition.partition(":")
+        return column if rule == "column" else ""
+
+    def as_config(self) -> dict[str, Any]:
+        """The settings as they are written in TOML."""
+        flat = self.model_dump(by_alias=True)
+        sections = flat.pop("sections")
+        return {**flat, **{name: dict(values) for name, values in sections.items()}}
+
+
+@cache
+def app_folder() -> Path:
+    """The folder of pyproject.toml: the checkout, or the app as Flower unpacked it.
+
+    Raises
+    ------
+    ConfigError : fedapp was installed without it.
+    """
+    folder = Path(__file__).resolve().parent.parent
+    if not (folder / "pyproject.toml").is_file():
+        raise ConfigError("fedapp must be installed from its folder: pip install -e PATH_OF_FEDAPP")
+    return folder
+
+
+@cache
+def defaults() -> Mapping[str, Value]:
+    """Every setting with its default, nested names joined by a dot."""
+    with (app_folder() / "pyproject.toml").open("rb") as file:
+        return flatten(tomllib.load(file)["tool"]["flwr"]["app"]["config"])
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+    """Nested tables as one, names joined by a dot."""
+    flat: dict[str, Value] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def load_settings(overrides: Mapping[str, Any]) -> Settings:
+    """Defaults, overridden and checked.
+
+    Parameters
+    ----------
+    overrides : settings by name, flat (``pax.bins``) or nested.
+
+    Raises
+    ------
+    ConfigError : a name that is no setting, or a value that breaks its rule.
+    """
+    given = flatten(overrides)
+    check_names(given)
+    merged = {**defaults(), **given}
+    sections: dict[str, dict[str, Value]] = {}
+    for name in [name for name in merged if "." in name]:
+        section, _, key = name.partition(".")
+        sections.setdefault(section, {})[key] = merged.pop(name)
+    return check(Settings, {**merged, "sections": sections})
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that are no settings.
+
+    Raises
+    ------
+    ConfigError : names the setting, and one that is spelled alike.
+    """
+    for name in names:
+        if name not in defaults():
+            alike = difflib.get_close_matches(name, defaults(), n=1)
+            hint = f"; did you mean {alike[0]}?" if alike else ""
+            raise ConfigError(f"{name} must be a setting{hint}")
+
+
+def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
+    """Make settings of values.
+
+    Raises
+    ------
+    ConfigError : ``<name> must be <rule>, got <value>`` for the first rule that is broken.
+    """
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = prefix + ".".join(str(part) for part in first["loc"])
+        raise ConfigError(_rule(first["type"], first.get("ctx", {}), name, first)) from None
+
+
+def _rule(kind: str, context: Mapping[str, Any], name: str, error: Mapping[str, Any]) -> str:
+    """Say in fedapp's words which rule was broken."""
+    signs = {
+        "greater_than": ">",
+        "greater_than_equal": ">=",
+        "less_than": "<",
+        "less_than_equal": "<=",
+    }
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in signs:
+        rule = f"{signs[kind]} {next(iter(context.values()))}"
+    elif kind == "literal_error":
+        rule = f"one of {context['expected']}"
+    elif kind.startswith("int_"):
+        rule = "a whole number"
+    elif kind.startswith(("float_", "finite_")):
+        rule = "a number"
+    elif kind.startswith("string_"):
+        rule = "a text" if kind == "string_type" else "a text that is not empty"
+    else:
+        return f"{name} {error['msg']}"
+    return f"{name} must be {rule}, got {error['input']!r}"
+
+
+def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
+    """Read ``key=value`` pairs; a value that is no TOML is a text.
+
+    Raises
+    ------
+    ConfigError : a pair without ``=``.
+    """
+    overrides: dict[str, Value] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"a setting must be written as key=value, got {pair}")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        overrides[name.strip()] = value if isinstance(value, bool | int | float) else str(value)
+    return overrides

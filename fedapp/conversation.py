@@ -1,0 +1,110 @@
+"""The engine-free form of a protocol: a generator that asks parties and receives their replies.
+
+::
+
+    counts = yield from ask(parties.all(CountRequest()), CountReply)
+
+Nothing here does I/O, so the same protocol runs under Flower, in process, or in a test that answers
+by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fedapp.messages.fields import Array, Reply, Request
+
+R = TypeVar("R", bound=Reply)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """Requests that go out together, and the class of the replies.
+
+    Parameters
+    ----------
+    requests : one a party, by name.
+    reply : the class all replies must have.
+    all_must_answer : a missing reply stops the run even where fewer parties would do.
+    """
+
+    requests: Mapping[str, Request]
+    reply: type[Reply]
+    all_must_answer: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """All a protocol needs to go on from here: arrays by name, and facts that JSON can hold."""
+
+    arrays: Mapping[str, Array]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Scores after a boosting round, numbered from 1."""
+
+    round: int
+    n_trees: int
+    n_leaves: int
+    train: Mapping[str, float]
+    valid: Mapping[str, float]
+
+
+Step = Exchange | Checkpoint | Progress
+Conversation = Generator[Step, Mapping[str, Reply], T]
+
+
+def ask(
+    requests: Mapping[str, Request], reply: type[R], *, all_must_answer: bool = False
+) -> Conversation[dict[str, R]]:
+    """Send requests and wait for the replies.
+
+    Parameters
+    ----------
+    requests : one a party, by name.
+    reply : the class of the replies.
+    all_must_answer : see ``Exchange``.
+
+    Returns
+    -------
+    Replies by party, in the order of the names. A party that was left out is not among them.
+    """
+    replies = yield Exchange(requests, reply, all_must_answer)
+    found = {}
+    for party in sorted(replies):
+        answer = replies[party]
+        assert isinstance(answer, reply), f"{party} answered {type(answer).__name__}"
+        found[party] = answer
+    return found
+
+
+class Parties(Mapping[str, T]):
+    """The parties of a run in the order of their names, each with what it said of itself.
+
+    A party that fails may leave; it never comes back.
+    """
+
+    def __init__(self, members: Mapping[str, T]) -> None:
+        self._members = {name: members[name] for name in sorted(members)}
+
+    def __getitem__(self, name: str) -> T:
+        return self._members[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._members))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def all(self, request: Request) -> dict[str, Request]:
+        """The same request for every party."""
+        return dict.fromkeys(self, request)
+
+    def leave(self, name: str) -> None:
+        """Go on without a party."""
+        del self._members[name]

@@ -1,0 +1,1 @@
+"""Tables: how they are read from files, which are known by name, how they are split."""

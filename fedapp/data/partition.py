@@ -1,0 +1,229 @@
+"""Which rows are for training, validation and test, and which party has which of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import ConfigError
+
+Rows = npt.NDArray[np.int64]
+
+RULES = ("iid", "dirichlet:ALPHA", "sizes:A,B,...", "column:NAME")
+DRAWS = 100
+# A float label with more distinct values than this is cut into bins of equal size.
+MAX_CLASSES = 20
+N_LABEL_BINS = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """Rows of one table by use; disjoint, sorted.
+
+    Parameters
+    ----------
+    train : int64, shape (n_train,), n_train >= 1.
+    valid : int64, shape (n_valid,).
+    test : int64, shape (n_test,).
+    """
+
+    train: Rows
+    valid: Rows
+    test: Rows
+
+
+def split_rows(n_rows: int, test_fraction: float, valid_fraction: float, seed: int) -> Split:
+    """Draw test rows from all rows, then validation rows from the rest.
+
+    Parameters
+    ----------
+    n_rows : >= 1.
+    test_fraction : of all rows, in [0, 1).
+    valid_fraction : of the rows that are not for test, in [0, 1).
+    seed : >= 0; the same seed draws the same rows.
+
+    Returns
+    -------
+    Split : counts are rounded, but one row at least is for training.
+
+    Raises
+    ------
+    ConfigError : a fraction or a count breaks its rule.
+    """
+    for name, fraction in (("test-fraction", test_fraction), ("valid-fraction", valid_fraction)):
+        if not 0 <= fraction < 1:
+            raise ConfigError(f"{name} must be in [0, 1), got {fraction}")
+    if n_rows < 1:
+        raise ConfigError(f"n_rows must be >= 1, got {n_rows}")
+    n_test = min(round(n_rows * test_fraction), n_rows - 1)
+    n_valid = min(round((n_rows - n_test) * valid_fraction), n_rows - n_test - 1)
+    rows = np.random.default_rng(seed).permutation(np.arange(n_rows, dtype=np.int64))
+    test, valid, train = np.split(rows, [n_test, n_test + n_valid])
+    return Split(np.sort(train), np.sort(valid), np.sort(test))
+
+
+def partition_rows(
+    rule: str,
+    rows: Rows,
+    n_parties: int,
+    rng: np.random.Generator,
+    labels: npt.NDArray[Any] | None = None,
+    groups: npt.NDArray[np.str_] | None = None,
+) -> tuple[Rows, ...]:
+    """Deal rows of one table out to parties.
+
+    Parameters
+    ----------
+    rule : what decides where a row goes.
+        "iid": chance alone, in equal numbers.
+        "dirichlet:0.3": label skew; each class is dealt out by shares drawn from Dirichlet(0.3).
+        A float label with more than 20 distinct values is cut into 10 quantile bins first.
+        "sizes:0.9,0.1": chance, by fractions that sum to 1; "sizes:2721,265": by numbers of rows,
+        rows left over go to nobody.
+        "column" or "column:NAME": each distinct group is at one party whole, the most frequent
+        first; where there are more groups than parties, at the party with the fewest rows so far.
+    rows : int64, shape (n,): the rows to deal out, as indices into the table.
+    n_parties : in [1, n].
+    rng : source of chance.
+    labels : float64 or str, shape (n_rows,): of the whole table; needed by "dirichlet".
+    groups : str, shape (n_rows,): of the whole table; needed by "column".
+
+    Returns
+    -------
+    tuple of n_parties int64 arrays : each sorted, none empty, disjoint.
+
+    Raises
+    ------
+    ConfigError : the rule cannot be read, or cannot be met with these rows and parties.
+    """
+    if not 1 <= n_parties <= len(rows):
+        raise ConfigError(f"number of parties must be in [1, {len(rows)}] (rows), got {n_parties}")
+    name, colon, argument = rule.partition(":")
+    if name == "iid" and not colon:
+        parts: Sequence[Rows] = np.array_split(rng.permutation(rows), n_parties)
+    elif name == "dirichlet":
+        parts = _dirichlet(rule, _alpha(rule, argument), rows, n_parties, rng, labels)
+    elif name == "sizes":
+        parts = _cut(rng.permutation(rows), _counts(rule, argument, len(rows), n_parties))
+    elif name == "column" and bool(colon) == bool(argument):
+        parts = _natural(rule, rows, n_parties, groups)
+    else:
+        raise _broken(f"be one of {', '.join(RULES)}", rule)
+    return tuple(np.sort(part) for part in parts)
+
+
+def _broken(rule: str, value: str) -> ConfigError:
+    return ConfigError(f"partition must {rule}, got '{value}'")
+
+
+def _cut(rows: Rows, counts: Rows) -> list[Rows]:
+    """Consecutive pieces of these lengths; what is left over is dropped."""
+    return np.split(rows, np.cumsum(counts))[: len(counts)]
+
+
+def _shares(fractions: npt.NDArray[np.float64], n_rows: int) -> Rows:
+    """Whole numbers that sum to n_rows, as near to fractions of it as rounding gets."""
+    edges = np.rint(np.cumsum(fractions) / fractions.sum() * n_rows)
+    shares: Rows = np.diff(edges, prepend=0).astype(np.int64)
+    return shares
+
+
+def _alpha(rule: str, argument: str) -> float:
+    try:
+        alpha = float(argument)
+    except ValueError:
+        alpha = np.nan
+    if not 0 < alpha < np.inf:
+        raise _broken("be dirichlet:ALPHA with a number ALPHA > 0", rule)
+    return alpha
+
+
+def _dirichlet(
+    rule: str,
+    alpha: float,
+    rows: Rows,
+    n_parties: int,
+    rng: np.random.Generator,
+    labels: npt.NDArray[Any] | None,
+) -> list[Rows]:
+    """Draw until every party has min(10, a tenth of its fair share) rows."""
+    if labels is None:
+        raise _broken("be iid, sizes or column for a table without labels", rule)
+    classes = _classes(labels[rows])
+    least = min(10.0, len(rows) / n_parties / 10)
+    for _ in range(DRAWS):
+        parts = _dirichlet_draw(alpha, rows, classes, n_parties, rng)
+        if min(map(len, parts)) >= least:
+            return parts
+    raise _broken(f"leave each of {n_parties} parties {least:g} rows in one of {DRAWS} draws", rule)
+
+
+def _dirichlet_draw(
+    alpha: float,
+    rows: Rows,
+    classes: npt.NDArray[np.intp],
+    n_parties: int,
+    rng: np.random.Generator,
+) -> list[Rows]:
+    pieces: list[list[Rows]] = [[] for _ in range(n_parties)]
+    for label_class in range(classes.max() + 1):
+        members = rng.permutation(rows[classes == label_class])
+        counts = _shares(rng.dirichlet(np.full(n_parties, alpha)), len(members))
+        for party, piece in enumerate(_cut(members, counts)):
+            pieces[party].append(piece)
+    return [np.concatenate(party_pieces) for party_pieces in pieces]
+
+
+def _classes(labels: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Class of each label: its distinct value, or its quantile bin where there are too many."""
+    values, classes = np.unique(labels, return_inverse=True)
+    if len(values) <= MAX_CLASSES or not np.issubdtype(labels.dtype, np.floating):
+        return classes
+    edges = np.quantile(labels, np.linspace(0, 1, N_LABEL_BINS + 1)[1:-1])
+    return np.searchsorted(edges, labels, side="right")
+
+
+def _counts(rule: str, argument: str, n_rows: int, n_parties: int) -> Rows:
+    try:
+        sizes = np.array([float(size) for size in argument.split(",")])
+    except ValueError:
+        raise _broken("be sizes: and numbers with commas between them", rule) from None
+    if len(sizes) != n_parties:
+        raise _broken(f"have one size for each of {n_parties} parties", rule)
+    if not np.all((sizes > 0) & np.isfinite(sizes)):
+        raise _broken("have finite sizes > 0", rule)
+    counts = _whole(rule, sizes, n_rows)
+    if counts.min() < 1:
+        raise _broken(f"leave every party at least one of {n_rows} rows", rule)
+    return counts
+
+
+def _whole(rule: str, sizes: npt.NDArray[np.float64], n_rows: int) -> Rows:
+    if abs(sizes.sum() - 1) <= 0.01:
+        return _shares(sizes, n_rows)
+    if not np.all(sizes == np.rint(sizes)):
+        raise _broken("have fractions that sum to 1, or whole numbers of rows", rule)
+    if sizes.sum() > n_rows:
+        raise _broken(f"have sizes that sum to at most {n_rows} rows", rule)
+    return sizes.astype(np.int64)
+
+
+def _natural(
+    rule: str, rows: Rows, n_parties: int, groups: npt.NDArray[np.str_] | None
+) -> list[Rows]:
+    if groups is None:
+        raise _broken("be iid, dirichlet or sizes for a table without a group column", rule)
+    values, group_ids, counts = np.unique(groups[rows], return_inverse=True, return_counts=True)
+    if len(values) < n_parties:
+        needed = f"name a column with a value for each of {n_parties} parties"
+        raise _broken(f"{needed} (it has {len(values)})", rule)
+    loads = np.zeros(n_parties, np.int64)
+    parties = np.empty(len(values), np.int64)
+    for value_id in np.argsort(-counts, kind="stable"):
+        parties[value_id] = loads.argmin()
+        loads[parties[value_id]] += counts[value_id]
+    return [rows[parties[group_ids] == party] for party in range(n_parties)]

@@ -1,0 +1,56 @@
+"""Every error fedapp raises on purpose.
+
+FedappError
+├── ConfigError      a setting breaks its rule
+├── DataError        a table breaks a rule; names the site once it is known
+├── ProtocolError    a message breaks its type; names party, message and field
+└── PartyError       a party failed or did not answer; names party and step
+
+The text of an error may travel to the coordinator, so it never holds a label, a row or a site's
+path.
+"""
+
+from __future__ import annotations
+
+
+class FedappError(Exception):
+    """Root of the tree: catch this at the edge of a program, and nowhere else."""
+
+
+class ConfigError(FedappError):
+    """A setting breaks its rule: ``eta must be > 0, got -1.0``."""
+
+
+class DataError(FedappError):
+    """A table breaks a rule: ``bank: label column 'y' must be in the table, got columns a, b``.
+
+    Parameters
+    ----------
+    rule : what must hold, and what was found.
+    site : name of the party whose table it is; empty where only one table is in play.
+    """
+
+    def __init__(self, rule: str, site: str = "") -> None:
+        super().__init__(f"{site}: {rule}" if site else rule)
+        self.rule = rule
+        self.site = site
+
+    def at(self, site: str) -> DataError:
+        """The same error with the name of its site."""
+        return DataError(self.rule, site)
+
+
+class ProtocolError(FedappError):
+    """A message does not have the form its class declares."""
+
+    def __init__(self, party: str, message: str, field: str, rule: str) -> None:
+        super().__init__(f"{party}: {message}.{field} {rule}")
+        self.party, self.message, self.field, self.rule = party, message, field, rule
+
+
+class PartyError(FedappError):
+    """A party failed, or did not answer in time."""
+
+    def __init__(self, party: str, step: int, reason: str) -> None:
+        super().__init__(f"{party} (step {step}): {reason}")
+        self.party, self.step, self.reason = party, step, reason

@@ -1,0 +1,1 @@
+"""Histograms of gradients: bins, sketch, build, split. Never parties or Flower."""

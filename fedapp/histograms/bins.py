@@ -1,0 +1,103 @@
+"""Bins of a table's columns, in the layout of XGBoost's histograms.
+
+All columns lie one after the other in one flat array::
+
+    offsets  0        3           7      9
+    edges    c0 c1 c2 c0 c1 c2 c3 c0 c1         one upper edge a bin
+    column   ---0---- -----1----- --2--
+
+Bin ``b`` of a column holds ``edges[b-1] <= x < edges[b]``; bin 0 also holds everything below, the
+last bin everything above.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.uint8 | np.uint16]
+
+NO_CODE = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cuts:
+    """Where the columns of a table are cut.
+
+    Parameters
+    ----------
+    edges : float32, shape (n_bins,): upper edges, ascending within a column; the last of a column
+    lies
+        above every value.
+    offsets : int64, shape (n_columns + 1,): bins of column f are ``offsets[f]`` to
+    ``offsets[f+1]``.
+    minima : float32, shape (n_columns,): a value below every value of the column, the threshold
+    that
+        sends missing rows alone to the left.
+    """
+
+    edges: Floats
+    offsets: Ints
+    minima: Floats
+
+    @property
+    def n_columns(self) -> int:
+        """Number of columns."""
+        return len(self.minima)
+
+    @property
+    def widths(self) -> Ints:
+        """Number of bins of each column, int64, shape (n_columns,)."""
+        return np.diff(self.offsets)
+
+    def column(self, column_id: int) -> Floats:
+        """Upper edges of one column."""
+        return self.edges[self.offsets[column_id] : self.offsets[column_id + 1]]
+
+
+def ragged(parts: list[npt.NDArray[np.float32]]) -> tuple[Floats, Ints]:
+    """Lay arrays one after the other; returns the flat array and where each part begins."""
+    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    flat = np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
+    return flat.astype(np.float32, copy=False), offsets
+
+
+def code_type(max_width: int, any_missing: bool) -> tuple[type[np.uint8] | type[np.uint16], int]:
+    """Smallest code that tells ``max_width`` bins and, where needed, a missing value apart.
+
+    Returns
+    -------
+    The dtype, and the code of a missing value (``NO_CODE`` where none can occur).
+    """
+    kind = np.uint8 if max_width + any_missing <= 256 else np.uint16
+    return kind, int(np.iinfo(kind).max) if any_missing else NO_CODE
+
+
+def digitise(values: Floats, cuts: Cuts) -> tuple[Codes, int]:
+    """Replace every value by the number of its bin.
+
+    Parameters
+    ----------
+    values : float32, shape (n_rows, n_columns); NaN is missing.
+    cuts : where the columns are cut.
+
+    Returns
+    -------
+    codes : uint8 (uint16 past 256 codes), shape (n_rows, n_columns).
+    missing_code : the code that stands for a missing value, or -1 where no value is missing.
+    """
+    any_missing = any(bool(np.isnan(column).any()) for column in values.T)
+    kind, missing_code = code_type(int(cuts.widths.max(initial=0)), any_missing)
+    codes: Codes = np.empty(values.shape, dtype=kind)
+    for column_id in range(cuts.n_columns):
+        column, edges = values[:, column_id], cuts.column(column_id)
+        bins = np.minimum(np.searchsorted(edges, column, side="right"), len(edges) - 1)
+        codes[:, column_id] = (
+            np.where(np.isnan(column), missing_code, bins) if any_missing else bins
+        )
+    return codes, missing_code

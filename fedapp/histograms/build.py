@@ -1,0 +1,92 @@
+"""Sums of gradients per tree node, column and bin: the inner loop of boosting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.histograms.bins import Codes, Ints
+
+Histogram = npt.NDArray[np.float64]
+
+
+def build_histograms(
+    codes: Codes,
+    missing_code: int,
+    columns: Ints,
+    widths: Ints,
+    gradients: npt.NDArray[np.float32],
+    nodes: npt.NDArray[np.int32],
+    wanted: npt.NDArray[np.int32],
+) -> tuple[Histogram, npt.NDArray[np.int32]]:
+    """Sum the gradients of the rows of some nodes of one tree.
+
+    Parameters
+    ----------
+    codes : uint8 or uint16, shape (n_rows, n_columns): number of each value's bin.
+    missing_code : the code of a missing value, or -1.
+    columns : int64, shape (n_drawn,): the columns to sum over.
+    widths : int64, shape (n_drawn,): number of bins of each of these columns.
+    gradients : float32, shape (n_rows, 2): gradient and hessian; (0, 0) leaves a row out.
+    nodes : int32, shape (n_rows,): the tree node a row is in.
+    wanted : int32, shape (n_wanted,): the nodes to sum for.
+
+    Returns
+    -------
+    histograms : float64, shape (n_wanted, sum of widths, 2), columns one after the other.
+    missing : int32, shape (n_wanted, n_drawn): number of rows without a value.
+    """
+    slots = np.full(max(int(nodes.max(initial=0)), int(wanted.max(initial=0))) + 1, -1, np.int32)
+    slots[wanted] = np.arange(len(wanted), dtype=np.int32)
+    starts = np.cumsum(widths) - widths
+    histograms = np.zeros((len(wanted), int(widths.sum()), 2))
+    missing = np.zeros((len(wanted), len(columns)), dtype=np.int32)
+    _accumulate(codes, missing_code, columns, starts, gradients, nodes, slots, histograms, missing)
+    return histograms, missing
+
+
+@numba.njit(cache=True, nogil=True)
+def _accumulate(
+    codes: Any,
+    missing_code: int,
+    columns: Any,
+    starts: Any,
+    gradients: Any,
+    nodes: Any,
+    slots: Any,
+    histograms: Any,
+    missing: Any,
+) -> None:
+    """Rows in their order, so that the same rows always give the same sums."""
+    for row in range(codes.shape[0]):
+        slot = slots[nodes[row]]
+        gradient, hessian = np.float64(gradients[row, 0]), np.float64(gradients[row, 1])
+        if slot < 0 or (gradient == 0.0 and hessian == 0.0):
+            continue
+        for place in range(columns.shape[0]):
+            code = codes[row, columns[place]]
+            if code == missing_code:
+                missing[slot, place] += 1
+            else:
+                histograms[slot, starts[place] + code, 0] += gradient
+                histograms[slot, starts[place] + code, 1] += hessian
+
+
+@numba.njit(cache=True, nogil=True)
+def add_histograms(total: Any, part: Any, places: Any) -> None:
+    """Add histograms of one layout into another: bin b of ``part`` goes to ``places[b]`` of
+    ``total``.
+
+    Parameters
+    ----------
+    total : float64, shape (n_nodes, n_bins, 2), changed in place.
+    part : float64, shape (n_nodes, n_part_bins, 2).
+    places : int64, shape (n_part_bins,).
+    """
+    for node in range(part.shape[0]):
+        for bin_id in range(part.shape[1]):
+            total[node, places[bin_id], 0] += part[node, bin_id, 0]
+            total[node, places[bin_id], 1] += part[node, bin_id, 1]

@@ -1,0 +1,41 @@
+"""The opening of every run.
+
+Reveals: the server learns each party's name, its numbers of rows, its column names in order, the
+names of its classes (classification) or the range of its labels (regression), a fingerprint of its
+table that means something to that party alone, and the versions it runs. A party learns the
+objective, the fractions held back, and the seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages.fields import Range, Reply, Request
+
+
+@dataclass(frozen=True, slots=True)
+class HelloRequest(Request):
+    """Read the table and say what it looks like."""
+
+    kind: ClassVar[str] = "query.hello"
+    objective: Annotated[str, Range(1, 64)]
+    test_fraction: Annotated[float, Range(0, 1)]
+    valid_fraction: Annotated[float, Range(0, 1)]
+    seed: Annotated[int, Range(0, 2**63 - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class HelloReply(Reply):
+    """A party's table, from the outside."""
+
+    name: Annotated[str, Range(1, 64)]
+    n_train: Annotated[int, Range(1, 2**40)]
+    n_valid: Annotated[int, Range(0, 2**40)]
+    n_test: Annotated[int, Range(0, 2**40)]
+    columns: Annotated[tuple[str, ...], Range(1, 10**6)]
+    classes: Annotated[tuple[str, ...], Range(0, 1000)]  # sorted; empty for regression
+    label_low: float  # smallest and largest label; 0 for classification
+    label_high: float
+    fingerprint: Annotated[str, Range(32, 32)]  # hex
+    versions: tuple[str, ...]  # "fedapp 0.1.0", "xgboost 3.2.0", ...

@@ -1,0 +1,86 @@
+"""PAX: party-adaptive histogram boosting.
+
+Source: Ong et al. 2020, "Adaptive Histogram-Based Gradient Boosted Trees for Federated Learning".
+
+Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
+
+- The server learns of each party: a representative and the weight of every bin of every column (so
+  the values themselves of a column with fewer values than bins), each column's largest value, the
+  sum of its labels, and per tree node, column and bin the sums of gradients and hessians and the
+  number of missing values. A bin may hold a single row: the share rule gives a small party few
+  bins, and that is all that hides its rows. Before each round also its training and validation
+  scores, as in ``booster``.
+- A party learns the trees as they grow, and of the other parties only what is in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages.fields import Array, Form, Range, Reply, Request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SketchRequest(Request):
+    """Summarise the columns, keep their surrogates, and code the labels."""
+
+    kind: ClassVar[str] = "train.pax_sketch"
+    n_bins: Annotated[int, Range(2, 65535)]  # most bins a column
+    classes: Annotated[tuple[str, ...], Range(0, 1000)]  # of all parties, in the order of their ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SketchReply(Reply):
+    """Representatives of the bins of each column, columns one after the other."""
+
+    representatives: Annotated[Array, Form("float32", "n_bins")]
+    masses: Annotated[Array, Form("float32", "n_bins", low=0)]  # sample weights
+    offsets: Annotated[Array, Form("int64", "n_offsets", low=0)]  # n_columns + 1
+    maxima: Annotated[Array, Form("float32", "n_columns", nan=True)]
+    label_sum: float  # weighted; of class ids for classification
+    weight_sum: Annotated[float, Range(0, 1e38)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrowRequest(Request):
+    """Route the rows by the splits just made, and sum the gradients of some nodes.
+
+    With ``level`` 0 a round begins: first the leaves of the last round's trees are added to the
+    margins (none where there are no leaves to tell), then all rows go back to the roots.
+    """
+
+    kind: ClassVar[str] = "train.pax_grow"
+    round_id: Annotated[int, Range(0, 10**6)]
+    level: Annotated[int, Range(0, 64)]
+    n_trees: Annotated[int, Range(1, 1000)]  # of a round, one an output
+    base_margin: float
+    subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
+    seed: Annotated[int, Range(0, 2**63 - 1)]
+    score_bins: Annotated[int, Range(2, 2**20)]
+    split_trees: Annotated[Array, Form("int32", "n_splits", low=0)]
+    split_nodes: Annotated[Array, Form("int32", "n_splits", low=0)]
+    split_lefts: Annotated[Array, Form("int32", "n_splits", low=1)]  # the right child is the next
+    split_columns: Annotated[Array, Form("int32", "n_splits", low=0)]
+    split_thresholds: Annotated[Array, Form("float32", "n_splits")]
+    split_defaults: Annotated[
+        Array, Form("uint8", "n_splits", low=0, high=1)
+    ]  # 1: missing goes left
+    leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]  # a value a node, trees in turn
+    leaf_offsets: Annotated[Array, Form("int64", "n_leaf_offsets", low=0)]  # n_trees + 1, or empty
+    wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0)]
+    wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0)]
+    columns: Annotated[Array, Form("int32", "n_drawn", low=0)]  # the columns to sum over
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrowReply(Reply):
+    """Sums over the party's own bins of the wanted nodes, and at level 0 scores so far."""
+
+    histograms: Annotated[Array, Form("float64", "n_wanted", "n_bins", 2)]
+    missing: Annotated[Array, Form("int32", "n_wanted", "n_drawn", low=0)]
+    root_sums: Annotated[Array, Form("float64", "n_roots", 2)]  # empty below level 0
+    train_sums: Annotated[Array, Form("float64", "n_sums")]
+    train_scores: Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)]
+    valid_sums: Annotated[Array, Form("float64", "n_sums")]
+    valid_scores: Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)]

@@ -1,0 +1,249 @@
+"""The figures of a report: plain data in, PNG bytes out."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any, TypeAlias
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+Rounds: TypeAlias = Sequence[Mapping[str, Any]]
+Array: TypeAlias = NDArray[np.float64]
+
+# Okabe and Ito's palette, which colour-blind readers tell apart; dashes tell it apart in print.
+BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+PINK, SKY, BLACK = "#CC79A7", "#56B4E9", "#222222"
+PALETTE = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK)
+DASHES = ("-", "--", "-.", ":")
+
+_WIDTH, _HEIGHT, _DPI = 5.2, 3.3, 180  # inches; at twice the pixels that the page shows
+_GREY, _GRID = "#555555", "#e4e4e4"
+_N_NAMED_CLASSES = 12  # beyond, a confusion matrix has no room for numbers
+_N_BARS = 60
+_N_COLUMNS = 20
+
+
+def scores_by_tree(rounds: Rounds, metric: str, best_round: int | None = None) -> bytes:
+    """A metric of one run, on training and validation rows, tree by tree."""
+    figure, ax = _canvas()
+    trees = [entry["round"] for entry in rounds]
+    for split, color, dash in (("train", ORANGE, "--"), ("valid", BLUE, "-")):
+        values = _values(rounds, split, metric)
+        if np.isfinite(values).any():
+            ax.plot(trees, values, dash, color=color, label=split, **_line(trees))
+    if best_round is not None:
+        ax.axvline(best_round, color=_GREY, linewidth=1, linestyle=":", label="best round")
+    _label_trees(ax, metric)
+    _legend(ax)
+    return _png(figure)
+
+
+def compared_scores(runs: Mapping[str, Rounds], metric: str) -> bytes:
+    """A metric of several runs: on validation rows, or on training rows where a run has none."""
+    figure, ax = _canvas()
+    for (name, rounds), (color, dash) in zip(runs.items(), _pens(), strict=False):
+        trees, split = [entry["round"] for entry in rounds], "valid"
+        if not np.isfinite(_values(rounds, split, metric)).any():
+            split = "train"
+        values = _values(rounds, split, metric)
+        label = _plain(f"{name}, {split}")
+        ax.plot(trees, values, dash, color=color, label=label, **_line(trees))
+    _label_trees(ax, metric)
+    _legend(ax)
+    return _png(figure)
+
+
+def roc(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> bytes:
+    """ROC curves, by the run's name: each with fpr and tpr."""
+    figure, ax = _canvas(width=4.6, height=4.4)
+    ax.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle=":")
+    for (name, curve), (color, dash) in zip(runs.items(), _pens(), strict=False):
+        ax.plot(curve["fpr"], curve["tpr"], dash, color=color, linewidth=2, label=_plain(name))
+    if len(runs) == 1:
+        only = next(iter(runs.values()))
+        ax.fill_between(only["fpr"], only["tpr"], color=BLUE, alpha=0.08, linewidth=0)
+    else:
+        _legend(ax)
+    ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
+    ax.set(xlabel="false positive rate", ylabel="true positive rate")
+    return _png(figure)
+
+
+def confusion(counts: Sequence[Sequence[float]]) -> bytes:
+    """Confusion matrix: rows true classes, columns predicted; shaded by the share of the row."""
+    cells = np.asarray(counts, dtype=np.float64)
+    totals = cells.sum(axis=1, keepdims=True)
+    shares = np.divide(cells, totals, out=np.zeros_like(cells), where=totals > 0)
+    figure, ax = _canvas(width=5.2, height=4.4)
+    ax.grid(False)
+    image = ax.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    if len(cells) <= _N_NAMED_CLASSES:
+        for (row, column), count in np.ndenumerate(cells):
+            color = "white" if shares[row, column] > 0.55 else (BLACK if count else "#b0b0b0")
+            text = f"{count:,.0f}"
+            ax.text(column, row, text, ha="center", va="center", color=color, fontsize=9)
+        ax.set_xticks(range(len(cells)))
+        ax.set_yticks(range(len(cells)))
+    bar = figure.colorbar(image, ax=ax, shrink=0.8)
+    bar.set_label("share of the true class", color=_GREY)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(colors=_GREY, labelsize=9)
+    ax.set(xlabel="predicted class", ylabel="true class")
+    return _png(figure)
+
+
+def residuals(edges: Sequence[float], counts: Sequence[float]) -> bytes:
+    """Histogram of label minus prediction, over the bins in use, in at most 60 bars."""
+    cuts, weights = np.asarray(edges, dtype=np.float64), np.asarray(counts, dtype=np.float64)
+    used = np.flatnonzero(weights)
+    first, last = (used[0], used[-1] + 1) if used.size else (0, weights.size)
+    starts = np.arange(first, last, -(-(last - first) // _N_BARS))
+    sums = np.add.reduceat(weights[:last], starts)
+    figure, ax = _canvas()
+    ax.stairs(sums, np.append(cuts[starts], cuts[last]), fill=True, color=BLUE)
+    ax.axvline(0, color=BLACK, linewidth=1, linestyle=":")
+    ax.set(xlabel="residual: label - prediction (units of the label)", ylabel="rows (weighted)")
+    return _png(figure)
+
+
+def importance(gains: Mapping[str, float]) -> bytes:
+    """Total gain of the 20 columns that have most of it."""
+    best = sorted(gains.items(), key=lambda item: item[1], reverse=True)[:_N_COLUMNS]
+    figure, ax = _canvas(height=0.8 + 0.22 * len(best))
+    places = range(len(best))
+    ax.barh(places, [gain for _, gain in best], color=BLUE, height=0.7)
+    ax.set_yticks(places, [_plain(name) for name, _ in best], parse_math=False)
+    ax.invert_yaxis()
+    ax.grid(False, axis="y")
+    ax.tick_params(axis="y", length=0)
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    ax.margins(y=0.01)
+    ax.set(xlabel="sum of gains")
+    return _png(figure)
+
+
+def traffic_by_tree(rounds: Rounds) -> bytes:
+    """Bytes of each tree, those to the server on top of those to the parties."""
+    figure, ax = _canvas()
+    edges = _edges(rounds)
+    down, up = (_of(rounds, "bytes", way) for way in ("to_parties", "to_server"))
+    ax.stairs(down, edges, fill=True, color=ORANGE, label="to parties")
+    ax.stairs(down + up, edges, baseline=down, fill=True, color=BLUE, label="to server")
+    ax.yaxis.set_major_formatter(EngFormatter(unit="B"))
+    _label_trees(ax, "size of messages")
+    _legend(ax)
+    return _png(figure)
+
+
+def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> bytes:
+    """Bytes of the whole run, by party: (to the party, from the party)."""
+    figure, ax = _canvas(height=1.4 + 0.25 * len(sizes))
+    places = np.arange(len(sizes))
+    down, up = np.asarray(list(sizes.values()), dtype=np.float64).reshape(-1, 2).T
+    ax.barh(places, down, color=ORANGE, height=0.7, label="to the party")
+    ax.barh(places, up, left=down, color=BLUE, height=0.7, label="from the party")
+    ax.set_yticks(places, [_plain(name) for name in sizes], parse_math=False)
+    ax.invert_yaxis()
+    ax.grid(False, axis="y")
+    ax.tick_params(axis="y", length=0)
+    ax.xaxis.set_major_formatter(EngFormatter(unit="B"))
+    ax.set(xlabel="size of messages")
+    _legend(ax)
+    return _png(figure)
+
+
+def effort_by_tree(rounds: Rounds) -> bytes:
+    """Exchanges (above) and seconds (below) of each tree."""
+    figure, upper = _canvas(rows=2)
+    edges, lower = _edges(rounds), figure.axes[1]
+    totals = np.asarray([entry["exchanges"] for entry in rounds], dtype=np.float64)
+    upper.stairs(np.diff(totals, prepend=0.0), edges, fill=True, color=GREEN)
+    lower.stairs(_of(rounds, "seconds"), edges, fill=True, color=PINK)
+    upper.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
+    lower.yaxis.set_major_locator(MaxNLocator(nbins=4))
+    upper.set_ylabel("exchanges")
+    upper.tick_params(labelbottom=False)
+    _label_trees(lower, "seconds")
+    return _png(figure)
+
+
+def _canvas(width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1) -> tuple[Figure, Axes]:
+    """A figure with a light grid; the first of its axes, which stand one above the other."""
+    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    every = [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
+    for ax in every:
+        ax.grid(True, color=_GRID, linewidth=0.8)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.spines[["left", "bottom"]].set_color("#aaaaaa")
+        ax.tick_params(colors=_GREY, labelsize=10)
+        for label in (ax.xaxis.label, ax.yaxis.label):
+            label.set(fontsize=11, color=BLACK)
+    return figure, every[0]
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        # A column's name may be in a script that the font lacks; the page has it in full.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _pens() -> Any:
+    """Colour and dash of line after line: no two of the first 28 agree in both."""
+    return zip(cycle(PALETTE), cycle(DASHES), strict=False)
+
+
+def _line(points: Sequence[Any]) -> dict[str, Any]:
+    return {"linewidth": 2, "marker": "o" if len(points) <= 30 else "", "markersize": 3.5}
+
+
+def _legend(ax: Axes) -> None:
+    if not ax.get_legend_handles_labels()[0]:
+        return
+    for text in ax.legend(frameon=False, fontsize=10).get_texts():
+        text.set_parse_math(False)
+
+
+def _label_trees(ax: Axes, ylabel: str) -> None:
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    ax.set(xlabel="boosting round", ylabel=ylabel)
+
+
+def _values(rounds: Rounds, split: str, metric: str) -> Array:
+    """A metric in each round, nan where it is absent or undefined."""
+    values = [entry[split].get(metric) for entry in rounds]
+    return np.asarray([np.nan if v is None else v for v in values], dtype=np.float64)
+
+
+def _of(rounds: Rounds, *keys: str) -> Array:
+    values: list[ArrayLike] = []
+    for entry in rounds:
+        value: Any = entry
+        for key in keys:
+            value = value[key]
+        values.append(value)
+    return np.asarray(values, dtype=np.float64)
+
+
+def _edges(rounds: Rounds) -> Array:
+    """Edges of one bar a round."""
+    trees = np.asarray([entry["round"] for entry in rounds], dtype=np.float64)
+    return np.append(trees - 0.5, trees[-1] + 0.5)
+
+
+def _plain(name: str) -> str:
+    """A name from outside on one line, cut to 32 characters."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in name).split())
+    return line if len(line) <= 32 else line[:31] + "…"

@@ -1,0 +1,266 @@
+"""A run's folder, read and checked; its summary on the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedapp.errors import DataError
+from fedapp.metrics import OBJECTIVES, default_metric
+
+Fields: TypeAlias = dict[str, Any]
+Scores: TypeAlias = Mapping[str, float | None]
+
+# The fields without which a report cannot be drawn; a run may write more.
+_SUMMARY: dict[str, type] = {
+    "strategy": str,
+    "data": str,
+    "objective": str,
+    "parties": list,
+    "metrics": dict,
+    "exchanges": int,
+    "bytes": dict,
+    "seconds": dict,
+    "trees": int,
+}
+_ROUND: dict[str, type] = {
+    "round": int,
+    "train": dict,
+    "valid": dict,
+    "exchanges": int,
+    "bytes": dict,
+    "seconds": Real,
+}
+_MESSAGE: dict[str, type] = {"step": int, "type": str, "from": str, "to": str, "bytes": int}
+_TRAFFIC: dict[str, type] = {"to_parties": int, "to_server": int}
+_PARTY: dict[str, type] = {"name": str, "rows": int}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run left in its folder.
+
+    Parameters
+    ----------
+    path : the folder
+    config : settings, from config.toml
+    summary : from summary.json
+    rounds : one entry a boosting round, from rounds.jsonl
+    ledger : one entry a message, from ledger.jsonl
+    """
+
+    path: Path
+    config: Fields
+    summary: Fields
+    rounds: list[Fields]
+    ledger: list[Fields]
+
+
+def read_run(run_dir: Path) -> Run:
+    """The run in a folder.
+
+    Raises
+    ------
+    DataError : a file is missing, is no TOML or JSON, or lacks a field that a report needs.
+    """
+    if not run_dir.is_dir():
+        raise DataError(f"run folder must be a folder, got {run_dir}")
+    texts = {
+        name: _text(run_dir, name)
+        for name in ("config.toml", "summary.json", "rounds.jsonl", "ledger.jsonl")
+    }
+    try:
+        config = tomllib.loads(texts["config.toml"])
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"config.toml must be TOML, got: {error}") from error
+    summary = _summary(texts["summary.json"])
+    rounds = _objects(texts["rounds.jsonl"], "rounds.jsonl", _ROUND)
+    ledger = _objects(texts["ledger.jsonl"], "ledger.jsonl", _MESSAGE)
+    return Run(run_dir, config, summary, rounds, ledger)
+
+
+def print_summary(summary: Mapping[str, Any], console: Console, path: Path | None = None) -> None:
+    """Print what a run gave and what it cost; path is where its folder lies."""
+    console.print()
+    console.rule(
+        f"[bold]{escape(summary['strategy'])}[/] on [bold]{escape(summary['data'])}[/]",
+        style="dim",
+    )
+    console.print(_facts(summary, path))
+    console.print()
+    console.print(_score_table(summary))
+    for entry in summary.get("left_out", []):
+        console.print(f"[yellow]![/] {escape(left_out_line(entry))}", highlight=False)
+
+
+def score_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, Scores]]:
+    """(model, rows it was scored on, scores): the test rows first, with every baseline."""
+    splits, baselines = summary["metrics"], summary.get("baselines") or {}
+    rows = [("federated", "test", splits.get("test") or {})]
+    rows += [("pooled", "test", baselines.get("pooled") or {})]
+    rows += [(f"alone.{name}", "test", s) for name, s in (baselines.get("alone") or {}).items()]
+    rows += [("federated", split, splits.get(split) or {}) for split in ("valid", "train")]
+    return [row for row in rows if row[2]]
+
+
+def score_names(scores: Sequence[Scores]) -> list[str]:
+    """Names of all the scores, in the order in which they first appear."""
+    return list(dict.fromkeys(name for each in scores for name in each))
+
+
+def drawn_metrics(runs: Sequence[Run]) -> list[str]:
+    """The two metrics to draw round by round: the objective's own, then its loss or the next."""
+    first = default_metric(runs[0].summary["objective"])
+    defined = {
+        name
+        for run in runs
+        for entry in run.rounds
+        for split in ("valid", "train")
+        for name, value in entry[split].items()
+        if value is not None and not math.isnan(value)
+    }
+    order = (first, "logloss", "mlogloss", "accuracy", "rmse", "mae", "r2", *sorted(defined))
+    return [name for name in dict.fromkeys(order) if name in defined][:2]
+
+
+def flat_settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted name: ``{"pax": {"bins": "share"}}`` gives ``pax.bins``."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        nested = isinstance(value, Mapping)
+        flat |= flat_settings(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return flat
+
+
+def left_out_line(entry: Mapping[str, Any]) -> str:
+    """One entry of the summary's left_out, in words."""
+    return f"{entry['party']} was left out from step {entry['step']}: {entry['reason']}"
+
+
+def human_bytes(n: float) -> str:
+    """n bytes in decimal units: ``512 B``, ``1.2 MB``, ``340 GB``."""
+    if n < 999.5:
+        return f"{n:.0f} B"
+    size, unit = n / 1000.0, "kB"
+    for larger in ("MB", "GB", "TB"):
+        if size >= 999.5:
+            size, unit = size / 1000.0, larger
+    return f"{size:.1f} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """Seconds as ``0.31 s``, ``42 s``, ``3 min 20 s`` or ``2 h 05 min``."""
+    if seconds < 99.5:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else _hours(minutes)
+
+
+def score_text(value: float | None, digits: int = 4) -> str:
+    """A score to so many decimals, or significant digits from 100 on; undefined is a dash."""
+    if value is None or math.isnan(value):
+        return "–"  # noqa: RUF001
+    return f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.{digits + 2}g}"
+
+
+def _hours(minutes: int) -> str:
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
+    """The grid of names and values above the scores."""
+    traffic, seconds, parties = summary["bytes"], summary["seconds"], summary["parties"]
+    rows = ", ".join(f"{party['name']} {party['rows']:,}" for party in parties)
+    best = summary.get("best_round")
+    facts = {
+        "parties": f"{len(parties)} (rows: {rows})",
+        "trees": f"{summary['trees']}" + (f", early stopping: best round {best}" if best else ""),
+        "exchanges": f"{summary['exchanges']:,}",
+        "traffic": f"{human_bytes(traffic['to_parties'])} to parties, "
+        f"{human_bytes(traffic['to_server'])} to server",
+        "time": ", ".join(f"{human_seconds(s)} {name}" for name, s in seconds.items()),
+    }
+    if path is not None:
+        facts["run"] = str(path)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in facts.items():
+        grid.add_row(name, escape(value))
+    return grid
+
+
+def _score_table(summary: Mapping[str, Any]) -> Table:
+    rows = score_rows(summary)
+    names = score_names([scores for _, _, scores in rows])
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("model", no_wrap=True)
+    table.add_column("rows")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for model, split, scores in rows:
+        style = "bold" if (model, split) == ("federated", "test") else None
+        cells = (score_text(scores.get(name)) for name in names)
+        table.add_row(escape(model), split, *cells, style=style)
+    return table
+
+
+def _text(run_dir: Path, name: str) -> str:
+    file = run_dir / name
+    if not file.is_file():
+        found = ", ".join(sorted(entry.name for entry in run_dir.iterdir())) or "an empty folder"
+        raise DataError(f"run folder must hold {name}, got {found}")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name} must be UTF-8, got {error.reason} at {error.start}") from error
+
+
+def _summary(text: str) -> Fields:
+    summary = _object(text, "summary.json", _SUMMARY)
+    if summary["objective"] not in OBJECTIVES:
+        known, found = ", ".join(OBJECTIVES), summary["objective"]
+        raise DataError(f"objective of summary.json must be one of {known}, got {found}")
+    _check_fields(summary["bytes"], "bytes of summary.json", _TRAFFIC)
+    _check_fields(summary["seconds"], "seconds of summary.json", {"total": Real})
+    for party in summary["parties"]:
+        _check_fields(party, "a party of summary.json", _PARTY)
+    return summary
+
+
+def _objects(text: str, name: str, fields: Mapping[str, type]) -> list[Fields]:
+    """The objects of a JSON Lines file."""
+    lines = text.split("\n")  # splitlines() would also split inside a name that holds U+2028
+    return [
+        _object(line, f"{name} line {number}", fields)
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+
+
+def _object(text: str, where: str, fields: Mapping[str, type]) -> Fields:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where} must be JSON, got: {error}") from error
+    return _check_fields(value, where, fields)
+
+
+def _check_fields(value: object, where: str, fields: Mapping[str, type]) -> Fields:
+    if not isinstance(value, dict):
+        raise DataError(f"{where} must be an object, got {type(value).__name__}")
+    for name, kind in fields.items():
+        if not isinstance(value.get(name), kind):
+            found = type(value[name]).__name__ if name in value else "no such field"
+            raise DataError(f"{where} must have {name} ({kind.__name__}), got {found}")
+    return value

@@ -1,0 +1,142 @@
+"""The folder a run writes: settings, a line a round, a line a message, the model, the summary."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from fedapp.config import Settings, load_settings
+from fedapp.conversation import Checkpoint
+from fedapp.errors import ConfigError, DataError
+from fedapp.home import home, write_whole
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of a run, and what is written to them.
+
+    Parameters
+    ----------
+    path : the folder.
+    """
+
+    path: Path
+
+    @property
+    def ledger(self) -> Path:
+        """A line a message."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def rounds(self) -> Path:
+        """A line a boosting round."""
+        return self.path / "rounds.jsonl"
+
+    def begin(self, settings: Settings) -> None:
+        """Make the folder and write the settings into it.
+
+        Raises
+        ------
+        ConfigError : the folder holds another run.
+        """
+        if (self.path / "config.toml").exists():
+            raise ConfigError(f"run-dir must be a new folder, got {self.path} which holds a run")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write("config.toml", tomli_w.dumps(settings.as_config()))
+
+    def rewind(self, step: int, n_rounds: int) -> None:
+        """Drop the lines of rounds and messages after a checkpoint."""
+        for path, last, key in ((self.rounds, n_rounds, "round"), (self.ledger, step, "step")):
+            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            whole = [line for line in lines if line.endswith("\n")]
+            kept = [line for line in whole if json.loads(line)[key] <= last]
+            write_whole(path, "".join(kept).encode())
+
+    def write(self, name: str, text: str) -> None:
+        """Write one file of the folder."""
+        write_whole(self.path / name, text.encode())
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write one JSON file; NaN becomes null."""
+        self.write(name, json.dumps(without_nan(content), indent=2) + "\n")
+
+    def add_round(self, line: Mapping[str, Any]) -> None:
+        """Add a line to ``rounds.jsonl``."""
+        with self.rounds.open("a") as file:
+            file.write(json.dumps(without_nan(line)) + "\n")
+
+    def save(self, checkpoint: Checkpoint, facts: Mapping[str, Any]) -> None:
+        """Keep what a run needs to go on from here, in place of what was kept before."""
+        step = facts["step"]
+        arrays = f"checkpoint-{step}.npz"
+        with (self.path / arrays).open("wb") as file:
+            np.savez(file, allow_pickle=False, **checkpoint.arrays)
+        self.write_json("checkpoint.json", {**facts, "arrays": arrays, "facts": checkpoint.facts})
+        self._drop_checkpoints(keep=arrays)
+
+    def saved(self) -> tuple[Checkpoint, dict[str, Any]] | None:
+        """The last checkpoint and the facts kept with it, or None."""
+        path = self.path / "checkpoint.json"
+        if not path.exists():
+            return None
+        facts = json.loads(path.read_text())
+        with np.load(self.path / facts["arrays"], allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        return Checkpoint(arrays, facts.pop("facts")), facts
+
+    def finish(self) -> None:
+        """Drop what only an unfinished run needs."""
+        (self.path / "checkpoint.json").unlink(missing_ok=True)
+        (self.path / "failure.json").unlink(missing_ok=True)
+        self._drop_checkpoints()
+
+    def _drop_checkpoints(self, keep: str = "") -> None:
+        for path in self.path.glob("checkpoint-*.npz"):
+            if path.name != keep:
+                path.unlink()
+
+
+def without_nan(value: Any) -> Any:
+    """The same content with None for numbers JSON cannot hold."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def new_run_dir(strategy: str, parent: Path | None = None) -> Path:
+    """A path for a new run, named by time and strategy."""
+    parent = parent or home() / "runs"
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{strategy}"
+    path, n = parent / name, 1
+    while path.exists():
+        path, n = parent / f"{name}-{n}", n + 1
+    return path
+
+
+def resumed_settings(settings: Settings) -> Settings:
+    """The settings of the run that ``resume`` names, or the given ones.
+
+    Raises
+    ------
+    DataError : there is no such run.
+    """
+    if not settings.resume:
+        return settings
+    path = Path(settings.resume) / "config.toml"
+    if not path.is_file():
+        raise DataError(f"resume must be the folder of a run, got {settings.resume}")
+    stored = tomllib.loads(path.read_text())
+    return load_settings({**stored, "run-dir": settings.resume, "resume": settings.resume})

@@ -1,0 +1,123 @@
+"""The Flower ServerApp: run config -> strategy -> a run's folder."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedapp.config import Settings, app_folder, load_settings
+from fedapp.errors import ConfigError
+from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
+from strategies.base import TreeStrategy
+
+ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
+NO_METHODS = {"__init__", "base", "opening", "scoring"}
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train, and write the report."""
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    logging.getLogger("fedapp").setLevel(logging.INFO)
+    folder = train(grid, load_settings(context.run_config))
+    write_report(folder)
+
+
+def train(grid: Grid, settings: Settings) -> RunFolder:
+    """Run a strategy and write its folder.
+
+    Raises
+    ------
+    FedappError : the run cannot go on; the folder's ``failure.json`` says why.
+    """
+    settings = resumed_settings(settings)
+    strategy_class = load_strategy(settings.strategy)
+    strategy_class.own_settings(settings)
+    folder = RunFolder(
+        Path(settings.run_dir) if settings.run_dir else new_run_dir(settings.strategy)
+    )
+    if not settings.resume:
+        folder.begin(settings)
+    try:
+        strategy = strategy_class(settings, folder)
+        strategy.start(grid)
+    except BaseException as error:
+        folder.write_json("failure.json", {"error": type(error).__name__, "message": str(error)})
+        raise
+    assert strategy.outcome is not None
+    for name, text in strategy.outcome.files.items():
+        folder.write(name, text)
+    folder.write_json("summary.json", summarise(strategy, engine_name(grid)))
+    folder.finish()
+    logging.getLogger("fedapp").info("the run lies in %s", folder.path)
+    return folder
+
+
+def load_strategy(name: str) -> type[TreeStrategy]:
+    """The strategy class of a method.
+
+    Raises
+    ------
+    ConfigError : there is no such method.
+    """
+    module = name.replace("-", "_")
+    if module not in strategy_modules():
+        known = ", ".join(method.replace("_", "-") for method in strategy_modules())
+        raise ConfigError(f"strategy must be one of {known}, got {name!r}")
+    return cast(type[TreeStrategy], importlib.import_module(f"strategies.{module}").STRATEGY)
+
+
+def strategy_modules() -> list[str]:
+    """Modules of ``strategies`` that are methods."""
+    found = {path.stem for path in (app_folder() / "strategies").glob("*.py")}
+    return sorted(found - NO_METHODS)
+
+
+def engine_name(grid: Grid) -> str:
+    """What carried the messages."""
+    return ENGINES.get(type(grid).__name__, "deployment")
+
+
+def summarise(strategy: TreeStrategy, engine: str) -> dict[str, Any]:
+    """The content of ``summary.json``."""
+    settings = strategy.settings
+    assert strategy.outcome is not None
+    return {
+        "strategy": settings.strategy,
+        "engine": engine,
+        "data": settings.data,
+        "objective": settings.objective,
+        "seed": settings.seed,
+        "model_id": strategy.model_id,
+        "parties": [
+            {"name": name, "rows": hello.n_train} for name, hello in strategy.parties.items()
+        ],
+        "left_out": strategy.left_out,
+        **strategy.outcome.summary,
+        "exchanges": strategy.n_exchanges,
+        "bytes": {
+            "to_parties": strategy.ledger.to_parties,
+            "to_server": strategy.ledger.to_server,
+        },
+        "seconds": {
+            "total": round(strategy.seconds, 3),
+            "train": round(strategy.train_seconds, 3),
+        },
+        "versions": {name: version(name) for name in ("fedapp", "flwr", "xgboost", "numpy")},
+    }
+
+
+def write_report(folder: RunFolder) -> Path:
+    """Write the run's HTML page."""
+    from fedapp.report.page import write_report as write_page
+
+    return write_page([folder.path])

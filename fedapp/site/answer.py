@@ -1,0 +1,101 @@
+"""How a site answers a message: once a step, whatever is sent twice.
+
+A method's handlers are functions ``(Site, Request) -> Reply`` in ``clients.<module>``, listed
+there in ``HANDLERS``; the module is imported when a message of its kind arrives.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedapp.errors import ProtocolError
+from fedapp.home import home
+from fedapp.messages.fields import Reply, Request
+from fedapp.site.config import SiteConfig
+from fedapp.site.store import Store, locked
+from fedapp.wire.codec import Content, Envelope, put_together, take_apart
+
+Handler = Callable[["Site", Any], Reply]
+MODEL_ID = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a handler works with: the site's table settings and its state for one model."""
+
+    config: SiteConfig
+    store: Store
+
+    @property
+    def name(self) -> str:
+        """Name of the party."""
+        return self.config.name
+
+
+def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) -> Content:
+    """Answer one message.
+
+    A repeated step gets the stored reply. A server that was started again may go back to its last
+    checkpoint; any other step out of order is refused.
+
+    Raises
+    ------
+    ProtocolError : unknown kind, broken message, or a step out of order.
+    DataError, ConfigError : the site cannot do what is asked.
+    """
+    request_class, handler = find_handler(kind, config.name)
+    request = put_together(request_class, content, config.name)
+    if not MODEL_ID.fullmatch(envelope.model_id):
+        raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
+    folder = home() / "sites" / config.name / envelope.model_id
+    with locked(folder):
+        store = _at_step(Store.open(folder), envelope, config.name, content.name)
+        if store.step == envelope.step:
+            return Content(*store.last_reply())
+        reply = take_apart(handler(Site(config, store), request), config.name)
+        stored = {"class": reply.name, "scalars": reply.scalars, "arrays": reply.arrays}
+        store.commit(envelope.step, envelope.attempt, stored)
+    return reply
+
+
+def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
+    """The request class and the function of a message kind, ``<category>.<module>[_<name>]``.
+
+    Raises
+    ------
+    ProtocolError : no method has such a message.
+    """
+    action = kind.partition(".")[2]
+    name = action.rpartition("_")[0] or action
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ProtocolError(party, "message", "kind", f"must be known, got {kind!r}")
+    try:
+        module = importlib.import_module(f"clients.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"clients.{name}":
+            raise
+        raise ProtocolError(party, "message", "kind", f"must be known, got {kind!r}") from None
+    handlers: Mapping[type[Request], Handler] = module.HANDLERS
+    for request_class, handler in handlers.items():
+        if request_class.kind == kind:
+            return request_class, handler
+    raise ProtocolError(party, "message", "kind", f"must be known, got {kind!r}")
+
+
+def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Store:
+    """The state to answer from: just before the step, or just after it."""
+    if envelope.attempt < store.attempt:
+        rule = f"must be {store.attempt} or more, got {envelope.attempt}"
+        raise ProtocolError(party, message, "attempt", rule)
+    if envelope.attempt > store.attempt and envelope.step <= store.step:
+        store = store.roll_back(envelope.step - 1) or store
+    if store.step not in (envelope.step, envelope.step - 1):
+        rule = f"must be {store.step + 1}, got {envelope.step}"
+        raise ProtocolError(party, message, "step", rule)
+    if store.step == envelope.checkpoint:
+        store.keep()
+    return store

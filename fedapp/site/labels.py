@@ -1,0 +1,67 @@
+"""Labels of a site: class names to ids, and what an objective asks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import DataError
+
+Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
+
+MOST_CLASSES = 1000
+REGRESSION = "reg:squarederror"
+
+
+def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
+    """Names of the classes among the labels, sorted; none for regression.
+
+    Raises
+    ------
+    DataError : the labels do not fit the objective.
+    """
+    is_text = labels.dtype.kind == "U"
+    if objective == REGRESSION:
+        if is_text:
+            raise DataError(f"label must be numbers for {REGRESSION}, got text")
+        return ()
+    values = np.unique(labels)
+    most = 2 if objective == "binary:logistic" else MOST_CLASSES
+    if len(values) > most:
+        raise DataError(
+            f"label must have at most {most} different values for {objective}, got {len(values)}"
+        )
+    return tuple(str(value) if is_text else _plain(float(value)) for value in values)
+
+
+def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Place of each label among the classes; the labels themselves where there are none.
+
+    Raises
+    ------
+    DataError : a label is none of the classes.
+    """
+    if not classes:
+        return labels.astype(np.float32)
+    names, places = np.unique(labels, return_inverse=True)
+    written = [str(name) if labels.dtype.kind == "U" else _plain(float(name)) for name in names]
+    if not set(written) <= set(classes):
+        raise DataError(f"label must be one of the {len(classes)} classes of the run")
+    ids = np.array([classes.index(name) for name in written], dtype=np.float32)
+    return ids[places]
+
+
+def merge_classes(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """All class names once, in the order of their numbers where all are, else of the text."""
+    merged = sorted({name for part in names for name in part})
+    try:
+        return tuple(sorted(merged, key=float))
+    except ValueError:
+        return tuple(merged)
+
+
+def _plain(value: float) -> str:
+    """1.0 and 1 are the same class."""
+    return str(int(value)) if value.is_integer() else repr(value)

@@ -1,0 +1,106 @@
+"""A party's rows: which of them train, validate and test."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.data.datasets import read_source
+from fedapp.data.partition import partition_rows, split_rows
+from fedapp.site.config import SiteConfig
+from fedapp.site.table import Table
+
+PARTS = ("train", "valid", "test")
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Holdout:
+    """How rows are held back from training.
+
+    Parameters
+    ----------
+    test_fraction : share of all rows, in [0, 1).
+    valid_fraction : share of the rest, in [0, 1).
+    seed : of the draw.
+    """
+
+    test_fraction: float
+    valid_fraction: float
+    seed: int
+
+
+def read_parts(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
+    """The train, valid and test rows of one site.
+
+    A simulated table is first split into parts and then among the parties, so that a pooled model
+    sees the same rows.
+
+    Raises
+    ------
+    DataError : the table breaks a rule.
+    ConfigError : there is no such table, or it cannot be split as asked.
+    """
+    if not config.simulated:
+        table = _read(config)
+        split = split_rows(
+            table.n_rows, holdout.test_fraction, holdout.valid_fraction, holdout.seed
+        )
+        return {part: table.take(getattr(split, part)) for part in PARTS}
+    table = _read_once(
+        config.data, config.label, config.id_column, config.weight, config.group, config.dropped
+    )
+    shares = share_rows(table, holdout, config.partition, config.n_parts)
+    return {part: table.take(shares[part][config.part]) for part in PARTS}
+
+
+def share_rows(
+    table: Table, holdout: Holdout, partition: str, n_parties: int
+) -> dict[str, tuple[Rows, ...]]:
+    """Row numbers of every party, for each part."""
+    split = split_rows(table.n_rows, holdout.test_fraction, holdout.valid_fraction, holdout.seed)
+    shares = {}
+    for place, part in enumerate(PARTS):
+        rng = np.random.default_rng([holdout.seed, place])
+        rows = getattr(split, part)
+        shares[part] = (
+            partition_rows(partition, rows, n_parties, rng, table.labels, table.groups)
+            if len(rows)
+            else tuple(rows for _ in range(n_parties))
+        )
+    return shares
+
+
+def fingerprint(parts: dict[str, Table], key: bytes) -> str:
+    """A digest of all rows, 128 bits in hex, that only the holder of the key can compute."""
+    digest = hashlib.blake2b(key=key, digest_size=16)
+    for table in parts.values():
+        for array in (table.values, table.labels, table.weights):
+            if array is not None:
+                digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _read(config: SiteConfig) -> Table:
+    return read_source(
+        config.data,
+        label=config.label,
+        id_column=config.id_column,
+        weight=config.weight,
+        group=config.group,
+        drop=config.dropped,
+    )
+
+
+@lru_cache(maxsize=1)
+def _read_once(
+    data: str, label: str, id_column: str, weight: str, group: str, drop: tuple[str, ...]
+) -> Table:
+    """A simulated table, read once for all parties of this process."""
+    return read_source(
+        data, label=label, id_column=id_column, weight=weight, group=group, drop=drop
+    )

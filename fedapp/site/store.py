@@ -1,0 +1,186 @@
+"""A site's state for one model, on its own disk.
+
+::
+
+    state.json            step, facts, small arrays, names of the files of large ones, the last
+    reply checkpoint.json       the same, as it was at the last checkpoint the server announced
+    margins-17.npy        an array as step 17 left it; never changed once written
+
+A step writes new array files, then renames one new ``state.json`` into place: a crash leaves
+either the state before the step or the state after it. Files that neither JSON names are dropped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedapp.home import write_whole
+from fedapp.messages.fields import Array
+
+STATE, CHECKPOINT = "state.json", "checkpoint.json"
+SMALL = 512  # bytes; a smaller array costs less inside the JSON than as a file
+
+
+@lru_cache(maxsize=128)
+def open_array(path: Path) -> Array:
+    """An array file, memory-mapped; a file never changes, so it is opened once a process."""
+    if path.stat().st_size < 2**16:
+        return np.asarray(np.load(path, allow_pickle=False))
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+@dataclass(slots=True)
+class Store:
+    """Arrays and facts of one model at one site.
+
+    Changes are kept in memory until ``commit``.
+
+    Parameters
+    ----------
+    folder : where the files lie.
+    step : the last step that was committed, 0 before the first.
+    attempt : the server start that step came from.
+    facts : what JSON can hold; changed by assignment.
+    """
+
+    folder: Path
+    step: int = 0
+    attempt: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    _files: dict[str, str] = field(default_factory=dict)
+    _small: dict[str, list[Any]] = field(default_factory=dict)
+    _changed: dict[str, Array] = field(default_factory=dict)
+    _reply: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path) -> Store:
+        """The state as the last step left it."""
+        return cls._read(folder, STATE)
+
+    @classmethod
+    def _read(cls, folder: Path, name: str) -> Store:
+        path = folder / name
+        if not path.exists():
+            return cls(folder)
+        state = json.loads(path.read_bytes())
+        return cls(
+            folder,
+            state["step"],
+            state["attempt"],
+            state["facts"],
+            state["files"],
+            state["small"],
+            {},
+            state["reply"],
+        )
+
+    def __getitem__(self, name: str) -> Array:
+        if name in self._changed:
+            return self._changed[name]
+        if name in self._small:
+            dtype, shape, digits = self._small[name]
+            return np.frombuffer(bytes.fromhex(digits), dtype=dtype).reshape(shape)
+        return open_array(self.folder / self._files[name])
+
+    def __setitem__(self, name: str, array: Array) -> None:
+        self._changed[name] = array
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names()
+
+    def _names(self) -> set[str]:
+        return {*self._changed, *self._small, *self._files}
+
+    def drop(self, *names: str) -> None:
+        """Forget arrays."""
+        for name in names:
+            for place in (self._changed, self._small, self._files):
+                place.pop(name, None)
+
+    def drop_all(self) -> None:
+        """Forget all arrays."""
+        self.drop(*self._names())
+
+    def commit(self, step: int, attempt: int, reply: Mapping[str, Any]) -> None:
+        """Make the changes lasting, together with the reply to the step.
+
+        Parameters
+        ----------
+        reply : its class, its scalars, and its arrays by name.
+        """
+        self.drop(*(name for name in self._names() if name.startswith("reply.")))
+        self._changed |= {f"reply.{name}": array for name, array in reply["arrays"].items()}
+        for name, array in self._changed.items():
+            self._small.pop(name, None)
+            self._files.pop(name, None)
+            if array.nbytes <= SMALL:
+                self._small[name] = [array.dtype.str, array.shape, array.tobytes().hex()]
+            else:
+                self._files[name] = f"{name}-{attempt}-{step}.npy"
+                np.save(self.folder / self._files[name], array, allow_pickle=False)
+        self.step, self.attempt = step, attempt
+        self._reply = {"class": reply["class"], "scalars": dict(reply["scalars"])}
+        self._changed.clear()
+        self._write(STATE)
+        self._sweep()
+
+    def last_reply(self) -> tuple[str, dict[str, Any], dict[str, Array]]:
+        """Class, scalars and arrays of the reply to the last step."""
+        arrays = {
+            name.removeprefix("reply."): self[name]
+            for name in self._names()
+            if name.startswith("reply.")
+        }
+        return self._reply["class"], self._reply["scalars"], arrays
+
+    def keep(self) -> None:
+        """Keep the current state until another one is kept."""
+        if self._kept_step() != self.step:
+            self._write(CHECKPOINT)
+
+    def roll_back(self, step: int) -> Store | None:
+        """The state that was kept, if it is the one of this step."""
+        return self._read(self.folder, CHECKPOINT) if self._kept_step() == step else None
+
+    def _kept_step(self) -> int:
+        path = self.folder / CHECKPOINT
+        return int(json.loads(path.read_bytes())["step"]) if path.exists() else -1
+
+    def _write(self, name: str) -> None:
+        state = {
+            "step": self.step,
+            "attempt": self.attempt,
+            "facts": self.facts,
+            "files": self._files,
+            "small": self._small,
+            "reply": self._reply,
+        }
+        write_whole(self.folder / name, json.dumps(state).encode())
+
+    def _sweep(self) -> None:
+        """Drop array files that no state names."""
+        kept = set(self._files.values())
+        path = self.folder / CHECKPOINT
+        if path.exists():
+            kept |= set(json.loads(path.read_bytes())["files"].values())
+        for path in self.folder.glob("*.npy"):
+            if path.name not in kept:
+                path.unlink()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a site's state alone, so that a resent message waits for the first one."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,47 @@
+"""One party's table, as it was read from a file, before anything is learned from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Rows of one table: features as numbers, and the columns that are no features apart.
+
+    Parameters
+    ----------
+    columns : names of the features, in the order of the table.
+    values : float32, shape (n_rows, n_columns); NaN is missing, no value is infinite.
+    labels : float64 or str, shape (n_rows,); None where the table has no label column.
+        Numbers stay numbers; text labels are class names.
+    weights : float32, shape (n_rows,), >= 0; None means 1 for every row.
+    ids : str, shape (n_rows,); None where the table has no id column.
+    groups : str, shape (n_rows,): the column a natural partition goes by; None without one.
+    """
+
+    columns: tuple[str, ...]
+    values: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.float64] | npt.NDArray[np.str_] | None = None
+    weights: npt.NDArray[np.float32] | None = None
+    ids: npt.NDArray[np.str_] | None = None
+    groups: npt.NDArray[np.str_] | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(self.values)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Table:
+        """The table of these rows, in this order."""
+        return Table(
+            self.columns,
+            self.values[rows],
+            labels=None if self.labels is None else self.labels[rows],
+            weights=None if self.weights is None else self.weights[rows],
+            ids=None if self.ids is None else self.ids[rows],
+            groups=None if self.groups is None else self.groups[rows],
+        )

@@ -1,0 +1,1 @@
+"""Boosted trees: model, objective, grow, predict, XGBoost JSON. Never parties or Flower."""

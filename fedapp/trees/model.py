@@ -1,0 +1,159 @@
+"""A boosted model: its trees, and its form on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import DataError
+from fedapp.trees.objective import Objective, base_margin, n_outputs
+
+FORMAT = 1
+LEAF = -1
+
+# A tree is an array of these; node 0 is the root, a right child follows its left sibling.
+NODE = np.dtype(
+    [
+        ("left", np.int32),  # LEAF where the node is one; the right child is left + 1
+        ("parent", np.int32),  # -1 at the root
+        ("column", np.int32),
+        ("threshold", np.float32),  # x < threshold goes left
+        ("default_left", np.bool_),  # where a missing value goes
+        ("gain", np.float32),
+        ("hessian", np.float32),  # sum over the rows of the node
+        ("weight", np.float32),  # optimal weight before the learning rate
+        ("value", np.float32),  # of a leaf: weight * eta; 0 elsewhere
+    ]
+)
+Tree = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ensemble:
+    """Trees whose leaf values add up to margins.
+
+    Parameters
+    ----------
+    objective : the loss it was trained for.
+    base_score : float32, prediction without any tree (a probability for logistic loss).
+    columns : names of the features, in order.
+    classes : names of the classes in the order of their ids; empty for regression.
+    trees : arrays of ``NODE``; with k outputs, tree i adds to output ``i % k``.
+    """
+
+    objective: Objective
+    base_score: np.float32
+    columns: tuple[str, ...]
+    classes: tuple[str, ...]
+    trees: tuple[Tree, ...]
+
+    @property
+    def n_outputs(self) -> int:
+        """Margins of a row: classes for softmax, else 1."""
+        return n_outputs(self.objective, len(self.classes))
+
+    @property
+    def base_margin(self) -> np.float32:
+        """``base_score`` on the scale of the margins."""
+        return base_margin(self.objective, self.base_score)
+
+    def first_rounds(self, n_rounds: int) -> Ensemble:
+        """The model as it was after ``n_rounds`` boosting rounds."""
+        trees = self.trees[: n_rounds * self.n_outputs]
+        return Ensemble(self.objective, self.base_score, self.columns, self.classes, trees)
+
+
+def importance(model: Ensemble) -> dict[str, dict[str, float]]:
+    """Total gain and number of splits of each column that splits anywhere, largest gain first."""
+    nodes = np.concatenate([*model.trees, np.empty(0, dtype=NODE)])
+    splits = nodes[nodes["left"] != LEAF]
+    n_columns = len(model.columns)
+    gains = np.bincount(splits["column"], weights=splits["gain"], minlength=n_columns)
+    counts = np.bincount(splits["column"], minlength=n_columns)
+    order = [c for c in np.argsort(-gains, kind="stable") if counts[c]]
+    return {
+        "gain": {model.columns[c]: float(gains[c]) for c in order},
+        "count": {model.columns[c]: int(counts[c]) for c in order},
+    }
+
+
+def stack_trees(trees: Sequence[Tree]) -> tuple[Tree, npt.NDArray[np.int64]]:
+    """Trees one after the other, and where each begins (and the last ends)."""
+    offsets = np.zeros(len(trees) + 1, dtype=np.int64)
+    np.cumsum([len(tree) for tree in trees], out=offsets[1:])
+    return np.concatenate([*trees, np.empty(0, dtype=NODE)]), offsets
+
+
+def split_trees(nodes: Tree, offsets: npt.NDArray[np.int64]) -> tuple[Tree, ...]:
+    """Undo ``stack_trees``."""
+    return tuple(nodes[a:b] for a, b in pairwise(offsets))
+
+
+def to_json(model: Ensemble) -> str:
+    """The model as text; the same model always gives the same text."""
+    document = {
+        "format": FORMAT,
+        "objective": model.objective,
+        "base_score": _exact(model.base_score),
+        "columns": list(model.columns),
+        "classes": list(model.classes),
+        "trees": [
+            {name: [_exact(value) for value in tree[name]] for name in NODE.names or ()}
+            for tree in model.trees
+        ],
+    }
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def _exact(value: Any) -> Any:
+    """A JSON number that reads back to the same bits."""
+    return float(str(value)) if isinstance(value, np.floating) else value.item()
+
+
+def from_json(text: str) -> Ensemble:
+    """Read a model that ``to_json`` wrote.
+
+    Raises
+    ------
+    DataError : the text is no model of this format.
+    """
+    try:
+        document = json.loads(text)
+        if document["format"] != FORMAT or document["objective"] not in get_args(Objective):
+            raise ValueError(f"format {document['format']}, objective {document['objective']}")
+        return Ensemble(
+            cast(Objective, document["objective"]),
+            np.float32(document["base_score"]),
+            tuple(document["columns"]),
+            tuple(document["classes"]),
+            tuple(_tree(tree) for tree in document["trees"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {error!r}") from error
+
+
+def _tree(columns: dict[str, list[float]]) -> Tree:
+    """One tree from its columns."""
+    tree = np.zeros(len(columns["left"]), dtype=NODE)
+    for name in NODE.names or ():
+        tree[name] = columns[name]
+    return tree
+
+
+def load_model(path: Path) -> Ensemble:
+    """Read ``model.json``.
+
+    Raises
+    ------
+    DataError : there is no such file, or it holds no model.
+    """
+    if not path.is_file():
+        raise DataError(f"model must be a file, got {path}")
+    return from_json(path.read_text())

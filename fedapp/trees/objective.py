@@ -1,0 +1,101 @@
+"""Loss functions: gradients in float32 as XGBoost 3 computes them, margins to predictions.
+
+Source: Chen and Guestrin 2016 (arXiv:1603.02754v3), Eq. 2, and XGBoost's documented objectives.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+Objective = Literal["binary:logistic", "multi:softprob", "reg:squarederror"]
+
+SMALLEST_HESSIAN = np.float32(1e-16)
+# XGBoost's default intercept; the same for every class, so it cancels in the softmax.
+SOFTMAX_INTERCEPT = 0.5
+
+
+def n_outputs(objective: Objective, n_classes: int) -> int:
+    """Margins of a row, and trees of a boosting round: one a class for softmax, else 1."""
+    return n_classes if objective == "multi:softprob" else 1
+
+
+def base_score(objective: Objective, label_sum: float, weight_sum: float) -> np.float32:
+    """Prediction before the first tree: the weighted mean of the labels of all parties.
+
+    For ``multi:softprob`` it is 0.5 for every class, XGBoost's default.
+    """
+    if objective == "multi:softprob":
+        return np.float32(SOFTMAX_INTERCEPT)
+    return np.float32(label_sum / weight_sum)
+
+
+def base_margin(objective: Objective, score: np.float32) -> np.float32:
+    """``base_score`` on the scale of the margins: its logit for logistic loss."""
+    if objective == "binary:logistic":
+        return np.float32(-np.log(np.float32(1) / score - np.float32(1), dtype=np.float64))
+    return np.float32(score)
+
+
+def gradients(objective: Objective, margins: Array, labels: Array, weights: Array) -> Array:
+    """First and second derivatives of the loss at the current margins.
+
+    Parameters
+    ----------
+    margins : float32, shape (n_rows, n_outputs).
+    labels : float32, shape (n_rows,): 0 or 1, a class id, or a number, by objective.
+    weights : float32, shape (n_rows,), >= 0.
+
+    Returns
+    -------
+    float32, shape (n_rows, n_outputs, 2): gradient and hessian, times the row's weight.
+    """
+    if objective == "reg:squarederror":
+        errors, hessians = margins - labels[:, None], np.ones_like(margins)
+    else:
+        predictions = transform(objective, margins)
+        truth = labels[:, None] if objective == "binary:logistic" else one_hot(labels, margins)
+        errors = predictions - truth
+        steepness = np.float32(1 if objective == "binary:logistic" else 2)
+        hessians = steepness * predictions * (np.float32(1) - predictions)
+        hessians = np.maximum(hessians, SMALLEST_HESSIAN)
+    return np.stack((errors, hessians), axis=-1) * weights[:, None, None]
+
+
+def transform(objective: Objective, margins: Array) -> Array:
+    """Predictions of margins: probabilities, or the margins themselves for regression.
+
+    Parameters
+    ----------
+    margins : float32, shape (n_rows, n_outputs).
+
+    Returns
+    -------
+    float32, shape (n_rows, n_outputs).
+    """
+    if objective == "binary:logistic":
+        # Past 88.7 the exponential leaves float32.
+        return np.float32(1) / (_exp(np.minimum(-margins, np.float32(88.7))) + np.float32(1))
+    if objective == "multi:softprob":
+        powers = _exp(margins - margins.max(axis=1, keepdims=True))
+        shares: Array = powers / powers.sum(axis=1, keepdims=True, dtype=np.float64).astype(
+            np.float32
+        )
+        return shares
+    return margins
+
+
+def _exp(powers: Array) -> Array:
+    """Correctly rounded float32, as the C library's expf; numpy's own is off by up to 2 ulp."""
+    exact: npt.NDArray[np.float64] = np.exp(powers, dtype=np.float64)
+    rounded: Array = exact.astype(np.float32)
+    return rounded
+
+
+def one_hot(labels: Array, margins: Array) -> Array:
+    """1 in the column of the row's class, 0 elsewhere; float32, shape of ``margins``."""
+    hot: Array = (labels[:, None] == np.arange(margins.shape[1])).astype(np.float32)
+    return hot

@@ -1,0 +1,91 @@
+"""A model in XGBoost's own JSON, which stock XGBoost loads: prediction, SHAP and importance are
+its.
+
+Source: the model schema of XGBoost 3.2 (doc/model.schema).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from fedapp.trees.model import LEAF, Ensemble, Tree
+
+VERSION = [3, 1, 0]  # the first version whose base_score is a vector
+NO_PARENT = 2147483647
+
+
+def to_xgboost_json(model: Ensemble) -> str:
+    """The model as XGBoost would have saved it."""
+    n_trees, width = len(model.trees), model.n_outputs
+    booster = {
+        "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
+        "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(n_trees)},
+        "iteration_indptr": list(range(0, n_trees + 1, width)),
+        "tree_info": [tree_id % width for tree_id in range(n_trees)],
+        "trees": [_tree(tree_id, tree, model) for tree_id, tree in enumerate(model.trees)],
+    }
+    document = {
+        "learner": {
+            "attributes": {},
+            "feature_names": list(model.columns),
+            "feature_types": ["float"] * len(model.columns),
+            "gradient_booster": {"model": booster, "name": "gbtree"},
+            "learner_model_param": {
+                "base_score": "[" + ",".join([str(model.base_score)] * width) + "]",
+                "boost_from_average": "0",
+                "num_class": str(width if width > 1 else 0),
+                "num_feature": str(len(model.columns)),
+                "num_target": "1",
+            },
+            "objective": _objective(model),
+        },
+        "version": VERSION,
+    }
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def _objective(model: Ensemble) -> dict[str, Any]:
+    """The loss with its parameters."""
+    if model.objective == "multi:softprob":
+        return {
+            "name": model.objective,
+            "softmax_multiclass_param": {"num_class": str(model.n_outputs)},
+        }
+    return {"name": model.objective, "reg_loss_param": {"scale_pos_weight": "1"}}
+
+
+def _tree(tree_id: int, tree: Tree, model: Ensemble) -> dict[str, Any]:
+    """One tree; a leaf's value stands where a split has its threshold."""
+    is_leaf = tree["left"] == LEAF
+    n_nodes = len(tree)
+    return {
+        "base_weights": _floats(np.where(is_leaf, tree["value"], tree["weight"])),
+        "categories": [],
+        "categories_nodes": [],
+        "categories_segments": [],
+        "categories_sizes": [],
+        "default_left": tree["default_left"].astype(int).tolist(),
+        "id": tree_id,
+        "left_children": tree["left"].tolist(),
+        "loss_changes": _floats(tree["gain"]),
+        "parents": np.where(tree["parent"] < 0, NO_PARENT, tree["parent"]).tolist(),
+        "right_children": np.where(is_leaf, LEAF, tree["left"] + 1).tolist(),
+        "split_conditions": _floats(np.where(is_leaf, tree["value"], tree["threshold"])),
+        "split_indices": tree["column"].tolist(),
+        "split_type": [0] * n_nodes,
+        "sum_hessian": _floats(tree["hessian"]),
+        "tree_param": {
+            "num_deleted": "0",
+            "num_feature": str(len(model.columns)),
+            "num_nodes": str(n_nodes),
+            "size_leaf_vector": "1",
+        },
+    }
+
+
+def _floats(values: Any) -> list[float]:
+    """Numbers that read back to the same float32."""
+    return [float(str(value)) for value in values]

@@ -1,0 +1,138 @@
+"""Messages through a Flower Grid, each answered once or named as lost.
+
+Flower delivers at most once. A message that stays unanswered is sent again; a site answers a step
+it has done with the stored reply, so a second copy is harmless.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedapp.wire.codec import n_bytes
+from fedapp.wire.ledger import Ledger
+
+# Flower's codes for "the message or its reply got lost": unavailable message, reply or node,
+# crashed app.
+LOST = frozenset({3, 4, 5, 8})
+SHORTEST_POLL, LONGEST_POLL = 0.001, 0.5  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait, in seconds.
+
+    Parameters
+    ----------
+    resend_after : for a reply, before the message is sent again.
+    deadline : for all replies of an exchange.
+    """
+
+    resend_after: float
+    deadline: float
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A request on its way to one party."""
+
+    party: str
+    node_id: int
+    kind: str
+    content: RecordDict
+    sent_at: float | None = None
+    message_ids: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Courier:
+    """Carries the messages of one exchange at a time.
+
+    Parameters
+    ----------
+    grid : Flower's, or one that looks like it.
+    ledger : notes every message.
+    patience : how long to wait.
+    """
+
+    grid: Grid
+    ledger: Ledger
+    patience: Patience
+    clock: Callable[[], float] = time.monotonic
+
+    def deliver(self, messages: Mapping[str, Message], step: int) -> dict[str, Message]:
+        """Send messages and wait for their replies.
+
+        Parameters
+        ----------
+        messages : one a party, by name.
+        step : number of the exchange.
+
+        Returns
+        -------
+        Replies by party, errors among them; a party that did not answer in time is not in it.
+        """
+        start = self.clock()
+        waiting = {
+            party: Outgoing(
+                party, message.metadata.dst_node_id, message.metadata.message_type, message.content
+            )
+            for party, message in messages.items()
+        }
+        replies: dict[str, Message] = {}
+        while waiting and self.clock() - start < self.patience.deadline:
+            self._send(waiting, step)
+            found = self._collect(waiting, step)
+            replies.update(found)
+            if not found:
+                waited = self.clock() - start
+                time.sleep(min(LONGEST_POLL, max(SHORTEST_POLL, waited / 10)))
+        self.ledger.flush()
+        return replies
+
+    def _send(self, waiting: Mapping[str, Outgoing], step: int) -> None:
+        """Send what was not sent yet, or stayed unanswered for too long."""
+        now = self.clock()
+        due = [
+            outgoing
+            for outgoing in waiting.values()
+            if outgoing.sent_at is None or now - outgoing.sent_at >= self.patience.resend_after
+        ]
+        if not due:
+            return
+        copies = [Message(one.content, one.node_id, one.kind, group_id=str(step)) for one in due]
+        ids = list(self.grid.push_messages(copies))
+        for outgoing, copy, message_id in zip(due, copies, ids, strict=False):
+            outgoing.sent_at = now
+            if message_id:
+                outgoing.message_ids.add(message_id)
+                self.ledger.sent(
+                    step, copy.metadata.message_type, outgoing.party, n_bytes(copy.content)
+                )
+
+    def _collect(self, waiting: dict[str, Outgoing], step: int) -> dict[str, Message]:
+        """Replies that have come; a message reported as lost becomes due again."""
+        owners = {
+            message_id: outgoing
+            for outgoing in waiting.values()
+            for message_id in outgoing.message_ids
+        }
+        found = {}
+        for reply in self.grid.pull_messages(list(owners)):
+            outgoing = owners[reply.metadata.reply_to_message_id]
+            if reply.has_error() and reply.error.code in LOST:
+                outgoing.message_ids.discard(reply.metadata.reply_to_message_id)
+                # Due again after a moment, not at once: a node that is gone stays gone for a while.
+                soon = self.clock() - self.patience.resend_after + LONGEST_POLL
+                outgoing.sent_at = min(outgoing.sent_at or soon, soon)
+                continue
+            if waiting.pop(outgoing.party, None) is None:
+                continue
+            size = 0 if reply.has_error() else n_bytes(reply.content)
+            self.ledger.received(step, outgoing.kind, outgoing.party, size)
+            found[outgoing.party] = reply
+        return found

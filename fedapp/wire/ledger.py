@@ -1,0 +1,48 @@
+"""What was sent, to whom, how many bytes."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SERVER = "server"
+
+
+@dataclass(slots=True)
+class Ledger:
+    """A line a message in ``ledger.jsonl``, and the sums over all of them.
+
+    Parameters
+    ----------
+    path : the file; lines are added to what it holds.
+    to_parties, to_server : bytes so far.
+    """
+
+    path: Path
+    to_parties: int = 0
+    to_server: int = 0
+    _lines: list[str] = field(default_factory=list)
+    _start: float = field(default_factory=time.perf_counter)
+
+    def sent(self, step: int, kind: str, party: str, n_bytes: int) -> None:
+        """Note a request."""
+        self.to_parties += n_bytes
+        self._note(step, kind, SERVER, party, n_bytes)
+
+    def received(self, step: int, kind: str, party: str, n_bytes: int) -> None:
+        """Note a reply."""
+        self.to_server += n_bytes
+        self._note(step, kind, party, SERVER, n_bytes)
+
+    def flush(self) -> None:
+        """Write the lines noted since the last time."""
+        with self.path.open("a") as file:
+            file.writelines(self._lines)
+        self._lines.clear()
+
+    def _note(self, step: int, kind: str, source: str, target: str, n_bytes: int) -> None:
+        line = {"step": step, "type": kind, "from": source, "to": target, "bytes": n_bytes}
+        line["seconds"] = round(time.perf_counter() - self._start, 4)
+        self._lines.append(json.dumps(line) + "\n")

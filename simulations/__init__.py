@@ -1,0 +1,1 @@
+"""Engines, comparisons, the papers' tables, benchmarks."""

@@ -1,0 +1,312 @@
+"""What carries the messages: this process, Flower's simulation, or a SuperLink.
+
+All three run the same ServerApp and ClientApp.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedapp.client_app import app as site_app
+from fedapp.config import Settings, app_folder, flatten
+from fedapp.errors import FedappError
+from fedapp.home import home
+from fedapp.run_folder import RunFolder
+from fedapp.server_app import train
+
+SERVER_NODE = 1
+SUPERLINK_START_SECONDS = 60
+STATUS_POLL_SECONDS = 0.5
+LOG_LINES = 20
+
+
+class LocalGrid(Grid):
+    """A Flower Grid whose nodes are threads of this process.
+
+    Parameters
+    ----------
+    contexts : one a node; ``node_config`` says which table it has.
+    client_app : answers the messages.
+    """
+
+    def __init__(self, contexts: Iterable[Context], client_app: ClientApp = site_app) -> None:
+        self._contexts = {context.node_id: context for context in contexts}
+        self._client_app = client_app
+        self._pool = ThreadPoolExecutor(max_workers=len(self._contexts))
+        self._running: dict[str, Future[Message]] = {}
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, SERVER_NODE, 0
+
+    def set_run(self, run: Run) -> None:
+        """There is one run only."""
+
+    @property
+    def run(self) -> Run:
+        """There is one run only."""
+        raise NotImplementedError
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """As in Flower's grids."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Hand messages to the threads of their nodes."""
+        ids = []
+        for message in messages:
+            message_id = str(uuid4())
+            message.metadata.__dict__["_message_id"] = message_id
+            context = self._contexts[message.metadata.dst_node_id]
+            self._running[message_id] = self._pool.submit(self._client_app, message, context)
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies that are there."""
+        done = [one for one in message_ids if one in self._running and self._running[one].done()]
+        return [self._running.pop(message_id).result() for message_id in done]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push, wait, pull."""
+        ids = list(self.push_messages(messages))
+        return [self._running.pop(message_id).result(timeout) for message_id in ids]
+
+    def close(self) -> None:
+        """End the threads, without waiting for one that hangs."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def simulated_contexts(settings: Settings) -> list[Context]:
+    """Contexts of simulated parties, as Flower's simulation makes them."""
+    run_config = flatten(settings.as_config())
+    return [
+        Context(
+            run_id=0,
+            node_id=SERVER_NODE + 1 + part,
+            node_config={"partition-id": part, "num-partitions": settings.parties},
+            state=RecordDict(),
+            run_config=run_config,
+        )
+        for part in range(settings.parties)
+    ]
+
+
+def run_local(settings: Settings, contexts: Iterable[Context] | None = None) -> RunFolder:
+    """Train in this process.
+
+    Parameters
+    ----------
+    contexts : one a party; by default shares of the table that ``data`` names.
+
+    Raises
+    ------
+    FedappError : the run cannot go on.
+    """
+    grid = LocalGrid(contexts or simulated_contexts(settings))
+    try:
+        return train(grid, settings)
+    finally:
+        grid.close()
+
+
+class RunFailedError(FedappError):
+    """A run in Flower's runtime failed; holds the last lines of its log."""
+
+    def __init__(self, cause: str, log_lines: list[str]) -> None:
+        super().__init__(cause)
+        self.log_lines = log_lines
+
+
+def run_simulation(settings: Settings) -> RunFolder:
+    """Train in Flower's simulation, on a SuperLink started for this run.
+
+    Raises
+    ------
+    RunFailedError : the run failed, or Flower could not start it.
+    """
+    with superlink() as environment:
+        federation = {"num-supernodes": settings.parties, "client-resources-num-cpus": 1}
+        return _flwr_run(settings, "local", environment, federation)
+
+
+def run_superlink(settings: Settings, name: str) -> RunFolder:
+    """Train across sites, through a SuperLink that Flower's config names.
+
+    Raises
+    ------
+    RunFailedError : the run failed, or the SuperLink could not be reached.
+    """
+    return _flwr_run(settings, name, _environment(), {})
+
+
+def _environment() -> dict[str, str]:
+    """Flower without telemetry, updates or an environment of its own for each run."""
+    return {
+        **os.environ,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+
+
+@contextmanager
+def superlink() -> Iterator[dict[str, str]]:
+    """A SuperLink for one run, with Flower's files and ports of its own.
+
+    Flower's managed SuperLink would outlive the run and keep the environment it was started with.
+    """
+    flower_home = home() / "flower"
+    flower_home.mkdir(parents=True, exist_ok=True)
+    http_port, control_port = _free_ports(2)
+    environment = {
+        **_environment(),
+        "FLWR_HOME": str(flower_home),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(control_port),
+    }
+    log = flower_home / f"superlink-{http_port}.log"
+    command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
+    command += ["--host", "127.0.0.1", "--port", str(http_port)]
+    command += ["--control-api-address", f"127.0.0.1:{control_port}"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        _wait_until_healthy(process, http_port, log)
+        yield environment
+    finally:
+        _stop(process)
+        log.unlink(missing_ok=True)
+
+
+def _free_ports(n: int) -> list[int]:
+    """Ports nobody listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Wait for the SuperLink to answer."""
+    deadline = time.monotonic() + SUPERLINK_START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    raise RunFailedError("Flower's SuperLink did not start", lines)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all it has started."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sign)
+            process.wait(timeout=10)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _flwr_run(
+    settings: Settings, name: str, environment: dict[str, str], federation: Mapping[str, int]
+) -> RunFolder:
+    """Start a run with ``flwr run`` and wait for its end."""
+    command = ["flwr", "run", str(app_folder()), name, "--format", "json"]
+    command += ["--run-config", _toml_pairs(flatten(settings.as_config()))]
+    if federation:
+        command += ["--federation-config", _toml_pairs(federation)]
+    started = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    answer = _json_of(started.stdout)
+    run_id = str(answer.get("run-id") or "")
+    if not run_id:
+        lines = (started.stdout + started.stderr).splitlines()[-LOG_LINES:]
+        raise RunFailedError("flwr run could not start the run", lines)
+    status = _wait_for(run_id, name, environment)
+    folder = RunFolder(Path(settings.run_dir))
+    if status != "finished:completed":
+        raise RunFailedError(
+            _cause(folder) or f"Flower says {status}", _log_lines(run_id, name, environment)
+        )
+    return folder
+
+
+def _toml_pairs(config: Mapping[str, Any]) -> str:
+    """Settings as ``flwr run`` takes them: TOML values, separated by blanks."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+
+
+def _json_of(text: str) -> dict[str, Any]:
+    """The JSON object in a command's output."""
+    found = re.search(r"\{.*\}", text, re.DOTALL)
+    try:
+        answer = json.loads(found.group()) if found else {}
+    except json.JSONDecodeError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _wait_for(run_id: str, name: str, environment: dict[str, str]) -> str:
+    """Ask for a run's status until it has ended."""
+    command = ["flwr", "list", name, "--run-id", run_id, "--format", "json"]
+    while True:
+        asked = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
+        runs = _json_of(asked.stdout).get("runs") or [{}]
+        status = str(runs[0].get("status", "unknown"))
+        if status.startswith("finished") or asked.returncode:
+            return status
+        time.sleep(STATUS_POLL_SECONDS)
+
+
+def _cause(folder: RunFolder) -> str:
+    """Why a run failed, in its own words."""
+    path = folder.path / "failure.json"
+    return str(json.loads(path.read_text())["message"]) if path.exists() else ""
+
+
+def _log_lines(run_id: str, name: str, environment: dict[str, str]) -> list[str]:
+    """The last lines of a run's log."""
+    command = ["flwr", "log", run_id, name, "--show"]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return shown.stdout.splitlines()[-LOG_LINES:]

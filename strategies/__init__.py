@@ -1,0 +1,1 @@
+"""The server's side: one module a method, a conversation with the parties."""

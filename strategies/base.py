@@ -1,0 +1,347 @@
+"""Drives a method's conversation through Flower's strategy hooks.
+
+One exchange is one Flower round: ``configure_train`` gives the messages of the pending exchange,
+``aggregate_train`` hands the replies to the conversation.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedapp.config import Section, Settings
+from fedapp.conversation import (
+    Checkpoint,
+    Conversation,
+    Exchange,
+    Parties,
+    Progress,
+    ask,
+)
+from fedapp.errors import ConfigError, FedappError, PartyError
+from fedapp.messages.fields import Reply
+from fedapp.messages.hello import HelloReply, HelloRequest
+from fedapp.run_folder import RunFolder
+from fedapp.wire.codec import Envelope, from_records, put_together, take_apart, to_records
+from fedapp.wire.delivery import Courier, Patience
+from fedapp.wire.ledger import Ledger
+from strategies.opening import meet
+
+log = logging.getLogger("fedapp")
+
+# fedapp.client_app's codes; their text begins with the party's name.
+SITE_ERRORS = frozenset({1000, 1001})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a conversation ends with.
+
+    Parameters
+    ----------
+    files : text files of the run's folder by name; the first one is the model.
+    summary : the method's part of ``summary.json``.
+    """
+
+    files: Mapping[str, str]
+    summary: Mapping[str, Any]
+
+
+class TreeStrategy(Strategy):
+    """A Flower strategy whose protocol is a conversation.
+
+    Parameters
+    ----------
+    settings : of the run.
+    folder : where the run is written.
+    """
+
+    def __init__(self, settings: Settings, folder: RunFolder) -> None:
+        self.settings, self.folder = settings, folder
+        saved = folder.saved() if settings.resume else None
+        self._saved: Checkpoint | None = saved[0] if saved else None
+        facts: dict[str, Any] = saved[1] if saved else {}
+        folder.rewind(facts.get("step", 0), facts.get("rounds", 0))
+        self.model_id: str = facts.get("model_id") or secrets.token_hex(8)
+        self.attempt: int = facts.get("attempt", -1) + 1
+        self.step: int = facts.get("step", 0)
+        self.n_exchanges: int = facts.get("exchanges", 0)
+        self.n_rounds: int = facts.get("rounds", 0)
+        self.left_out: list[dict[str, Any]] = facts.get("left_out", [])
+        self._checkpoint_step = self.step
+        self._fingerprints: dict[str, str] = facts.get("fingerprints", {})
+        self.ledger = Ledger(folder.ledger, *facts.get("bytes", (0, 0)))
+        self._seconds_before: float
+        self._seconds_before, self.train_seconds = facts.get("seconds", (0.0, 0.0))
+        self.parties: Parties[HelloReply] = Parties({})
+        self.outcome: Outcome | None = None
+        self._addresses: dict[str, int] = {}
+        self._pending: Exchange | None = None
+        self._conversation: Conversation[Outcome] | None = None
+        self._last_round = (self.ledger.to_parties, self.ledger.to_server, time.perf_counter())
+        self._start = time.perf_counter()
+
+    @classmethod
+    def own_settings(cls, settings: Settings) -> Section | None:
+        """The method's own section of the run config, checked; None where it has none."""
+        return None
+
+    @abstractmethod
+    def conversation(
+        self, parties: Parties[HelloReply], saved: Checkpoint | None
+    ) -> Conversation[Outcome]:
+        """The protocol, once the parties are known.
+
+        Parameters
+        ----------
+        parties : everyone who takes part.
+        saved : where an earlier attempt had come to, or None.
+        """
+
+    # Flower's hooks
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of the pending exchange."""
+        assert self._pending is not None
+        envelope = Envelope(self.model_id, self.step, self._checkpoint_step, self.attempt)
+        return [
+            Message(
+                to_records(take_apart(request, party), envelope),
+                self._addresses[party],
+                request.kind,
+                group_id=str(server_round),
+            )
+            for party, request in self._pending.requests.items()
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Hand the replies to the conversation and let it go on."""
+        by_address = {reply.metadata.src_node_id: reply for reply in replies}
+        assert self._pending is not None
+        answers = {}
+        for party in self._pending.requests:
+            try:
+                answers[party] = self._read(by_address.get(self._addresses[party]), party)
+            except FedappError as error:
+                self._leave_out(party, error)
+        self.n_exchanges += 1
+        self._advance(answers)
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nothing: scores ride on the training messages."""
+        return ()
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Nothing: see ``configure_evaluate``."""
+        return None
+
+    def summary(self) -> None:
+        """Log what is about to run."""
+        log.info(
+            "%s on %s, model %s%s",
+            type(self).__name__,
+            self.settings.data,
+            self.model_id,
+            f", resumed after step {self.step}" if self.step else "",
+        )
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 0,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Any = None,
+    ) -> Result:
+        """Run the conversation to its end.
+
+        Of Flower's parameters only ``grid`` counts: the conversation knows how long it is, and the
+        settings how long to wait.
+
+        Raises
+        ------
+        FedappError : the run cannot go on.
+        """
+        self.summary()
+        patience = Patience(self.settings.resend_after, self.settings.exchange_deadline)
+        courier = Courier(grid, self.ledger, patience)
+        self._addresses = {f"node {node}": node for node in self._find_nodes(grid)}
+        self._conversation = self._whole_run()
+        self._advance(None)
+        nothing = ArrayRecord(), ConfigRecord()
+        while self._pending is not None:
+            began = time.perf_counter()
+            messages = self.configure_train(self.step, *nothing, grid)
+            by_party = dict(zip(self._pending.requests, messages, strict=True))
+            trains = next(iter(self._pending.requests.values())).kind.startswith("train.")
+            self.aggregate_train(self.step, courier.deliver(by_party, self.step).values())
+            self.train_seconds += trains * (time.perf_counter() - began)
+        return self._result()
+
+    # The run
+
+    def _whole_run(self) -> Conversation[Outcome]:
+        """Meet the parties, then let the method talk to them."""
+        settings = self.settings
+        hello = HelloRequest(
+            settings.objective, settings.test_fraction, settings.valid_fraction, settings.seed
+        )
+        replies = yield from ask(
+            dict.fromkeys(self._addresses, hello), HelloReply, all_must_answer=True
+        )
+        self._addresses = {reply.name: self._addresses[label] for label, reply in replies.items()}
+        self.parties = meet(replies.values())
+        for gone in self.left_out:
+            if gone["party"] in self.parties:
+                self.parties.leave(gone["party"])
+        self._check_tables()
+        return (yield from self.conversation(self.parties, self._saved))
+
+    def _find_nodes(self, grid: Grid) -> list[int]:
+        """Wait until as many nodes are there as parties are expected."""
+        wanted, deadline = self.settings.parties, time.monotonic() + self.settings.start_deadline
+        while len(nodes := sorted(grid.get_node_ids())) < wanted:
+            if time.monotonic() > deadline:
+                waited = f"within {self.settings.start_deadline:g} s (start-deadline)"
+                raise ConfigError(f"parties must be {wanted}, got {len(nodes)} {waited}")
+            time.sleep(0.2)
+        if len(nodes) > wanted:
+            raise ConfigError(f"parties must be the number of nodes, {len(nodes)}, got {wanted}")
+        return nodes
+
+    def _check_tables(self) -> None:
+        """Hold that a resumed run meets the tables it began with."""
+        found = {name: hello.fingerprint for name, hello in self.parties.items()}
+        for name, fingerprint in self._fingerprints.items():
+            if name not in found and all(gone["party"] != name for gone in self.left_out):
+                raise PartyError(name, self.step, "is missing from the resumed run")
+            if name in found and found[name] != fingerprint:
+                raise PartyError(name, self.step, "has another table than when the run began")
+        self._fingerprints = found
+
+    def _advance(self, answers: Mapping[str, Reply] | None) -> None:
+        """Let the conversation go on until it asks again or ends."""
+        assert self._conversation is not None
+        self._pending = None
+        given: Mapping[str, Reply] | None = answers
+        while True:
+            try:
+                event = self._conversation.send(given)  # type: ignore[arg-type]
+            except StopIteration as end:
+                self.outcome = end.value
+                return
+            if isinstance(event, Exchange):
+                self._pending = event
+                self.step += 1
+                return
+            if isinstance(event, Checkpoint):
+                self._save(event)
+            else:
+                self._report(event)
+            given = None
+
+    def _read(self, message: Message | None, party: str) -> Reply:
+        """One party's reply, decoded and checked."""
+        assert self._pending is not None
+        if message is None:
+            waited = f"no answer within {self.settings.exchange_deadline:g} s"
+            raise PartyError(party, self.step, waited)
+        if message.has_error():
+            reason = str(message.error.reason)
+            if message.error.code in SITE_ERRORS:
+                name, _, reason = reason.partition(": ")
+                raise PartyError(name, self.step, reason)
+            raise PartyError(party, self.step, reason.strip().splitlines()[-1])
+        envelope, content = from_records(message.content, party)
+        if (envelope.model_id, envelope.step) != (self.model_id, self.step):
+            raise PartyError(party, self.step, f"answered step {envelope.step} of another exchange")
+        return put_together(self._pending.reply, content, party)
+
+    def _leave_out(self, party: str, error: FedappError) -> None:
+        """Go on without a party if enough others are left, or stop."""
+        assert self._pending is not None
+        fewest = self.settings.min_parties or self.settings.parties
+        if self._pending.all_must_answer or len(self.parties) - 1 < fewest:
+            raise error
+        self.parties.leave(party)
+        reason = error.reason if isinstance(error, PartyError) else str(error)
+        self.left_out.append({"party": party, "step": self.step, "reason": reason})
+        log.warning("%s is left out from step %d on: %s", party, self.step, reason)
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        """Make the last step the one that an interrupted run goes back to."""
+        self._checkpoint_step = self.step
+        facts = {
+            "model_id": self.model_id,
+            "attempt": self.attempt,
+            "step": self.step,
+            "exchanges": self.n_exchanges,
+            "left_out": self.left_out,
+            "fingerprints": self._fingerprints,
+            "bytes": [self.ledger.to_parties, self.ledger.to_server],
+            "seconds": [self.seconds, self.train_seconds],
+            "rounds": self.n_rounds,
+        }
+        self.folder.save(checkpoint, facts)
+
+    def _report(self, progress: Progress) -> None:
+        """Write and log a line for a finished round."""
+        to_parties, to_server, since = self._last_round
+        now = time.perf_counter()
+        self._last_round = (self.ledger.to_parties, self.ledger.to_server, now)
+        line = {
+            "round": progress.round,
+            "rounds": self.settings.num_boost_round,
+            "trees": progress.n_trees,
+            "leaves": progress.n_leaves,
+            "train": dict(progress.train),
+            "valid": dict(progress.valid),
+            "exchanges": self.n_exchanges,
+            "bytes": {
+                "to_parties": self.ledger.to_parties - to_parties,
+                "to_server": self.ledger.to_server - to_server,
+            },
+            "seconds": round(now - since, 4),
+        }
+        self.folder.add_round(line)
+        self.n_rounds = progress.round
+        scores = progress.valid or progress.train
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        log.info("round %d/%d  %s", progress.round, line["rounds"], shown)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began, earlier attempts included."""
+        return self._seconds_before + time.perf_counter() - self._start
+
+    def _result(self) -> Result:
+        """The model and the metrics in Flower's form."""
+        assert self.outcome is not None
+        model = next(iter(self.outcome.files.values())).encode()
+        data = np.frombuffer(model, dtype=np.uint8)
+        arrays = ArrayRecord({"model": FlowerArray(data)})
+        found = self.outcome.summary.get("metrics", {}).get("test", {})
+        metrics = MetricRecord({name: float(value) for name, value in found.items()})
+        return Result(arrays=arrays, evaluate_metrics_clientapp={self.n_exchanges: metrics})

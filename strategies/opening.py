@@ -1,0 +1,95 @@
+"""What the tables of a run must have in common, before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fedapp.config import Settings
+from fedapp.conversation import Parties
+from fedapp.errors import ConfigError, DataError
+from fedapp.messages.hello import HelloReply
+from fedapp.site.labels import REGRESSION, merge_classes
+
+
+def meet(replies: Iterable[HelloReply]) -> Parties[HelloReply]:
+    """The parties by name.
+
+    Raises
+    ------
+    DataError : two parties have the same name.
+    """
+    members: dict[str, HelloReply] = {}
+    for reply in replies:
+        if reply.name in members:
+            raise DataError(
+                "name must be unique in the federation, two parties have it", reply.name
+            )
+        members[reply.name] = reply
+    return Parties(members)
+
+
+def check_same_columns(parties: Mapping[str, HelloReply]) -> None:
+    """Hold that all parties have the same columns in the same order.
+
+    Raises
+    ------
+    DataError : names the party and the first column that differs from the first party's.
+    """
+    first, *others = parties.values()
+    for other in others:
+        missing = [name for name in first.columns if name not in other.columns]
+        added = [name for name in other.columns if name not in first.columns]
+        if missing or added:
+            found = [f"{name!r} is missing" for name in missing[:3]]
+            found += [f"{name!r} is not there" for name in added[:3]]
+            raise DataError(
+                f"columns must be those of {first.name}, got: {', '.join(found)}", other.name
+            )
+        for place, (here, there) in enumerate(
+            zip(other.columns, first.columns, strict=True), start=1
+        ):
+            if here != there:
+                raise DataError(
+                    f"columns must be in the order of {first.name}'s, "
+                    f"got {here!r} as column {place} in place of {there!r}",
+                    other.name,
+                )
+
+
+def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple[str, ...]:
+    """The classes of all parties in the order of their ids; none for regression.
+
+    Raises
+    ------
+    DataError : all labels are the same, or there are too many classes.
+    """
+    hellos = parties.values()
+    if settings.objective == REGRESSION:
+        if min(hello.label_low for hello in hellos) == max(hello.label_high for hello in hellos):
+            raise DataError("label must not be the same in every row of every party")
+        return ()
+    classes = merge_classes(hello.classes for hello in hellos)
+    if len(classes) < 2:
+        raise DataError(
+            f"label must not be the same in every row of every party, got only {classes[0]!r}"
+        )
+    if settings.objective == "binary:logistic" and len(classes) != 2:
+        raise DataError(
+            f"label must have 2 values for binary:logistic, the parties have {len(classes)}: "
+            f"{', '.join(classes[:5])}; see objective"
+        )
+    return classes
+
+
+def check_validation(parties: Mapping[str, HelloReply], settings: Settings) -> None:
+    """Hold that early stopping has rows to look at.
+
+    Raises
+    ------
+    ConfigError : no party has a validation row.
+    """
+    if settings.early_stopping_rounds and not any(hello.n_valid for hello in parties.values()):
+        raise ConfigError(
+            "valid-fraction must leave validation rows for early-stopping-rounds, "
+            f"got {settings.valid_fraction}"
+        )

@@ -1,0 +1,294 @@
+"""PAX: party-adaptive histogram boosting.
+
+Source: Ong et al. 2020, "Adaptive Histogram-Based Gradient Boosted Trees for Federated Learning",
+Algorithm 1; line numbers are of that algorithm. Departures:
+
+- Trees grow level by level from summed histograms, so a round takes ``max_depth`` exchanges; the
+  paper leaves open how a tree grows between two fusions.
+- The representatives are fused once, before the first tree, and not in every round: the surrogates
+  do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.config import Section, Settings, check
+from fedapp.conversation import Checkpoint, Conversation, Parties, Progress, ask
+from fedapp.errors import DataError
+from fedapp.histograms.bins import Cuts, Ints
+from fedapp.histograms.build import Histogram, add_histograms
+from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches
+from fedapp.messages.booster import EvaluateReply, EvaluateRequest
+from fedapp.messages.fields import Reply
+from fedapp.messages.hello import HelloReply
+from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
+from fedapp.run_folder import RunFolder
+from fedapp.site.labels import REGRESSION
+from fedapp.trees.boost import Boosting, Sampling, kept_cuts
+from fedapp.trees.grow import Growth
+from fedapp.trees.model import LEAF, to_json
+from fedapp.trees.objective import base_margin, base_score
+from strategies.base import Outcome, TreeStrategy
+from strategies.opening import check_labels, check_same_columns, check_validation
+from strategies.scoring import (
+    FINAL_BINS,
+    ROUND_BINS,
+    History,
+    boosted_outcome,
+    pooled_scores,
+)
+
+FEWEST_BINS = 2
+
+
+class PaxSettings(Section):
+    """``[pax]`` of the run config.
+
+    ``bins``: how many bins a party may have: its ``share`` of ``max-bin`` by rows, or ``equal``:
+    all of it. ``fusion``: the party whose resolution the global cuts keep.
+    """
+
+    bins: Literal["share", "equal"]
+    fusion: Literal["auto", "finest", "coarsest"]
+
+
+def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
+    """Bins of each party: its share of ``max_bin`` by rows, at least 2 (line 36: 1/epsilon_i)."""
+    total = sum(n_rows.values())
+    return {
+        party: max(FEWEST_BINS, round(max_bin * count / total)) for party, count in n_rows.items()
+    }
+
+
+class PAX(TreeStrategy):
+    """The server's side of PAX."""
+
+    def __init__(self, settings: Settings, folder: RunFolder) -> None:
+        super().__init__(settings, folder)
+        self.pax = self.own_settings(settings)
+        self.history = History(settings.objective, settings.early_stopping_rounds)
+        self.bin_maps: dict[str, Ints] = {}
+
+    @classmethod
+    def own_settings(cls, settings: Settings) -> PaxSettings:
+        """``[pax]``, checked."""
+        return check(PaxSettings, settings.sections["pax"], "pax.")
+
+    def conversation(
+        self, parties: Parties[HelloReply], saved: Checkpoint | None
+    ) -> Conversation[Outcome]:
+        """Algorithm 1."""
+        check_same_columns(parties)
+        check_validation(parties, self.settings)
+        classes = check_labels(parties, self.settings)
+        columns = next(iter(parties.values())).columns
+        if saved is None:
+            boosting = yield from self._begin(parties, columns, classes)
+        else:
+            boosting = self._restore(saved, columns, classes)
+        while boosting.n_rounds < self.settings.num_boost_round and not self.history.stops:
+            finished = yield from self._round(parties, boosting)
+            if finished:
+                yield self._checkpoint(boosting)
+        return (yield from self._evaluate(parties, boosting))
+
+    def _begin(
+        self, parties: Parties[HelloReply], columns: tuple[str, ...], classes: tuple[str, ...]
+    ) -> Conversation[Boosting]:
+        """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
+        n_bins = self._resolutions(parties)
+        sketches = yield from ask(
+            {party: SketchRequest(n_bins[party], classes) for party in parties}, SketchReply
+        )
+        coarsest = self.pax.fusion == "coarsest" or (
+            self.pax.fusion == "auto" and self.settings.objective == REGRESSION
+        )
+        resolutions = [n_bins[party] for party in sketches]
+        summaries = {party: _sketch(reply) for party, reply in sketches.items()}
+        cuts = fuse_sketches(
+            tuple(summaries.values()), min(resolutions) if coarsest else max(resolutions)
+        )
+        self.bin_maps = {party: bin_map(summary, cuts) for party, summary in summaries.items()}
+        mean = base_score(self.settings.objective, *_label_mean(sketches))
+        return self._boosting(mean, cuts, columns, classes)
+
+    def _resolutions(self, parties: Mapping[str, HelloReply]) -> dict[str, int]:
+        """Most bins of a column at each party."""
+        if self.pax.bins == "equal":
+            return dict.fromkeys(parties, self.settings.max_bin)
+        n_rows = {party: hello.n_train for party, hello in parties.items()}
+        return share_bins(self.settings.max_bin, n_rows)
+
+    def _boosting(
+        self, mean: np.float32, cuts: Cuts, columns: tuple[str, ...], classes: tuple[str, ...]
+    ) -> Boosting:
+        """A model without trees."""
+        sampling = Sampling(self.settings.seed, self.settings.colsample_bytree)
+        return Boosting(
+            self.settings.objective, mean, columns, classes, cuts, self.settings.shape, sampling
+        )
+
+    def _round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[bool]:
+        """Lines 12 to 26: one round. False where it begins anew, or training stops before it."""
+        growth = boosting.growth()
+        request = self._request(boosting, growth)
+        while growth.growing:
+            asked = tuple(parties)
+            replies = yield from ask(parties.all(request), GrowReply)
+            if growth.level == 0:
+                boosting.told()
+                yield from self._note_scores(replies, boosting)
+                if self.history.stops:
+                    return False
+            if len(replies) < len(asked):
+                # The sums of those left no longer fit the parents' histograms.
+                boosting.told()
+                return False
+            if growth.level == 0:
+                growth.set_roots(_sum([reply.root_sums for reply in replies.values()]))
+            routes = growth.split(*self._merge(replies, boosting, growth))
+            boosting.routes = routes
+            request = self._request(boosting, growth)
+        boosting.add(growth.trees(), routes)
+        return True
+
+    def _request(self, boosting: Boosting, growth: Growth) -> GrowRequest:
+        """What the parties do not know yet, and the sums wanted next."""
+        leaf_values, leaf_offsets = boosting.untold_leaves()
+        routes = boosting.routes
+        wanted = np.array(growth.wanted, dtype=np.int32).reshape(-1, 2)
+        return GrowRequest(
+            round_id=boosting.n_rounds,
+            level=growth.level,
+            n_trees=boosting.width,
+            base_margin=float(base_margin(boosting.objective, boosting.base_score)),
+            subsample=self.settings.subsample,
+            seed=self.settings.seed,
+            score_bins=ROUND_BINS,
+            split_trees=routes["tree"],
+            split_nodes=routes["node"],
+            split_lefts=routes["left"],
+            split_columns=routes["column"],
+            split_thresholds=routes["threshold"],
+            split_defaults=routes["default_left"].astype(np.uint8),
+            leaf_values=leaf_values,
+            leaf_offsets=leaf_offsets,
+            wanted_trees=wanted[:, 0],
+            wanted_nodes=wanted[:, 1],
+            columns=_drawn(growth),
+        )
+
+    def _merge(
+        self, replies: Mapping[str, GrowReply], boosting: Boosting, growth: Growth
+    ) -> tuple[Histogram, npt.NDArray[np.int32]]:
+        """Line 25: the parties' histograms in the layout of the global cuts."""
+        drawn, cuts = _drawn(growth), boosting.cuts
+        n_wanted = len(growth.wanted)
+        histograms = np.zeros((n_wanted, len(cuts.edges), 2))
+        missing = np.zeros((n_wanted, cuts.n_columns), dtype=np.int32)
+        for party, reply in replies.items():
+            places = self._places(party, drawn, cuts)
+            if reply.histograms.shape[:2] != (n_wanted, len(places)):
+                raise DataError(f"histograms must have {len(places)} bins", party)
+            add_histograms(histograms, reply.histograms, places)
+            missing[:, drawn] += reply.missing
+        return histograms, missing
+
+    def _places(self, party: str, drawn: npt.NDArray[np.int32], cuts: Cuts) -> Ints:
+        """Global bins of a party's bins of the drawn columns."""
+        places = self.bin_maps[party]
+        if len(drawn) == cuts.n_columns:
+            return places
+        columns = np.searchsorted(cuts.offsets, places, side="right") - 1
+        return places[np.isin(columns, drawn)]
+
+    def _note_scores(self, replies: Mapping[str, Reply], boosting: Boosting) -> Conversation[None]:
+        """Scores of the trees so far, which come with the first reply of a round."""
+        if boosting.n_rounds == len(self.history):
+            return
+        scores = {
+            part: pooled_scores(boosting.objective, replies.values(), part)
+            for part in ("train", "valid")
+        }
+        self.history.add(scores["valid"])
+        n_leaves = sum(int((tree["left"] == LEAF).sum()) for tree in boosting.last_trees)
+        n_trees = len(boosting.trees)
+        yield Progress(boosting.n_rounds, n_trees, n_leaves, scores["train"], scores["valid"])
+
+    def _evaluate(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[Outcome]:
+        """Score the finished model, cut back to its best round under early stopping."""
+        model, best_round = boosting.model, None
+        if self.history.patience:
+            if len(self.history) < boosting.n_rounds:
+                request = self._request(boosting, boosting.growth())
+                replies = yield from ask(parties.all(request), GrowReply)
+                yield from self._note_scores(replies, boosting)
+            best_round = self.history.best_round
+            model = model.first_rounds(best_round)
+        document = np.frombuffer(to_json(model).encode(), dtype=np.uint8)
+        spread = _label_spread(parties)
+        scored = yield from ask(
+            parties.all(EvaluateRequest(document, FINAL_BINS, spread)), EvaluateReply
+        )
+        yield from self._note_scores(scored, boosting)
+        return boosted_outcome(model, scored, spread, best_round)
+
+    def _checkpoint(self, boosting: Boosting) -> Checkpoint:
+        """The model so far, and how each party's bins map to the cuts."""
+        maps = {f"bins {party}": places for party, places in self.bin_maps.items()}
+        return Checkpoint({**boosting.arrays(), **maps}, {"history": self.history.scores})
+
+    def _restore(
+        self, saved: Checkpoint, columns: tuple[str, ...], classes: tuple[str, ...]
+    ) -> Boosting:
+        """Go on from a checkpoint."""
+        arrays = saved.arrays
+        self.bin_maps = {
+            name.removeprefix("bins "): places
+            for name, places in arrays.items()
+            if name.startswith("bins ")
+        }
+        self.history = History(
+            self.settings.objective, self.settings.early_stopping_rounds, saved.facts["history"]
+        )
+        boosting = self._boosting(*kept_cuts(arrays), columns, classes)
+        boosting.restore(arrays)
+        return boosting
+
+
+STRATEGY = PAX
+
+
+def _sketch(reply: SketchReply) -> Sketch:
+    return Sketch(reply.representatives, reply.masses, reply.offsets, reply.maxima)
+
+
+def _label_mean(sketches: Mapping[str, SketchReply]) -> tuple[float, float]:
+    """Sum of the labels and of the weights over all parties."""
+    weight_sum = sum(reply.weight_sum for reply in sketches.values())
+    if not weight_sum > 0:
+        raise DataError("weights must not all be 0")
+    return sum(reply.label_sum for reply in sketches.values()), weight_sum
+
+
+def _label_spread(parties: Mapping[str, HelloReply]) -> float:
+    """Half the range of all labels, which residuals rarely leave; 1 for classification."""
+    low = min(hello.label_low for hello in parties.values())
+    high = max(hello.label_high for hello in parties.values())
+    return (high - low) / 2 if high > low else 1.0
+
+
+def _drawn(growth: Growth) -> npt.NDArray[np.int32]:
+    """Columns that any tree of the round may split."""
+    return np.flatnonzero(growth.allowed.any(axis=0)).astype(np.int32)
+
+
+def _sum(arrays: list[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    """Element by element, in the order of the parties."""
+    total: npt.NDArray[np.float64] = np.sum(arrays, axis=0)
+    return total

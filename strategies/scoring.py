@@ -1,0 +1,96 @@
+"""Scores of boosted models from the parties' sums, and when to stop for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedapp import metrics
+from fedapp.messages.fields import Reply
+from fedapp.trees.model import Ensemble, importance, to_json
+from fedapp.trees.xgboost_json import to_xgboost_json
+from strategies.base import Outcome
+
+# Score histograms while training, and of the finished model: an AUC is off by far less than 1/bins.
+ROUND_BINS, FINAL_BINS = 512, 2**14
+PARTS = ("train", "valid", "test")
+
+
+def pooled_statistics(replies: Iterable[Reply], part: str) -> metrics.Statistics:
+    """What the parties' sums of one part of the rows add up to, in the order of the parties."""
+    first, *others = [
+        metrics.Statistics(getattr(reply, f"{part}_sums"), getattr(reply, f"{part}_scores"))
+        for reply in replies
+    ]
+    return sum(others, start=first)
+
+
+def pooled_scores(objective: str, replies: Iterable[Reply], part: str) -> dict[str, float]:
+    """Scores of all parties' rows together; none where there are no rows."""
+    found = pooled_statistics(replies, part)
+    return metrics.scores(objective, found) if found.sums[0] > 0 else {}
+
+
+class History:
+    """Scores of the rounds, by the metric that early stopping looks at.
+
+    Parameters
+    ----------
+    objective : gives the metric.
+    patience : rounds without a better validation score before training stops; 0 never stops.
+    scores : validation scores of the rounds so far, NaN where there are no validation rows.
+    """
+
+    def __init__(self, objective: str, patience: int, scores: Sequence[float] = ()) -> None:
+        self.metric, self.patience = metrics.default_metric(objective), patience
+        self.scores = [float("nan") if score is None else score for score in scores]
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def add(self, valid: Mapping[str, float]) -> None:
+        """Note the scores of a round."""
+        self.scores.append(valid.get(self.metric, float("nan")))
+
+    @property
+    def best_round(self) -> int:
+        """The round of the best score, from 1; the first one of equals."""
+        signed = np.array(self.scores) * (1 if metrics.BETTER[self.metric] else -1)
+        return int(np.argmax(np.where(np.isnan(signed), -np.inf, signed))) + 1
+
+    @property
+    def stops(self) -> bool:
+        """Whether the score has not become better for as many rounds as patience lasts."""
+        return bool(self.patience and self.scores) and len(self) - self.best_round >= self.patience
+
+
+def boosted_outcome(
+    model: Ensemble,
+    replies: Mapping[str, Reply],
+    residual_range: float,
+    best_round: int | None,
+) -> Outcome:
+    """The model's files and the summary of its scores.
+
+    Parameters
+    ----------
+    replies : ``EvaluateReply`` by party.
+    residual_range : see ``EvaluateRequest``.
+    best_round : the round the model was cut back to, or None.
+    """
+    test = pooled_statistics(replies.values(), "test")
+    has_test = bool(test.sums[0] > 0)
+    summary: dict[str, Any] = {
+        "metrics": {part: pooled_scores(model.objective, replies.values(), part) for part in PARTS},
+        "curves": metrics.curves(model.objective, test, residual_range=residual_range)
+        if has_test
+        else {},
+        "importance": importance(model),
+        "trees": len(model.trees),
+        "best_round": best_round,
+    }
+    return Outcome(
+        {"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)}, summary
+    )

@@ -1,0 +1,344 @@
+import bz2
+import gzip
+import hashlib
+import io
+import os
+import urllib.request
+import warnings
+from collections.abc import Callable
+from email.message import Message
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+
+from fedapp.data import datasets
+from fedapp.data.datasets import DataFile, DataSet, dataset_names, fetch, load_dataset, read_source
+from fedapp.data.load import Reader
+from fedapp.errors import ConfigError, DataError
+
+CONTENT = b"row,size,city,y\n1,5,Rome,u\n2,6,Bern,v\n3,7,,u\n"
+URL = "https://data.example/tiny.csv"
+
+needs_files = pytest.mark.skipif("FEDAPP_DATA" not in os.environ, reason="needs $FEDAPP_DATA")
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("FEDAPP_DATA", raising=False)
+    monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "data"
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def register(url: str = URL, stored: bytes = b"as it was stored", **rest: object) -> None:
+        file = DataFile("tiny.csv.gz", sha256(stored), sha256(CONTENT), url)
+        dataset = DataSet("binary", (3, 2), "rows", "here", (file,), "y", ("row",), **rest)  # type: ignore[arg-type]
+        monkeypatch.setitem(datasets.REGISTRY, "tiny", dataset)
+
+    register()
+    return register
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    served: dict[str, bytes] = {}
+
+    class Reply(io.BytesIO):
+        headers = Message()
+
+    def urlopen(url: str, timeout: float) -> Reply:
+        if url not in served:
+            raise URLError("no route")
+        return Reply(served[url])
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    return served
+
+
+@pytest.fixture
+def run() -> Callable[..., Any]:
+    with warnings.catch_warnings():
+        # typer imports a name that click is about to drop.
+        warnings.filterwarnings("ignore", "'click.utils", DeprecationWarning)
+        from typer.testing import CliRunner
+
+        from fedapp.data.commands import data_app
+
+    return lambda *words: CliRunner().invoke(data_app, list(words))
+
+
+def put(folder: Path, content: bytes, name: str = "tiny.csv") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["breast-cancer", "digits", "diabetes", "wine"])
+def test_built_in_sets_have_their_shape(name: str) -> None:
+    table = load_dataset(name)
+    assert table.values.shape == datasets.BUILT_IN[name].shape
+    assert len(table.columns) == table.values.shape[1]
+    assert table.labels is not None
+    assert table.labels.dtype == np.float64
+
+
+def test_a_group_is_kept_out_of_the_features() -> None:
+    table = load_dataset("diabetes", group="sex")
+    assert "sex" not in table.columns
+    assert table.groups is not None
+    assert len(np.unique(table.groups)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [("tiny.csv", bytes), ("tiny.csv.gz", gzip.compress), ("tiny.csv.bz2", bz2.compress)],
+)
+def test_a_file_is_known_by_its_content(
+    cache: Path, tiny: object, name: str, pack: Callable[[bytes], bytes]
+) -> None:
+    put(cache, pack(CONTENT), name)
+    table = load_dataset("tiny")
+    assert table.columns == ("size", "city")
+    assert table.labels is not None
+    assert table.labels.tolist() == ["u", "v", "u"]
+
+
+def test_a_file_is_known_as_it_is_stored(cache: Path, tiny: Callable[..., None]) -> None:
+    stored = gzip.compress(CONTENT.replace(b"Rome", b"Oslo"))
+    tiny(stored=stored)
+    put(cache, stored, "tiny.csv.gz")
+    assert load_dataset("tiny", group="city").groups is not None
+
+
+def test_the_shared_folder_comes_before_the_cache(
+    cache: Path, tiny: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDAPP_DATA", str(tmp_path / "shared"))
+    put(cache, b"damaged")
+    put(tmp_path / "shared", CONTENT)
+    assert load_dataset("tiny").n_rows == 3
+
+
+def test_text_is_ranked_and_missing_text_stays_missing(cache: Path, tiny: object) -> None:
+    put(cache, CONTENT)
+    assert np.array_equal(load_dataset("tiny").values[:, 1], [1, 0, np.nan], equal_nan=True)
+
+
+def test_a_group_keeps_its_text(cache: Path, tiny: object) -> None:
+    put(cache, CONTENT)
+    table = load_dataset("tiny", group="city")
+    assert table.columns == ("size",)
+    assert table.groups is not None
+    assert table.groups.tolist() == ["Rome", "Bern", "missing"]
+
+
+def test_a_dropped_column_may_be_the_group(cache: Path, tiny: object) -> None:
+    put(cache, CONTENT)
+    groups = load_dataset("tiny", group="row").groups
+    assert groups is not None
+    assert groups.tolist() == ["1", "2", "3"]
+
+
+def test_drop_adds_to_what_a_set_drops(cache: Path, tiny: object) -> None:
+    put(cache, CONTENT)
+    assert read_source("tiny", drop=["city"], label="y").columns == ("size",)
+
+
+def test_a_reader_names_columns_and_skips_lines(cache: Path, tiny: Callable[..., None]) -> None:
+    tiny(reader=Reader(skip_lines=2, columns=("row", "size", "city", "y")))
+    put(cache, CONTENT)
+    assert load_dataset("tiny").n_rows == 2
+
+
+def test_another_label_than_the_sets_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"label must be 'target' or empty .* 'wine', got 'hue'"):
+        read_source("wine", label="hue")
+
+
+def test_a_file_is_read_where_no_set_has_the_name(tmp_path: Path) -> None:
+    path = put(tmp_path, b"a,y\n1,2\n", "rows.csv")
+    assert read_source(str(path), label="y").columns == ("a",)
+
+
+def test_an_unknown_source_is_refused_without_its_folder() -> None:
+    rule = "data must be a built-in name, a registry name or an existing file, got"
+    with pytest.raises(ConfigError, match=f"{rule} 'win'; close matches: wine"):
+        read_source("win")
+    with pytest.raises(ConfigError, match=f"{rule} 'no.csv'$"):
+        read_source("/private/no.csv")
+    with pytest.raises(ConfigError, match=r"data set must be a built-in name .*, got 'wino'"):
+        load_dataset("wino")
+
+
+def test_a_file_that_is_not_here_is_refused(cache: Path, tiny: Callable[..., None]) -> None:
+    with pytest.raises(DataError, match=r"\$FEDAPP_DATA .* cache, .*`fedapp data fetch tiny`"):
+        load_dataset("tiny")
+    tiny(url="")
+    with pytest.raises(DataError, match="no public copy of this exact file; put it into"):
+        load_dataset("tiny")
+
+
+def test_a_file_with_other_content_is_refused(cache: Path, tiny: object) -> None:
+    put(cache, b"damaged")
+    with pytest.raises(DataError, match=r"'tiny.csv' must have content of sha256 .*, got"):
+        load_dataset("tiny")
+    put(cache, b"damaged", "tiny.csv.gz")
+    with pytest.raises(DataError, match=r"'tiny.csv.gz' must unpack, got BadGzipFile"):
+        load_dataset("tiny")
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".bz2", bz2.compress)])
+def test_a_fetched_file_is_kept_packed_as_it_came(
+    cache: Path,
+    tiny: Callable[..., None],
+    downloads: dict[str, bytes],
+    suffix: str,
+    pack: Callable[[bytes], bytes],
+) -> None:
+    tiny(url=URL + suffix)
+    downloads[URL + suffix] = pack(CONTENT)
+    seen: list[tuple[int, int]] = []
+    path = fetch("tiny", lambda done, total: seen.append((done, total)))
+    assert path == cache / f"tiny.csv{suffix}"
+    assert seen == [(len(pack(CONTENT)), 0)]
+    assert os.listdir(cache) == [path.name]
+    assert load_dataset("tiny").n_rows == 3
+
+
+def test_a_file_that_is_here_is_not_fetched(
+    cache: Path, tiny: object, downloads: dict[str, bytes]
+) -> None:
+    path = put(cache, CONTENT)
+    assert fetch("tiny") == path
+
+
+def test_a_failed_download_leaves_nothing(
+    cache: Path, tiny: Callable[..., None], downloads: dict[str, bytes]
+) -> None:
+    with pytest.raises(DataError, match=r"download of 'tiny.csv.gz' must succeed, got .*no route"):
+        fetch("tiny")
+    downloads[URL] = b"damaged"
+    with pytest.raises(DataError, match="must have content of sha256"):
+        fetch("tiny")
+    assert os.listdir(cache) == []
+
+
+def test_what_cannot_be_fetched_is_refused(cache: Path, tiny: Callable[..., None]) -> None:
+    with pytest.raises(ConfigError, match=r"must be one with files, got 'wine' \(built-in\)"):
+        fetch("wine")
+    tiny(url="")
+    with pytest.raises(DataError, match=r"no public copy of this exact file; put it into \$FEDAPP"):
+        fetch("tiny")
+    tiny(url="http://data.example/tiny.csv")
+    with pytest.raises(DataError, match=r"url must start with https://, got http://data.example"):
+        fetch("tiny")
+
+
+def test_every_published_file_is_fetched_over_https() -> None:
+    files = [file for dataset in datasets.REGISTRY.values() for file in dataset.files]
+    assert {file.name for file in files if not file.url} == {
+        "cod-rna.libsvm.gz",
+        "cod-rna-test.libsvm.gz",
+        "airline-delayed-2008-01.csv.gz",
+    }
+    assert all(
+        file.url.startswith("https://raw.githubusercontent.com/") for file in files if file.url
+    )
+
+
+def test_list_says_where_a_set_lies(cache: Path, tiny: object, run: Callable[..., Any]) -> None:
+    put(cache, CONTENT)
+    lines = run("list").output.splitlines()
+    where = {words[1]: words[-2] for words in map(str.split, lines) if len(words) > 5}
+    assert where["wine"] == "built-in"
+    assert where["tiny"] == "cache"
+    assert where["a9a"] == "here"
+
+
+def test_describe_counts_rows_columns_and_labels(tmp_path: Path, run: Callable[..., Any]) -> None:
+    path = put(tmp_path, b"a,[b],y\n1,2,u\n3,,u\n5,2,v\n", "rows.csv")
+    result = run("describe", str(path), "--label", "y")
+    cells = [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in result.output.splitlines()
+    ]
+    assert result.exit_code == 0
+    assert "3 rows, 2 columns" in result.output
+    assert ["a", "0", "3", "1", "3", "5"] in cells
+    assert ["[b]", "1", "1", "2", "2", "2"] in cells
+    assert ["u", "2", "66.67%"] in cells
+
+
+def test_fetch_prints_where_the_file_is(
+    cache: Path, tiny: object, run: Callable[..., Any], downloads: dict[str, bytes]
+) -> None:
+    downloads[URL] = CONTENT
+    assert run("fetch", "tiny").output.strip() == str(cache / "tiny.csv")
+
+
+def test_an_error_passes_through_a_command(run: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="got 'wino'"):
+        raise run("describe", "wino").exception
+
+
+LABEL_COUNTS: dict[str, dict[object, int]] = {
+    "default-credit": {0.0: 23364, 1.0: 6636},
+    "give-me-some-credit": {0.0: 139974, 1.0: 10026},
+    "a9a": {-1.0: 24720, 1.0: 7841},
+    "a9a-test": {-1.0: 12435, 1.0: 3846},
+    "cod-rna": {-1.0: 39690, 1.0: 19845},
+    "cod-rna-test": {-1.0: 181078, 1.0: 90539},
+    "ijcnn1": {-1.0: 45137, 1.0: 4853},
+    "ijcnn1-test": {-1.0: 82989, 1.0: 8712},
+    "higgs-11k": {0.0: 5163, 1.0: 5821},
+    "ionosphere": {"b": 126, "g": 225},
+    "spambase": {0.0: 2788, 1.0: 1813},
+    "waveform": {0.0: 1657, 1.0: 1647, 2.0: 1696},
+    "kddcup99": {"smurf.": 280790, "neptune.": 107201, "normal.": 97278},
+    "airline": {0.0: 65188, 1.0: 117727},
+    "adult": {"<=50K": 37155, ">50K": 11687},
+    "agaricus": {0.0: 3373, 1.0: 3140},
+    "agaricus-test": {0.0: 835, 1.0: 776},
+}
+N_DISTINCT = {"kddcup99": 23, "abalone": 28, "space-ga": 3105}
+
+
+@needs_files
+@pytest.mark.parametrize("name", [name for name in dataset_names() if name in datasets.REGISTRY])
+def test_registry_sets_have_their_published_counts(name: str) -> None:
+    table = load_dataset(name)
+    assert table.values.shape == datasets.REGISTRY[name].shape
+    assert table.labels is not None
+    values, counts = np.unique(table.labels, return_counts=True)
+    found = dict(zip(values.tolist(), counts.tolist(), strict=True))
+    expected = LABEL_COUNTS.get(name, {})
+    assert {label: found[label] for label in expected} == expected
+    assert len(values) == N_DISTINCT.get(name, len(expected))
+
+
+@needs_files
+def test_missing_values_of_registry_sets_are_found() -> None:
+    credit = load_dataset("give-me-some-credit")
+    missing = dict(zip(credit.columns, np.isnan(credit.values).sum(axis=0).tolist(), strict=True))
+    assert missing["MonthlyIncome"] == 29731
+    assert missing["NumberOfDependents"] == 3924
+    assert np.isnan(load_dataset("adult").values).sum() == 2799 + 2809 + 857
+
+
+@needs_files
+def test_airline_has_only_what_is_known_before_landing() -> None:
+    table = load_dataset("airline", group="UniqueCarrier")
+    assert table.columns == (
+        *("DayofMonth", "DayOfWeek", "DepTime", "CRSDepTime", "CRSArrTime", "FlightNum"),
+        *("CRSElapsedTime", "DepDelay", "Origin", "Dest", "Distance", "TaxiOut"),
+    )
+    assert table.groups is not None
+    assert len(np.unique(table.groups)) == 20
+    assert "WN" in table.groups

@@ -1,0 +1,298 @@
+"""The scores of fedapp.metrics: sums of parties against pooled rows, and against scikit-learn."""
+
+from __future__ import annotations
+
+from functools import reduce
+from itertools import pairwise
+from operator import add
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+
+from fedapp import metrics
+
+BINARY, MULTI, REGRESSION = "binary:logistic", "multi:softprob", "reg:squarederror"
+OBJECTIVES = (BINARY, MULTI, REGRESSION)
+N_BINS = 64
+
+seeds = st.integers(0, 2**32 - 1)
+n_rows_drawn = st.integers(2, 300)
+
+
+def rows(objective: str, n_rows: int, seed: int):
+    """Random margins, labels that follow them a little, and weights of which some are 0."""
+    rng = np.random.default_rng(seed)
+    n_outputs = 4 if objective == MULTI else 1
+    # Rounded, so that ties occur.
+    margins = np.round(rng.normal(0, 3, (n_rows, n_outputs)), 1).astype(np.float32)
+    noisy = margins + rng.normal(0, 3, margins.shape)
+    labels = {
+        BINARY: lambda: noisy[:, 0] > 0,
+        MULTI: lambda: noisy.argmax(axis=1),
+        REGRESSION: lambda: noisy[:, 0],
+    }[objective]()
+    weights = rng.choice([0.0, 0.5, 1.0, 2.5], n_rows)
+    weights[0] = 1.0
+    return margins, labels.astype(np.float32), weights.astype(np.float32)
+
+
+def parts(arrays, n_parties: int):
+    """The rows of each of n_parties parties."""
+    return [tuple(a[i::n_parties] for a in arrays) for i in range(n_parties)]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@settings(max_examples=30, deadline=None)
+@given(n_rows=n_rows_drawn, seed=seeds, n_parties=st.integers(1, 5))
+def test_sums_of_the_parties_are_the_sums_of_the_whole(objective, n_rows, seed, n_parties):
+    arrays = rows(objective, n_rows, seed)
+    whole = metrics.statistics(objective, *arrays, N_BINS)
+    split = [metrics.statistics(objective, *part, N_BINS) for part in parts(arrays, n_parties)]
+    total = reduce(add, split)
+    np.testing.assert_allclose(total.sums, whole.sums, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(total.histogram, whole.histogram)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@settings(max_examples=30, deadline=None)
+@given(n_rows=n_rows_drawn, seed=seeds)
+def test_scores_of_the_sums_equal_the_pooled_scores(objective, n_rows, seed):
+    arrays = rows(objective, n_rows, seed)
+    exact = metrics.pooled(objective, *arrays)
+    got = metrics.scores(objective, metrics.statistics(objective, *arrays, N_BINS))
+    assert got.keys() == exact.keys()
+    for name in exact.keys() - {"auc", "ks"}:
+        assert got[name] == pytest.approx(exact[name], rel=1e-9, abs=1e-9, nan_ok=True), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(n_rows=n_rows_drawn, seed=seeds, half_bins=st.integers(1, 100))
+def test_auc_lies_within_its_bound_and_ks_below_the_exact_one(n_rows, seed, half_bins):
+    arrays = rows(BINARY, n_rows, seed)
+    exact = metrics.pooled(BINARY, *arrays)
+    sums = metrics.statistics(BINARY, *arrays, 2 * half_bins)
+    got, bound = metrics.scores(BINARY, sums), metrics.auc_error(sums)
+    if np.isnan(exact["auc"]):
+        assert np.isnan([got["auc"], got["ks"], bound]).all()
+    else:
+        assert abs(got["auc"] - exact["auc"]) <= bound + 1e-12
+        assert got["ks"] <= exact["ks"] + 1e-12
+
+
+def test_auc_of_many_bins_is_the_exact_one():
+    arrays = rows(BINARY, 2000, 1)
+    sums = metrics.statistics(BINARY, *arrays, 100_000)
+    got, exact = metrics.scores(BINARY, sums)["auc"], metrics.pooled(BINARY, *arrays)["auc"]
+    # Margins are rounded to 0.1, so a bin holds ties alone and the bound counts nothing but them.
+    assert got == pytest.approx(exact, abs=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=seeds)
+def test_pooled_binary_scores_are_those_of_scikit_learn(seed):
+    margins, labels, weights = rows(BINARY, 200, seed)
+    got = metrics.pooled(BINARY, margins, labels, weights)
+    p = 1 / (1 + np.exp(-margins[:, 0].astype(np.float64)))
+    guesses = p >= 0.5
+    assert got["auc"] == pytest.approx(sk.roc_auc_score(labels, p, sample_weight=weights))
+    assert got["logloss"] == pytest.approx(sk.log_loss(labels, p, sample_weight=weights))
+    for name in ("accuracy", "f1", "precision", "recall"):
+        score = getattr(sk, f"{name}_score")(labels, guesses, sample_weight=weights)
+        assert got[name] == pytest.approx(score), name
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=seeds)
+def test_pooled_regression_scores_are_those_of_scikit_learn(seed):
+    margins, labels, weights = rows(REGRESSION, 200, seed)
+    got = metrics.pooled(REGRESSION, margins, labels, weights)
+    squares = sk.mean_squared_error(labels, margins[:, 0], sample_weight=weights)
+    assert got["rmse"] == pytest.approx(np.sqrt(squares), rel=1e-6)
+    assert got["r2"] == pytest.approx(sk.r2_score(labels, margins[:, 0], sample_weight=weights))
+
+
+def test_binary_scores_of_four_rows_made_by_hand():
+    logit = np.log(np.array([[0.15], [0.45], [0.65], [0.95]]) / [[0.85], [0.55], [0.35], [0.05]])
+    labels = np.array([0, 1, 0, 1], np.float32)
+    sums = metrics.statistics(BINARY, logit.astype(np.float32), labels, np.ones(4, np.float32), 10)
+    np.testing.assert_array_equal(np.flatnonzero(sums.histogram[0]), [1, 6])
+    got = metrics.scores(BINARY, sums)
+    assert got["auc"] == 0.75
+    assert got["ks"] == 0.5
+    assert [got[name] for name in ("accuracy", "f1", "precision", "recall")] == [0.5] * 4
+    losses = -np.log([0.85, 0.45, 0.35, 0.95])
+    assert got["logloss"] == pytest.approx(losses.mean(), rel=1e-6)
+
+
+def test_confusion_has_true_classes_in_rows():
+    margins = np.array([[0, 2, 1], [0, 2, 1], [5, 0, 0]], np.float32)
+    labels = np.array([2, 1, 0], np.float32)
+    sums = metrics.statistics(MULTI, margins, labels, np.array([2, 1, 1], np.float32), 2)
+    expected = [[1, 0, 0], [0, 1, 0], [0, 2, 0]]
+    assert metrics.curves(MULTI, sums) == {"confusion": expected}
+    assert metrics.scores(MULTI, sums)["accuracy"] == 0.5
+
+
+def test_residuals_beyond_the_range_stand_in_the_outer_bins():
+    labels = np.array([-9, -1, 0, 0.5, 2, 9], np.float32)
+    margins, weights = np.zeros((6, 1), np.float32), np.ones(6, np.float32)
+    sums = metrics.statistics(REGRESSION, margins, labels, weights, 4, residual_range=2.0)
+    drawn = metrics.curves(REGRESSION, sums, residual_range=2.0)["residuals"]
+    assert drawn == {"edges": [-2, -1, 0, 1, 2], "counts": [1, 1, 2, 2]}
+
+
+@pytest.mark.parametrize("margin", [np.float32(0), np.float32(-1e-30), np.float32(-1e-6)])
+def test_predicted_positives_fill_the_upper_half_of_the_bins(margin):
+    p = 1 / (1 + np.exp(-np.float64(margin)))
+    one = np.ones(1, np.float32)
+    for n_bins in (2, 6, 10, 10_000):
+        sums = metrics.statistics(BINARY, np.full((1, 1), margin), one, one, n_bins)
+        assert (int(sums.histogram[1].argmax()) >= n_bins // 2) == (p >= 0.5)
+
+
+def test_huge_margins_give_finite_losses():
+    margins = np.array([[3e38], [-3e38], [1000]], np.float32)
+    labels, weights = np.array([1, 0, 0], np.float32), np.ones(3, np.float32)
+    sums = metrics.statistics(BINARY, margins, labels, weights, N_BINS)
+    assert metrics.scores(BINARY, sums)["logloss"] == pytest.approx(1000 / 3)
+    wide = np.hstack([margins, -margins])
+    sums = metrics.statistics(MULTI, wide, labels, weights, N_BINS)
+    assert np.isfinite(sums.sums).all()
+
+
+@pytest.mark.parametrize(
+    ("objective", "shape", "n_sums"),
+    [(BINARY, (2, 8), 2), (MULTI, (4, 4), 2), (REGRESSION, (1, 8), 5)],
+)
+def test_no_rows_give_zeros_and_undefined_scores(objective, shape, n_sums):
+    arrays = tuple(a[:0] for a in rows(objective, 2, 0))
+    sums = metrics.statistics(objective, *arrays, 8)
+    np.testing.assert_array_equal(sums.sums, np.zeros(n_sums))
+    np.testing.assert_array_equal(sums.histogram, np.zeros(shape))
+    assert sums.histogram.dtype == np.float64
+    for scores in (metrics.scores(objective, sums), metrics.pooled(objective, *arrays)):
+        assert np.isnan(list(scores.values())).all()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_rows_of_zero_weight_count_for_nothing(objective):
+    margins, labels, weights = rows(objective, 50, 3)
+    sums = metrics.statistics(objective, margins, labels, np.zeros_like(weights), N_BINS)
+    assert np.isnan(list(metrics.scores(objective, sums).values())).all()
+    pooled = metrics.pooled(objective, margins, labels, np.zeros_like(weights))
+    assert np.isnan(list(pooled.values())).all()
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_one_class_alone_has_no_auc_but_a_log_loss(label):
+    margins = np.array([[-1], [-2]], np.float32)
+    labels, weights = np.full(2, label, np.float32), np.ones(2, np.float32)
+    sums = metrics.statistics(BINARY, margins, labels, weights, N_BINS)
+    for got in (metrics.scores(BINARY, sums), metrics.pooled(BINARY, margins, labels, weights)):
+        assert np.isnan([got["auc"], got["ks"], got["precision"]]).all()
+        assert np.isnan(got["recall"]) == (label == 0)
+        assert np.isfinite([got["logloss"], got["accuracy"]]).all()
+    assert metrics.curves(BINARY, sums) == {"roc": {"fpr": [], "tpr": []}}
+    assert np.isnan(metrics.auc_error(sums))
+
+
+def test_a_constant_target_has_no_r2():
+    margins = np.array([[1], [2], [3]], np.float32)
+    labels, weights = np.full(3, 1e4 / 3, np.float32), np.full(3, 0.1, np.float32)
+    sums = metrics.statistics(REGRESSION, margins, labels, weights, N_BINS)
+    both = metrics.scores(REGRESSION, sums), metrics.pooled(REGRESSION, margins, labels, weights)
+    for got in both:
+        assert np.isnan(got["r2"])
+        assert np.isfinite([got["rmse"], got["mae"]]).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=seeds, n_points=st.integers(2, 30))
+def test_a_thinned_roc_rises_from_corner_to_corner(seed, n_points):
+    sums = metrics.statistics(BINARY, *rows(BINARY, 300, seed), 1000)
+    roc = metrics.curves(BINARY, sums, n_points)["roc"]
+    points = list(zip(roc["fpr"], roc["tpr"], strict=True))
+    assert 2 <= len(points) <= n_points
+    assert points[0] == (0, 0)
+    assert points[-1] == (1, 1)
+    assert all(a <= c and b <= d for (a, b), (c, d) in pairwise(points))
+
+
+def test_a_roc_of_few_points_is_kept_whole():
+    sums = metrics.statistics(BINARY, *rows(BINARY, 300, 5), 20)
+    roc = metrics.curves(BINARY, sums)["roc"]
+    area = np.trapezoid(roc["tpr"], roc["fpr"])
+    assert area == pytest.approx(metrics.scores(BINARY, sums)["auc"], abs=1e-12)
+
+
+def test_every_score_says_which_way_is_better():
+    for objective in OBJECTIVES:
+        sums = metrics.statistics(objective, *rows(objective, 20, 0), N_BINS)
+        assert metrics.scores(objective, sums).keys() <= metrics.BETTER.keys()
+        assert metrics.default_metric(objective) in metrics.scores(objective, sums)
+    assert metrics.BETTER["auc"]
+    assert not metrics.BETTER["rmse"]
+
+
+def replaced(objective: str, **changes: object):
+    margins, labels, weights = rows(objective, 5, 0)
+    arrays = {"margins": margins, "labels": labels, "weights": weights, "n_bins": 8} | changes
+    return metrics.statistics(objective, **arrays)
+
+
+@pytest.mark.parametrize(
+    ("objective", "changes", "text"),
+    [
+        (BINARY, {"n_bins": 7}, r"n_bins must be >= 2 and even, got 7"),
+        (REGRESSION, {"n_bins": 1}, r"n_bins must be >= 2, got 1"),
+        (REGRESSION, {"residual_range": 0.0}, r"residual_range must be > 0 and finite, got 0.0"),
+        (BINARY, {"margins": np.zeros((5, 2), np.float32)}, r"of shape \(n, 1\), got \(5, 2\)"),
+        (MULTI, {"margins": np.zeros((5, 1), np.float32)}, r"\(n, n_classes\), got \(5, 1\)"),
+        (BINARY, {"margins": np.zeros(5, np.float32)}, r"of shape \(n, 1\), got \(5,\)"),
+        (
+            BINARY,
+            {"labels": np.zeros(4, np.float32)},
+            r"labels must be of shape \(5,\), got \(4,\)",
+        ),
+        (BINARY, {"labels": np.full(5, 2, np.float32)}, r"class ids 0 to 1, got 5 other values"),
+        (MULTI, {"labels": np.full(5, 0.5, np.float32)}, r"class ids 0 to 3, got 5 other values"),
+        (MULTI, {"labels": np.full(5, -1, np.float32)}, r"class ids 0 to 3, got 5 other values"),
+        (REGRESSION, {"labels": np.full(5, np.nan)}, r"labels must be finite, got 5 other values"),
+        (BINARY, {"margins": np.full((5, 1), np.inf)}, r"margins must be finite, got 5 other"),
+        (BINARY, {"weights": np.full(5, -1.0)}, r"weights must be >= 0, got 5 other values"),
+    ],
+)
+def test_rubbish_rows_are_refused(objective, changes, text):
+    with pytest.raises(ValueError, match=text):
+        replaced(objective, **changes)
+
+
+def test_an_unknown_objective_is_refused():
+    with pytest.raises(ValueError, match=r"objective must be one of .*, got rank:ndcg"):
+        metrics.default_metric("rank:ndcg")
+
+
+def test_statistics_of_two_shapes_do_not_add_up():
+    with pytest.raises(ValueError, match=r"statistics must be of one shape, got"):
+        replaced(BINARY) + replaced(BINARY, n_bins=10)
+
+
+def test_statistics_of_another_objective_are_refused():
+    with pytest.raises(ValueError, match=r"must be those of reg:squarederror, got sums \(2,\)"):
+        metrics.scores(REGRESSION, replaced(BINARY))
+
+
+def test_statistics_with_an_odd_number_of_bins_are_refused():
+    odd = metrics.Statistics(np.zeros(2), np.zeros((2, 7)))
+    with pytest.raises(ValueError, match=r"even number of bins, got 7"):
+        metrics.scores(BINARY, odd)
+
+
+def test_negative_and_infinite_statistics_are_refused():
+    for cell in (-1.0, np.inf):
+        bad = metrics.Statistics(np.zeros(2), np.full((2, 8), cell))
+        with pytest.raises(ValueError, match=r"must be finite, and the histogram's cells >= 0"):
+            metrics.auc_error(bad)

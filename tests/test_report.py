@@ -1,0 +1,489 @@
+"""What a person sees of a run: the summary, the progress and the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from fedapp import metrics
+from fedapp.errors import DataError
+from fedapp.report import plots, summary
+from fedapp.report.page import write_report
+from fedapp.report.progress import follow
+
+BINARY, MULTI, REGRESSION = metrics.OBJECTIVES
+OBJECTIVES = {
+    BINARY: (["auc", "logloss", "accuracy"], {"roc": {"fpr": [0, 0.2, 1], "tpr": [0, 0.7, 1]}}),
+    MULTI: (["accuracy", "mlogloss"], {"confusion": [[5, 1], [2, 7]]}),
+    REGRESSION: (
+        ["rmse", "mae", "r2"],
+        {"residuals": {"edges": [-1, 0, 1], "counts": [3, 4]}},
+    ),
+}
+MALICIOUS = '<script src="https://example.org/x.js">alert("$x^{$")</script>'
+
+
+def round_line(number: int, names: list[str], n_rounds: int = 5, **changes: object) -> dict:
+    scores = dict.fromkeys(names, 0.5 + 0.01234 * number)
+    return {
+        "round": number,
+        "rounds": n_rounds,
+        "trees": number,
+        "leaves": 7,
+        "train": scores,
+        "valid": scores,
+        "exchanges": 2 + 4 * number,
+        "bytes": {"to_parties": 200_000, "to_server": 1_000_000},
+        "seconds": 0.31,
+    } | changes
+
+
+def ledger_lines() -> list[dict]:
+    down = {"from": "server", "seconds": 0.1}
+    up = {"to": "server", "seconds": 0.2}
+    return [
+        {"step": 1, "type": "query.hello", "to": "party-1", "bytes": 10, **down},
+        {"step": 1, "type": "query.hello", "from": "party-1", "bytes": 700, **up},
+        {"step": 2, "type": "train.pax_grow", "to": "party-1", "bytes": 1500, **down},
+        {"step": 2, "type": "train.pax_grow", "to": "party-2", "bytes": 1500, **down},
+        {"step": 2, "type": "train.pax_grow", "from": "party-1", "bytes": 2_000_000, **up},
+        {"step": 2, "type": "train.pax_grow", "from": "party-2", "bytes": 3_000_000, **up},
+    ]
+
+
+def summary_of(objective: str, **changes: object) -> dict:
+    names, curves = OBJECTIVES[objective]
+    return {
+        "strategy": "pax",
+        "engine": "local",
+        "data": "breast-cancer",
+        "objective": objective,
+        "seed": 42,
+        "model_id": "8f3a2c",
+        "parties": [{"name": "party-1", "rows": 1152}, {"name": "party-2", "rows": 88}],
+        "left_out": [],
+        "metrics": {
+            "test": dict.fromkeys(names, 0.8123),
+            "valid": dict.fromkeys(names, 0.7777),
+            "train": dict.fromkeys(names, 0.9),
+        },
+        "curves": curves,
+        "importance": {"gain": {"radius": 12.5, MALICIOUS: 3.25}, "count": {"radius": 4}},
+        "exchanges": 22,
+        "bytes": {"to_parties": 3010, "to_server": 5_000_700},
+        "seconds": {"total": 3.2, "train": 1.1},
+        "trees": 5,
+        "best_round": None,
+        "versions": {"fedapp": "0.1.0", "xgboost": "3.2.0"},
+    } | changes
+
+
+def write_lines(path: Path, lines: list[dict]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def make_run(path: Path, objective: str = BINARY, config: str = "", **changes: object) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    settings = 'strategy = "pax"\neta = 0.1\n' + config + '\n[pax]\nbins = "share"\n'
+    (path / "config.toml").write_text(settings, encoding="utf-8")
+    (path / "summary.json").write_text(json.dumps(summary_of(objective, **changes)))
+    names = OBJECTIVES[objective][0]
+    write_lines(path / "rounds.jsonl", [round_line(i, names) for i in range(1, 6)])
+    write_lines(path / "ledger.jsonl", ledger_lines())
+    return path
+
+
+def page_of(*run_dirs: Path, output: Path | None = None) -> str:
+    return write_report(run_dirs, output).read_text(encoding="utf-8")
+
+
+def images(page: str) -> list[np.ndarray]:
+    sources = re.findall(r'<img [^>]*src="data:image/png;base64,([^"]+)"', page)
+    assert len(sources) == page.count("<img")
+    return [imread(io.BytesIO(base64.b64decode(data)), format="png") for data in sources]
+
+
+def cells(page: str) -> list[list[str]]:
+    """The text of every table row."""
+    rows = re.findall(r"<tr>(.*?)</tr>", page, flags=re.DOTALL)
+    return [re.findall(r"<t[dh][^>]*>(?:<strong>)?(.*?)(?:</strong>)?</t", row) for row in rows]
+
+
+# Reading
+
+
+def test_a_run_folder_is_read_whole(tmp_path):
+    run = summary.read_run(make_run(tmp_path / "run"))
+    assert run.config["pax"] == {"bins": "share"}
+    assert run.summary["exchanges"] == 22
+    assert [entry["round"] for entry in run.rounds] == [1, 2, 3, 4, 5]
+    assert len(run.ledger) == 6
+
+
+@pytest.mark.parametrize("name", ["config.toml", "summary.json", "rounds.jsonl", "ledger.jsonl"])
+def test_a_missing_file_is_named(tmp_path, name):
+    path = make_run(tmp_path / "run")
+    (path / name).unlink()
+    with pytest.raises(DataError, match=rf"run folder must hold {name}, got \w+"):
+        summary.read_run(path)
+
+
+def test_an_empty_folder_and_no_folder_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"must hold config.toml, got an empty folder"):
+        summary.read_run(tmp_path)
+    with pytest.raises(DataError, match=r"run folder must be a folder, got .*nowhere"):
+        summary.read_run(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("config.toml", "a = ", r"config.toml must be TOML, got: "),
+        ("summary.json", "{", r"summary.json must be JSON, got: "),
+        ("summary.json", "[]", r"summary.json must be an object, got list"),
+        ("summary.json", "{}", r"summary.json must have strategy \(str\), got no such field"),
+        ("rounds.jsonl", '\n{"round": "x"}\n', r"rounds.jsonl line 2 must have round \(int\), got"),
+        ("rounds.jsonl", '{"round"', r"rounds.jsonl line 1 must be JSON"),
+        ("ledger.jsonl", "{}\n", r"ledger.jsonl line 1 must have step \(int\), got no such field"),
+        ("ledger.jsonl", b"\xff", r"ledger.jsonl must be UTF-8, got invalid start byte at 0"),
+    ],
+)
+def test_a_malformed_file_is_refused(tmp_path, name, content, text):
+    path = make_run(tmp_path / "run")
+    (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=text):
+        summary.read_run(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"strategy": 3}, r"summary.json must have strategy \(str\), got int"),
+        ({"objective": "rank:ndcg"}, r"objective of summary.json must be one of .*, got rank:ndcg"),
+        ({"bytes": {"to_parties": 1}}, r"bytes of summary.json must have to_server \(int\)"),
+        ({"seconds": {}}, r"seconds of summary.json must have total \(Real\), got no such field"),
+        ({"parties": [{"name": "a"}]}, r"a party of summary.json must have rows \(int\)"),
+    ],
+)
+def test_a_malformed_summary_is_refused(tmp_path, changes, text):
+    path = make_run(tmp_path / "run")
+    (path / "summary.json").write_text(json.dumps(summary_of(BINARY) | changes))
+    with pytest.raises(DataError, match=text):
+        summary.read_run(path)
+
+
+# Summary
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (99_960, "100 kB"),
+        (999_960, "1.0 MB"),
+        (1_234_567, "1.2 MB"),
+        (340e9, "340 GB"),
+        (5e15, "5000 TB"),
+    ],
+)
+def test_bytes_read_easily(n, text):
+    assert summary.human_bytes(n) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.309, "0.31 s"), (42.2, "42 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")],
+)
+def test_seconds_read_easily(seconds, text):
+    assert summary.human_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.81234, "0.8123"), (math.nan, "–"), (None, "–"), (54321.6, "54321.6")],  # noqa: RUF001
+)
+def test_scores_have_four_decimals_or_six_digits(value, text):
+    assert summary.score_text(value) == text
+
+
+def printed(facts: dict, **kwargs: object) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    summary.print_summary(facts, console, **kwargs)
+    return console.file.getvalue()
+
+
+def test_the_summary_tells_result_and_cost():
+    baselines = {"pooled": {"auc": 0.9111, "logloss": None}, "alone": {"party-1": {"auc": 0.6543}}}
+    left_out = [{"party": "bank[red]", "step": 17, "reason": "no answer within 60 s"}]
+    facts = summary_of(BINARY, baselines=baselines, left_out=left_out, best_round=3)
+    text = printed(facts, path=Path("runs/one"))
+    for part in (
+        "pax on breast-cancer",
+        "party-1 1,152, party-2 88",
+        "5, early stopping: best round 3",
+        "3.0 kB to parties, 5.0 MB to server",
+        "3.20 s total, 1.10 s train",
+        "bank[red] was left out from step 17: no answer within 60 s",
+        "runs/one",
+    ):
+        assert part in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["federated", "test", "0.8123", "0.8123", "0.8123"] in rows
+    assert ["pooled", "test", "0.9111", "–", "–"] in rows  # noqa: RUF001
+    assert ["alone.party-1", "test", "0.6543", "–", "–"] in rows  # noqa: RUF001
+
+
+def test_a_summary_without_test_rows_shows_the_others():
+    facts = summary_of(BINARY, metrics={"test": {}, "valid": {}, "train": {"auc": 0.5}})
+    assert ["federated", "train", "0.5000"] in [
+        line.split() for line in printed(facts).splitlines()
+    ]
+
+
+# Progress
+
+
+def follow_growing(path: Path, pieces: list[str]) -> list[list[str]]:
+    """Lines printed after each piece was appended to the file, then at the end."""
+    out = io.StringIO()
+    console = Console(file=out, width=100)
+    shown, left = [], list(pieces)
+
+    def running() -> bool:
+        shown.append(out.getvalue().splitlines())
+        if not left:
+            return False
+        with path.open("a", encoding="utf-8") as file:
+            file.write(left.pop(0))
+        return True
+
+    follow(path, 50, "auc", console, running)
+    return [*shown[1:], out.getvalue().splitlines()]
+
+
+def test_progress_is_a_line_a_tree_as_the_file_grows(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedapp.report.progress._POLL_SECONDS", 0.0)
+    lines = [json.dumps(round_line(i, ["accuracy", "auc", "logloss"])) + "\n" for i in (3, 4)]
+    pieces = ["", lines[0], lines[1][:40], lines[1][40:]]
+    shown = follow_growing(tmp_path / "rounds.jsonl", pieces)
+    first = "tree  3/50  valid auc 0.5370  logloss 0.5370  exchanges 14  1.2 MB  0.31 s"
+    second = "tree  4/50  valid auc 0.5494  logloss 0.5494  exchanges 18  1.2 MB  0.31 s"
+    assert shown == [[], [first], [first], [first, second], [first, second]]
+
+
+def test_progress_shows_what_was_written_last_by_a_run_that_has_ended(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    write_lines(path, [round_line(i, ["auc"]) for i in range(1, 51)])
+    out = io.StringIO()
+    follow(path, 50, "auc", Console(file=out), lambda: False)
+    assert len(out.getvalue().splitlines()) == 50
+
+
+def test_progress_waits_for_a_file_that_is_not_there_yet(tmp_path):
+    path, out, ended = tmp_path / "rounds.jsonl", io.StringIO(), threading.Event()
+
+    def run() -> None:
+        write_lines(path, [round_line(1, ["auc"])])
+        ended.set()
+
+    timer = threading.Timer(0.15, run)
+    timer.start()
+    follow(path, 5, "auc", Console(file=out), lambda: not ended.is_set())
+    timer.join()
+    assert out.getvalue().startswith("tree 1/5  valid auc 0.5123  exchanges 6")
+
+
+def test_progress_shows_the_train_score_where_there_is_no_validation(tmp_path):
+    path, out = tmp_path / "rounds.jsonl", io.StringIO()
+    write_lines(path, [round_line(1, ["rmse", "mae"], valid={}), round_line(2, [])])
+    follow(path, 5, "rmse", Console(file=out), lambda: False)
+    assert out.getvalue().splitlines() == [
+        "tree 1/5  train rmse 0.5123  mae 0.5123  exchanges 6  1.2 MB  0.31 s",
+        "tree 2/5  exchanges 10  1.2 MB  0.31 s",
+    ]
+
+
+def test_progress_on_a_terminal_is_one_live_line(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    write_lines(path, [round_line(i, ["auc"]) for i in range(1, 4)])
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, color_system=None)
+    follow(path, 50, "auc", console, lambda: False)
+    text = out.getvalue()
+    assert text.count("\n") == 1
+    assert re.search(
+        r"\rESC\[2Ktree 3/50 .*valid auc 0.5370 14 exchanges", text.replace("\x1b", "ESC")
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("{nonsense\n", r"a line of rounds.jsonl must be JSON, got 9 bytes"),
+        ('{"round": 1}\n', r"a line of rounds.jsonl must have bytes, exchanges, seconds, train"),
+        ("3\n", r"a line of rounds.jsonl must be an object, got int"),
+    ],
+)
+def test_progress_refuses_a_finished_line_of_rubbish(tmp_path, line, text):
+    (tmp_path / "rounds.jsonl").write_text(line)
+    with pytest.raises(DataError, match=text):
+        follow(tmp_path / "rounds.jsonl", 5, "auc", Console(file=io.StringIO()), lambda: False)
+
+
+# Page
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_page_has_every_score_and_every_figure(tmp_path, objective):
+    path = make_run(tmp_path / "run", objective)
+    page = page_of(path)
+    assert (path / "report.html").exists()
+    names = OBJECTIVES[objective][0]
+    rows = cells(page)
+    assert ["federated", "test", *["0.8123"] * len(names)] in rows
+    assert ["federated", "valid", *["0.7777"] * len(names)] in rows
+    # Two metrics, bytes and effort by round; the curve; importance; bytes by party.
+    assert len(images(page)) == 7
+    assert all(image.shape[1] > 500 and np.ptp(image) > 0 for image in images(page))
+
+
+def test_the_page_compares_with_the_baselines(tmp_path):
+    baselines = {"pooled": {"auc": 0.9111}, "alone": {"party-2": {"auc": None}}}
+    rows = cells(page_of(make_run(tmp_path / "run", baselines=baselines)))
+    assert ["pooled", "test", "0.9111", "–", "–"] in rows  # noqa: RUF001
+    assert ["alone.party-2", "test", "–", "–", "–"] in rows  # noqa: RUF001
+
+
+def test_the_page_says_what_was_run(tmp_path):
+    page = page_of(make_run(tmp_path / "run"))
+    rows = cells(page)
+    for row in (["party-1", "1,152"], ["eta", "0.1"], ["pax.bins", "share"]):
+        assert row in rows
+    assert "<h1>pax on breast-cancer</h1>" in page
+    assert "seed 42 · versions fedapp 0.1.0, xgboost 3.2.0" in page
+
+
+def test_traffic_is_summed_by_message_from_the_ledger(tmp_path):
+    rows = cells(page_of(make_run(tmp_path / "run")))
+    assert ["query.hello", "2", "10 B", "700 B"] in rows
+    assert ["train.pax_grow", "4", "3.0 kB", "5.0 MB"] in rows
+    assert ["all", "6", "3.0 kB", "5.0 MB"] in rows
+
+
+def test_the_page_warns_of_parties_left_out_and_of_an_early_end(tmp_path):
+    left_out = [{"party": "party-2", "step": 17, "reason": "no answer within 60 s"}]
+    path = make_run(tmp_path / "run", left_out=left_out, best_round=3)
+    names = OBJECTIVES[BINARY][0]
+    write_lines(path / "rounds.jsonl", [round_line(i, names, 50) for i in range(1, 6)])
+    warnings = re.findall(r'<p class="warning">(.*?)</p>', page_of(path))
+    assert warnings == [
+        "party-2 was left out from step 17: no answer within 60 s",
+        "training ended early, after 5 of 50 rounds; the best was round 3",
+    ]
+
+
+def test_a_run_without_trouble_has_no_warning(tmp_path):
+    assert 'class="warning"' not in page_of(make_run(tmp_path / "run"))
+
+
+def test_names_from_outside_are_escaped(tmp_path):
+    parties = [{"name": MALICIOUS, "rows": 3}]
+    left_out = [{"party": MALICIOUS, "step": 1, "reason": MALICIOUS}]
+    config = f"note = {json.dumps(MALICIOUS)}"
+    changes = {"parties": parties, "left_out": left_out, "data": MALICIOUS}
+    page = page_of(make_run(tmp_path / "run", config=config, **changes))
+    assert "<script" not in page
+    assert page.count("&lt;script src=&quot;https://example.org/x.js&quot;&gt;") >= 5
+
+
+def test_the_page_loads_nothing_from_elsewhere(tmp_path):
+    page = page_of(make_run(tmp_path / "run"))
+    assert not re.search(r"<(script|link|iframe|object)\b", page)
+    assert all(
+        url.startswith("data:image/png") for url in re.findall(r'(?:src|href)="([^"]*)', page)
+    )
+    assert "url(" not in page
+    assert "@import" not in page
+    assert "http" not in page.replace(MALICIOUS.split('"')[1], "")
+
+
+def test_a_forest_without_rounds_or_curves_has_a_page_too(tmp_path):
+    path = make_run(tmp_path / "run", curves={}, importance={}, best_round=None)
+    (path / "rounds.jsonl").write_text("")
+    (path / "ledger.jsonl").write_text("")
+    page = page_of(path)
+    assert images(page) == []
+    assert "<h2>Training</h2>" not in page
+    assert ["federated", "test", "0.8123", "0.8123", "0.8123"] in cells(page)
+
+
+def test_runs_are_compared_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scores = {"auc": 0.9, "logloss": 0.1, "accuracy": 0.7}
+    one = make_run(tmp_path / "one", metrics={"test": scores})
+    pooled = {"pooled": {"auc": 0.95, "logloss": 0.05}}
+    two = make_run(tmp_path / "two", config="max-depth = 6", strategy="secure", baselines=pooled)
+    assert write_report([one, two]) == Path("comparison.html")
+    page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
+    rows = cells(page)
+    assert ["one", "pax", "breast-cancer", "0.9000", "0.1000", "0.7000"] in rows
+    assert ["two", "secure", "breast-cancer", "0.8123", "0.8123", "0.8123"] in rows
+    assert ["", "pooled baseline", "", "0.9500", "0.0500", "–"] in rows  # noqa: RUF001
+    bold = re.findall("<strong>(.*?)</strong>", page)
+    assert bold == ["0.9000", "0.1000", "0.8123"]
+    assert rows[-2:] == [["setting", "one", "two"], ["max-depth", "not set", "6"]]
+    assert len(images(page)) == 3
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path):
+    paths = [make_run(tmp_path / parent / "run") for parent in "ab"]
+    page = page_of(*paths, output=tmp_path / "page.html")
+    assert [row[0] for row in cells(page)[1:3]] == ["run (1)", "run (2)"]
+    assert "None." in page
+
+
+def test_runs_of_two_objectives_are_not_compared(tmp_path):
+    paths = [make_run(tmp_path / "a", BINARY), make_run(tmp_path / "b", REGRESSION)]
+    with pytest.raises(DataError, match=r"share one objective, got binary:logistic, reg:square"):
+        write_report(paths, tmp_path / "page.html")
+
+
+def test_a_report_of_no_run_is_refused():
+    with pytest.raises(DataError, match=r"at least one run folder, got none"):
+        write_report([])
+
+
+# Figures
+
+
+def test_undefined_scores_leave_a_gap_in_the_curve():
+    rounds = [round_line(i, ["auc"], train={"auc": None}, valid={}) for i in range(1, 4)]
+    assert plots.scores_by_tree(rounds, "auc").startswith(b"\x89PNG")
+    assert plots.compared_scores({"_a": rounds, "$b^{$": rounds}, "auc").startswith(b"\x89PNG")
+
+
+def test_names_no_font_can_draw_are_drawn_without_a_warning():
+    gains = {"身份": 3.0, "a$^{$b": 2.0, "line\nbreak\x00": 1.0, "x" * 500: 0.0}
+    assert imread(io.BytesIO(plots.importance(gains)), format="png").shape[1] == 936
+
+
+def test_a_confusion_of_many_classes_and_of_empty_classes_is_drawn():
+    for n_classes in (2, 40):
+        assert plots.confusion(np.zeros((n_classes, n_classes)).tolist()).startswith(b"\x89PNG")
+
+
+def test_residuals_without_rows_are_drawn():
+    edges = np.linspace(-1, 1, 1001).tolist()
+    assert plots.residuals(edges, [0.0] * 1000).startswith(b"\x89PNG")
