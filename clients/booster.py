@@ -42,7 +42,7 @@ def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
         )
         fields[f"{part}_sums"], fields[f"{part}_scores"] = found.sums, found.histogram
     write_whole(store.folder / "model.json", text)
-    store.drop_all()
+    store.forget()
     return EvaluateReply(**fields)
 
 

@@ -24,7 +24,8 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     help="Tree models trained across organisations that may not pool their rows.",
 )
-console = Console()
+# Tables are cut to the width of a terminal; a file or a pipe has none.
+console = Console() if sys.stdout.isatty() else Console(width=120)
 
 Overrides = Annotated[
     list[str] | None,

@@ -55,7 +55,14 @@ class Progress:
     valid: Mapping[str, float]
 
 
-Step = Exchange | Checkpoint | Progress
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """The finished model: text files of the run's folder by name, the model itself first."""
+
+    files: Mapping[str, str]
+
+
+Step = Exchange | Checkpoint | Progress | Model
 Conversation = Generator[Step, Mapping[str, Reply], T]
 
 

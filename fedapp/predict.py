@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fedapp.data.datasets import read_source
+from fedapp.data.datasets import dataset_names, read_source
+from fedapp.data.load import Roles, build_table, read_frame
 from fedapp.errors import ConfigError, DataError
+from fedapp.site.table import Table
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import Array, transform
 from fedapp.trees.predict import predict_margins
@@ -39,15 +41,30 @@ def predict_table(run_dir: Path, data: str, id_column: str, output: Path) -> int
     if output.suffix not in {".csv", ".parquet"}:
         raise ConfigError(f"output must end in .csv or .parquet, got {output.name}")
     model = load_model(run_dir / "model.json")
-    table = read_source(data, label="", id_column=id_column, weight="", group="", drop=())
-    missing = [name for name in model.columns if name not in table.columns]
-    if missing:
-        raise DataError(f"table must have the model's columns, lacks {', '.join(missing[:5])}")
+    table = _read(data, model.columns, id_column)
     values = table.values[:, [table.columns.index(name) for name in model.columns]]
     predictions = transform(model.objective, predict_margins(model, np.ascontiguousarray(values)))
     ids = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
     _write(output, id_column or "row", ids, _named(model, predictions))
     return table.n_rows
+
+
+def _read(data: str, columns: tuple[str, ...], id_column: str) -> Table:
+    """A table that has the model's columns; of a file, only these are looked at."""
+    if data in dataset_names():
+        table = read_source(data, id_column=id_column)
+        _check_columns(columns, table.columns)
+        return table
+    frame = read_frame(Path(data), Roles(id_column=id_column))
+    _check_columns(columns, frame.column_names)
+    others = [name for name in frame.column_names if name not in {*columns, id_column}]
+    return build_table(frame, Roles(id_column=id_column, drop=tuple(others)))
+
+
+def _check_columns(needed: Sequence[str], there: Sequence[str]) -> None:
+    missing = [name for name in needed if name not in there]
+    if missing:
+        raise DataError(f"table must have the model's columns, lacks {', '.join(missing[:5])}")
 
 
 def _named(model: Ensemble, predictions: Array) -> dict[str, Array]:

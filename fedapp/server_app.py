@@ -53,9 +53,6 @@ def train(grid: Grid, settings: Settings) -> RunFolder:
     except BaseException as error:
         folder.write_json("failure.json", {"error": type(error).__name__, "message": str(error)})
         raise
-    assert strategy.outcome is not None
-    for name, text in strategy.outcome.files.items():
-        folder.write(name, text)
     folder.write_json("summary.json", summarise(strategy, engine_name(grid)))
     folder.finish()
     logging.getLogger("fedapp").info("the run lies in %s", folder.path)
@@ -102,7 +99,7 @@ def summarise(strategy: TreeStrategy, engine: str) -> dict[str, Any]:
             {"name": name, "rows": hello.n_train} for name, hello in strategy.parties.items()
         ],
         "left_out": strategy.left_out,
-        **strategy.outcome.summary,
+        **strategy.outcome,
         "exchanges": strategy.n_exchanges,
         "bytes": {
             "to_parties": strategy.ledger.to_parties,

@@ -11,7 +11,6 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from fedapp.conversation import (
     Checkpoint,
     Conversation,
     Exchange,
+    Model,
     Parties,
     Progress,
     ask,
@@ -40,22 +40,10 @@ from strategies.opening import meet
 
 log = logging.getLogger("fedapp")
 
+Summary = Mapping[str, Any]  # a method's part of summary.json
+
 # fedapp.client_app's codes; their text begins with the party's name.
 SITE_ERRORS = frozenset({1000, 1001})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
-    """What a conversation ends with.
-
-    Parameters
-    ----------
-    files : text files of the run's folder by name; the first one is the model.
-    summary : the method's part of ``summary.json``.
-    """
-
-    files: Mapping[str, str]
-    summary: Mapping[str, Any]
 
 
 class TreeStrategy(Strategy):
@@ -72,7 +60,6 @@ class TreeStrategy(Strategy):
         saved = folder.saved() if settings.resume else None
         self._saved: Checkpoint | None = saved[0] if saved else None
         facts: dict[str, Any] = saved[1] if saved else {}
-        folder.rewind(facts.get("step", 0), facts.get("rounds", 0))
         self.model_id: str = facts.get("model_id") or secrets.token_hex(8)
         self.attempt: int = facts.get("attempt", -1) + 1
         self.step: int = facts.get("step", 0)
@@ -85,10 +72,11 @@ class TreeStrategy(Strategy):
         self._seconds_before: float
         self._seconds_before, self.train_seconds = facts.get("seconds", (0.0, 0.0))
         self.parties: Parties[HelloReply] = Parties({})
-        self.outcome: Outcome | None = None
+        self.outcome: Summary | None = None
+        self._model = b""
         self._addresses: dict[str, int] = {}
         self._pending: Exchange | None = None
-        self._conversation: Conversation[Outcome] | None = None
+        self._conversation: Conversation[Summary] | None = None
         self._last_round = (self.ledger.to_parties, self.ledger.to_server, time.perf_counter())
         self._start = time.perf_counter()
 
@@ -100,8 +88,8 @@ class TreeStrategy(Strategy):
     @abstractmethod
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None
-    ) -> Conversation[Outcome]:
-        """The protocol, once the parties are known.
+    ) -> Conversation[Summary]:
+        """The protocol, once the parties are known; ends with its part of the summary.
 
         Parameters
         ----------
@@ -185,6 +173,7 @@ class TreeStrategy(Strategy):
         FedappError : the run cannot go on.
         """
         self.summary()
+        self.folder.rewind(self.step, self.n_rounds)
         patience = Patience(self.settings.resend_after, self.settings.exchange_deadline)
         courier = Courier(grid, self.ledger, patience)
         self._addresses = {f"node {node}": node for node in self._find_nodes(grid)}
@@ -202,7 +191,7 @@ class TreeStrategy(Strategy):
 
     # The run
 
-    def _whole_run(self) -> Conversation[Outcome]:
+    def _whole_run(self) -> Conversation[Summary]:
         """Meet the parties, then let the method talk to them."""
         settings = self.settings
         hello = HelloRequest(
@@ -256,11 +245,14 @@ class TreeStrategy(Strategy):
                 self._pending = event
                 self.step += 1
                 return
-            if isinstance(event, Checkpoint):
-                self._save(event)
-            else:
-                self._report(event)
             given = None
+            match event:
+                case Checkpoint():
+                    self._save(event)
+                case Progress():
+                    self._report(event)
+                case Model(files):
+                    self._write(files)
 
     def _read(self, message: Message | None, party: str) -> Reply:
         """One party's reply, decoded and checked."""
@@ -306,6 +298,12 @@ class TreeStrategy(Strategy):
         }
         self.folder.save(checkpoint, facts)
 
+    def _write(self, files: Mapping[str, str]) -> None:
+        """Write the model at once: what comes after it may fail."""
+        for name, text in files.items():
+            self.folder.write(name, text)
+        self._model = next(iter(files.values())).encode()
+
     def _report(self, progress: Progress) -> None:
         """Write and log a line for a finished round."""
         to_parties, to_server, since = self._last_round
@@ -339,9 +337,7 @@ class TreeStrategy(Strategy):
     def _result(self) -> Result:
         """The model and the metrics in Flower's form."""
         assert self.outcome is not None
-        model = next(iter(self.outcome.files.values())).encode()
-        data = np.frombuffer(model, dtype=np.uint8)
-        arrays = ArrayRecord({"model": FlowerArray(data)})
-        found = self.outcome.summary.get("metrics", {}).get("test", {})
+        arrays = ArrayRecord({"model": FlowerArray(np.frombuffer(self._model, dtype=np.uint8))})
+        found = self.outcome.get("metrics", {}).get("test", {})
         metrics = MetricRecord({name: float(value) for name, value in found.items()})
         return Result(arrays=arrays, evaluate_metrics_clientapp={self.n_exchanges: metrics})

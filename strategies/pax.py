@@ -31,15 +31,16 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.labels import REGRESSION
 from fedapp.trees.boost import Boosting, Sampling, kept_cuts
 from fedapp.trees.grow import Growth
-from fedapp.trees.model import LEAF, to_json
+from fedapp.trees.model import LEAF
 from fedapp.trees.objective import base_margin, base_score
-from strategies.base import Outcome, TreeStrategy
+from strategies.base import Summary, TreeStrategy
 from strategies.opening import check_labels, check_same_columns, check_validation
 from strategies.scoring import (
     FINAL_BINS,
     ROUND_BINS,
     History,
-    boosted_outcome,
+    boosted_summary,
+    model_files,
     pooled_scores,
 )
 
@@ -81,7 +82,7 @@ class PAX(TreeStrategy):
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None
-    ) -> Conversation[Outcome]:
+    ) -> Conversation[Summary]:
         """Algorithm 1."""
         check_same_columns(parties)
         check_validation(parties, self.settings)
@@ -220,7 +221,7 @@ class PAX(TreeStrategy):
         n_trees = len(boosting.trees)
         yield Progress(boosting.n_rounds, n_trees, n_leaves, scores["train"], scores["valid"])
 
-    def _evaluate(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[Outcome]:
+    def _evaluate(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[Summary]:
         """Score the finished model, cut back to its best round under early stopping."""
         model, best_round = boosting.model, None
         if self.history.patience:
@@ -230,13 +231,15 @@ class PAX(TreeStrategy):
                 yield from self._note_scores(replies, boosting)
             best_round = self.history.best_round
             model = model.first_rounds(best_round)
-        document = np.frombuffer(to_json(model).encode(), dtype=np.uint8)
+        written = model_files(model)
+        yield written
+        document = np.frombuffer(written.files["model.json"].encode(), dtype=np.uint8)
         spread = _label_spread(parties)
         scored = yield from ask(
             parties.all(EvaluateRequest(document, FINAL_BINS, spread)), EvaluateReply
         )
         yield from self._note_scores(scored, boosting)
-        return boosted_outcome(model, scored, spread, best_round)
+        return boosted_summary(model, scored, spread, best_round)
 
     def _checkpoint(self, boosting: Boosting) -> Checkpoint:
         """The model so far, and how each party's bins map to the cuts."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from fedapp import metrics
+from fedapp.conversation import Model
 from fedapp.messages.fields import Reply
 from fedapp.trees.model import Ensemble, importance, to_json
 from fedapp.trees.xgboost_json import to_xgboost_json
-from strategies.base import Outcome
+from strategies.base import Summary
 
 # Score histograms while training, and of the finished model: an AUC is off by far less than 1/bins.
 ROUND_BINS, FINAL_BINS = 512, 2**14
@@ -66,13 +66,18 @@ class History:
         return bool(self.patience and self.scores) and len(self) - self.best_round >= self.patience
 
 
-def boosted_outcome(
+def model_files(model: Ensemble) -> Model:
+    """A boosted model as it is written."""
+    return Model({"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)})
+
+
+def boosted_summary(
     model: Ensemble,
     replies: Mapping[str, Reply],
     residual_range: float,
     best_round: int | None,
-) -> Outcome:
-    """The model's files and the summary of its scores.
+) -> Summary:
+    """A boosted model's part of the summary.
 
     Parameters
     ----------
@@ -82,7 +87,7 @@ def boosted_outcome(
     """
     test = pooled_statistics(replies.values(), "test")
     has_test = bool(test.sums[0] > 0)
-    summary: dict[str, Any] = {
+    return {
         "metrics": {part: pooled_scores(model.objective, replies.values(), part) for part in PARTS},
         "curves": metrics.curves(model.objective, test, residual_range=residual_range)
         if has_test
@@ -91,6 +96,3 @@ def boosted_outcome(
         "trees": len(model.trees),
         "best_round": best_round,
     }
-    return Outcome(
-        {"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)}, summary
-    )

@@ -14,7 +14,6 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 
 from fedapp.data.datasets import (
-    BUILT_IN,
     cache_folder,
     dataset_names,
     fetch,
@@ -22,6 +21,7 @@ from fedapp.data.datasets import (
     locate,
     read_source,
 )
+from fedapp.data.registry import BUILT_IN
 from fedapp.site.table import Table
 
 MAX_CLASSES = 30

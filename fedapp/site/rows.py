@@ -61,18 +61,25 @@ def read_parts(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
 def share_rows(
     table: Table, holdout: Holdout, partition: str, n_parties: int
 ) -> dict[str, tuple[Rows, ...]]:
-    """Row numbers of every party, for each part."""
+    """Row numbers of every party, for each part.
+
+    Training rows are dealt by the rule. Validation and test rows are dealt evenly, as scores are
+    pooled; only a natural partition keeps all rows of a group together.
+    """
     split = split_rows(table.n_rows, holdout.test_fraction, holdout.valid_fraction, holdout.seed)
-    shares = {}
-    for place, part in enumerate(PARTS):
-        rng = np.random.default_rng([holdout.seed, place])
-        rows = getattr(split, part)
-        shares[part] = (
-            partition_rows(partition, rows, n_parties, rng, table.labels, table.groups)
-            if len(rows)
-            else tuple(rows for _ in range(n_parties))
-        )
-    return shares
+    rng = np.random.default_rng([holdout.seed, n_parties])
+    if partition.startswith("column"):
+        everyone = np.arange(table.n_rows, dtype=np.int64)
+        groups = partition_rows(partition, everyone, n_parties, rng, table.labels, table.groups)
+        return {
+            part: tuple(np.intersect1d(rows, getattr(split, part)) for rows in groups)
+            for part in PARTS
+        }
+    dealt = {"train": partition_rows(partition, split.train, n_parties, rng, table.labels)}
+    for part in ("valid", "test"):
+        rows = rng.permutation(getattr(split, part))
+        dealt[part] = tuple(np.sort(share) for share in np.array_split(rows, n_parties))
+    return dealt
 
 
 def fingerprint(parts: dict[str, Table], key: bytes) -> str:

@@ -106,9 +106,10 @@ class Store:
             for place in (self._changed, self._small, self._files):
                 place.pop(name, None)
 
-    def drop_all(self) -> None:
-        """Forget all arrays."""
+    def forget(self) -> None:
+        """Forget all arrays, and the state that was kept."""
         self.drop(*self._names())
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def commit(self, step: int, attempt: int, reply: Mapping[str, Any]) -> None:
         """Make the changes lasting, together with the reply to the step.

@@ -128,22 +128,29 @@ def from_json(text: str) -> Ensemble:
         document = json.loads(text)
         if document["format"] != FORMAT or document["objective"] not in get_args(Objective):
             raise ValueError(f"format {document['format']}, objective {document['objective']}")
+        columns = tuple(str(name) for name in document["columns"])
         return Ensemble(
             cast(Objective, document["objective"]),
             np.float32(document["base_score"]),
-            tuple(document["columns"]),
-            tuple(document["classes"]),
-            tuple(_tree(tree) for tree in document["trees"]),
+            columns,
+            tuple(str(name) for name in document["classes"]),
+            tuple(_tree(tree, len(columns)) for tree in document["trees"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {error!r}") from error
 
 
-def _tree(columns: dict[str, list[float]]) -> Tree:
-    """One tree from its columns."""
-    tree = np.zeros(len(columns["left"]), dtype=NODE)
+def _tree(fields: dict[str, list[float]], n_columns: int) -> Tree:
+    """One tree from its fields; a walk down it ends, and meets no column that is not there."""
+    tree = np.zeros(len(fields["left"]), dtype=NODE)
     for name in NODE.names or ():
-        tree[name] = columns[name]
+        tree[name] = fields[name]
+    inner = tree["left"] != LEAF
+    nodes = np.arange(len(tree))[inner]
+    leads_on = (tree["left"][inner] > nodes) & (tree["left"][inner] + 1 < len(tree))
+    known = (tree["column"][inner] >= 0) & (tree["column"][inner] < n_columns)
+    if not len(tree) or not (leads_on & known).all():
+        raise ValueError("every split must lead to two later nodes by a known column")
     return tree
 
 

@@ -1,0 +1,1 @@
+"""How fast and how large: the result is held against a reference first, then measured."""

@@ -1,0 +1,112 @@
+"""Every test has a home of its own and sees no data but its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+
+    from fedapp.config import Settings
+
+REAL_DATA = os.environ.get("FEDAPP_DATA", "")
+
+WriteTable = Callable[..., Path]
+MakeSettings = Callable[..., "Settings"]
+MakeSites = Callable[..., "list[Context]"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Flower imports typer, and typer a name that click will drop. Nothing here may import Flower
+    before that is known not to be our error."""
+    config.addinivalue_line("filterwarnings", "ignore:'click.utils:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDAPP_DATA", raising=False)
+
+
+@pytest.fixture
+def real_data(_own_home: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the registry's files, for the tests that read them."""
+    if not REAL_DATA:
+        pytest.skip("needs $FEDAPP_DATA")
+    monkeypatch.setenv("FEDAPP_DATA", REAL_DATA)
+    return Path(REAL_DATA)
+
+
+@pytest.fixture
+def write_table(tmp_path: Path) -> WriteTable:
+    """``write_table(name, n_rows, seed, **columns)``: a CSV file of a, b and a label y that follows
+    them; a column given replaces the one of its name, or goes last, and None leaves one out."""
+
+    def write(
+        name: str = "rows", n_rows: int = 40, seed: int = 0, **columns: Iterable[object] | None
+    ) -> Path:
+        rng = np.random.default_rng(seed)
+        a, b = rng.normal(size=(2, n_rows)).round(3)
+        noise = rng.normal(size=n_rows)
+        table = {"a": a, "b": b, "y": (a + b + noise > 0).astype(int), **columns}
+        table = {key: list(column) for key, column in table.items() if column is not None}
+        lines = [",".join(table)]
+        lines += [",".join(map(str, row)) for row in zip(*table.values(), strict=True)]
+        path = tmp_path / f"{name}.csv"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> MakeSettings:
+    """``settings(**overrides)``: a short run into a new folder; _ stands for -, __ for a dot."""
+
+    from fedapp.config import load_settings
+
+    def make(**overrides: object) -> Settings:
+        n_runs = len(list(tmp_path.glob("run-*")))
+        given = {
+            "run_dir": str(tmp_path / f"run-{n_runs + 1}"),
+            "num_boost_round": 2,
+            "max_depth": 2,
+            "max_bin": 16,
+            **overrides,
+        }
+        return load_settings(
+            {name.replace("__", ".").replace("_", "-"): value for name, value in given.items()}
+        )
+
+    return make
+
+
+@pytest.fixture
+def sites() -> MakeSites:
+    """``sites({"name": ..., "data": ...}, ...)``: contexts of parties with tables of their own; the
+    label is y where nothing else is said."""
+
+    from flwr.app import Context, RecordDict
+
+    def make(*nodes: dict[str, object]) -> list[Context]:
+        return [
+            Context(
+                run_id=0,
+                node_id=node_id,
+                node_config={
+                    "label": "y",
+                    **{key: str(value) for key, value in node.items()},
+                },
+                state=RecordDict(),
+                run_config={},
+            )
+            for node_id, node in enumerate(nodes, start=2)
+        ]
+
+    return make

@@ -1,0 +1,202 @@
+"""Settings: defaults, overrides, and what each refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from fedapp.config import Settings, check_names, defaults, load_settings, parse_overrides
+from fedapp.errors import ConfigError
+from fedapp.run_folder import RunFolder
+from strategies.pax import PAX
+
+
+def test_the_defaults_are_settings() -> None:
+    settings = load_settings({})
+    assert (settings.strategy, settings.eta, settings.max_bin) == ("pax", 0.3, 256)
+    assert settings.sections["pax"] == {"bins": "share", "fusion": "auto"}
+
+
+def test_every_field_of_the_settings_has_a_default() -> None:
+    fields = {field.alias or name for name, field in Settings.model_fields.items()}
+    assert {name for name in defaults() if "." not in name} == fields - {"sections"}
+
+
+def test_an_override_changes_its_setting_alone() -> None:
+    changed = load_settings({"eta": 0.1}).as_config()
+    assert changed == {**load_settings({}).as_config(), "eta": 0.1}
+
+
+@pytest.mark.parametrize("overrides", [{"pax.bins": "equal"}, {"pax": {"bins": "equal"}}])
+def test_a_section_may_be_written_flat_or_nested(overrides: dict[str, Any]) -> None:
+    assert PAX.own_settings(load_settings(overrides)).bins == "equal"
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_settings({}).eta = 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("etta", "etta must be a setting; did you mean eta?"),
+        ("max_depth", "max_depth must be a setting; did you mean max-depth?"),
+        ("pax.bin", "pax.bin must be a setting; did you mean pax.bins?"),
+        ("zzz", "zzz must be a setting"),
+        ("sections", "sections must be a setting"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_one_that_is_spelled_alike(name: str, rule: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings({name: 1})
+    assert str(caught.value).startswith(rule)
+
+
+def test_names_are_refused_before_any_value_is_looked_at() -> None:
+    with pytest.raises(ConfigError, match=r"^seeds must be a setting; did you mean seed\?$"):
+        check_names(["eta", "seeds"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("eta", -1.0, "must be > 0.*, got -1.0"),
+        ("eta", 0, "must be > 0.*, got 0"),
+        ("eta", float("nan"), "must be a number, got nan"),
+        ("eta", float("inf"), "must be a number, got inf"),
+        ("eta", "fast", "must be a number, got 'fast'"),
+        ("max-bin", 1, "must be >= 2, got 1"),
+        ("max-bin", 65536, "must be <= 65535, got 65536"),
+        ("max-bin", 2.5, "must be a whole number, got 2.5"),
+        ("max-depth", 0, "must be >= 1, got 0"),
+        ("max-depth", 16, "must be <= 15, got 16"),
+        ("max-depth", "deep", "must be a whole number, got 'deep'"),
+        ("num-boost-round", 0, "must be >= 1, got 0"),
+        ("subsample", 0, "must be > 0.*, got 0"),
+        ("subsample", 1.1, "must be <= 1.*, got 1.1"),
+        ("colsample-bytree", 0.0, "must be > 0.*, got 0.0"),
+        ("parties", 0, "must be >= 1, got 0"),
+        ("min-parties", -1, "must be >= 0, got -1"),
+        ("lambda", -0.5, "must be >= 0.*, got -0.5"),
+        ("alpha", -0.5, "must be >= 0.*, got -0.5"),
+        ("gamma", -0.5, "must be >= 0.*, got -0.5"),
+        ("min-child-weight", -1, "must be >= 0.*, got -1"),
+        ("test-fraction", 1, "must be < 1.*, got 1"),
+        ("valid-fraction", -0.1, "must be >= 0.*, got -0.1"),
+        ("seed", -1, "must be >= 0, got -1"),
+        ("seed", 2**63, "must be < 9223372036854775808, got 9223372036854775808"),
+        ("early-stopping-rounds", -1, "must be >= 0, got -1"),
+        ("exchange-deadline", 0, "must be > 0.*, got 0"),
+        ("resend-after", 0, "must be > 0.*, got 0"),
+        ("start-deadline", -5, "must be > 0.*, got -5"),
+        ("data", "", "must be a text that is not empty, got ''"),
+        ("data", 5, "must be a text, got 5"),
+        ("objective", "binary:hinge", "must be one of 'binary:logistic', .*, got 'binary:hinge'"),
+    ],
+)
+def test_a_value_that_breaks_its_rule_is_refused(name: str, value: Any, rule: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} {rule}$"):
+        load_settings({name: value})
+
+
+@pytest.mark.parametrize("bins", ["half", 3])
+def test_a_value_of_a_section_that_breaks_its_rule_is_refused(bins: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^pax.bins must be one of 'share' or 'equal', got "):
+        PAX.own_settings(load_settings({"pax.bins": bins}))
+
+
+def test_fewer_parties_than_the_least_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^min-parties must be <= parties \(3\), got 4$"):
+        load_settings({"min-parties": 4, "parties": 3})
+
+
+def test_early_stopping_without_validation_rows_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^valid-fraction must be > 0 with early-stopping-rounds, got 0.0$"
+    ):
+        load_settings({"early-stopping-rounds": 5, "valid-fraction": 0})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"), [("max-bin", "64", 64), ("eta", "0.5", 0.5), ("eta", "1", 1.0)]
+)
+def test_a_number_may_be_given_as_text(name: str, text: str, value: float) -> None:
+    found = load_settings({name: text}).as_config()[name]
+    assert (type(found), found) == (type(value), value)
+
+
+def test_overrides_are_read_as_toml() -> None:
+    found = parse_overrides(
+        ["eta=0.5", "max-bin = 64", "data='rows.csv'", 'label="y"', "resume=", "pax.bins=equal"]
+    )
+    assert found == {
+        "eta": 0.5,
+        "max-bin": 64,
+        "data": "rows.csv",
+        "label": "y",
+        "resume": "",
+        "pax.bins": "equal",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("rows.csv", "rows.csv"),
+        ("iid", "iid"),
+        ("sizes:0.9,0.1", "sizes:0.9,0.1"),
+        ("a=b", "a=b"),
+        ("/data/my rows.csv", "/data/my rows.csv"),
+        ("true", True),
+        ("007", "007"),
+    ],
+)
+def test_a_value_that_is_no_toml_is_a_text(text: str, value: Any) -> None:
+    assert parse_overrides([f"data={text}"]) == {"data": value}
+
+
+@pytest.mark.parametrize("pair", ["eta", "eta:0.5", ""])
+def test_an_override_without_a_sign_is_refused(pair: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^a setting must be written as key=value, got {pair}$"):
+        parse_overrides([pair])
+
+
+OVERRIDES = {
+    "data": 'folder/"quoted" rows.csv',
+    "eta": 1e-07,
+    "lambda": 0.0,
+    "seed": 2**63 - 1,
+    "partition": "sizes:0.9,0.1",
+    "drop-columns": "a, b",
+    "pax.bins": "equal",
+}
+
+
+def test_settings_survive_toml(tmp_path: Path) -> None:
+    import tomllib
+
+    settings = load_settings(OVERRIDES)
+    found = load_settings(tomllib.loads(tomli_w.dumps(settings.as_config())))
+    assert found == settings
+
+
+def test_the_folder_of_a_run_holds_its_settings(tmp_path: Path) -> None:
+    import tomllib
+
+    settings = load_settings(OVERRIDES)
+    RunFolder(tmp_path / "run").begin(settings)
+    stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert load_settings(stored) == settings
+
+
+def test_dropped_columns_are_names_between_commas() -> None:
+    assert load_settings({"drop-columns": " a, b c ,,"}).dropped == ("a", "b c")
+
+
+@pytest.mark.parametrize(("partition", "group"), [("column:city", "city"), ("iid", "")])
+def test_a_natural_partition_names_its_column(partition: str, group: str) -> None:
+    assert load_settings({"partition": partition}).group == group

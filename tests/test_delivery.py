@@ -1,0 +1,262 @@
+"""Every message is answered once or named as lost, whatever the network does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedapp.messages.pax import SketchReply, SketchRequest
+from fedapp.wire import delivery
+from fedapp.wire.codec import Envelope, n_bytes, take_apart, to_records
+from fedapp.wire.delivery import LONGEST_POLL, LOST, Courier, Patience
+from fedapp.wire.ledger import Ledger
+
+RESEND, DEADLINE = 10.0, 100.0
+ENVELOPE = Envelope("0123456789abcdef", 7)
+NODES = {"bank": 2, "shop": 3}
+
+# What a node does with a message it gets: (seconds until the answer, None or an error's code).
+Answers = list[tuple[float, int | None]]
+Script = Callable[[int, int], Answers]  # of a node and how many messages it had before
+
+
+@dataclass(slots=True)
+class Network:
+    """A Grid and a clock: time passes when the courier sleeps."""
+
+    script: Script
+    now: float = 0.0
+    pushed: list[tuple[float, Message]] = field(default_factory=list)
+    due: list[tuple[float, str, Message]] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            message_id = f"message-{len(self.pushed)}"
+            message.metadata.__dict__["_message_id"] = message_id
+            for delay, code in self.script(node, self.n_sent(node)):
+                answer = Error(code, "lost") if code else sketch_reply()
+                reply = Message(answer, reply_to=message)  # type: ignore[call-overload]
+                self.due.append((self.now + delay, message_id, reply))
+            self.pushed.append((self.now, message))
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        asked = set(message_ids)
+        found = [one for one in self.due if one[0] <= self.now and one[1] in asked]
+        self.due = [one for one in self.due if one not in found]
+        return [reply for _, _, reply in found]
+
+    def n_sent(self, node: int) -> int:
+        return sum(message.metadata.dst_node_id == node for _, message in self.pushed)
+
+    def sent_at(self, party: str) -> list[float]:
+        node = NODES[party]
+        return [at for at, message in self.pushed if message.metadata.dst_node_id == node]
+
+
+def sketch_reply() -> Any:
+    reply = SketchReply(
+        representatives=np.arange(3, dtype=np.float32),
+        masses=np.ones(3, dtype=np.float32),
+        offsets=np.array([0, 3], dtype=np.int64),
+        maxima=np.array([2], dtype=np.float32),
+        label_sum=1.0,
+        weight_sum=3.0,
+    )
+    return to_records(take_apart(reply, "bank"), ENVELOPE)
+
+
+def request() -> Any:
+    return to_records(take_apart(SketchRequest(3, ("0", "1")), "bank"), ENVELOPE)
+
+
+@dataclass(slots=True)
+class Found:
+    """What an exchange came to."""
+
+    network: Network
+    replies: dict[str, Message]
+    ledger: Ledger
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.ledger.path.read_text().splitlines()]
+
+
+@pytest.fixture
+def exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], Found]:
+    """Sends one request to each of two parties."""
+
+    def run(script: Script) -> Found:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, 1, 0
+        network = Network(script)
+        monkeypatch.setattr(delivery.time, "sleep", network.sleep)
+        ledger = Ledger(tmp_path / "ledger.jsonl")
+        patience = Patience(RESEND, DEADLINE)
+        courier = Courier(cast(Grid, network), ledger, patience, network.clock)
+        messages = {
+            party: Message(request(), node, SketchRequest.kind, group_id="7")
+            for party, node in NODES.items()
+        }
+        return Found(network, courier.deliver(messages, 7), ledger)
+
+    return run
+
+
+Exchange = Callable[[Script], Found]
+
+
+def bank_is(answers: Callable[[int], Answers]) -> Script:
+    """The bank answers as said, by how many messages it had before; the shop in a second."""
+    return lambda node, before: answers(before) if node == NODES["bank"] else [(1.0, None)]
+
+
+def test_every_party_is_asked_once_where_nothing_is_lost(exchange: Exchange) -> None:
+    found = exchange(bank_is(lambda before: [(2.0, None)]))
+    assert {party: found.network.sent_at(party) for party in NODES} == {"bank": [0], "shop": [0]}
+    assert sorted(found.replies) == ["bank", "shop"]
+    assert all(reply.has_content() for reply in found.replies.values())
+
+
+def test_an_exchange_ends_with_the_last_reply(exchange: Exchange) -> None:
+    found = exchange(bank_is(lambda before: [(2.0, None)]))
+    assert 2.0 <= found.network.now <= 2.0 + LONGEST_POLL
+
+
+def test_a_lost_message_is_sent_again_after_a_while_to_its_party_alone(exchange: Exchange) -> None:
+    found = exchange(bank_is(lambda before: [(1.0, None)] if before else []))
+    first, second = found.network.sent_at("bank")
+    assert RESEND <= second - first <= RESEND + LONGEST_POLL
+    assert len(found.network.sent_at("shop")) == 1
+    assert sorted(found.replies) == ["bank", "shop"]
+
+
+def test_a_message_that_is_sent_again_is_the_same_one(exchange: Exchange) -> None:
+    found = exchange(bank_is(lambda before: [(1.0, None)] if before else []))
+    first, second = [
+        message for _, message in found.network.pushed if message.metadata.dst_node_id == 2
+    ]
+    assert second.content == first.content
+    assert second.metadata.message_type == first.metadata.message_type == "train.pax_sketch"
+    assert second.metadata.group_id == first.metadata.group_id == "7"
+    assert second.metadata.message_id != first.metadata.message_id
+
+
+def test_the_answer_to_the_first_copy_counts_though_a_second_was_sent(exchange: Exchange) -> None:
+    found = exchange(bank_is(lambda before: [(RESEND + 5, None)] if before == 0 else []))
+    assert len(found.network.sent_at("bank")) == 2
+    assert found.replies["bank"].metadata.reply_to_message_id == "message-0"
+
+
+def test_two_answers_to_one_request_count_once(exchange: Exchange) -> None:
+    found = exchange(bank_is(lambda before: [(1.0, None), (1.0, None)]))
+    assert [line["from"] for line in found.lines].count("bank") == 1
+    assert found.ledger.to_server == 2 * n_bytes(sketch_reply())
+
+
+def test_answers_to_both_copies_of_a_request_count_once(exchange: Exchange) -> None:
+    at = RESEND + 5
+    found = exchange(bank_is(lambda before: [(at if before == 0 else 5 - LONGEST_POLL, None)]))
+    assert len(found.network.sent_at("bank")) == 2
+    assert [line["from"] for line in found.lines].count("bank") == 1
+
+
+@pytest.mark.parametrize("code", sorted(LOST))
+def test_a_message_that_is_reported_as_lost_is_sent_again_soon(
+    exchange: Exchange, code: int
+) -> None:
+    found = exchange(bank_is(lambda before: [(1.0, None)] if before else [(1.0, code)]))
+    first, second = found.network.sent_at("bank")
+    assert 1.0 + LONGEST_POLL <= second - first <= 1.0 + 3 * LONGEST_POLL
+    assert found.replies["bank"].has_content()
+
+
+def test_a_node_that_stays_away_is_not_asked_without_pause(exchange: Exchange) -> None:
+    found = exchange(bank_is(lambda before: [(0.0, 5)]))
+    assert sorted(found.replies) == ["shop"]
+    assert len(found.network.sent_at("bank")) <= DEADLINE / LONGEST_POLL + 1
+
+
+@pytest.mark.parametrize("code", [1, 2, 6, 7, 1000, 1001])
+def test_another_error_is_an_answer(exchange: Exchange, code: int) -> None:
+    found = exchange(bank_is(lambda before: [(1.0, code)]))
+    assert len(found.network.sent_at("bank")) == 1
+    assert found.replies["bank"].error.code == code
+
+
+def test_the_deadline_ends_the_exchange_without_the_party_that_is_silent(
+    exchange: Exchange,
+) -> None:
+    found = exchange(bank_is(lambda before: []))
+    assert sorted(found.replies) == ["shop"]
+    assert DEADLINE <= found.network.now <= DEADLINE + LONGEST_POLL
+
+
+def test_a_message_that_a_grid_refuses_is_offered_again(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push = Network.push_messages
+
+    def refuse_first(network: Network, messages: Iterable[Message]) -> list[str | None]:
+        ids: list[str | None] = list(push(network, messages))
+        return [None] * len(ids) if network.now == 0 else ids
+
+    monkeypatch.setattr(Network, "push_messages", refuse_first)
+    found = exchange(bank_is(lambda before: [(1.0, None)]))
+    assert sorted(found.replies) == ["bank", "shop"]
+    assert [line["seconds"] > 0 for line in found.lines if line["from"] == "server"] == [True] * 2
+
+
+def test_the_ledger_has_a_line_a_message_with_the_bytes_the_codec_wrote(
+    exchange: Exchange,
+) -> None:
+    found = exchange(bank_is(lambda before: [(2.0, None)]))
+    seen = [(line["from"], line["to"], line["bytes"]) for line in found.lines]
+    down, up = n_bytes(request()), n_bytes(sketch_reply())
+    assert seen == [
+        ("server", "bank", down),
+        ("server", "shop", down),
+        ("shop", "server", up),
+        ("bank", "server", up),
+    ]
+    assert {(line["step"], line["type"]) for line in found.lines} == {(7, "train.pax_sketch")}
+    assert (found.ledger.to_parties, found.ledger.to_server) == (2 * down, 2 * up)
+
+
+def test_the_ledger_counts_every_copy_of_a_request(exchange: Exchange) -> None:
+    found = exchange(bank_is(lambda before: [(1.0, None)] if before else []))
+    assert [line["to"] for line in found.lines].count("bank") == 2
+    assert found.ledger.to_parties == 3 * n_bytes(request())
+
+
+def test_an_error_has_no_bytes(exchange: Exchange) -> None:
+    found = exchange(bank_is(lambda before: [(1.0, 1001)]))
+    assert [line["bytes"] for line in found.lines if line["from"] == "bank"] == [0]
+
+
+def test_a_ledger_goes_on_where_its_file_ends(tmp_path: Path) -> None:
+    for _ in range(2):
+        ledger = Ledger(tmp_path / "ledger.jsonl", 10, 20)
+        ledger.sent(1, "query.hello", "bank", 5)
+        ledger.received(1, "query.hello", "bank", 6)
+        ledger.flush()
+    assert (ledger.to_parties, ledger.to_server) == (15, 26)
+    assert len(ledger.path.read_text().splitlines()) == 4

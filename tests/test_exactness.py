@@ -1,0 +1,221 @@
+"""PAX with one party is XGBoost: the same trees, node for node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xgboost
+
+from fedapp.config import Settings
+from fedapp.data.datasets import read_source
+from fedapp.data.load import load_table
+from fedapp.site.config import SiteConfig
+from fedapp.site.labels import class_ids, class_names
+from fedapp.site.rows import Holdout, read_parts
+from fedapp.site.table import Table
+from fedapp.trees.model import Ensemble, load_model
+from fedapp.trees.predict import predict_margins
+from simulations.baselines import xgboost_parameters
+from simulations.engines import run_local
+from tests.reference import Agreement, compare_trees
+
+MakeSettings = Callable[..., Settings]
+
+PENALTIES = {"lambda": 0.5, "alpha": 0.3, "gamma": 0.5, "min-child-weight": 5.0}
+
+
+def pooled_booster(settings: Settings) -> xgboost.Booster:
+    """XGBoost on all training rows of a run."""
+    whole = SiteConfig(
+        "all", settings.data, settings.label, weight=settings.weight, dropped=settings.dropped
+    )
+    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+    table = read_parts(whole, holdout)["train"]
+    assert table.labels is not None
+    labels = class_ids(table.labels, class_names(table.labels, settings.objective))
+    weights = np.ones(table.n_rows, np.float32) if table.weights is None else table.weights
+    matrix = xgboost.QuantileDMatrix(table.values, labels, weight=weights, max_bin=settings.max_bin)
+    parameters = xgboost_parameters(settings, labels, weights, labels)
+    return xgboost.train(parameters, matrix, settings.num_boost_round)
+
+
+def agreement(settings: Settings) -> Agreement:
+    """Train PAX and hold it against pooled XGBoost."""
+    folder = run_local(settings)
+    return compare_trees(load_model(folder.path / "model.json"), pooled_booster(settings))
+
+
+def assert_exact(found: Agreement, n_trees: int) -> None:
+    assert found.n_trees == n_trees
+    assert found.n_nodes > 3 * n_trees
+    assert found.differing == 0
+    assert found.leaf_error <= 1e-6
+
+
+def weighted_copy(name: str, path: Path, drop: tuple[str, ...] = (), label: str = "") -> Path:
+    """A registry table as CSV, with a column of sample weights; ``label`` renames a column to y."""
+    from pyarrow import csv, table
+
+    source = read_source(name, drop=drop)
+    assert source.labels is not None
+    weights = np.random.default_rng(7).uniform(0.5, 2, source.n_rows).astype(np.float32)
+    columns = dict(zip(source.columns, source.values.T, strict=True))
+    labels = source.labels
+    if label:
+        labels = columns.pop(label).astype(np.float64)
+    frame = table({**columns, "y": labels, "w": weights})
+    csv.write_csv(frame, path)
+    return path
+
+
+REAL = [
+    ("default-credit", "binary:logistic", {}),
+    ("default-credit", "binary:logistic", PENALTIES),
+    ("give-me-some-credit", "binary:logistic", {}),
+    ("give-me-some-credit", "binary:logistic", PENALTIES),
+    ("ijcnn1", "binary:logistic", {"max-bin": 255}),
+    ("waveform", "multi:softprob", {}),
+    ("waveform", "multi:softprob", PENALTIES),
+    ("abalone", "reg:squarederror", {}),
+    ("space-ga", "reg:squarederror", PENALTIES),
+]
+
+
+@pytest.mark.parametrize(("data", "objective", "more"), REAL)
+def test_one_party_equals_xgboost_on_real_rows(
+    real_data: Path, settings: MakeSettings, data: str, objective: str, more: dict[str, Any]
+) -> None:
+    run = settings(
+        data=data,
+        objective=objective,
+        parties=1,
+        **{"num-boost-round": 6, "max-depth": 5, "max-bin": 64, "valid-fraction": 0.0, **more},
+    )
+    n_trees = 18 if objective == "multi:softprob" else 6
+    assert_exact(agreement(run), n_trees)
+
+
+@pytest.mark.parametrize(
+    ("data", "objective", "label"),
+    [
+        ("give-me-some-credit", "binary:logistic", ""),
+        ("give-me-some-credit", "reg:squarederror", "age"),
+        ("waveform", "multi:softprob", ""),
+    ],
+)
+def test_one_party_equals_xgboost_with_sample_weights(
+    real_data: Path,
+    settings: MakeSettings,
+    tmp_path: Path,
+    data: str,
+    objective: str,
+    label: str,
+) -> None:
+    run = settings(
+        data=str(weighted_copy(data, tmp_path / "weighted.csv", label=label)),
+        label="y",
+        weight="w",
+        objective=objective,
+        parties=1,
+        **{"num-boost-round": 4, "max-depth": 5, "max-bin": 64, "valid-fraction": 0.0},
+    )
+    n_trees = 12 if objective == "multi:softprob" else 4
+    assert_exact(agreement(run), n_trees)
+
+
+def made_table(path: Path, objective: str, n_values: int, n_rows: int = 900) -> Path:
+    """A CSV with few distinct values a column, missing values, and labels of the objective."""
+    rng = np.random.default_rng(3)
+    values = rng.integers(0, n_values, (n_rows, 6)).astype(np.float64)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    signal = np.nan_to_num(values[:, 0]) - np.nan_to_num(values[:, 1]) + rng.normal(0, 3, n_rows)
+    labels = {
+        "binary:logistic": (signal > 0).astype(float),
+        "multi:softprob": np.digitize(signal, [-3, 3]).astype(float),
+        "reg:squarederror": signal,
+    }[objective]
+    lines = ["a,b,c,d,e,f,y"]
+    for row, label in zip(values, labels, strict=True):
+        lines.append(",".join("" if np.isnan(x) else f"{x:g}" for x in row) + f",{label!r}")
+    path.write_text("\n".join(lines).replace("np.float64(", "").replace(")", "") + "\n")
+    return path
+
+
+@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
+@pytest.mark.parametrize("parties", [1, 3])
+def test_parties_with_few_distinct_values_grow_the_pooled_trees(
+    settings: MakeSettings, tmp_path: Path, objective: str, parties: int
+) -> None:
+    run = settings(
+        data=str(made_table(tmp_path / "few.csv", objective, 12)),
+        label="y",
+        objective=objective,
+        parties=parties,
+        **{"num-boost-round": 5, "max-depth": 4, "valid-fraction": 0.0, "pax.bins": "equal"},
+    )
+    assert_exact(agreement(run), 15 if objective == "multi:softprob" else 5)
+
+
+@pytest.mark.parametrize("data", ["default-credit", "a9a"])
+def test_three_parties_with_few_distinct_real_values_grow_the_pooled_trees(
+    real_data: Path, settings: MakeSettings, tmp_path: Path, data: str
+) -> None:
+    # Of default-credit only the columns with at most 256 values, so that no cut is pruned.
+    table = read_source(data)
+    many = [
+        name
+        for name, column in zip(table.columns, table.values.T, strict=True)
+        if len(np.unique(column)) > 250
+    ]
+    run = settings(
+        data=data,
+        parties=3,
+        **{
+            "drop-columns": ",".join(many),
+            "max-bin": 256,
+            "num-boost-round": 5,
+            "max-depth": 6,
+            "valid-fraction": 0.0,
+            "pax.bins": "equal",
+        },
+    )
+    assert_exact(agreement(run), 5)
+
+
+def exported(run: Settings) -> tuple[Ensemble, xgboost.Booster, Table]:
+    """A run's model, the same in stock XGBoost, and the rows it was made from."""
+    folder = run_local(run)
+    booster = xgboost.Booster()
+    booster.load_model(folder.path / "model.xgb.json")
+    table = load_table(Path(run.data), label="y")
+    return load_model(folder.path / "model.json"), booster, table
+
+
+@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
+def test_stock_xgboost_predicts_the_same_from_the_export(
+    settings: MakeSettings, tmp_path: Path, objective: str
+) -> None:
+    data = str(made_table(tmp_path / "made.csv", objective, 40))
+    model, booster, table = exported(
+        settings(data=data, label="y", objective=objective, **{"num-boost-round": 5})
+    )
+    matrix = xgboost.DMatrix(table.values, feature_names=list(table.columns))
+    theirs = booster.predict(matrix, output_margin=True).reshape(table.n_rows, -1)
+    ours = predict_margins(model, table.values)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_stock_xgboost_explains_the_export(settings: MakeSettings, tmp_path: Path) -> None:
+    data = str(made_table(tmp_path / "made.csv", "binary:logistic", 40))
+    _, booster, table = exported(settings(data=data, label="y", **{"num-boost-round": 5}))
+    matrix = xgboost.DMatrix(table.values, feature_names=list(table.columns))
+    contributions = booster.predict(matrix, pred_contribs=True)
+    margins = booster.predict(matrix, output_margin=True)
+    assert contributions.shape == (table.n_rows, len(table.columns) + 1)
+    np.testing.assert_allclose(contributions.sum(axis=1), margins, atol=1e-4)
+    assert json.loads(booster.save_raw("json"))["learner"]["feature_names"] == list(table.columns)

@@ -1,0 +1,254 @@
+"""Bins, sketches, sums and splits against slow forms and known cases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedapp.histograms.bins import Cuts, digitise
+from fedapp.histograms.build import add_histograms, build_histograms
+from fedapp.histograms.sketch import (
+    Sketch,
+    bin_map,
+    fuse_sketches,
+    own_cuts,
+    prune,
+    quantile_cuts,
+    sketch_table,
+    surrogates,
+)
+from fedapp.histograms.split import Penalties, best_splits, node_weight
+from tests.reference import naive_histogram
+
+RNG = np.random.default_rng(0)
+NO_PENALTY = Penalties(1.0, 0.0, 0.0, 0.0)
+
+
+def some_values(n_rows: int, n_columns: int, missing: float = 0.1) -> np.ndarray:
+    values = RNG.normal(size=(n_rows, n_columns)).astype(np.float32)
+    values[RNG.random(values.shape) < missing] = np.nan
+    return values
+
+
+def test_a_value_on_a_cut_goes_to_the_bin_above_it() -> None:
+    cuts = Cuts(np.float32([1, 2, 9]), np.array([0, 3]), np.float32([-1]))
+    codes, missing_code = digitise(np.float32([[0.5], [1], [1.5], [2], [50]]), cuts)
+    assert codes[:, 0].tolist() == [0, 1, 1, 2, 2]
+    assert missing_code == -1
+
+
+@pytest.mark.parametrize(("width", "missing", "dtype"), [(255, True, "u1"), (256, True, "u2")])
+def test_codes_take_one_byte_up_to_256_of_them(width: int, missing: bool, dtype: str) -> None:
+    edges = np.arange(1, width + 1, dtype=np.float32)
+    values = np.append(np.arange(width, dtype=np.float32), np.nan)[:, None]
+    codes, missing_code = digitise(values, Cuts(edges, np.array([0, width]), np.float32([-1])))
+    assert codes.dtype == np.dtype(dtype)
+    assert codes[-1, 0] == missing_code
+    assert (codes[:-1, 0] == np.arange(width)).all()
+
+
+def test_256_bins_without_missing_values_take_one_byte() -> None:
+    edges = np.arange(1, 257, dtype=np.float32)
+    values = np.arange(256, dtype=np.float32)[:, None]
+    codes, missing_code = digitise(values, Cuts(edges, np.array([0, 256]), np.float32([-1])))
+    assert codes.dtype == np.uint8
+    assert missing_code == -1
+
+
+def test_histograms_equal_the_sums_row_by_row() -> None:
+    values = some_values(300, 4)
+    cuts = own_cuts(sketch_table(values, np.ones(300, np.float32), 16))
+    codes, missing_code = digitise(values, cuts)
+    gradients = RNG.normal(size=(300, 2)).astype(np.float32)
+    nodes = RNG.integers(0, 5, 300).astype(np.int32)
+    columns = np.array([0, 2, 3])
+    widths = cuts.widths[columns]
+    wanted = np.array([3, 1], dtype=np.int32)
+    found, missing = build_histograms(
+        codes, missing_code, columns, widths, gradients, nodes, wanted
+    )
+    starts = np.cumsum(widths) - widths
+    for slot, node in enumerate(wanted):
+        for place, column in enumerate(columns):
+            sums, absent = naive_histogram(
+                codes[:, column], missing_code, gradients, nodes == node, widths[place]
+            )
+            part = found[slot, starts[place] : starts[place] + widths[place]]
+            np.testing.assert_array_equal(part, sums)
+            assert missing[slot, place] == absent
+
+
+def test_rows_without_gradient_count_nowhere() -> None:
+    codes = np.array([[0], [255]], dtype=np.uint8)
+    nothing = np.zeros((2, 2), np.float32)
+    nodes = np.zeros(2, np.int32)
+    one = np.array([0]), np.array([1])
+    found, missing = build_histograms(codes, 255, *one, nothing, nodes, np.array([0], np.int32))
+    assert not found.any()
+    assert not missing.any()
+
+
+def test_adding_histograms_moves_bins_to_their_places() -> None:
+    total = np.zeros((1, 3, 2))
+    add_histograms(total, np.array([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]), np.array([2, 0, 2]))
+    assert total.tolist() == [[[3, 4], [0, 0], [6, 8]]]
+
+
+@given(
+    st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=300),
+    st.integers(2, 40),
+)
+@settings(deadline=None, max_examples=60)
+def test_a_sketch_keeps_all_mass_and_bins_hold_their_representatives(
+    numbers: list[float], max_bin: int
+) -> None:
+    values = np.array(numbers, dtype=np.float32)[:, None]
+    sketch = sketch_table(values, np.ones(len(values), np.float32), max_bin)
+    representatives, masses = sketch.column(0)
+    assert len(representatives) <= max_bin
+    assert masses.sum() == len(values)
+    assert (np.diff(representatives) > 0).all()
+    assert set(representatives) <= set(values[:, 0])
+    codes, missing_code = digitise(values, own_cuts(sketch))
+    stands_for = surrogates(codes, missing_code, sketch.representatives, sketch.offsets)
+    assert (stands_for <= values).all()
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 1000), min_size=2, max_size=200), min_size=1, max_size=4),
+    st.integers(2, 30),
+)
+@settings(deadline=None, max_examples=60)
+def test_fused_bins_stay_within_the_stated_mass(parts: list[list[int]], n_bins: int) -> None:
+    sketches = [
+        sketch_table(np.float32(part)[:, None], np.ones(len(part), np.float32), 50)
+        for part in parts
+    ]
+    cuts = fuse_sketches(sketches, n_bins)
+    masses = np.zeros(len(cuts.edges))
+    points: dict[float, float] = {}
+    for sketch in sketches:
+        np.add.at(masses, bin_map(sketch, cuts), sketch.masses)
+        for representative, mass in zip(*sketch.column(0), strict=True):
+            points[representative] = points.get(representative, 0) + mass
+    total = masses.sum()
+    assert len(cuts.edges) <= n_bins
+    assert total == sum(len(part) for part in parts)
+    assert masses.max() <= total / n_bins + 2 * max(points.values()) + 1e-3
+
+
+def test_few_representatives_are_all_kept() -> None:
+    assert prune(np.ones(5), 5).tolist() == [1, 2, 3, 4]
+
+
+def test_pruning_cuts_at_the_quantiles() -> None:
+    assert prune(np.ones(100), 4).tolist() == [25, 50, 75]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_one_sketch_fuses_to_the_cuts_of_xgboost(weighted: bool) -> None:
+    values = some_values(2000, 3)
+    weights = RNG.uniform(0.1, 3, 2000).astype(np.float32) if weighted else np.ones(2000, "f4")
+    expected = quantile_cuts(values, weights, 32)
+    cuts = fuse_sketches([sketch_table(values, weights, 32)], 32)
+    np.testing.assert_array_equal(cuts.edges, expected.edges)
+    np.testing.assert_array_equal(cuts.offsets, expected.offsets)
+    np.testing.assert_array_equal(cuts.minima, expected.minima)
+
+
+def test_a_column_without_values_has_one_empty_bin() -> None:
+    values = np.full((4, 2), np.nan, dtype=np.float32)
+    values[:, 1] = [1, 2, 3, 4]
+    sketch = sketch_table(values, np.ones(4, np.float32), 8)
+    cuts = fuse_sketches([sketch], 8)
+    assert cuts.widths.tolist() == [1, 4]
+    assert bin_map(sketch, cuts).tolist() == [1, 2, 3, 4]
+
+
+def test_sketches_of_tables_apart_cover_the_values_of_both() -> None:
+    low, high = np.float32([[1], [2]]), np.float32([[8], [9]])
+    ones = np.ones(2, np.float32)
+    sketches = [sketch_table(low, ones, 8), sketch_table(high, ones, 8)]
+    cuts = fuse_sketches(sketches, 8)
+    assert cuts.edges[:-1].tolist() == [2, 8, 9]
+    assert [bin_map(sketch, cuts).tolist() for sketch in sketches] == [[0, 1], [2, 3]]
+
+
+def one_split(histogram: list[list[float]], missing: int = 0, **limits: float) -> np.void:
+    sums = np.array(histogram).sum(axis=0) + (np.array([1.0, 1.0]) if missing else 0)
+    return best_splits(
+        np.array([histogram]),
+        sums[None],
+        np.array([[missing]], dtype=np.int32),
+        np.ones((1, 1), dtype=bool),
+        np.array([0, len(histogram)]),
+        Penalties(1.0, 0.0, limits.get("gamma", 0.0), limits.get("min_child_weight", 0.0)),
+    )[0]
+
+
+def test_the_gain_is_that_of_the_formula() -> None:
+    split = one_split([[-4.0, 2.0], [6.0, 3.0]])
+    expected = 16 / 3 + 36 / 4 - 4 / 6
+    assert split["column"] == 0
+    assert split["cut"] == 0
+    assert split["gain"] == pytest.approx(expected, rel=1e-6)
+    assert split["left"].tolist() == [-4, 2]
+    assert split["right"].tolist() == [6, 3]
+
+
+def test_missing_rows_go_to_the_better_side() -> None:
+    towards_right = one_split([[-4.0, 2.0], [6.0, 3.0]], missing=1)
+    towards_left = one_split([[4.0, 2.0], [-6.0, 3.0]], missing=1)
+    assert not towards_right["default_left"]
+    assert towards_left["default_left"]
+    assert towards_left["left"].tolist() == [5, 3]
+
+
+def test_no_side_is_lighter_than_min_child_weight() -> None:
+    histogram = [[-4.0, 0.5], [6.0, 3.0], [-1.0, 3.0]]
+    assert one_split(histogram)["cut"] == 0
+    assert one_split(histogram, min_child_weight=1.0)["cut"] == 1
+
+
+def test_a_gain_below_gamma_is_no_split() -> None:
+    assert one_split([[-4.0, 2.0], [6.0, 3.0]], gamma=13.6)["column"] == 0
+    assert one_split([[-4.0, 2.0], [6.0, 3.0]], gamma=13.7)["column"] == -1
+
+
+def test_the_lower_column_wins_a_tie() -> None:
+    histogram = np.array([[[-4.0, 2.0], [6.0, 3.0]] * 2])
+    split = best_splits(
+        histogram,
+        np.array([[2.0, 5.0]]),
+        np.zeros((1, 2), np.int32),
+        np.ones((1, 2), dtype=bool),
+        np.array([0, 2, 4]),
+        NO_PENALTY,
+    )[0]
+    assert split["column"] == 0
+
+
+def test_a_column_that_is_not_allowed_is_not_split() -> None:
+    histogram = np.array([[[-4.0, 2.0], [6.0, 3.0], [-1.0, 2.0], [3.0, 3.0]]])
+    split = best_splits(
+        histogram,
+        np.array([[2.0, 5.0]]),
+        np.zeros((1, 2), np.int32),
+        np.array([[False, True]]),
+        np.array([0, 2, 4]),
+        NO_PENALTY,
+    )[0]
+    assert split["column"] == 1
+
+
+def test_l1_shrinks_the_weight_of_a_leaf() -> None:
+    assert node_weight(-5.0, 3.0, Penalties(1.0, 1.0, 0.0, 0.0)) == pytest.approx(1.0)
+    assert node_weight(0.5, 3.0, Penalties(1.0, 1.0, 0.0, 0.0)) == 0
+    assert node_weight(-5.0, 0.5, Penalties(1.0, 0.0, 0.0, 1.0)) == 0
+
+
+def test_a_sketch_reports_the_largest_value() -> None:
+    sketch: Sketch = sketch_table(np.float32([[3], [7], [np.nan]]), np.ones(3, np.float32), 4)
+    assert sketch.maxima.tolist() == [7]

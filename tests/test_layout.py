@@ -1,0 +1,111 @@
+"""The rules of the house: who may import what, and names on both sides."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from fedapp.messages.fields import Reply, Request
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("fedapp", "strategies", "clients", "simulations")
+MAY_IMPORT_FLOWER = (
+    "fedapp/server_app.py",
+    "fedapp/client_app.py",
+    "fedapp/wire/",
+    "strategies/base.py",
+    "simulations/engines.py",
+)
+NO_METHODS = {"__init__", "base", "opening", "scoring", "hello", "booster", "fields"}
+
+
+def sources() -> Iterator[str]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix()
+
+
+def imports(source: str) -> set[str]:
+    """Modules a source imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / source).read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+def begins(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+@pytest.mark.parametrize("source", list(sources()))
+def test_flower_is_imported_where_the_house_allows_it(source: str) -> None:
+    if any(begins(module, "flwr") for module in imports(source)):
+        assert source.startswith(MAY_IMPORT_FLOWER)
+
+
+@pytest.mark.parametrize("source", list(sources()))
+def test_imports_go_one_way(source: str) -> None:
+    modules = imports(source)
+    forbidden: tuple[str, ...] = ()
+    if source.startswith(("fedapp/trees/", "fedapp/histograms/", "fedapp/crypto/")):
+        forbidden = ("fedapp.messages", "fedapp.site", "fedapp.wire", "fedapp.conversation")
+        forbidden += ("fedapp.config", "strategies", "clients", "simulations")
+    elif source.startswith("fedapp/messages/"):
+        forbidden = ("fedapp.trees", "fedapp.histograms", "fedapp.site", "fedapp.wire")
+        forbidden += ("strategies", "clients", "simulations")
+    elif source.startswith("strategies/"):
+        forbidden = ("clients", "simulations", "fedapp.site.store", "fedapp.site.answer")
+    elif source.startswith("clients/"):
+        forbidden = ("strategies", "simulations", "fedapp.conversation", "fedapp.config")
+    elif source == "fedapp/metrics.py":
+        forbidden = ("fedapp.messages", "fedapp.site", "fedapp.wire")
+    assert not [module for module in modules if begins(module, *forbidden)]
+
+
+def methods(folder: str) -> set[str]:
+    return {path.stem for path in (ROOT / folder).glob("*.py")} - NO_METHODS
+
+
+def test_a_method_has_the_same_name_on_both_sides_and_in_its_messages_and_tests() -> None:
+    assert methods("strategies") == methods("clients") == methods("fedapp/messages")
+    assert "pax" in methods("strategies")
+    for method in methods("strategies"):
+        assert (ROOT / "tests" / f"test_{method}.py").exists()
+
+
+@pytest.mark.parametrize("module", sorted(methods("fedapp/messages") | {"hello", "booster"}))
+def test_messages_say_what_they_reveal_and_have_handlers(module: str) -> None:
+    messages = importlib.import_module(f"fedapp.messages.{module}")
+    handlers = importlib.import_module(f"clients.{module}").HANDLERS
+    assert "Reveals" in (messages.__doc__ or "")
+    own = [
+        kind
+        for kind in vars(messages).values()
+        if isinstance(kind, type) and issubclass(kind, Request | Reply) and is_dataclass(kind)
+    ]
+    requests = [kind for kind in own if issubclass(kind, Request)]
+    assert requests
+    assert set(handlers) == set(requests)
+    for request in requests:
+        assert fields(request) is not None
+        assert request.kind.partition(".")[0] in {"train", "evaluate", "query"}
+
+
+def test_no_source_unpickles_or_evaluates() -> None:
+    for source in sources():
+        tree = ast.parse((ROOT / source).read_text())
+        called = {
+            node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+        }
+        assert not {"eval", "exec"} & called, source
+        assert "pickle" not in imports(source), source

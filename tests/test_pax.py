@@ -1,0 +1,405 @@
+"""PAX as a whole: what it sends, how often, and what comes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message
+
+from fedapp.client_app import SiteApp
+from fedapp.config import Settings
+from fedapp.conversation import Checkpoint, Model, Parties
+from fedapp.errors import ConfigError
+from fedapp.messages import booster, hello, pax
+from fedapp.messages.hello import HelloReply
+from fedapp.run_folder import RunFolder
+from fedapp.server_app import train
+from fedapp.trees.model import LEAF, load_model
+from fedapp.trees.predict import predict_margins
+from simulations.engines import LocalGrid, run_local, run_simulation, simulated_contexts
+from strategies.pax import PAX, share_bins
+
+MakeSettings = Callable[..., Settings]
+KINDS = {
+    "query.hello": (hello.HelloRequest, hello.HelloReply),
+    "train.pax_sketch": (pax.SketchRequest, pax.SketchReply),
+    "train.pax_grow": (pax.GrowRequest, pax.GrowReply),
+    "evaluate.booster_scores": (booster.EvaluateRequest, booster.EvaluateReply),
+}
+
+
+def summary_of(folder: RunFolder) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder.path / "summary.json").read_text())
+    return found
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class Listener(SiteApp):
+    """A site's app that keeps every message it sees, going in and coming out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[str, Message, Message]] = []
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        reply = super().__call__(message, context)
+        self.heard.append((message.metadata.message_type, message, reply))
+        return reply
+
+
+def listen(run: Settings) -> tuple[RunFolder, Listener]:
+    app = Listener()
+    grid = LocalGrid(simulated_contexts(run), app)
+    try:
+        return train(grid, run), app
+    finally:
+        grid.close()
+
+
+def names_in(message: Message) -> set[str]:
+    content = message.content
+    return {*content.config_records["scalars"], *content.array_records["arrays"]}
+
+
+def test_messages_hold_what_their_modules_list_and_nothing_else(settings: MakeSettings) -> None:
+    _, app = listen(settings(max_depth=3))
+    assert {kind for kind, _, _ in app.heard} == set(KINDS)
+    for kind, request, reply in app.heard:
+        for message, declared in zip((request, reply), KINDS[kind], strict=True):
+            assert set(message.content) == {"envelope", "scalars", "arrays"}
+            assert names_in(message) == {field.name for field in fields(declared)}
+
+
+def arrays_of(message: Message) -> Mapping[str, np.ndarray]:
+    found = message.content.array_records["arrays"]
+    return {
+        name: np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
+        for name, array in found.items()
+    }
+
+
+def test_no_reply_is_as_long_as_the_rows(settings: MakeSettings) -> None:
+    # 569 rows in all; with 8 bins no array of a reply has a size that grows with rows.
+    run = settings(max_bin=24, max_depth=3, valid_fraction=0.0)
+    _, app = listen(run)
+    n_rows = {hello["rows"] for hello in summary_of(RunFolder(Path(run.run_dir)))["parties"]}
+    for kind, _, reply in app.heard:
+        for name, array in arrays_of(reply).items():
+            assert not n_rows & set(array.shape), (kind, name)
+
+
+def test_the_smaller_child_alone_is_asked_for(settings: MakeSettings) -> None:
+    _, app = listen(settings(max_depth=3, parties=1))
+    wanted: dict[int, list[int]] = {}
+    for kind, request, _ in app.heard:
+        if kind == "train.pax_grow":
+            scalars = request.content.config_records["scalars"]
+            if scalars["round_id"] == 0:
+                wanted[int(scalars["level"])] = arrays_of(request)["wanted_nodes"].tolist()
+    assert wanted[0] == [0]
+    assert len(wanted[1]) == 1
+    assert len(wanted[2]) == 2
+
+
+@pytest.mark.parametrize(("rounds", "depth"), [(1, 1), (3, 2), (2, 5)])
+def test_a_round_takes_max_depth_exchanges(settings: MakeSettings, rounds: int, depth: int) -> None:
+    summary = summary_of(run_local(settings(num_boost_round=rounds, max_depth=depth)))
+    assert summary["exchanges"] <= 2 + rounds * depth + 1
+    assert summary["exchanges"] >= 2 + rounds + 1
+    assert summary["trees"] == rounds
+
+
+def test_trees_that_grow_fully_take_exactly_max_depth_exchanges(settings: MakeSettings) -> None:
+    run = settings(data="digits", objective="multi:softprob", num_boost_round=2, max_depth=2)
+    summary = summary_of(run_local(run))
+    assert summary["exchanges"] == 2 + 2 * 2 + 1
+    assert summary["trees"] == 20
+
+
+def test_the_ledger_has_every_byte_that_was_sent(settings: MakeSettings) -> None:
+    folder, app = listen(settings())
+    lines = lines_of(folder.ledger)
+    summary = summary_of(folder)
+
+    def size(message: Message) -> int:
+        arrays = message.content.array_records["arrays"].values()
+        return sum(len(array.data) for array in arrays)
+
+    to_server = sum(line["bytes"] for line in lines if line["to"] == "server")
+    to_parties = sum(line["bytes"] for line in lines if line["from"] == "server")
+    assert summary["bytes"] == {"to_parties": to_parties, "to_server": to_server}
+    assert len(lines) == 2 * len(app.heard)
+    assert to_server >= sum(size(reply) for _, _, reply in app.heard)
+    biggest = max(app.heard, key=lambda heard: size(heard[2]))
+    assert max(line["bytes"] for line in lines) >= size(biggest[2])
+
+
+def test_rounds_are_written_with_scores_and_bytes(settings: MakeSettings) -> None:
+    folder = run_local(settings(num_boost_round=4, max_depth=3))
+    lines = lines_of(folder.rounds)
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+    losses = [line["train"]["logloss"] for line in lines]
+    assert losses == sorted(losses, reverse=True)
+    total = {key: sum(line["bytes"][key] for line in lines) for key in lines[0]["bytes"]}
+    assert total == summary_of(folder)["bytes"]
+
+
+def test_the_summary_scores_the_model_that_was_written(settings: MakeSettings) -> None:
+    from fedapp import metrics
+    from fedapp.data.datasets import read_source
+    from fedapp.site.rows import Holdout, share_rows
+
+    run = settings(num_boost_round=5, max_depth=3, max_bin=64)
+    folder = run_local(run)
+    table = read_source("breast-cancer")
+    shares = share_rows(table, Holdout(0.2, 0.1, 42), "iid", 3)
+    for part in ("test", "valid"):
+        rows = np.concatenate(shares[part])
+        margins = predict_margins(load_model(folder.path / "model.json"), table.values[rows])
+        assert table.labels is not None
+        labels = table.labels[rows].astype(np.float32)
+        exact = metrics.pooled("binary:logistic", margins, labels, np.ones(len(rows), np.float32))
+        found = summary_of(folder)["metrics"][part]
+        for name in ("logloss", "accuracy", "f1", "precision", "recall"):
+            assert found[name] == pytest.approx(exact[name], rel=1e-6)
+        assert found["auc"] == pytest.approx(exact["auc"], abs=1e-4)
+
+
+def test_the_share_rule_divides_bins_by_rows() -> None:
+    assert share_bins(255, {"a": 2721, "b": 265, "c": 13}) == {"a": 231, "b": 23, "c": 2}
+
+
+def test_a_small_party_gets_few_bins(settings: MakeSettings) -> None:
+    run = settings(partition="sizes:0.9,0.08,0.02", max_bin=50, valid_fraction=0.0)
+    _, app = listen(run)
+    asked = sorted(
+        int(request.content.config_records["scalars"]["n_bins"])
+        for kind, request, _ in app.heard
+        if kind == "train.pax_sketch"
+    )
+    assert asked == [2, 4, 45]
+
+
+def test_classification_keeps_the_finest_resolution_and_regression_the_coarsest(
+    settings: MakeSettings,
+) -> None:
+    n_bins = {}
+    for data, objective in [
+        ("breast-cancer", "binary:logistic"),
+        ("diabetes", "reg:squarederror"),
+    ]:
+        run = settings(
+            data=data, objective=objective, partition="sizes:0.75,0.25", parties=2, max_bin=40
+        )
+        n_bins[objective] = most_bins(run)
+    assert n_bins["binary:logistic"] == 30
+    assert n_bins["reg:squarederror"] == 10
+
+
+def most_bins(run: Settings) -> int:
+    """Most bins of a column after the fusion, from a run that writes its checkpoint."""
+    kept: list[Checkpoint] = []
+    original = RunFolder.save
+
+    def save(self: RunFolder, checkpoint: Checkpoint, facts: Mapping[str, Any]) -> None:
+        kept.append(checkpoint)
+        original(self, checkpoint, facts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "save", save)
+        run_local(run)
+    return int(np.diff(kept[0].arrays["offsets"]).max())
+
+
+def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) -> None:
+    """Two rows of one column at two parties, one tree of one level, computed on paper."""
+    run = settings(
+        parties=2,
+        num_boost_round=1,
+        max_depth=1,
+        eta=1.0,
+        valid_fraction=0.0,
+        max_bin=4,
+        min_child_weight=0.0,
+        pax__bins="equal",
+    )
+    strategy = PAX(run, RunFolder(Path(run.run_dir)))
+    hellos = {
+        name: HelloReply(name, 2, 0, 0, ("x",), ("0", "1"), 0.0, 0.0, "0" * 32, ())
+        for name in ("a", "b")
+    }
+    talk = strategy.conversation(Parties(hellos), None)
+    exchange = next(talk)
+    assert {type(request) for request in exchange.requests.values()} == {pax.SketchRequest}
+    exchange = talk.send({"a": _sketch(1.0, 2.0, 0.0), "b": _sketch(2.0, 3.0, 2.0)})
+    request = exchange.requests["a"]
+    assert (request.level, request.base_margin, request.wanted_nodes.tolist()) == (0, 0.0, [0])
+    # Gradients at margin 0 are -1/2 and 1/2, hessians 1/4; labels are 0 at a, 1 at b.
+    event = talk.send({"a": _grow([0.5, 0.5]), "b": _grow([-0.5, -0.5])})
+    assert isinstance(event, Checkpoint)
+    assert isinstance(next(talk), Model)
+    exchange = next(talk)
+    assert {type(request) for request in exchange.requests.values()} == {booster.EvaluateRequest}
+    model = json.loads(exchange.requests["a"].model.tobytes())
+    tree = model["trees"][0]
+    # x < 2: G = 1/2, H = 1/4; x >= 2: G = -1/2, H = 3/4.
+    assert tree["threshold"][0] == 2.0
+    np.testing.assert_allclose(tree["value"][1:], [-0.5 / 1.25, 0.5 / 1.75], rtol=1e-6)
+    assert tree["left"] == [1, LEAF, LEAF]
+
+
+def _sketch(low: float, high: float, label_sum: float) -> pax.SketchReply:
+    return pax.SketchReply(
+        np.float32([low, high]),
+        np.ones(2, np.float32),
+        np.array([0, 2]),
+        np.float32([high]),
+        label_sum,
+        2.0,
+    )
+
+
+def _grow(gradients: list[float]) -> pax.GrowReply:
+    histogram = np.array([[[gradient, 0.25] for gradient in gradients]])
+    sums = np.array([2.0, 1.0])
+    scores = np.array([[1.0, 0.0], [0.0, 1.0]])
+    return pax.GrowReply(
+        histogram,
+        np.zeros((1, 1), np.int32),
+        histogram.sum(axis=1),
+        sums,
+        scores,
+        np.zeros(2),
+        np.zeros((2, 2)),
+    )
+
+
+def test_early_stopping_cuts_the_model_back_to_its_best_round(settings: MakeSettings) -> None:
+    run = settings(
+        num_boost_round=60,
+        max_depth=4,
+        eta=1.0,
+        max_bin=32,
+        early_stopping_rounds=3,
+        valid_fraction=0.3,
+    )
+    folder = run_local(run)
+    summary, lines = summary_of(folder), lines_of(folder.rounds)
+    scores = [line["valid"]["auc"] for line in lines]
+    assert len(lines) < 60
+    assert summary["best_round"] == int(np.argmax(scores)) + 1
+    assert summary["trees"] == summary["best_round"]
+    assert len(lines) == summary["best_round"] + 3
+    assert summary["metrics"]["valid"]["auc"] == pytest.approx(max(scores), abs=1e-3)
+
+
+def test_the_best_round_is_kept_where_rounds_run_out(settings: MakeSettings) -> None:
+    run = settings(num_boost_round=3, max_depth=3, early_stopping_rounds=3, valid_fraction=0.3)
+    folder = run_local(run)
+    scores = [line["valid"]["auc"] for line in lines_of(folder.rounds)]
+    assert len(scores) == 3
+    assert summary_of(folder)["trees"] == int(np.argmax(scores)) + 1
+
+
+def test_early_stopping_needs_rows_to_look_at(settings: MakeSettings, tmp_path: Path) -> None:
+    table = tmp_path / "tiny.csv"
+    table.write_text("x,y\n1,0\n2,1\n3,0\n4,1\n")
+    run = settings(
+        data=str(table),
+        label="y",
+        parties=1,
+        test_fraction=0.0,
+        valid_fraction=0.01,
+        early_stopping_rounds=2,
+    )
+    with pytest.raises(ConfigError, match="valid-fraction must leave validation rows"):
+        run_local(run)
+
+
+def columns_of_trees(folder: RunFolder) -> list[set[int]]:
+    model = load_model(folder.path / "model.json")
+    return [set(tree["column"][tree["left"] != LEAF].tolist()) for tree in model.trees]
+
+
+def test_a_tree_splits_only_the_columns_it_drew(settings: MakeSettings) -> None:
+    folder = run_local(settings(num_boost_round=6, max_depth=4, colsample_bytree=0.1))
+    used = columns_of_trees(folder)
+    assert all(1 <= len(columns) <= 3 for columns in used)
+    assert len(set().union(*used)) > 3
+
+
+def test_subsampling_draws_other_rows_every_round_and_the_same_for_a_seed(
+    settings: MakeSettings,
+) -> None:
+    def root_hessians(**more: Any) -> list[float]:
+        folder = run_local(settings(num_boost_round=2, subsample=0.5, **more))
+        return [tree["hessian"][0] for tree in load_model(folder.path / "model.json").trees]
+
+    first, again, other = root_hessians(), root_hessians(), root_hessians(seed=7)
+    assert first == again
+    assert first != other
+    whole = load_model(run_local(settings()).path / "model.json").trees[0]["hessian"][0]
+    assert 0.35 * whole < first[0] < 0.65 * whole
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet:0.3", "sizes:0.91,0.086,0.004"])
+def test_every_partition_trains(settings: MakeSettings, partition: str) -> None:
+    summary = summary_of(run_local(settings(partition=partition, num_boost_round=5)))
+    assert summary["metrics"]["test"]["auc"] > 0.9
+
+
+def test_whole_sizes_hold_back_rows_beside_them(settings: MakeSettings) -> None:
+    run = settings(partition="sizes:200,100,13", test_fraction=0.2, valid_fraction=0.1)
+    assert [party["rows"] for party in summary_of(run_local(run))["parties"]] == [200, 100, 13]
+
+
+def test_text_classes_are_named_in_the_model(settings: MakeSettings, tmp_path: Path) -> None:
+    table = tmp_path / "text.csv"
+    rows = [f"{x},{'good' if x > 20 else 'bad'}" for x in range(60)]
+    table.write_text("\n".join(["x,y", *rows]) + "\n")
+    folder = run_local(settings(data=str(table), label="y", parties=2))
+    assert load_model(folder.path / "model.json").classes == ("bad", "good")
+    assert summary_of(folder)["metrics"]["train"]["accuracy"] > 0.95
+
+
+def test_each_party_keeps_the_model_and_forgets_the_rows(
+    settings: MakeSettings, tmp_path: Path
+) -> None:
+    folder = run_local(settings())
+    kept = sorted((tmp_path / "home" / "sites").glob("*/*/model.json"))
+    assert len(kept) == 3
+    assert {path.read_text() for path in kept} == {(folder.path / "model.json").read_text()}
+    arrays = [path.name for path in (tmp_path / "home" / "sites").rglob("*.npy")]
+    assert all(name.startswith("reply.") for name in arrays)
+
+
+def test_a_finished_run_keeps_no_checkpoint(settings: MakeSettings) -> None:
+    folder = run_local(settings())
+    assert not list(folder.path.glob("checkpoint*"))
+    names = {path.name for path in folder.path.iterdir()}
+    assert names == {
+        "config.toml",
+        "ledger.jsonl",
+        "model.json",
+        "model.xgb.json",
+        "rounds.jsonl",
+        "summary.json",
+    }
+
+
+def test_flowers_simulation_gives_the_model_of_the_local_engine(settings: MakeSettings) -> None:
+    local = run_local(settings(num_boost_round=2, max_depth=3))
+    simulated = run_simulation(settings(num_boost_round=2, max_depth=3))
+    ours = (local.path / "model.json").read_bytes()
+    assert (simulated.path / "model.json").read_bytes() == ours
+    assert summary_of(simulated)["engine"] == "simulation"
+    assert summary_of(simulated)["metrics"] == summary_of(local)["metrics"]

@@ -1,0 +1,373 @@
+"""A site's state on disk: what a crash, a resend and a second server start leave of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import pytest
+
+from fedapp.errors import DataError, ProtocolError
+from fedapp.home import home
+from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.site import store as store_module
+from fedapp.site.answer import Site, answer
+from fedapp.site.config import SiteConfig
+from fedapp.site.store import SMALL, Store, locked
+from fedapp.wire.codec import Content, Envelope, put_together, take_apart
+
+MODEL = "0123456789abcdef"
+LARGE = SMALL // 8 + 1  # float64 values that get a file of their own
+NO_REPLY: dict[str, Any] = {"class": "SumReply", "scalars": {}, "arrays": {}}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AddRequest(Request):
+    """Add to the site's running sums."""
+
+    kind: ClassVar[str] = "train.testmethod_add"
+    amount: Annotated[int, Range(0, 100)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumReply(Reply):
+    """The sums so far, and how often the handler ran."""
+
+    sums: Annotated[Array, Form("float64", "n_sums")]
+    n_calls: int
+
+
+@dataclass(slots=True)
+class Party:
+    """A site whose method adds numbers up, as the server talks to it."""
+
+    calls: list[int]
+    config: SiteConfig
+
+    @property
+    def folder(self) -> Path:
+        return home() / "sites" / self.config.name / MODEL
+
+    def add(self, amount: int, step: int, checkpoint: int = 0, attempt: int = 0) -> SumReply:
+        content = take_apart(AddRequest(amount), "bank")
+        envelope = Envelope(MODEL, step, checkpoint, attempt)
+        found = answer(self.config, AddRequest.kind, envelope, content)
+        return put_together(SumReply, found, "bank")
+
+
+@pytest.fixture
+def party(monkeypatch: pytest.MonkeyPatch) -> Party:
+    calls: list[int] = []
+
+    def add(site: Site, request: AddRequest) -> SumReply:
+        calls.append(request.amount)
+        if request.amount == 13:
+            raise DataError("amount must not be 13, got 13")
+        before = site.store["sums"] if "sums" in site.store else np.zeros(LARGE)
+        site.store["sums"] = before + request.amount
+        return SumReply(site.store["sums"], len(calls))
+
+    module = ModuleType("clients.testmethod")
+    module.HANDLERS = {AddRequest: add}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "clients.testmethod", module)
+    return Party(calls, SiteConfig("bank", "rows.csv"))
+
+
+def array_files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.npy"))
+
+
+@pytest.mark.parametrize("size", [0, 1, SMALL // 8, LARGE, 10_000])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int32", "uint8"])
+def test_an_array_comes_back_as_it_was_committed(tmp_path: Path, size: int, dtype: str) -> None:
+    array = np.arange(2 * size).astype(dtype).reshape(2, size)
+    store = Store.open(tmp_path)
+    store["values"] = array
+    store.commit(1, 0, NO_REPLY)
+    found = Store.open(tmp_path)["values"]
+    assert found.dtype == array.dtype
+    assert found.shape == array.shape
+    assert np.array_equal(found, array)
+
+
+def test_facts_and_the_reply_come_back_as_they_were_committed(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    store.facts["names"] = ["a", "b"]
+    sums = {"small": np.arange(3), "large": np.arange(float(LARGE))}
+    store.commit(1, 2, {"class": "SumReply", "scalars": {"n": 1}, "arrays": sums})
+    found = Store.open(tmp_path)
+    assert (found.step, found.attempt, found.facts) == (1, 2, {"names": ["a", "b"]})
+    name, scalars, arrays = found.last_reply()
+    assert (name, scalars) == ("SumReply", {"n": 1})
+    assert {key: array.tolist() for key, array in arrays.items()} == {
+        "small": [0, 1, 2],
+        "large": list(range(LARGE)),
+    }
+
+
+def test_a_new_folder_is_before_the_first_step(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "none")
+    assert (store.step, store.attempt, store.facts) == (0, 0, {})
+    assert "values" not in store
+
+
+def test_a_change_is_seen_before_it_is_committed_and_by_nobody_else(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    store["values"] = np.arange(3)
+    assert store["values"].tolist() == [0, 1, 2]
+    assert "values" not in Store.open(tmp_path)
+
+
+def test_a_dropped_array_is_gone_with_its_file(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    store["large"], store["small"] = np.zeros(LARGE), np.zeros(1)
+    store.commit(1, 0, NO_REPLY)
+    store.drop_all()
+    store.commit(2, 0, NO_REPLY)
+    assert "large" not in Store.open(tmp_path)
+    assert "small" not in Store.open(tmp_path)
+    assert array_files(tmp_path) == []
+
+
+def test_an_array_may_change_between_small_and_large(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    for step, size in enumerate((1, LARGE, 2), start=1):
+        store["values"] = np.arange(float(size))
+        store.commit(step, 0, NO_REPLY)
+        assert Store.open(tmp_path)["values"].tolist() == list(range(size))
+    assert array_files(tmp_path) == []
+
+
+def test_a_site_that_dies_before_its_state_is_renamed_keeps_the_old_state(
+    party: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    party.add(1, step=1)
+
+    def die(path: Path, content: bytes) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "write_whole", die)
+        with pytest.raises(OSError, match="no space left"):
+            party.add(2, step=2)
+    assert "sums-0-2.npy" in array_files(party.folder)
+    assert Store.open(party.folder).step == 1
+    assert Store.open(party.folder)["sums"][0] == 1
+
+
+def test_a_step_that_died_half_way_is_done_again(
+    party: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    party.add(1, step=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "write_whole", lambda path, content: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            party.add(2, step=2)
+    assert party.add(4, step=2).sums.tolist() == [5] * LARGE
+
+
+def test_a_handler_that_fails_leaves_the_state_as_it_was(party: Party) -> None:
+    party.add(1, step=1)
+    with pytest.raises(DataError, match=r"^amount must not be 13, got 13$"):
+        party.add(13, step=2)
+    assert party.add(2, step=2).sums[0] == 3
+
+
+def test_a_repeated_step_gets_the_stored_reply_and_runs_nothing(party: Party) -> None:
+    first = party.add(5, step=1)
+    again = party.add(5, step=1)
+    assert party.calls == [5]
+    assert again.n_calls == first.n_calls == 1
+    assert again.sums.tolist() == first.sums.tolist() == [5] * LARGE
+
+
+@pytest.mark.parametrize(("step", "expected"), [(4, 3), (1, 3), (9, 3)])
+def test_a_step_out_of_order_is_refused(party: Party, step: int, expected: int) -> None:
+    party.add(1, step=1)
+    party.add(1, step=2)
+    with pytest.raises(
+        ProtocolError, match=rf"^bank: AddRequest.step must be {expected}, got {step}$"
+    ):
+        party.add(1, step=step)
+    assert party.calls == [1, 1]
+
+
+def test_a_first_step_that_is_not_the_first_is_refused(party: Party) -> None:
+    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 1, got 2$"):
+        party.add(1, step=2)
+
+
+def test_a_later_attempt_goes_back_to_the_checkpoint(party: Party) -> None:
+    party.add(1, step=1)
+    party.add(2, step=2)
+    party.add(4, step=3, checkpoint=2)
+    party.add(8, step=4, checkpoint=2)
+    found = party.add(16, step=3, checkpoint=2, attempt=1)
+    assert found.sums.tolist() == [1 + 2 + 16] * LARGE
+
+
+def test_a_later_attempt_may_go_back_twice_to_one_checkpoint(party: Party) -> None:
+    party.add(1, step=1)
+    party.add(2, step=2, checkpoint=1)
+    party.add(4, step=2, checkpoint=1, attempt=1)
+    party.add(8, step=3, checkpoint=1, attempt=1)
+    assert party.add(16, step=2, checkpoint=1, attempt=2).sums[0] == 17
+
+
+def test_the_same_attempt_does_not_go_back(party: Party) -> None:
+    party.add(1, step=1)
+    party.add(2, step=2, checkpoint=1)
+    party.add(4, step=3, checkpoint=1)
+    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 4, got 2$"):
+        party.add(8, step=2, checkpoint=1)
+
+
+def test_a_later_attempt_does_not_go_back_past_the_checkpoint(party: Party) -> None:
+    party.add(1, step=1)
+    party.add(2, step=2)
+    party.add(4, step=3, checkpoint=2)
+    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 4, got 2$"):
+        party.add(8, step=2, attempt=1)
+
+
+def test_a_later_attempt_repeats_a_step_it_has_done(party: Party) -> None:
+    party.add(1, step=1)
+    party.add(2, step=2, checkpoint=1)
+    party.add(4, step=2, checkpoint=1, attempt=1)
+    assert party.add(4, step=2, checkpoint=1, attempt=1).sums[0] == 5
+    assert party.calls == [1, 2, 4]
+
+
+def test_an_older_attempt_is_refused(party: Party) -> None:
+    party.add(1, step=1, attempt=2)
+    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.attempt must be 2 or more, got 1$"):
+        party.add(1, step=2, attempt=1)
+
+
+def test_only_files_that_a_state_names_are_kept(party: Party) -> None:
+    party.add(1, step=1)
+    party.add(2, step=2, checkpoint=1)
+    party.add(4, step=3, checkpoint=1)
+    (party.folder / "sums-0-9.npy").write_bytes(b"left by a crash")
+    party.add(8, step=4, checkpoint=1)
+    named = {
+        name
+        for state in ("state.json", "checkpoint.json")
+        for name in json.loads((party.folder / state).read_text())["files"].values()
+    }
+    assert set(array_files(party.folder)) == named
+    assert {"sums-0-1.npy", "sums-0-4.npy"} <= named
+
+
+def test_a_state_leaves_no_temporary_file(party: Party) -> None:
+    party.add(1, step=1)
+    party.add(2, step=2, checkpoint=1)
+    others = {path.name for path in party.folder.iterdir() if path.suffix != ".npy"}
+    assert others == {"state.json", "checkpoint.json", "lock"}
+
+
+def test_a_state_is_for_its_owner_alone(party: Party) -> None:
+    party.add(1, step=1)
+    assert party.folder.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "model_id", ["", "../../../etc", "0123456789ABCDEF", MODEL + "0", MODEL + "\n"]
+)
+def test_a_model_id_is_no_path(party: Party, model_id: str) -> None:
+    content = take_apart(AddRequest(1), "bank")
+    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.model-id must be 16 hex digits"):
+        answer(party.config, AddRequest.kind, Envelope(model_id, 1), content)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["train.testmethod_drop", "train.nothing", "train.", "", "train.os.path", "train.__init___x"],
+)
+def test_a_kind_that_no_method_has_is_refused(party: Party, kind: str) -> None:
+    content = take_apart(AddRequest(1), "bank")
+    with pytest.raises(ProtocolError, match=rf"^bank: message.kind must be known, got '{kind}'$"):
+        answer(party.config, kind, Envelope(MODEL, 1), content)
+
+
+def test_a_reply_that_breaks_its_form_is_not_committed(
+    party: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(site: Site, request: AddRequest) -> SumReply:
+        return SumReply(np.array([np.nan]), 1)
+
+    handlers: dict[type[Request], Callable[..., Reply]] = {AddRequest: add}
+    monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", handlers)
+    with pytest.raises(ProtocolError, match=r"^bank: SumReply.sums must be finite$"):
+        party.add(1, step=1)
+    assert Store.open(party.folder).step == 0
+
+
+def test_a_request_is_checked_before_the_handler_runs(party: Party) -> None:
+    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.amount must be 0 to 100, got 101$"):
+        answer(
+            party.config,
+            AddRequest.kind,
+            Envelope(MODEL, 1),
+            Content("AddRequest", {"amount": 101}, {}),
+        )
+    assert party.calls == []
+
+
+def test_a_locked_folder_is_held_by_one_thread_at_a_time(tmp_path: Path) -> None:
+    events: list[str] = []
+    entered, leave = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with locked(tmp_path):
+            entered.set()
+            leave.wait(5)
+            events.append("first leaves")
+
+    def second() -> None:
+        entered.wait(5)
+        with locked(tmp_path):
+            events.append("second enters")
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    for thread in threads:
+        thread.start()
+    entered.wait(5)
+    threads[1].join(0.1)
+    assert events == []
+    leave.set()
+    for thread in threads:
+        thread.join(5)
+    assert events == ["first leaves", "second enters"]
+
+
+def test_a_step_sent_twice_at_once_runs_once(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(site: Site, request: AddRequest) -> SumReply:
+        party.calls.append(request.amount)
+        entered.set()
+        leave.wait(5)
+        return SumReply(np.zeros(1), len(party.calls))
+
+    monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", {AddRequest: slow})
+    replies: list[SumReply] = []
+    threads = [
+        threading.Thread(target=lambda: replies.append(party.add(1, step=1))) for _ in range(2)
+    ]
+    threads[0].start()
+    entered.wait(5)
+    threads[1].start()
+    threads[1].join(0.1)
+    leave.set()
+    for thread in threads:
+        thread.join(5)
+    assert [reply.n_calls for reply in replies] == [1, 1]
+    assert party.calls == [1]

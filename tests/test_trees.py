@@ -1,0 +1,168 @@
+"""Objectives, growth, prediction, and the model on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedapp.errors import DataError
+from fedapp.histograms.bins import Cuts
+from fedapp.histograms.split import Penalties
+from fedapp.trees.boost import Sampling
+from fedapp.trees.grow import Growth, Shape
+from fedapp.trees.model import LEAF, NODE, Ensemble, from_json, importance, load_model, to_json
+from fedapp.trees.objective import base_margin, gradients, transform
+from fedapp.trees.predict import predict_margins
+
+ONE = np.ones(1, np.float32)
+
+
+def stump(threshold: float = 1.0, default_left: bool = False) -> np.ndarray:
+    tree = np.zeros(3, dtype=NODE)
+    tree["left"], tree["parent"] = [1, LEAF, LEAF], [-1, 0, 0]
+    tree["threshold"][0], tree["default_left"][0] = threshold, default_left
+    tree["value"], tree["gain"] = [0, -0.5, 0.25], [3, 0, 0]
+    return tree
+
+
+def ensemble(*trees: np.ndarray, classes: tuple[str, ...] = ("0", "1")) -> Ensemble:
+    return Ensemble("binary:logistic", np.float32(0.3), ("a", "b"), classes, trees)
+
+
+def test_logistic_gradients_are_those_of_the_loss() -> None:
+    found = gradients("binary:logistic", np.float32([[0.0]]), ONE, np.float32([2]))
+    assert found.tolist() == [[[-1.0, 0.5]]]
+
+
+def test_softmax_hessians_are_twice_p_times_1_minus_p() -> None:
+    found = gradients("multi:softprob", np.zeros((1, 4), np.float32), 2 * ONE, ONE)
+    np.testing.assert_allclose(found[0, :, 0], [0.25, 0.25, -0.75, 0.25])
+    np.testing.assert_allclose(found[0, :, 1], [0.375] * 4)
+
+
+def test_squared_error_gradients_are_residuals() -> None:
+    found = gradients("reg:squarederror", np.float32([[3.0]]), ONE, np.float32([0.5]))
+    assert found.tolist() == [[[1.0, 0.5]]]
+
+
+def test_the_base_margin_of_logistic_loss_is_a_logit() -> None:
+    margin = base_margin("binary:logistic", np.float32(0.3))
+    assert transform("binary:logistic", np.float32([[margin]]))[0, 0] == pytest.approx(0.3)
+
+
+def test_extreme_margins_stay_finite() -> None:
+    margins = np.float32([[1e4], [-1e4]])
+    assert transform("binary:logistic", margins)[:, 0].tolist() == pytest.approx([1, 0])
+    found = gradients("binary:logistic", margins, np.float32([0, 1]), np.ones(2, np.float32))
+    assert np.isfinite(found).all()
+    assert (found[:, 0, 1] > 0).all()
+
+
+@pytest.mark.parametrize(("value", "left"), [(0.5, True), (1.0, False), (np.nan, False)])
+def test_a_row_goes_left_below_the_threshold(value: float, left: bool) -> None:
+    model = ensemble(stump())
+    margin = predict_margins(model, np.float32([[value, 0]]))[0, 0]
+    leaf = np.float32(-0.5 if left else 0.25)
+    assert margin == model.base_margin + leaf
+
+
+def test_a_missing_value_follows_the_default() -> None:
+    model = ensemble(stump(default_left=True))
+    margin = predict_margins(model, np.float32([[np.nan, 0]]))[0, 0]
+    assert margin == model.base_margin + np.float32(-0.5)
+
+
+def test_a_model_survives_the_disk_bit_for_bit(tmp_path: Path) -> None:
+    tree = stump(np.float32(0.1) + np.float32(1e-8))
+    tree["value"][1] = np.nextafter(np.float32(0.1), np.float32(1))
+    path = tmp_path / "model.json"
+    path.write_text(to_json(ensemble(tree)))
+    again = load_model(path)
+    assert again.trees[0].tobytes() == tree.tobytes()
+    assert again.base_score == np.float32(0.3)
+    assert to_json(again) == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"format": 9}, "model must be JSON of fedapp's format 1"),
+        ({"objective": "rank:pairwise"}, "rank:pairwise"),
+        ({"trees": [{}]}, "model must be JSON"),
+    ],
+)
+def test_rubbish_is_no_model(change: dict[str, object], rule: str) -> None:
+    document = {**json.loads(to_json(ensemble(stump()))), **change}
+    with pytest.raises(DataError, match=rule):
+        from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("left", [7, -1, -1]), ("left", [0, -1, -1]), ("column", [2, 0, 0]), ("column", [-1, 0, 0])],
+)
+def test_a_tree_that_leads_nowhere_is_refused(field: str, value: list[int]) -> None:
+    document = json.loads(to_json(ensemble(stump())))
+    document["trees"][0][field] = value
+    with pytest.raises(DataError, match="must lead"):
+        from_json(json.dumps(document))
+
+
+def test_there_is_no_model_without_a_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="model must be a file"):
+        load_model(tmp_path / "none.json")
+
+
+def test_importance_adds_gains_and_splits() -> None:
+    assert importance(ensemble(stump(), stump())) == {"gain": {"a": 6.0}, "count": {"a": 2}}
+
+
+def grown(max_depth: int) -> Growth:
+    cuts = Cuts(np.float32([1, 2, 3, 9]), np.array([0, 4]), np.float32([-1]))
+    shape = Shape(max_depth, 0.5, Penalties(1.0, 0.0, 0.0, 0.0))
+    growth = Growth(1, cuts, np.ones((1, 1), dtype=bool), shape)
+    growth.set_roots(np.array([[2.0, 8.0]]))
+    return growth
+
+
+LEVEL = np.array([[[-4.0, 2.0], [6.0, 3.0], [-1.0, 1.0], [1.0, 2.0]]])
+NONE_MISSING = np.zeros((1, 1), dtype=np.int32)
+
+
+def test_the_lighter_child_is_asked_for_and_the_other_is_the_difference() -> None:
+    growth = grown(3)
+    routes = growth.split(LEVEL, NONE_MISSING)
+    assert routes["threshold"].tolist() == [1.0]
+    assert growth.wanted == [(0, 1)]
+    left = LEVEL.copy()
+    left[0, 1:] = 0
+    assert len(growth.split(left, NONE_MISSING)) == 1
+    trees = growth.trees()
+    assert trees[0]["left"].tolist() == [1, LEAF, 3, LEAF, LEAF]
+
+
+def test_a_tree_ends_at_max_depth() -> None:
+    growth = grown(1)
+    growth.split(LEVEL, NONE_MISSING)
+    assert not growth.growing
+    assert growth.wanted == []
+
+
+def test_leaves_are_weights_times_eta() -> None:
+    growth = grown(1)
+    growth.split(LEVEL, NONE_MISSING)
+    tree = growth.trees()[0]
+    np.testing.assert_allclose(tree["weight"][1:], [4 / 3, -6 / 7], rtol=1e-6)
+    np.testing.assert_allclose(tree["value"], [0, 2 / 3, -3 / 7], rtol=1e-6)
+
+
+def test_every_tree_draws_its_share_of_the_columns() -> None:
+    allowed = Sampling(1, 0.5).columns(0, 3, 10)
+    assert allowed.sum(axis=1).tolist() == [5, 5, 5]
+    assert (allowed[0] != allowed[1]).any()
+    assert (Sampling(1, 0.5).columns(0, 3, 10) == allowed).all()
+    assert (Sampling(1, 0.5).columns(1, 3, 10) != allowed).any()
+    assert Sampling(1, 0.01).columns(0, 1, 10).sum() == 1
