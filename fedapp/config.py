@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedapp.errors import ConfigError
@@ -86,8 +87,9 @@ class Settings(Section):
 
     @property
     def shape(self) -> Shape:
-        """Limits of a tree."""
-        penalties = Penalties(self.reg_lambda, self.reg_alpha, self.gamma, self.min_child_weight)
+        """Limits of a tree; XGBoost keeps its parameters in float32."""
+        given = (self.reg_lambda, self.reg_alpha, self.gamma, self.min_child_weight)
+        penalties = Penalties(*(float(np.float32(value)) for value in given))
         return Shape(self.max_depth, self.eta, penalties)
 
     @property

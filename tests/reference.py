@@ -24,7 +24,7 @@ class Agreement:
     """How far two models agree.
 
     ``differing`` are nodes that differ in feature, threshold, default side or children;
-    ``leaf_error`` is the largest difference of leaf values, relative to the value or to 0.01,
+    ``leaf_error`` is the largest difference of leaf values, relative to the value or to 1e-3,
     whichever is larger: where gradients cancel, or L1 leaves next to nothing of them, the digits
     of a leaf near 0 are rounding noise of the float32 gradients.
     """
@@ -54,7 +54,7 @@ def compare_trees(model: Ensemble, booster: xgboost.Booster) -> Agreement:
         same &= ~inner | (np.array(other["default_left"], dtype=bool) == tree["default_left"])
         differing += int((~same).sum())
         values = tree["value"][~inner].astype(np.float64)
-        errors = np.abs(conditions[~inner] - values) / np.maximum(np.abs(values), 1e-2)
+        errors = np.abs(conditions[~inner] - values) / np.maximum(np.abs(values), 1e-3)
         leaf_error = max(leaf_error, float(errors.max(initial=0)))
     return Agreement(len(others), n_nodes, differing, leaf_error)
 
