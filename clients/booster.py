@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 
 import numpy as np
 
@@ -25,14 +26,30 @@ def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Sums and score histograms of the train, validation and test rows.
 
     Training rows are scored as they were trained: by their surrogates, where the method has
-    replaced their values.
+    replaced their values. A site that has done so answers again from the scores it kept.
     """
     store, text = site.store, request.model.tobytes()
+    names = [field.name for field in fields(EvaluateReply)]
+    if store.finished:
+        if (store.folder / "model.json").read_bytes() != text:
+            raise ProtocolError(site.name, "EvaluateRequest", "model", "must be the run's")
+        return EvaluateReply(**{name: store[name] for name in names})
+    scores = _scores(site, request)
+    write_whole(store.folder / "model.json", text)
+    store.forget()
+    for name in names:
+        store[name] = scores[name]
+    return EvaluateReply(**scores)
+
+
+def _scores(site: Site, request: EvaluateRequest) -> dict[str, Array]:
+    """The fields of the reply."""
+    store = site.store
     try:
-        model = from_json(text.decode())
+        model = from_json(request.model.tobytes().decode())
     except (DataError, UnicodeDecodeError) as error:
         raise ProtocolError(site.name, "EvaluateRequest", "model", str(error)) from error
-    fields = {}
+    scores = {}
     for part in PARTS:
         labels, weights = store[f"{part}.labels"], store[f"{part}.weights"]
         batches = [predict_margins(model, values) for values in _batches(store, part)]
@@ -40,10 +57,8 @@ def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
         found = metrics.statistics(
             model.objective, margins, labels, weights, request.score_bins, request.residual_range
         )
-        fields[f"{part}_sums"], fields[f"{part}_scores"] = found.sums, found.histogram
-    write_whole(store.folder / "model.json", text)
-    store.forget()
-    return EvaluateReply(**fields)
+        scores[f"{part}_sums"], scores[f"{part}_scores"] = found.sums, found.histogram
+    return scores
 
 
 def _batches(store: Store, part: str) -> Iterator[Array]:

@@ -22,10 +22,12 @@ FEWEST_ROWS = 2
 
 def hello(site: Site, request: HelloRequest) -> HelloReply:
     """Open a run at a site, or meet the server again after it was started anew."""
-    if "hello" in site.store.facts:
-        return _reply(site.name, site.store.facts["hello"])
     holdout = Holdout(request.test_fraction, request.valid_fraction, request.seed)
     parts = read_parts(site.config, holdout)
+    if "hello" in site.store.facts:
+        # The server holds the fingerprint against the one the run began with.
+        now = {"fingerprint": fingerprint(parts, _site_key(site.name))}
+        return _reply(site.name, site.store.facts["hello"] | now)
     labels = _labels(parts)
     classes = class_names(labels, request.objective)
     for name, table in parts.items():

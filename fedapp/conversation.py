@@ -10,13 +10,14 @@ by hand.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fedapp.messages.fields import Array, Reply, Request
 
 R = TypeVar("R", bound=Reply)
+Check = Callable[[str, Any], None]  # party, reply
 T = TypeVar("T")
 
 
@@ -28,12 +29,14 @@ class Exchange:
     ----------
     requests : one a party, by name.
     reply : the class all replies must have.
-    all_must_answer : a missing reply stops the run even where fewer parties would do.
+    check : raises a ProtocolError where a party's reply does not fit its request.
+    may_fail : replies that may be missing; None leaves it to the settings of the run.
     """
 
     requests: Mapping[str, Request]
     reply: type[Reply]
-    all_must_answer: bool = False
+    check: Check | None = None
+    may_fail: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,21 +70,22 @@ Conversation = Generator[Step, Mapping[str, Reply], T]
 
 
 def ask(
-    requests: Mapping[str, Request], reply: type[R], *, all_must_answer: bool = False
+    requests: Mapping[str, Request],
+    reply: type[R],
+    check: Check | None = None,
+    may_fail: int | None = None,
 ) -> Conversation[dict[str, R]]:
     """Send requests and wait for the replies.
 
     Parameters
     ----------
-    requests : one a party, by name.
-    reply : the class of the replies.
-    all_must_answer : see ``Exchange``.
+    requests, reply, check, may_fail : see ``Exchange``.
 
     Returns
     -------
     Replies by party, in the order of the names. A party that was left out is not among them.
     """
-    replies = yield Exchange(requests, reply, all_must_answer)
+    replies = yield Exchange(requests, reply, check, may_fail)
     found = {}
     for party in sorted(replies):
         answer = replies[party]

@@ -16,7 +16,7 @@ import tomli_w
 
 from fedapp.config import Settings, load_settings
 from fedapp.conversation import Checkpoint
-from fedapp.errors import ConfigError, DataError
+from fedapp.errors import ConfigError
 from fedapp.home import home, write_whole
 
 
@@ -131,12 +131,14 @@ def resumed_settings(settings: Settings) -> Settings:
 
     Raises
     ------
-    DataError : there is no such run.
+    ConfigError : there is no such run, or it is finished.
     """
     if not settings.resume:
         return settings
     path = Path(settings.resume) / "config.toml"
     if not path.is_file():
-        raise DataError(f"resume must be the folder of a run, got {settings.resume}")
+        raise ConfigError(f"resume must be the folder of a run, got {settings.resume}")
+    if (path.parent / "summary.json").exists():
+        raise ConfigError(f"resume must be the folder of an unfinished run, got {settings.resume}")
     stored = tomllib.loads(path.read_text())
     return load_settings({**stored, "run-dir": settings.resume, "resume": settings.resume})

@@ -74,6 +74,7 @@ class TreeStrategy(Strategy):
         self.parties: Parties[HelloReply] = Parties({})
         self.outcome: Summary | None = None
         self._model = b""
+        self._n_failed = 0
         self._addresses: dict[str, int] = {}
         self._pending: Exchange | None = None
         self._conversation: Conversation[Summary] | None = None
@@ -122,6 +123,7 @@ class TreeStrategy(Strategy):
         by_address = {reply.metadata.src_node_id: reply for reply in replies}
         assert self._pending is not None
         answers = {}
+        self._n_failed = 0
         for party in self._pending.requests:
             try:
                 answers[party] = self._read(by_address.get(self._addresses[party]), party)
@@ -174,6 +176,8 @@ class TreeStrategy(Strategy):
         """
         self.summary()
         self.folder.rewind(self.step, self.n_rounds)
+        if self._saved:
+            self._save(self._saved)  # with the number of this attempt
         patience = Patience(self.settings.resend_after, self.settings.exchange_deadline)
         courier = Courier(grid, self.ledger, patience)
         self._addresses = {f"node {node}": node for node in self._find_nodes(grid)}
@@ -186,6 +190,7 @@ class TreeStrategy(Strategy):
             by_party = dict(zip(self._pending.requests, messages, strict=True))
             trains = next(iter(self._pending.requests.values())).kind.startswith("train.")
             self.aggregate_train(self.step, courier.deliver(by_party, self.step).values())
+            self.ledger.flush()
             self.train_seconds += trains * (time.perf_counter() - began)
         return self._result()
 
@@ -198,9 +203,11 @@ class TreeStrategy(Strategy):
             settings.objective, settings.test_fraction, settings.valid_fraction, settings.seed
         )
         replies = yield from ask(
-            dict.fromkeys(self._addresses, hello), HelloReply, all_must_answer=True
+            dict.fromkeys(self._addresses, hello), HelloReply, may_fail=len(self.left_out)
         )
-        self._addresses = {reply.name: self._addresses[label] for label, reply in replies.items()}
+        names = {label: reply.name for label, reply in replies.items()}
+        self.ledger.flush(names)
+        self._addresses = {name: self._addresses[label] for label, name in names.items()}
         self.parties = meet(replies.values())
         for gone in self.left_out:
             if gone["party"] in self.parties:
@@ -210,14 +217,18 @@ class TreeStrategy(Strategy):
 
     def _find_nodes(self, grid: Grid) -> list[int]:
         """Wait until as many nodes are there as parties are expected."""
-        wanted, deadline = self.settings.parties, time.monotonic() + self.settings.start_deadline
+        most = self.settings.parties
+        wanted, deadline = (
+            most - len(self.left_out),
+            time.monotonic() + self.settings.start_deadline,
+        )
         while len(nodes := sorted(grid.get_node_ids())) < wanted:
             if time.monotonic() > deadline:
                 waited = f"within {self.settings.start_deadline:g} s (start-deadline)"
                 raise ConfigError(f"parties must be {wanted}, got {len(nodes)} {waited}")
             time.sleep(0.2)
-        if len(nodes) > wanted:
-            raise ConfigError(f"parties must be the number of nodes, {len(nodes)}, got {wanted}")
+        if len(nodes) > most:
+            raise ConfigError(f"parties must be the number of nodes, {len(nodes)}, got {most}")
         return nodes
 
     def _check_tables(self) -> None:
@@ -261,21 +272,31 @@ class TreeStrategy(Strategy):
             waited = f"no answer within {self.settings.exchange_deadline:g} s"
             raise PartyError(party, self.step, waited)
         if message.has_error():
-            reason = str(message.error.reason)
+            reason = message.error.reason or ""
             if message.error.code in SITE_ERRORS:
                 name, _, reason = reason.partition(": ")
                 raise PartyError(name, self.step, reason)
-            raise PartyError(party, self.step, reason.strip().splitlines()[-1])
+            last_line = reason.strip().rpartition("\n")[2] or f"error code {message.error.code}"
+            raise PartyError(party, self.step, last_line)
         envelope, content = from_records(message.content, party)
         if (envelope.model_id, envelope.step) != (self.model_id, self.step):
             raise PartyError(party, self.step, f"answered step {envelope.step} of another exchange")
-        return put_together(self._pending.reply, content, party)
+        reply = put_together(self._pending.reply, content, party)
+        if self._pending.check:
+            self._pending.check(party, reply)
+        return reply
 
     def _leave_out(self, party: str, error: FedappError) -> None:
         """Go on without a party if enough others are left, or stop."""
         assert self._pending is not None
+        if self._pending.may_fail is not None:
+            # Who was left out by an earlier attempt need not come back.
+            self._n_failed += 1
+            if self._n_failed > self._pending.may_fail:
+                raise error
+            return
         fewest = self.settings.min_parties or self.settings.parties
-        if self._pending.all_must_answer or len(self.parties) - 1 < fewest:
+        if len(self.parties) - 1 < fewest:
             raise error
         self.parties.leave(party)
         reason = error.reason if isinstance(error, PartyError) else str(error)

@@ -41,9 +41,9 @@ def check_same_columns(parties: Mapping[str, HelloReply]) -> None:
         added = [name for name in other.columns if name not in first.columns]
         if missing or added:
             found = [f"{name!r} is missing" for name in missing[:3]]
-            found += [f"{name!r} is not there" for name in added[:3]]
+            found += [f"{name!r}, which {first.name} does not have" for name in added[:3]]
             raise DataError(
-                f"columns must be those of {first.name}, got: {', '.join(found)}", other.name
+                f"columns must be those of {first.name}, got {', '.join(found)}", other.name
             )
         for place, (here, there) in enumerate(
             zip(other.columns, first.columns, strict=True), start=1
@@ -76,7 +76,7 @@ def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple
     if settings.objective == "binary:logistic" and len(classes) != 2:
         raise DataError(
             f"label must have 2 values for binary:logistic, the parties have {len(classes)}: "
-            f"{', '.join(classes[:5])}; see objective"
+            f"{', '.join(classes[:5])}; set objective=multi:softprob"
         )
     return classes
 

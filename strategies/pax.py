@@ -26,7 +26,14 @@ from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches
 from fedapp.messages.booster import EvaluateReply, EvaluateRequest
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
-from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
+from fedapp.messages.pax import (
+    GrowReply,
+    GrowRequest,
+    SketchReply,
+    SketchRequest,
+    check_grow,
+    check_sketch,
+)
 from fedapp.run_folder import RunFolder
 from fedapp.site.labels import REGRESSION
 from fedapp.trees.boost import Boosting, Sampling, kept_cuts
@@ -40,6 +47,7 @@ from strategies.scoring import (
     ROUND_BINS,
     History,
     boosted_summary,
+    check_scores,
     model_files,
     pooled_scores,
 )
@@ -104,7 +112,9 @@ class PAX(TreeStrategy):
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
         n_bins = self._resolutions(parties)
         sketches = yield from ask(
-            {party: SketchRequest(n_bins[party], classes) for party in parties}, SketchReply
+            {party: SketchRequest(n_bins[party], classes) for party in parties},
+            SketchReply,
+            lambda party, reply: check_sketch(party, reply, len(columns), len(classes)),
         )
         coarsest = self.pax.fusion == "coarsest" or (
             self.pax.fusion == "auto" and self.settings.objective == REGRESSION
@@ -140,7 +150,7 @@ class PAX(TreeStrategy):
         request = self._request(boosting, growth)
         while growth.growing:
             asked = tuple(parties)
-            replies = yield from ask(parties.all(request), GrowReply)
+            replies = yield from self._ask_to_grow(parties, request, boosting)
             if growth.level == 0:
                 boosting.told()
                 yield from self._note_scores(replies, boosting)
@@ -157,6 +167,19 @@ class PAX(TreeStrategy):
             request = self._request(boosting, growth)
         boosting.add(growth.trees(), routes)
         return True
+
+    def _ask_to_grow(
+        self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting
+    ) -> Conversation[dict[str, GrowReply]]:
+        """Send a request to all parties, and hold the replies against it."""
+
+        def check(party: str, reply: GrowReply) -> None:
+            n_bins = len(self._places(party, request.columns, boosting.cuts))
+            check_grow(party, reply, request, n_bins)
+            if request.level == 0:
+                check_scores(party, reply, boosting.objective, boosting.width, ("train", "valid"))
+
+        return (yield from ask(parties.all(request), GrowReply, check))
 
     def _request(self, boosting: Boosting, growth: Growth) -> GrowRequest:
         """What the parties do not know yet, and the sums wanted next."""
@@ -193,10 +216,7 @@ class PAX(TreeStrategy):
         histograms = np.zeros((n_wanted, len(cuts.edges), 2))
         missing = np.zeros((n_wanted, cuts.n_columns), dtype=np.int32)
         for party, reply in replies.items():
-            places = self._places(party, drawn, cuts)
-            if reply.histograms.shape[:2] != (n_wanted, len(places)):
-                raise DataError(f"histograms must have {len(places)} bins", party)
-            add_histograms(histograms, reply.histograms, places)
+            add_histograms(histograms, reply.histograms, self._places(party, drawn, cuts))
             missing[:, drawn] += reply.missing
         return histograms, missing
 
@@ -227,16 +247,20 @@ class PAX(TreeStrategy):
         if self.history.patience:
             if len(self.history) < boosting.n_rounds:
                 request = self._request(boosting, boosting.growth())
-                replies = yield from ask(parties.all(request), GrowReply)
+                replies = yield from self._ask_to_grow(parties, request, boosting)
+                boosting.told()
                 yield from self._note_scores(replies, boosting)
             best_round = self.history.best_round
             model = model.first_rounds(best_round)
+        yield self._checkpoint(boosting)
         written = model_files(model)
         yield written
         document = np.frombuffer(written.files["model.json"].encode(), dtype=np.uint8)
         spread = _label_spread(parties)
         scored = yield from ask(
-            parties.all(EvaluateRequest(document, FINAL_BINS, spread)), EvaluateReply
+            parties.all(EvaluateRequest(document, FINAL_BINS, spread)),
+            EvaluateReply,
+            lambda party, reply: check_scores(party, reply, boosting.objective, boosting.width),
         )
         yield from self._note_scores(scored, boosting)
         return boosted_summary(model, scored, spread, best_round)
@@ -275,7 +299,7 @@ def _label_mean(sketches: Mapping[str, SketchReply]) -> tuple[float, float]:
     """Sum of the labels and of the weights over all parties."""
     weight_sum = sum(reply.weight_sum for reply in sketches.values())
     if not weight_sum > 0:
-        raise DataError("weights must not all be 0")
+        raise DataError("weight must be > 0 in some row of some party")
     return sum(reply.label_sum for reply in sketches.values()), weight_sum
 
 

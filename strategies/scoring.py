@@ -8,13 +8,14 @@ import numpy as np
 
 from fedapp import metrics
 from fedapp.conversation import Model
+from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Reply
 from fedapp.trees.model import Ensemble, importance, to_json
 from fedapp.trees.xgboost_json import to_xgboost_json
 from strategies.base import Summary
 
 # Score histograms while training, and of the finished model: an AUC is off by far less than 1/bins.
-ROUND_BINS, FINAL_BINS = 512, 2**14
+ROUND_BINS, FINAL_BINS = 512, 2**12
 PARTS = ("train", "valid", "test")
 
 
@@ -31,6 +32,24 @@ def pooled_scores(objective: str, replies: Iterable[Reply], part: str) -> dict[s
     """Scores of all parties' rows together; none where there are no rows."""
     found = pooled_statistics(replies, part)
     return metrics.scores(objective, found) if found.sums[0] > 0 else {}
+
+
+def check_scores(
+    party: str, reply: Reply, objective: str, n_outputs: int, parts: Sequence[str] = PARTS
+) -> None:
+    """Hold a party's score sums against the form that its objective gives them.
+
+    Raises
+    ------
+    ProtocolError : sums or bins of another objective.
+    """
+    nothing = np.empty((0, n_outputs), np.float32), *(np.empty(0, np.float32),) * 2
+    form = metrics.statistics(objective, *nothing, 2)
+    for part in parts:
+        sums, scores = getattr(reply, f"{part}_sums"), getattr(reply, f"{part}_scores")
+        if sums.shape != form.sums.shape or len(scores) != len(form.histogram):
+            rule = f"must be {len(form.sums)} sums and {len(form.histogram)} rows of scores"
+            raise ProtocolError(party, type(reply).__name__, f"{part}_sums", rule)
 
 
 class History:

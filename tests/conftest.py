@@ -22,12 +22,6 @@ MakeSettings = Callable[..., "Settings"]
 MakeSites = Callable[..., "list[Context]"]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Flower imports typer, and typer a name that click will drop. Nothing here may import Flower
-    before that is known not to be our error."""
-    config.addinivalue_line("filterwarnings", "ignore:'click.utils:DeprecationWarning")
-
-
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))

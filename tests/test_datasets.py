@@ -22,7 +22,7 @@ from fedapp.errors import ConfigError, DataError
 CONTENT = b"row,size,city,y\n1,5,Rome,u\n2,6,Bern,v\n3,7,,u\n"
 URL = "https://data.example/tiny.csv"
 
-needs_files = pytest.mark.skipif("FEDAPP_DATA" not in os.environ, reason="needs $FEDAPP_DATA")
+needs_files = pytest.mark.usefixtures("real_data")
 
 
 def sha256(content: bytes) -> str:

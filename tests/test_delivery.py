@@ -98,6 +98,7 @@ class Found:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
+        self.ledger.flush()
         return [json.loads(line) for line in self.ledger.path.read_text().splitlines()]
 
 

@@ -246,6 +246,7 @@ def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) 
     # Gradients at margin 0 are -1/2 and 1/2, hessians 1/4; labels are 0 at a, 1 at b.
     event = talk.send({"a": _grow([0.5, 0.5]), "b": _grow([-0.5, -0.5])})
     assert isinstance(event, Checkpoint)
+    assert isinstance(next(talk), Checkpoint)
     assert isinstance(next(talk), Model)
     exchange = next(talk)
     assert {type(request) for request in exchange.requests.values()} == {booster.EvaluateRequest}
@@ -379,7 +380,7 @@ def test_each_party_keeps_the_model_and_forgets_the_rows(
     assert len(kept) == 3
     assert {path.read_text() for path in kept} == {(folder.path / "model.json").read_text()}
     arrays = [path.name for path in (tmp_path / "home" / "sites").rglob("*.npy")]
-    assert all(name.startswith("reply.") for name in arrays)
+    assert all("_scores-" in name for name in arrays)
 
 
 def test_a_finished_run_keeps_no_checkpoint(settings: MakeSettings) -> None:

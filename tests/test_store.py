@@ -127,13 +127,24 @@ def test_a_change_is_seen_before_it_is_committed_and_by_nobody_else(tmp_path: Pa
 
 def test_a_dropped_array_is_gone_with_its_file(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
-    store["large"], store["small"] = np.zeros(LARGE), np.zeros(1)
+    store["large"], store["small"], store["kept"] = np.zeros(LARGE), np.zeros(1), np.zeros(LARGE)
     store.commit(1, 0, NO_REPLY)
-    store.drop_all()
+    store.drop("large", "small")
     store.commit(2, 0, NO_REPLY)
-    assert "large" not in Store.open(tmp_path)
-    assert "small" not in Store.open(tmp_path)
+    found = Store.open(tmp_path)
+    assert ["large" in found, "small" in found, "kept" in found] == [False, False, True]
+    assert array_files(tmp_path) == ["kept-0-1.npy"]
+
+
+def test_a_store_that_forgets_keeps_no_array_of_its_checkpoint_either(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    store["large"] = np.zeros(LARGE)
+    store.commit(1, 0, NO_REPLY)
+    store.keep()
+    store.forget()
+    store.commit(2, 0, NO_REPLY)
     assert array_files(tmp_path) == []
+    assert Store.open(tmp_path).roll_back(1) is None
 
 
 def test_an_array_may_change_between_small_and_large(tmp_path: Path) -> None:
@@ -200,7 +211,9 @@ def test_a_step_out_of_order_is_refused(party: Party, step: int, expected: int) 
 
 
 def test_a_first_step_that_is_not_the_first_is_refused(party: Party) -> None:
-    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 1, got 2$"):
+    with pytest.raises(
+        ProtocolError, match=r"^bank: AddRequest.step must be 1: the site has no state"
+    ):
         party.add(1, step=2)
 
 

@@ -18,6 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import numpy as np
+
+from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
 
 
@@ -84,3 +87,54 @@ class GrowReply(Reply):
     train_scores: Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)]
     valid_sums: Annotated[Array, Form("float64", "n_sums")]
     valid_scores: Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)]
+
+
+def check_sketch(party: str, reply: SketchReply, n_columns: int, n_classes: int) -> None:
+    """Hold a sketch against the columns and classes of the run.
+
+    Raises
+    ------
+    ProtocolError : bins that do not fill the columns, or do not ascend, or an impossible mean.
+    """
+    offsets, points = reply.offsets, reply.representatives
+    fills = len(offsets) == n_columns + 1 and offsets[0] == 0 and offsets[-1] == len(points)
+    if not fills or (np.diff(offsets) < 0).any():
+        raise ProtocolError(party, "SketchReply", "offsets", f"must divide {n_columns} columns")
+    if len(reply.maxima) != n_columns:
+        raise ProtocolError(party, "SketchReply", "maxima", f"must have {n_columns} values")
+    ends = offsets[1:][np.diff(offsets) > 0]  # of the columns that have bins
+    ascends = np.diff(points) > 0
+    ascends[ends[:-1] - 1] = True  # from one column to the next
+    if not ascends.all():
+        raise ProtocolError(party, "SketchReply", "representatives", "must ascend in a column")
+    if not (points[ends - 1] <= reply.maxima[np.diff(offsets) > 0]).all():
+        raise ProtocolError(party, "SketchReply", "maxima", "must be the largest values")
+    highest = (n_classes - 1) * reply.weight_sum
+    if n_classes and not 0 <= reply.label_sum <= highest * (1 + 1e-6):
+        raise ProtocolError(party, "SketchReply", "label_sum", f"must be 0 to {highest:g}")
+
+
+def check_grow(party: str, reply: GrowReply, request: GrowRequest, n_bins: int) -> None:
+    """Hold sums against what was asked for.
+
+    Parameters
+    ----------
+    n_bins : of the party's drawn columns together.
+
+    Raises
+    ------
+    ProtocolError : sums of other nodes, bins or columns, or hessians below 0.
+    """
+    n_wanted, n_drawn = len(request.wanted_nodes), len(request.columns)
+    n_roots = request.n_trees if request.level == 0 else 0
+    shapes = {
+        "histograms": (n_wanted, n_bins, 2),
+        "missing": (n_wanted, n_drawn),
+        "root_sums": (n_roots, 2),
+    }
+    for field, shape in shapes.items():
+        found = getattr(reply, field).shape
+        if found != shape:
+            raise ProtocolError(party, "GrowReply", field, f"must be of shape {shape}, got {found}")
+    if (reply.histograms[..., 1] < 0).any() or (reply.root_sums[:, 1] < 0).any():
+        raise ProtocolError(party, "GrowReply", "histograms", "must have hessians >= 0")

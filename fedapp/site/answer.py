@@ -93,9 +93,14 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
         raise ProtocolError(party, message, "attempt", rule)
     if envelope.attempt > store.attempt and envelope.step <= store.step:
         store = store.roll_back(envelope.step - 1) or store
+        if store.finished:
+            # Handlers answer from what they kept of the result.
+            store.step = envelope.step - 1
     if store.step not in (envelope.step, envelope.step - 1):
         rule = f"must be {store.step + 1}, got {envelope.step}"
+        if not store.step:
+            rule = "must be 1: the site has no state of this model, or has lost it"
         raise ProtocolError(party, message, "step", rule)
-    if store.step == envelope.checkpoint:
+    if store.step == envelope.checkpoint and not store.finished:
         store.keep()
     return store

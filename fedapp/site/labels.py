@@ -26,12 +26,15 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
     if objective == REGRESSION:
         if is_text:
             raise DataError(f"label must be numbers for {REGRESSION}, got text")
+        if np.abs(labels.astype(np.float64)).max() > np.finfo(np.float32).max:
+            raise DataError("label must be finite as float32")
         return ()
     values = np.unique(labels)
     most = 2 if objective == "binary:logistic" else MOST_CLASSES
     if len(values) > most:
         raise DataError(
-            f"label must have at most {most} different values for {objective}, got {len(values)}"
+            f"label must have at most {most} different values for {objective}, got {len(values)}; "
+            "set objective=multi:softprob or reg:squarederror"
         )
     return tuple(str(value) if is_text else _plain(float(value)) for value in values)
 

@@ -107,9 +107,14 @@ class Store:
                 place.pop(name, None)
 
     def forget(self) -> None:
-        """Forget all arrays, and the state that was kept."""
+        """Forget all arrays, and, once that is committed, the state that was kept."""
         self.drop(*self._names())
-        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        self.facts["finished"] = True
+
+    @property
+    def finished(self) -> bool:
+        """Whether the rows are forgotten and only what was kept of the result is left."""
+        return "finished" in self.facts
 
     def commit(self, step: int, attempt: int, reply: Mapping[str, Any]) -> None:
         """Make the changes lasting, together with the reply to the step.
@@ -132,6 +137,8 @@ class Store:
         self._reply = {"class": reply["class"], "scalars": dict(reply["scalars"])}
         self._changed.clear()
         self._write(STATE)
+        if self.finished:
+            (self.folder / CHECKPOINT).unlink(missing_ok=True)
         self._sweep()
 
     def last_reply(self) -> tuple[str, dict[str, Any], dict[str, Array]]:

@@ -214,28 +214,31 @@ def _broken_array(value: Any, form: Form, sizes: dict[str, int]) -> str:
         return f"must be {form.dtype}, got {getattr(value, 'dtype', type(value).__name__)}"
     if value.ndim != len(form.shape):
         return f"must have {len(form.shape)} dimensions, got {value.ndim}"
-    for size, wanted in zip(value.shape, form.shape, strict=True):
+    for place, (size, wanted) in enumerate(zip(value.shape, form.shape, strict=True), start=1):
         known = wanted if isinstance(wanted, int) else sizes.setdefault(wanted, size)
         if size != known:
-            return f"must have {wanted} = {known}, got {size}"
+            name = "" if isinstance(wanted, int) else f" ({wanted})"
+            return f"must have size {known}{name} in dimension {place}, got {size}"
     if not value.size:
         return ""
     if value.dtype.kind == "f":
         finite = np.isfinite(value) | np.isnan(value) if form.nan else np.isfinite(value)
         if not finite.all():
             return "must be finite"
-    if form.low is not None and value.min() < form.low:
-        return f"must be >= {form.low}, got {value.min()}"
-    if form.high is not None and value.max() > form.high:
-        return f"must be <= {form.high}, got {value.max()}"
+    if form.low is not None and (value < form.low).any():
+        return f"must be >= {form.low}, got {np.nanmin(value)}"
+    if form.high is not None and (value > form.high).any():
+        return f"must be <= {form.high}, got {np.nanmax(value)}"
     return ""
 
 
 def _broken_scalar(value: Any, base: Any, form: Range | None) -> str:
     """The rule a scalar breaks, or nothing."""
     if base is tuple:
-        if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
+        if not isinstance(value, tuple):
             return f"must be a list of texts, got {type(value).__name__}"
+        if not all(isinstance(part, str) for part in value):
+            return "must be a list of texts, got another element in it"
     elif type(value) is not base:
         return f"must be {base.__name__}, got {type(value).__name__}"
     if isinstance(value, float) and not np.isfinite(value):

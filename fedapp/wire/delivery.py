@@ -91,7 +91,6 @@ class Courier:
             if not found:
                 waited = self.clock() - start
                 time.sleep(min(LONGEST_POLL, max(SHORTEST_POLL, waited / 10)))
-        self.ledger.flush()
         return replies
 
     def _send(self, waiting: Mapping[str, Outgoing], step: int) -> None:

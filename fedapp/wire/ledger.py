@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 SERVER = "server"
 
@@ -23,7 +25,7 @@ class Ledger:
     path: Path
     to_parties: int = 0
     to_server: int = 0
-    _lines: list[str] = field(default_factory=list)
+    _lines: list[dict[str, Any]] = field(default_factory=list)
     _start: float = field(default_factory=time.perf_counter)
 
     def sent(self, step: int, kind: str, party: str, n_bytes: int) -> None:
@@ -36,13 +38,29 @@ class Ledger:
         self.to_server += n_bytes
         self._note(step, kind, party, SERVER, n_bytes)
 
-    def flush(self) -> None:
-        """Write the lines noted since the last time."""
+    def flush(self, names: Mapping[str, str] | None = None) -> None:
+        """Write the lines noted since the last time.
+
+        Parameters
+        ----------
+        names : what parties are called now that were called something else when noted.
+        """
+        names = names or {}
         with self.path.open("a") as file:
-            file.writelines(self._lines)
+            for line in self._lines:
+                for end in ("from", "to"):
+                    line[end] = names.get(line[end], line[end])
+                file.write(json.dumps(line) + "\n")
         self._lines.clear()
 
     def _note(self, step: int, kind: str, source: str, target: str, n_bytes: int) -> None:
-        line = {"step": step, "type": kind, "from": source, "to": target, "bytes": n_bytes}
-        line["seconds"] = round(time.perf_counter() - self._start, 4)
-        self._lines.append(json.dumps(line) + "\n")
+        self._lines.append(
+            {
+                "step": step,
+                "type": kind,
+                "from": source,
+                "to": target,
+                "bytes": n_bytes,
+                "seconds": round(time.perf_counter() - self._start, 4),
+            }
+        )

@@ -1,0 +1,199 @@
+"""How much memory a party with a million rows takes to train PAX.
+
+The party runs in a process of its own, and its peak is all that the process ever held: Python and
+its libraries, the reading of the Parquet file, sketch and trees, and also the server of the run,
+which is in the same process. Pooled XGBoost, in another process, is what it is held against: its
+model node for node, its peak and its time.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Grid
+
+from fedapp.config import Settings, load_settings
+from fedapp.histograms.bins import code_type
+from simulations.bench import peak_bytes
+from simulations.bench.same_trees import count_same_nodes
+
+N_ROWS, N_COLUMNS = 1_000_000, 28
+N_TREES, DEPTH, MAX_BIN, SEED = 5, 6, 255, 42
+CHUNK_ROWS = 100_000
+MOST_BYTES = 2 << 30
+
+console = Console()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one process took.
+
+    Parameters
+    ----------
+    peak : bytes, of the whole process.
+    ready : bytes, peak before the first row was read: Python and its libraries.
+    seconds : of training, sketch included.
+    tree_seconds : of each tree; empty where it is not known.
+    sent : exchanges, messages and bytes of the run; empty for XGBoost.
+    model : in XGBoost's JSON.
+    """
+
+    peak: int
+    ready: int
+    seconds: float
+    tree_seconds: list[float]
+    sent: dict[str, int]
+    model: str
+
+
+def write_table(path: Path) -> None:
+    """Rows by chance, written a piece at a time."""
+    rng = np.random.default_rng(SEED)
+    names = [f"x{place}" for place in range(N_COLUMNS)]
+    schema = pa.schema([*((name, pa.float32()) for name in names), ("label", pa.float64())])
+    with pa.parquet.ParquetWriter(path, schema) as writer:
+        for _ in range(N_ROWS // CHUNK_ROWS):
+            values = rng.standard_normal((N_COLUMNS, CHUNK_ROWS), dtype=np.float32)
+            margins = values[0] - 0.5 * values[1] + values[2] * values[3]
+            labels = rng.random(CHUNK_ROWS) < 1 / (1 + np.exp(-margins))
+            writer.write_table(pa.table([*values, labels.astype(np.float64)], schema=schema))
+
+
+def settings_of(path: Path, run_dir: Path) -> Settings:
+    """One party that has the whole table."""
+    config = {
+        "strategy": "pax",
+        "data": str(path),
+        "label": "label",
+        "parties": 1,
+        "test-fraction": 0.0,
+        "valid-fraction": 0.0,
+        "seed": SEED,
+        "num-boost-round": N_TREES,
+        "max-depth": DEPTH,
+        "max-bin": MAX_BIN,
+        "run-dir": str(run_dir),
+    }
+    return load_settings(config)
+
+
+def train_pax(path: Path, run_dir: Path) -> Measured:
+    """One run by the local engine."""
+    from fedapp.home import home
+    from simulations.engines import run_local
+
+    ready = peak_bytes()
+    run = run_local(settings_of(path, run_dir))
+    summary = json.loads((run.path / "summary.json").read_text())
+    rounds = [json.loads(line) for line in run.rounds.read_text().splitlines()]
+    sent = {
+        "exchanges": summary["exchanges"],
+        "messages": len(run.ledger.read_text().splitlines()),
+        "bytes": sum(summary["bytes"].values()),
+    }
+    shutil.rmtree(home() / "sites" / summary["parties"][0]["name"] / summary["model_id"])
+    seconds = [line["seconds"] for line in rounds]
+    model = (run.path / "model.xgb.json").read_text()
+    return Measured(peak_bytes(), ready, summary["seconds"]["train"], seconds, sent, model)
+
+
+def train_pooled(path: Path, run_dir: Path) -> Measured:
+    """XGBoost on the same table, by the run's settings."""
+    import xgboost
+
+    from fedapp.data.datasets import read_source
+    from simulations.baselines import xgboost_parameters
+
+    settings, ready = settings_of(path, run_dir), peak_bytes()
+    table = read_source(str(path), label="label")
+    parameters = xgboost_parameters(settings, table.labels, np.ones(table.n_rows), table.labels)
+    start = time.perf_counter()
+    matrix = xgboost.QuantileDMatrix(table.values, table.labels, max_bin=MAX_BIN)
+    booster = xgboost.train(parameters, matrix, N_TREES)
+    seconds = time.perf_counter() - start
+    return Measured(peak_bytes(), ready, seconds, [], {}, booster.save_raw("json").decode())
+
+
+def in_process(train: Callable[[Path, Path], Measured], path: Path, run_dir: Path) -> Measured:
+    """Train in a new process, and wait for it."""
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(1) as pool:
+        return pool.apply(train, (path, run_dir))
+
+
+def show(party: Measured, pooled: Measured) -> None:
+    """Print both, and what the table takes."""
+    title = f"{N_ROWS:,} x {N_COLUMNS} at one party, {N_TREES} trees of depth {DEPTH}"
+    grid = Grid(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("", "peak MiB", "of it libraries", "seconds"):
+        grid.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for method, one in (("PAX, one party and server", party), ("XGBoost, pooled", pooled)):
+        peaks = [f"{n_bytes / 2**20:.0f}" for n_bytes in (one.peak, one.ready)]
+        grid.add_row(method, *peaks, f"{one.seconds:.2f}")
+    console.print(grid)
+    seconds = ", ".join(f"{one:.2f}" for one in party.tree_seconds)
+    console.print(f"binned table {binned_bytes() / 2**20:.0f} MiB; seconds a tree {seconds}")
+    console.print("the first tree's include the sketch")
+    within = "below" if party.peak < MOST_BYTES else "ABOVE"
+    console.print(f"peak memory is {within} {MOST_BYTES / 2**30:.0f} GiB")
+
+
+def binned_bytes() -> int:
+    """Size of the table as a party keeps it while it trains; no value is missing."""
+    kind, _ = code_type(MAX_BIN, any_missing=False)
+    return N_ROWS * N_COLUMNS * np.dtype(kind).itemsize
+
+
+def json_line(party: Measured, pooled: Measured, n_nodes: int) -> dict[str, Any]:
+    """Everything measured."""
+    return {
+        "bench": "pax_memory",
+        "rows": N_ROWS,
+        "columns": N_COLUMNS,
+        "trees": N_TREES,
+        "depth": DEPTH,
+        "max_bin": MAX_BIN,
+        "seed": SEED,
+        "same_nodes": n_nodes,
+        "peak_bytes": party.peak,
+        "library_bytes": party.ready,
+        "binned_bytes": binned_bytes(),
+        "seconds": party.seconds,
+        "tree_seconds": statistics.median(party.tree_seconds),
+        **party.sent,
+        "pooled": {"peak_bytes": pooled.peak, "seconds": pooled.seconds},
+        "versions": {name: version(name) for name in ("fedapp", "xgboost", "numpy", "flwr")},
+    }
+
+
+def main() -> None:
+    """Print the table and one JSON line."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.parquet"
+        write_table(path)
+        pooled = in_process(train_pooled, path, Path(folder))
+        party = in_process(train_pax, path, Path(folder) / "run")
+    n_nodes = count_same_nodes(json.loads(party.model), json.loads(pooled.model))
+    console.print(f"the party's model equals pooled XGBoost in all {n_nodes} nodes")
+    show(party, pooled)
+    print(json.dumps(json_line(party, pooled, n_nodes)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,658 @@
+"""Parties that fail, messages that get lost, servers that die: what is left of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+
+from fedapp.client_app import SiteApp
+from fedapp.config import Settings, load_settings
+from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
+from fedapp.home import home
+from fedapp.messages.fields import Reply
+from fedapp.messages.pax import GrowReply, SketchReply
+from fedapp.run_folder import RunFolder
+from fedapp.server_app import train
+from fedapp.site.answer import find_handler
+from fedapp.trees.model import load_model
+from fedapp.wire.codec import from_records, put_together, take_apart, to_records
+from simulations.engines import LocalGrid, simulated_contexts
+
+WriteTable = Callable[..., Path]
+MakeSettings = Callable[..., Settings]
+MakeSites = Callable[..., list[Context]]
+
+# Three rounds of depth 3: hello 1, sketches 2, trees 3-5, 6-8 and 9-11, scores 12. A checkpoint
+# follows each tree.
+ROUNDS, DEPTH = 3, 3
+STEPS = range(1, 13)
+FIRST_TREE, SECOND_TREE, LAST = (3, 4, 5), (6, 7, 8), 12
+NODE = 3  # party-2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Load what the first message of a process loads, so that short deadlines hold."""
+    folder = tmp_path_factory.mktemp("warm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDAPP_HOME", str(folder / "home"))
+        run(load_settings({"num-boost-round": 1, "run-dir": str(folder / "run")}))
+
+
+@pytest.fixture
+def three_rounds(settings: MakeSettings) -> MakeSettings:
+    def make(**overrides: Any) -> Settings:
+        return settings(num_boost_round=ROUNDS, max_depth=DEPTH, subsample=0.8, **overrides)
+
+    return make
+
+
+def step_of(message: Message) -> int:
+    return int(message.content.config_records["envelope"]["step"])  # type: ignore[arg-type]
+
+
+class Network(LocalGrid):
+    """A grid that loses or repeats what one node is sent or sends, and whose server may die.
+
+    Each fault is asked with the step, and how often the message was sent before.
+    """
+
+    loses_request: Callable[[int, int], bool] = staticmethod(lambda step, before: False)
+    loses_reply: Callable[[int, int], bool] = staticmethod(lambda step, before: False)
+    repeats_replies = False
+    dies_before_sending: int | None = None
+    dies_before_reading: int | None = None
+
+    def __init__(self, contexts: Iterable[Context], app: SiteApp) -> None:
+        super().__init__(contexts, app)
+        self._sent: Counter[int] = Counter()
+        self._muted: set[str] = set()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids: list[str] = []
+        for message in messages:
+            step = step_of(message)
+            if step == self.dies_before_sending:
+                raise KeyboardInterrupt
+            faulty = message.metadata.dst_node_id == NODE
+            before = self._sent[step]
+            self._sent[step] += faulty
+            if faulty and self.loses_request(step, before):
+                ids.append(f"lost-{step}-{before}")
+                continue
+            ids += super().push_messages([message])
+            if faulty and self.loses_reply(step, before):
+                self._muted.add(ids[-1])
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ids = [one for one in message_ids if one not in self._muted]
+        if self.dies_before_reading in self._steps(ids):
+            for one in ids:
+                self._running[one].result()
+            raise KeyboardInterrupt
+        replies = list(super().pull_messages(ids))
+        return replies * 2 if self.repeats_replies else replies
+
+    def _steps(self, ids: Iterable[str]) -> set[int]:
+        return {max(self._sent)} if self._sent and list(ids) else set()
+
+
+class FaultyApp(SiteApp):
+    """Sites of which one has a fault: it changes the replies of that node.
+
+    Parameters
+    ----------
+    fault : the step, the request and the reply to the reply that is sent.
+    """
+
+    def __init__(self, fault: Callable[[int, Message, Message], Message]) -> None:
+        super().__init__()
+        self._fault = fault
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        reply = super().__call__(message, context)
+        if context.node_id != NODE:
+            return reply
+        return self._fault(step_of(message), message, reply)
+
+
+def run(
+    settings: Settings,
+    contexts: Iterable[Context] | None = None,
+    app: SiteApp | None = None,
+    **faults: Any,
+) -> RunFolder:
+    grid = Network(contexts or simulated_contexts(settings), app or SiteApp())
+    for name, fault in faults.items():
+        setattr(grid, name, fault)
+    try:
+        return train(grid, settings)
+    finally:
+        grid.close()
+
+
+def model_of(folder: RunFolder) -> bytes:
+    return (folder.path / "model.json").read_bytes()
+
+
+def summary_of(folder: RunFolder) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder.path / "summary.json").read_text())
+    return found
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def fails_from(step: int, code: int = 1001, reason: str | None = "party-2: broke") -> FaultyApp:
+    """Party-2 answers an error from a step on."""
+    return FaultyApp(
+        lambda now, request, reply: (
+            Message(Error(code, reason), reply_to=request) if now >= step else reply
+        )
+    )
+
+
+def answers(step: int, change: Callable[[Reply], Reply]) -> FaultyApp:
+    """Party-2 changes its reply to one step."""
+
+    def fault(now: int, request: Message, reply: Message) -> Message:
+        if now != step:
+            return reply
+        envelope, content = from_records(reply.content, "party-2")
+        kind = {2: SketchReply}.get(step, GrowReply)
+        changed = change(put_together(kind, content, "party-2"))
+        return Message(to_records(take_apart(changed, "party-2"), envelope), reply_to=request)
+
+    return FaultyApp(fault)
+
+
+def refuses(error: type[FedappError], match: str, run_settings: Settings, **how: Any) -> None:
+    """Holds that a run stops with this error, and leaves no model but the reason."""
+    with pytest.raises(error, match=match) as caught:
+        run(run_settings, **how)
+    folder = Path(run_settings.run_dir)
+    assert not (folder / "model.json").exists()
+    failure = json.loads((folder / "failure.json").read_text())
+    assert failure == {"error": type(caught.value).__name__, "message": str(caught.value)}
+
+
+# A party that fails stops the run
+
+
+def test_a_party_that_falls_silent_stops_the_run_by_name(three_rounds: MakeSettings) -> None:
+    refuses(
+        PartyError,
+        r"^party-2 \(step 7\): no answer within 1 s$",
+        three_rounds(exchange_deadline=1.0, resend_after=0.2),
+        loses_request=lambda step, before: step >= 7,
+    )
+
+
+def test_a_node_that_never_speaks_stops_the_run(three_rounds: MakeSettings) -> None:
+    refuses(
+        PartyError,
+        r"^node 3 \(step 1\): no answer within 1 s$",
+        three_rounds(exchange_deadline=1.0, resend_after=0.2, min_parties=1),
+        loses_request=lambda step, before: True,
+    )
+
+
+def test_a_site_that_fails_stops_the_run_by_name_and_keeps_its_reason(
+    three_rounds: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise ValueError("label of row 17 is 0.3")
+
+    monkeypatch.setattr("clients.pax._sum_nodes", fail)
+    refuses(
+        PartyError,
+        r"^party-1 \(step 3\): ValueError in train.pax_grow; the site's own log says more$",
+        three_rounds(),
+    )
+
+
+def test_a_site_that_refuses_stops_the_run_with_its_reason(three_rounds: MakeSettings) -> None:
+    app = fails_from(4, 1000, "party-2: table must not be touched, got a finger")
+    refuses(
+        PartyError,
+        r"^party-2 \(step 4\): table must not be touched, got a finger$",
+        three_rounds(),
+        app=app,
+    )
+
+
+def test_an_app_that_crashed_stops_the_run_with_the_last_line_of_its_trace(
+    three_rounds: MakeSettings,
+) -> None:
+    app = fails_from(4, 2, "Traceback (most recent call last):\n  File ...\nMemoryError: full\n")
+    refuses(PartyError, r"^party-2 \(step 4\): MemoryError: full$", three_rounds(), app=app)
+
+
+@pytest.mark.parametrize("reason", [None, ""])
+def test_an_error_without_a_reason_is_told_by_its_code(
+    three_rounds: MakeSettings, reason: str | None
+) -> None:
+    refuses(
+        PartyError,
+        r"^party-2 \(step 4\): .*code 2$",
+        three_rounds(),
+        app=fails_from(4, 2, reason),
+    )
+
+
+def test_a_reply_of_another_class_stops_the_run_by_name(three_rounds: MakeSettings) -> None:
+    sketch = SketchReply(
+        representatives=np.zeros(1, np.float32),
+        masses=np.zeros(1, np.float32),
+        offsets=np.zeros(2, np.int64),
+        maxima=np.zeros(1, np.float32),
+        label_sum=0.0,
+        weight_sum=1.0,
+    )
+    refuses(
+        ProtocolError,
+        r"^party-2: GrowReply.class must be this one, got SketchReply$",
+        three_rounds(),
+        app=answers(4, lambda reply: sketch),
+    )
+
+
+def test_a_reply_that_is_no_message_stops_the_run_by_name(three_rounds: MakeSettings) -> None:
+    def fault(step: int, request: Message, reply: Message) -> Message:
+        return Message(RecordDict(), reply_to=request) if step == 4 else reply
+
+    refuses(
+        ProtocolError,
+        r"^party-2: message.records must be fedapp's, got KeyError\('envelope'\)$",
+        three_rounds(),
+        app=FaultyApp(fault),
+    )
+
+
+def test_the_answer_to_another_step_stops_the_run_by_name(three_rounds: MakeSettings) -> None:
+    def fault(step: int, request: Message, reply: Message) -> Message:
+        if step == 4:
+            reply.content.config_records["envelope"]["step"] = 3
+        return reply
+
+    refuses(
+        PartyError,
+        r"^party-2 \(step 4\): answered step 3 of another exchange$",
+        three_rounds(),
+        app=FaultyApp(fault),
+    )
+
+
+def one_more(array: Any, axis: int) -> Any:
+    return np.concatenate((array, array.take([0], axis)), axis)
+
+
+RUBBISH: Mapping[str, tuple[int, Callable[[Any], Reply]]] = {
+    "bins": (4, lambda reply: replace(reply, histograms=one_more(reply.histograms, 1))),
+    "nodes": (
+        4,
+        lambda reply: replace(
+            reply,
+            histograms=one_more(reply.histograms, 0),
+            missing=one_more(reply.missing, 0),
+        ),
+    ),
+    "columns": (4, lambda reply: replace(reply, missing=one_more(reply.missing, 1))),
+    "roots": (6, lambda reply: replace(reply, root_sums=one_more(reply.root_sums, 0))),
+    "no roots": (6, lambda reply: replace(reply, root_sums=np.empty((0, 2)))),
+    "sums": (
+        6,
+        lambda reply: replace(
+            reply,
+            train_sums=one_more(reply.train_sums, 0),
+            valid_sums=one_more(reply.valid_sums, 0),
+        ),
+    ),
+    "negative hessians": (4, lambda reply: replace(reply, histograms=-reply.histograms)),
+    "offsets": (2, lambda reply: replace(reply, offsets=reply.offsets[:-1])),
+    "offsets past the end": (2, lambda reply: replace(reply, offsets=reply.offsets + 1)),
+    "falling offsets": (2, lambda reply: replace(reply, offsets=reply.offsets[::-1].copy())),
+    "maxima": (2, lambda reply: replace(reply, maxima=reply.maxima[:-1])),
+    "falling bins": (
+        2,
+        lambda reply: replace(reply, representatives=reply.representatives[::-1].copy()),
+    ),
+    "sum of labels": (2, lambda reply: replace(reply, label_sum=-5.0)),
+}
+
+
+@pytest.mark.parametrize(("step", "change"), RUBBISH.values(), ids=RUBBISH)
+def test_a_reply_that_does_not_fit_the_request_stops_the_run_by_name(
+    three_rounds: MakeSettings, step: int, change: Callable[[Any], Reply]
+) -> None:
+    refuses(
+        ProtocolError, "^party-2: (Sketch|Grow)Reply", three_rounds(), app=answers(step, change)
+    )
+
+
+# Messages that get lost
+
+
+@pytest.fixture
+def undisturbed(three_rounds: MakeSettings) -> bytes:
+    """The model of a run in which nothing happens."""
+    return model_of(run(three_rounds()))
+
+
+def test_a_run_ends_twice_in_the_same_model(three_rounds: MakeSettings, undisturbed: bytes) -> None:
+    assert model_of(run(three_rounds())) == undisturbed
+
+
+@pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
+def test_a_message_that_gets_lost_once_in_every_exchange_changes_nothing(
+    three_rounds: MakeSettings, undisturbed: bytes, fault: str
+) -> None:
+    folder = run(
+        three_rounds(resend_after=0.05), **{fault: lambda step, before: step > 1 and before == 0}
+    )
+    assert model_of(folder) == undisturbed
+    assert summary_of(folder)["left_out"] == []
+
+
+def test_a_message_that_is_sent_again_is_in_the_ledger_twice(three_rounds: MakeSettings) -> None:
+    folder = run(
+        three_rounds(resend_after=0.2), loses_reply=lambda step, before: step == 4 and not before
+    )
+    step_4 = [line for line in lines_of(folder.ledger) if line["step"] == 4]
+    assert Counter(line["to"] for line in step_4) == {
+        "party-1": 1,
+        "party-2": 2,
+        "party-3": 1,
+        "server": 3,
+    }
+
+
+def test_a_party_that_answers_everything_twice_counts_once(
+    three_rounds: MakeSettings, undisturbed: bytes
+) -> None:
+    folder = run(three_rounds(), repeats_replies=True)
+    assert model_of(folder) == undisturbed
+    received = [line["from"] for line in lines_of(folder.ledger) if line["step"] > 1]
+    assert received.count("party-2") == len(STEPS) - 1
+
+
+def test_a_party_that_is_slow_once_is_asked_again_and_works_once(
+    three_rounds: MakeSettings, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request_class, grow = find_handler("train.pax_grow", "party-2")
+    done: list[int] = []
+
+    def slow(site: Any, request: Any) -> Reply:
+        if site.name == "party-2":
+            done.append(request.round_id)
+            if len(done) == 2:
+                time.sleep(0.3)
+        return grow(site, request)
+
+    monkeypatch.setattr("clients.pax.HANDLERS", {**_handlers(), request_class: slow})
+    folder = run(three_rounds(resend_after=0.1))
+    assert model_of(folder) == undisturbed
+    assert len(done) == ROUNDS * DEPTH
+    sent = [line for line in lines_of(folder.ledger) if line["to"] == "party-2"]
+    assert sum(line["step"] == 4 for line in sent) >= 2
+
+
+def _handlers() -> dict[Any, Any]:
+    from clients import pax
+
+    return dict(pax.HANDLERS)
+
+
+# Going on without a party
+
+
+@pytest.mark.parametrize("step", [2, *FIRST_TREE, *SECOND_TREE, LAST])
+def test_a_run_goes_on_without_a_party_where_min_parties_allows(
+    three_rounds: MakeSettings, step: int
+) -> None:
+    folder = run(three_rounds(min_parties=2), app=fails_from(step))
+    summary = summary_of(folder)
+    assert summary["left_out"] == [{"party": "party-2", "step": step, "reason": "broke"}]
+    assert [party["name"] for party in summary["parties"]] == ["party-1", "party-3"]
+    model = load_model(folder.path / "model.json")
+    assert len(model.trees) == ROUNDS
+    for tree in model.trees:
+        assert len(tree) > 1
+        assert all(np.isfinite(tree[name]).all() for name in ("value", "threshold", "gain"))
+
+
+def test_a_party_that_is_left_out_is_not_asked_again(three_rounds: MakeSettings) -> None:
+    folder = run(three_rounds(min_parties=2), app=fails_from(5))
+    asked = [line["step"] for line in lines_of(folder.ledger) if line["to"] == "party-2"]
+    assert max(asked) == 5
+
+
+def test_a_silent_party_is_left_out_after_the_deadline(three_rounds: MakeSettings) -> None:
+    folder = run(
+        three_rounds(min_parties=2, exchange_deadline=1.0, resend_after=0.2),
+        loses_request=lambda step, before: step >= 4,
+    )
+    reason = "no answer within 1 s"
+    assert summary_of(folder)["left_out"] == [{"party": "party-2", "step": 4, "reason": reason}]
+
+
+def test_a_loss_is_the_same_at_every_level_of_a_tree(three_rounds: MakeSettings) -> None:
+    for steps in (FIRST_TREE, SECOND_TREE):
+        models = {model_of(run(three_rounds(min_parties=2), app=fails_from(n))) for n in steps}
+        assert len(models) == 1
+
+
+def test_trees_that_were_finished_before_a_loss_stay(
+    three_rounds: MakeSettings, undisturbed: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "model.json").write_bytes(undisturbed)
+    whole = load_model(tmp_path / "model.json")
+    left = load_model(
+        run(three_rounds(min_parties=2), app=fails_from(SECOND_TREE[1])).path / "model.json"
+    )
+    assert np.array_equal(left.trees[0], whole.trees[0])
+    assert not np.array_equal(left.trees[1], whole.trees[1])
+
+
+def test_a_loss_after_the_last_tree_leaves_the_model_as_it_is(
+    three_rounds: MakeSettings, undisturbed: bytes
+) -> None:
+    assert model_of(run(three_rounds(min_parties=2), app=fails_from(LAST))) == undisturbed
+
+
+def test_a_party_that_is_lost_before_its_sketch_leaves_no_trace_in_the_model(
+    three_rounds: MakeSettings, write_table: WriteTable, sites: MakeSites
+) -> None:
+    bank, shop, zoo = (
+        {"name": name, "data": write_table(name, seed=seed)}
+        for seed, name in enumerate(("bank", "shop", "zoo"))
+    )
+    equal = {"pax__bins": "equal"}  # shares go by the rows of all who said hello
+    two = run(three_rounds(parties=2, **equal), sites(bank, zoo))
+    three = run(three_rounds(min_parties=2, **equal), sites(bank, shop, zoo), fails_from(2))
+    assert [gone["party"] for gone in summary_of(three)["left_out"]] == ["shop"]
+    assert model_of(three) == model_of(two)
+
+
+def test_too_few_that_are_left_stop_the_run(three_rounds: MakeSettings) -> None:
+    refuses(
+        PartyError,
+        r"^party-2 \(step 4\): broke$",
+        three_rounds(min_parties=3),
+        app=fails_from(4),
+    )
+
+
+# A server that dies
+
+
+def die(settings: Settings, contexts: Iterable[Context] | None = None, **how: int) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, contexts, **how)
+    folder = Path(settings.resume or settings.run_dir)
+    assert not (folder / "summary.json").exists()
+    assert json.loads((folder / "failure.json").read_text())["error"] == "KeyboardInterrupt"
+
+
+def resumed(settings: Settings) -> Settings:
+    return load_settings({"resume": settings.resume or settings.run_dir})
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_server_that_dies_before_an_exchange_goes_on_to_the_same_model(
+    three_rounds: MakeSettings, undisturbed: bytes, step: int
+) -> None:
+    settings = three_rounds()
+    die(settings, dies_before_sending=step)
+    folder = run(resumed(settings))
+    assert folder.path == Path(settings.run_dir)
+    assert model_of(folder) == undisturbed
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_server_that_dies_before_it_reads_the_replies_goes_on_to_the_same_model(
+    three_rounds: MakeSettings, undisturbed: bytes, step: int
+) -> None:
+    settings = three_rounds()
+    die(settings, dies_before_reading=step)
+    assert model_of(run(resumed(settings))) == undisturbed
+
+
+# A checkpoint is kept at step 5; then hello is 6 and the second tree 7 to 9.
+@pytest.mark.parametrize(
+    ("first", "how", "second"),
+    [
+        (6, "dies_before_sending", 6),
+        (6, "dies_before_reading", 6),
+        (7, "dies_before_sending", 7),
+        (7, "dies_before_reading", 7),
+        (8, "dies_before_sending", 8),
+        (8, "dies_before_reading", 9),
+        (7, "dies_before_sending", 10),
+        (7, "dies_before_reading", 10),
+    ],
+)
+def test_a_server_that_dies_twice_goes_on_to_the_same_model(
+    three_rounds: MakeSettings, undisturbed: bytes, first: int, how: str, second: int
+) -> None:
+    settings = three_rounds()
+    die(settings, dies_before_reading=first)
+    die(resumed(settings), **{how: second})
+    assert model_of(run(resumed(settings))) == undisturbed
+
+
+def test_a_run_that_was_resumed_has_every_round_and_exchange_once(
+    three_rounds: MakeSettings,
+) -> None:
+    whole = run(three_rounds())
+    settings = three_rounds()
+    die(settings, dies_before_reading=10)
+    folder = run(resumed(settings))
+    kept = ("round", "trees", "leaves", "train", "valid")
+    rounds = [{key: line[key] for key in kept} for line in lines_of(folder.rounds)]
+    assert rounds == [{key: line[key] for key in kept} for line in lines_of(whole.rounds)]
+    sent = Counter(line["step"] for line in lines_of(folder.ledger) if line["from"] == "server")
+    assert sent == dict.fromkeys(range(1, len(STEPS) + 2), 3)
+    assert summary_of(folder)["exchanges"] == len(STEPS) + 1  # one more hello
+    assert summary_of(folder)["metrics"] == summary_of(whole)["metrics"]
+
+
+def test_the_ledger_of_a_resumed_run_sums_to_the_bytes_of_its_summary(
+    three_rounds: MakeSettings,
+) -> None:
+    settings = three_rounds()
+    die(settings, dies_before_reading=10)
+    folder = run(resumed(settings))
+    sent = sum(line["bytes"] for line in lines_of(folder.ledger) if line["from"] == "server")
+    assert summary_of(folder)["bytes"]["to_parties"] == sent
+
+
+def test_a_resumed_run_keeps_nothing_that_only_an_unfinished_one_needs(
+    three_rounds: MakeSettings,
+) -> None:
+    settings = three_rounds()
+    die(settings, dies_before_reading=10)
+    folder = run(resumed(settings)).path
+    left = {path.name for path in folder.iterdir()}
+    assert not any(name.startswith(("checkpoint", "failure", ".")) for name in left)
+
+
+def test_a_run_that_had_left_a_party_out_goes_on_without_it(three_rounds: MakeSettings) -> None:
+    whole = model_of(run(three_rounds(min_parties=2), app=fails_from(4)))
+    settings = three_rounds(min_parties=2)
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, app=fails_from(4), dies_before_sending=10)
+    folder = run(resumed(settings))
+    assert [gone["party"] for gone in summary_of(folder)["left_out"]] == ["party-2"]
+    assert model_of(folder) == whole
+
+
+def test_a_party_that_was_left_out_need_not_be_there_when_the_run_goes_on(
+    three_rounds: MakeSettings,
+) -> None:
+    settings = three_rounds(min_parties=2, start_deadline=0.2)
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, app=fails_from(4), dies_before_sending=10)
+    others = [one for one in simulated_contexts(settings) if one.node_id != NODE]
+    assert len(load_model(run(resumed(settings), others).path / "model.json").trees) == ROUNDS
+
+
+@pytest.fixture
+def died(
+    three_rounds: MakeSettings, write_table: WriteTable, sites: MakeSites
+) -> tuple[Settings, list[Context]]:
+    """A run of two sites whose server died in the second tree."""
+    settings = three_rounds(parties=2)
+    contexts = sites(
+        {"name": "bank", "data": write_table("bank")},
+        {"name": "shop", "data": write_table("shop", seed=1)},
+    )
+    die(settings, contexts, dies_before_sending=7)
+    return settings, contexts
+
+
+def test_a_run_whose_table_has_changed_does_not_go_on(
+    died: tuple[Settings, list[Context]], write_table: WriteTable
+) -> None:
+    settings, contexts = died
+    write_table("shop", seed=2)
+    with pytest.raises(PartyError, match=r"^shop \(step 6\): has another table than when the run"):
+        run(resumed(settings), contexts)
+
+
+def test_a_site_that_lost_its_state_cannot_go_on(died: tuple[Settings, list[Context]]) -> None:
+    settings, contexts = died
+    for path in (home() / "sites" / "shop").glob("*/state.json"):
+        path.unlink()
+    with pytest.raises(PartyError, match=r"HelloRequest\.step must be 1: the site has no state"):
+        run(resumed(settings), contexts)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_folder_that_is_no_run_cannot_go_on(tmp_path: Path, exists: bool) -> None:
+    folder = tmp_path / "folder"
+    if exists:
+        folder.mkdir()
+    with pytest.raises(ConfigError, match=r"^resume must be the folder of a run, got .*folder$"):
+        run(load_settings({"resume": str(folder)}))
+    assert folder.exists() == exists
+
+
+def test_a_run_that_has_ended_does_not_begin_again(three_rounds: MakeSettings) -> None:
+    settings = three_rounds()
+    folder = run(settings)
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    with pytest.raises(FedappError, match="resume"):
+        run(resumed(settings))
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
