@@ -92,7 +92,8 @@ def _route(store: Store, request: GrowRequest) -> None:
     store["train.nodes"] = route_codes(
         store["train.nodes"], routes, first_right, store["codes"], missing_code
     )
-    store["valid.nodes"] = route_values(store["valid.nodes"], routes, store["valid.values"])
+    if len(store["valid.values"]):
+        store["valid.nodes"] = route_values(store["valid.nodes"], routes, store["valid.values"])
 
 
 def _routes(request: GrowRequest) -> Routes:

@@ -264,19 +264,19 @@ def test_an_older_attempt_is_refused(party: Party) -> None:
         party.add(1, step=2, attempt=1)
 
 
-def test_only_files_that_a_state_names_are_kept(party: Party) -> None:
+def test_from_the_next_checkpoint_on_only_files_that_a_state_names_are_kept(party: Party) -> None:
     party.add(1, step=1)
     party.add(2, step=2, checkpoint=1)
     party.add(4, step=3, checkpoint=1)
     (party.folder / "sums-0-9.npy").write_bytes(b"left by a crash")
-    party.add(8, step=4, checkpoint=1)
+    party.add(8, step=4, checkpoint=3)
     named = {
         name
         for state in ("state.json", "checkpoint.json")
         for name in json.loads((party.folder / state).read_text())["files"].values()
     }
     assert set(array_files(party.folder)) == named
-    assert {"sums-0-1.npy", "sums-0-4.npy"} <= named
+    assert {"sums-0-3.npy", "sums-0-4.npy"} <= named
 
 
 def test_a_state_leaves_no_temporary_file(party: Party) -> None:

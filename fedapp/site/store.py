@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -60,6 +60,8 @@ class Store:
     _small: dict[str, list[Any]] = field(default_factory=dict)
     _changed: dict[str, Array] = field(default_factory=dict)
     _reply: dict[str, Any] = field(default_factory=dict)
+    _replaced: set[str] = field(default_factory=set)
+    _kept: dict[str, Any] = field(default_factory=lambda: {"step": -1, "files": []})
 
     @classmethod
     def open(cls, folder: Path) -> Store:
@@ -77,10 +79,10 @@ class Store:
             state["step"],
             state["attempt"],
             state["facts"],
-            state["files"],
-            state["small"],
-            {},
-            state["reply"],
+            _files=state["files"],
+            _small=state["small"],
+            _reply=state["reply"],
+            _kept=state["kept"],
         )
 
     def __getitem__(self, name: str) -> Array:
@@ -103,8 +105,13 @@ class Store:
     def drop(self, *names: str) -> None:
         """Forget arrays."""
         for name in names:
-            for place in (self._changed, self._small, self._files):
-                place.pop(name, None)
+            self._changed.pop(name, None)
+            self._drop_stored(name)
+
+    def _drop_stored(self, name: str) -> None:
+        self._small.pop(name, None)
+        if name in self._files:
+            self._replaced.add(self._files.pop(name))
 
     def forget(self) -> None:
         """Forget all arrays, and, once that is committed, the state that was kept."""
@@ -126,8 +133,7 @@ class Store:
         self.drop(*(name for name in self._names() if name.startswith("reply.")))
         self._changed |= {f"reply.{name}": array for name, array in reply["arrays"].items()}
         for name, array in self._changed.items():
-            self._small.pop(name, None)
-            self._files.pop(name, None)
+            self._drop_stored(name)
             if array.nbytes <= SMALL:
                 self._small[name] = [array.dtype.str, array.shape, array.tobytes().hex()]
             else:
@@ -139,7 +145,10 @@ class Store:
         self._write(STATE)
         if self.finished:
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
-        self._sweep()
+            self._sweep(self._files.values())
+        for file in self._replaced - set(self._kept["files"]):
+            (self.folder / file).unlink(missing_ok=True)
+        self._replaced.clear()
 
     def last_reply(self) -> tuple[str, dict[str, Any], dict[str, Array]]:
         """Class, scalars and arrays of the reply to the last step."""
@@ -152,16 +161,15 @@ class Store:
 
     def keep(self) -> None:
         """Keep the current state until another one is kept."""
-        if self._kept_step() != self.step:
+        if self._kept["step"] != self.step:
+            self._kept = {"step": self.step, "files": list(self._files.values())}
             self._write(CHECKPOINT)
+            self._sweep(self._files.values())
 
     def roll_back(self, step: int) -> Store | None:
         """The state that was kept, if it is the one of this step."""
-        return self._read(self.folder, CHECKPOINT) if self._kept_step() == step else None
-
-    def _kept_step(self) -> int:
-        path = self.folder / CHECKPOINT
-        return int(json.loads(path.read_bytes())["step"]) if path.exists() else -1
+        kept = self._read(self.folder, CHECKPOINT)
+        return kept if kept.step == step else None
 
     def _write(self, name: str) -> None:
         state = {
@@ -171,15 +179,12 @@ class Store:
             "files": self._files,
             "small": self._small,
             "reply": self._reply,
+            "kept": self._kept,
         }
         write_whole(self.folder / name, json.dumps(state).encode())
 
-    def _sweep(self) -> None:
-        """Drop array files that no state names."""
-        kept = set(self._files.values())
-        path = self.folder / CHECKPOINT
-        if path.exists():
-            kept |= set(json.loads(path.read_bytes())["files"].values())
+    def _sweep(self, kept: Collection[str]) -> None:
+        """Drop array files that no state names, those of a crashed step among them."""
         for path in self.folder.glob("*.npy"):
             if path.name not in kept:
                 path.unlink()

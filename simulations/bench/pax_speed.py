@@ -83,7 +83,7 @@ def write_table(folder: Path) -> tuple[str, str]:
         return "default-credit", "default-credit"
     rng = np.random.default_rng(SEED)
     values = rng.standard_normal((N_TRAIN + N_TEST, N_COLUMNS)).astype(np.float32)
-    margins = values[:, :4] @ np.array([1.0, -0.5, 0.5, 0.25]) + values[:, 4] * values[:, 5] - 1
+    margins = values[:, :4] @ np.array([1.0, -0.5, 0.5, 0.25]) + np.abs(values[:, 4]) - 1
     labels = (rng.random(len(values)) < 1 / (1 + np.exp(-margins))).astype(np.float64)
     columns = {f"x{place}": values[:, place] for place in range(N_COLUMNS)}
     path = folder / "synthetic.parquet"

@@ -179,7 +179,7 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]
 
 def new_grid(heading: str, names: Sequence[str], n_texts: int) -> Grid:
     """An empty table narrow enough for 80 characters; columns after the texts are numbers."""
-    grid = Grid(title=heading, padding=(0, 1, 0, 0), pad_edge=False)
+    grid = Grid(title=heading, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for place, name in enumerate(names):
         grid.add_column(name, justify="left" if place < n_texts else "right", no_wrap=True)
     return grid
@@ -187,18 +187,8 @@ def new_grid(heading: str, names: Sequence[str], n_texts: int) -> Grid:
 
 def show_quality(rows: Sequence[Row], heading: str) -> None:
     """Print test AUC beside that of pooled rows; worst is over the seeds."""
-    names = (
-        "data",
-        "bins",
-        "PAX",
-        "pooled",
-        "difference",
-        "worst",
-        "spread",
-        "alone",
-        "sec.",
-        "MB",
-    )
+    names = ["data", "bins", "PAX", "pooled", "PAX-pool"]
+    names += ["worst", "spread", "alone", "sec.", "MB"]
     grid = new_grid(heading, names, 2)
     for (data, bins), group in grouped(rows, "data", "bins").items():
         scores = [f"{mean_of(group, name):.4f}" for name in ("auc", "pooled")]
