@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from clients.labels import code_labels
 from fedapp import metrics
 from fedapp.errors import ProtocolError
 from fedapp.histograms.bins import digitise
@@ -21,8 +22,6 @@ from fedapp.histograms.sketch import own_cuts, sketch_table
 from fedapp.messages.fields import Array, Request
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
 from fedapp.site.answer import Handler, Site
-from fedapp.site.labels import class_ids
-from fedapp.site.rows import PARTS
 from fedapp.site.store import Store
 from fedapp.trees.grow import ROUTE, Routes
 from fedapp.trees.objective import Objective, gradients
@@ -39,16 +38,14 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
     store["codes"], store.facts["missing_code"] = digitise(values, own_cuts(summary))
     store["representatives"], store["offsets"] = summary.representatives, summary.offsets
     store.drop("train.values")
-    for part in PARTS:
-        store[f"{part}.labels"] = class_ids(store[f"{part}.labels"], request.classes)
-    labels = store["train.labels"].astype(np.float64)
+    label_sum, weight_sum = code_labels(store, request.classes)
     return SketchReply(
         representatives=summary.representatives,
         masses=summary.masses,
         offsets=summary.offsets,
         maxima=summary.maxima,
-        label_sum=float(labels @ weights),
-        weight_sum=float(weights.sum(dtype=np.float64)),
+        label_sum=label_sum,
+        weight_sum=weight_sum,
     )
 
 

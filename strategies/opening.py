@@ -8,6 +8,7 @@ from fedapp.config import Settings
 from fedapp.conversation import Parties
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.hello import HelloReply
+from fedapp.messages.labels import LabelsReply
 from fedapp.site.labels import REGRESSION, merge_classes
 
 
@@ -79,6 +80,19 @@ def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple
             f"{', '.join(classes[:5])}; set objective=multi:softprob"
         )
     return classes
+
+
+def label_sums(replies: Mapping[str, LabelsReply]) -> tuple[float, float]:
+    """Weighted sum of the labels, and sum of the weights, over all parties.
+
+    Raises
+    ------
+    DataError : no row of any party has a weight.
+    """
+    weight_sum = sum(reply.weight_sum for reply in replies.values())
+    if not weight_sum > 0:
+        raise DataError("weight must be > 0 in some row of some party")
+    return sum(reply.label_sum for reply in replies.values()), weight_sum
 
 
 def check_validation(parties: Mapping[str, HelloReply], settings: Settings) -> None:

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, Progress, ask
-from fedapp.errors import DataError
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches
@@ -41,7 +40,7 @@ from fedapp.trees.grow import Growth
 from fedapp.trees.model import LEAF
 from fedapp.trees.objective import base_margin, base_score
 from strategies.base import Summary, TreeStrategy
-from strategies.opening import check_labels, check_same_columns, check_validation
+from strategies.opening import check_labels, check_same_columns, check_validation, label_sums
 from strategies.scoring import (
     FINAL_BINS,
     ROUND_BINS,
@@ -125,7 +124,7 @@ class PAX(TreeStrategy):
             tuple(summaries.values()), min(resolutions) if coarsest else max(resolutions)
         )
         self.bin_maps = {party: bin_map(summary, cuts) for party, summary in summaries.items()}
-        mean = base_score(self.settings.objective, *_label_mean(sketches))
+        mean = base_score(self.settings.objective, *label_sums(sketches))
         return self._boosting(mean, cuts, columns, classes)
 
     def _resolutions(self, parties: Mapping[str, HelloReply]) -> dict[str, int]:
@@ -293,14 +292,6 @@ STRATEGY = PAX
 
 def _sketch(reply: SketchReply) -> Sketch:
     return Sketch(reply.representatives, reply.masses, reply.offsets, reply.maxima)
-
-
-def _label_mean(sketches: Mapping[str, SketchReply]) -> tuple[float, float]:
-    """Sum of the labels and of the weights over all parties."""
-    weight_sum = sum(reply.weight_sum for reply in sketches.values())
-    if not weight_sum > 0:
-        raise DataError("weight must be > 0 in some row of some party")
-    return sum(reply.label_sum for reply in sketches.values()), weight_sum
 
 
 def _label_spread(parties: Mapping[str, HelloReply]) -> float:

@@ -21,7 +21,7 @@ MAY_IMPORT_FLOWER = (
     "strategies/base.py",
     "simulations/engines.py",
 )
-NO_METHODS = {"__init__", "base", "opening", "scoring", "hello", "booster", "fields"}
+NO_METHODS = {"__init__", "base", "opening", "scoring", "hello", "booster", "labels", "fields"}
 
 
 def sources() -> Iterator[str]:
@@ -81,7 +81,9 @@ def test_a_method_has_the_same_name_on_both_sides_and_in_its_messages_and_tests(
         assert (ROOT / "tests" / f"test_{method}.py").exists()
 
 
-@pytest.mark.parametrize("module", sorted(methods("fedapp/messages") | {"hello", "booster"}))
+@pytest.mark.parametrize(
+    "module", sorted(methods("fedapp/messages") | {"hello", "booster", "labels"})
+)
 def test_messages_say_what_they_reveal_and_have_handlers(module: str) -> None:
     messages = importlib.import_module(f"fedapp.messages.{module}")
     handlers = importlib.import_module(f"clients.{module}").HANDLERS

@@ -260,12 +260,12 @@ def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) 
 
 def _sketch(low: float, high: float, label_sum: float) -> pax.SketchReply:
     return pax.SketchReply(
-        np.float32([low, high]),
-        np.ones(2, np.float32),
-        np.array([0, 2]),
-        np.float32([high]),
-        label_sum,
-        2.0,
+        label_sum=label_sum,
+        weight_sum=2.0,
+        representatives=np.float32([low, high]),
+        masses=np.ones(2, np.float32),
+        offsets=np.array([0, 2]),
+        maxima=np.float32([high]),
     )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.labels import LabelsReply, check_label_sum
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,15 +35,13 @@ class SketchRequest(Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SketchReply(Reply):
+class SketchReply(LabelsReply):
     """Representatives of the bins of each column, columns one after the other."""
 
     representatives: Annotated[Array, Form("float32", "n_bins")]
     masses: Annotated[Array, Form("float32", "n_bins", low=0)]  # sample weights
     offsets: Annotated[Array, Form("int64", "n_offsets", low=0)]  # n_columns + 1
     maxima: Annotated[Array, Form("float32", "n_columns", nan=True)]
-    label_sum: float  # weighted; of class ids for classification
-    weight_sum: Annotated[float, Range(0, 1e38)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,9 +108,7 @@ def check_sketch(party: str, reply: SketchReply, n_columns: int, n_classes: int)
         raise ProtocolError(party, "SketchReply", "representatives", "must ascend in a column")
     if not (points[ends - 1] <= reply.maxima[np.diff(offsets) > 0]).all():
         raise ProtocolError(party, "SketchReply", "maxima", "must be the largest values")
-    highest = (n_classes - 1) * reply.weight_sum
-    if n_classes and not 0 <= reply.label_sum <= highest * (1 + 1e-6):
-        raise ProtocolError(party, "SketchReply", "label_sum", f"must be 0 to {highest:g}")
+    check_label_sum(party, reply, n_classes)
 
 
 def check_grow(party: str, reply: GrowReply, request: GrowRequest, n_bins: int) -> None:

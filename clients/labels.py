@@ -1,0 +1,36 @@
+"""Turn a site's labels into numbers, and sum them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedapp.messages.labels import LabelsReply, LabelsRequest
+from fedapp.site.answer import Handler, Site
+from fedapp.site.labels import class_ids
+from fedapp.site.rows import PARTS
+from fedapp.site.store import Store
+
+
+def labels(site: Site, request: LabelsRequest) -> LabelsReply:
+    """Code the labels of all parts, and sum those of the training rows."""
+    label_sum, weight_sum = code_labels(site.store, request.classes)
+    return LabelsReply(label_sum=label_sum, weight_sum=weight_sum)
+
+
+def code_labels(store: Store, classes: Sequence[str]) -> tuple[float, float]:
+    """Keep class ids in place of the labels; returns the weighted sum of the training labels.
+
+    Returns
+    -------
+    Weighted sum of the labels, and sum of the weights.
+    """
+    for part in PARTS:
+        store[f"{part}.labels"] = class_ids(store[f"{part}.labels"], classes)
+    coded = store["train.labels"].astype(np.float64)
+    weights = store["train.weights"]
+    return float(coded @ weights), float(weights.sum(dtype=np.float64))
+
+
+HANDLERS: Mapping[type[LabelsRequest], Handler] = {LabelsRequest: labels}
