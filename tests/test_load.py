@@ -154,6 +154,7 @@ def refuse(path: Path, message: str, **columns: object) -> None:
         ("a,w\n1,u\n", {"weight": "w"}, "weight column 'w' must be numbers, got text"),
         ("a,i\n1,\n", {"id_column": "i"}, "'i' must have no missing values, got 1 of 1 rows"),
         ("a,b\n", {}, "table must have at least one row, got 0"),
+        (",b,y\n0,1,1\n", {"label": "y"}, "got 'unnamed-1' without; .* drop-columns=unnamed-1"),
         ("", {}, "'rows.csv' must be a well-formed csv file, got an empty file"),
         ("y\n1\n", {"label": "y"}, "table must have a feature column, got only 'y'"),
         ("a,a,b\n1,2,3\n", {}, "column names must be distinct, got 'a' more than once"),
@@ -195,3 +196,12 @@ def test_a_reader_error_does_not_quote_a_row(tmp_path: Path) -> None:
         load_table(path)
     assert "hidden" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_a_nameless_column_can_be_the_id(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(",b\n7,1\n8,2\n")
+    table = load_table(path, id_column="unnamed-1")
+    assert table.columns == ("b",)
+    assert table.ids is not None
+    assert table.ids.tolist() == ["7", "8"]

@@ -29,6 +29,7 @@ MISSING_GROUP = "missing"
 LIBSVM_LABEL = "label"
 FORMATS = {".csv": "csv", ".parquet": "parquet", ".libsvm": "libsvm", ".svm": "libsvm"}
 PACKINGS = (".gz", ".bz2")
+NO_NAME = "unnamed-"
 # A row has to fit in one block: 8 MiB holds some 500,000 columns of numbers.
 BLOCK_BYTES = 8 << 20
 
@@ -144,7 +145,7 @@ def read_frame(path: Path, roles: Roles, reader: Reader = PLAIN) -> Any:
     try:
         if not path.is_file():
             raise DataError(f"data file must exist, got '{path.name}'")
-        return read(path, roles, reader)
+        return _named(read(path, roles, reader))
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, zlib.error) as error:
         # Unchained: the reader's own text may quote a row or the path.
         rule = f"data file '{path.name}' must be a well-formed {format} file"
@@ -166,6 +167,12 @@ def build_table(frame: Any, roles: Roles) -> Table:
     _check_columns(frame, roles)
     others = {*roles.named().values(), *roles.drop}
     columns = tuple(name for name in frame.column_names if name not in others)
+    nameless = [name for name in columns if name.startswith(NO_NAME)]
+    if nameless:
+        raise DataError(
+            f"feature columns must have names, got {_listed(nameless)} without; a row number is no "
+            f"feature: drop-columns={','.join(nameless)}"
+        )
     if not columns:
         raise DataError(f"table must have a feature column, got only {_listed(frame.column_names)}")
     return Table(
@@ -186,6 +193,12 @@ def is_number(type: Any) -> bool:
     return any(getattr(pa.types, test)(type) for test in tests)
 
 
+def _named(frame: Any) -> Any:
+    """A column without a name gets one, so that it can be dropped."""
+    names = enumerate(frame.column_names, start=1)
+    return frame.rename_columns([name or f"{NO_NAME}{place}" for place, name in names])
+
+
 def _read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
     texts = {roles.label, roles.id_column, roles.group} - {""}
     with pa.input_stream(str(path), compression="detect") as stream:
@@ -203,7 +216,7 @@ def _read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
                 column_types=dict.fromkeys(texts, pa.string()),
             ),
         )
-    if frame.column_names.count(roles.label) != 1:
+    if not roles.label or frame.column_names.count(roles.label) != 1:
         return frame
     at = frame.column_names.index(roles.label)
     return frame.set_column(at, roles.label, _parsed(frame[roles.label]))

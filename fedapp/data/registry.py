@@ -168,7 +168,7 @@ REGISTRY = {
             ),
         ),
         "SeriousDlqin2yrs",
-        ("",),
+        ("unnamed-1",),
     ),
     "a9a": DataSet(
         "binary",
@@ -397,7 +397,7 @@ REGISTRY = {
             ),
         ),
         "delayed",
-        ("", *_AIRLINE_AT_ARRIVAL.split(), *_AIRLINE_NO_USE.split()),
+        ("unnamed-1", *_AIRLINE_AT_ARRIVAL.split(), *_AIRLINE_NO_USE.split()),
         prepare=_airline,
     ),
     "adult": DataSet(
