@@ -118,6 +118,33 @@ def _show(folder: RunFolder) -> None:
 
 
 @cli.command()
+def compare(
+    strategies: Annotated[list[str], typer.Argument(help="Two methods or more.")],
+    config: Overrides = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 1,
+    engine: Annotated[str, typer.Option(help="local, or simulation.")] = "local",
+    output: Annotated[
+        Path, typer.Option(help="Folder of the runs; finished ones are not run again.")
+    ] = Path("runs/compare"),
+) -> None:
+    """Run several methods on the same rows, and set them side by side."""
+    from fedapp.report.tradeoff import score_table, tradeoff_page
+    from fedapp.server_app import load_strategy
+    from simulations.compare import compare as compare_all
+
+    overrides = parse_overrides(config or [])
+    for strategy in strategies:
+        settings = load_settings({**overrides, "strategy": strategy})
+        load_strategy(strategy).own_settings(settings)
+    output.mkdir(parents=True, exist_ok=True)
+    found = compare_all(strategies, overrides, seeds, output, _engine(engine), console.print)
+    console.print(score_table(found.lines, found.metric))
+    page = tradeoff_page(found.lines, found.metric, settings.data, len(found.seeds))
+    RunFolder(output).write("comparison.html", page)
+    console.print(f"{output / 'comparison.html'}", soft_wrap=True)
+
+
+@cli.command()
 def report(
     run_dirs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
     output: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,

@@ -175,6 +175,40 @@ def effort_by_tree(rounds: Rounds) -> bytes:
     return _png(figure)
 
 
+def tradeoff(points: Sequence[tuple[str, float, float]], cost: str, metric: str) -> bytes:
+    """A metric against what it costs, a named point a strategy; the cost on a logarithmic scale."""
+    figure, ax = _canvas()
+    for (name, spent, score), (color, _) in zip(points, _pens(), strict=False):
+        ax.plot([max(spent, 1e-3)], [score], "o", color=color, markersize=8)
+        ax.annotate(
+            _plain(name),
+            (max(spent, 1e-3), score),
+            xytext=(6, 6),
+            textcoords="offset points",
+            fontsize=9,
+            parse_math=False,
+        )
+    ax.set(xscale="log", xlabel=cost, ylabel=metric)
+    ax.margins(x=0.25, y=0.2)
+    return _png(figure)
+
+
+def ranking(bars: Sequence[tuple[str, float, float, bool]], metric: str) -> bytes:
+    """A metric with its spread, a bar each; baselines paler than strategies."""
+    figure, ax = _canvas(height=max(2.2, 0.36 * len(bars) + 0.8))
+    places = np.arange(len(bars))
+    for place, (_, mean, spread, is_baseline) in zip(places, bars, strict=True):
+        color = SKY if is_baseline else BLUE
+        ax.barh(place, mean, xerr=spread or None, color=color, ecolor=BLACK, capsize=2)
+    ax.set_yticks(places, [_plain(name) for name, *_ in bars], parse_math=False)
+    ax.invert_yaxis()
+    means = [mean for _, mean, *_ in bars if np.isfinite(mean)]
+    room = max(max(means) - min(means), 1e-3)
+    ax.set(xlabel=metric, xlim=(min(means) - 0.5 * room, max(means) + 0.3 * room))
+    ax.grid(visible=False, axis="y")
+    return _png(figure)
+
+
 def _canvas(width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1) -> tuple[Figure, Axes]:
     """A figure with a light grid; the first of its axes, which stand one above the other."""
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
