@@ -193,19 +193,17 @@ def tradeoff(points: Sequence[tuple[str, float, float]], cost: str, metric: str)
     return _png(figure)
 
 
-def ranking(bars: Sequence[tuple[str, float, float, bool]], metric: str) -> bytes:
-    """A metric with its spread, a bar each; baselines paler than strategies."""
-    figure, ax = _canvas(height=max(2.2, 0.36 * len(bars) + 0.8))
-    places = np.arange(len(bars))
-    for place, (_, mean, spread, is_baseline) in zip(places, bars, strict=True):
+def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> bytes:
+    """A metric with its spread, a point each; baselines paler than strategies."""
+    figure, ax = _canvas(height=max(2.2, 0.36 * len(points) + 0.8))
+    for place, (_, mean, spread, is_baseline) in enumerate(points):
         color = SKY if is_baseline else BLUE
-        ax.barh(place, mean, xerr=spread or None, color=color, ecolor=BLACK, capsize=2)
-    ax.set_yticks(places, [_plain(name) for name, *_ in bars], parse_math=False)
+        ax.errorbar(mean, place, xerr=spread, fmt="o", color=color, markersize=8, capsize=3)
+    names = [_plain(name) for name, *_ in points]
+    ax.set_yticks(np.arange(len(points)), names, parse_math=False)
     ax.invert_yaxis()
-    means = [mean for _, mean, *_ in bars if np.isfinite(mean)]
-    room = max(max(means) - min(means), 1e-3)
-    ax.set(xlabel=metric, xlim=(min(means) - 0.5 * room, max(means) + 0.3 * room))
-    ax.grid(visible=False, axis="y")
+    ax.margins(y=0.1)
+    ax.set_xlabel(metric)
     return _png(figure)
 
 

@@ -66,7 +66,7 @@ def tradeoff_page(lines: Sequence[Line], metric: str, data: str, n_seeds: int) -
         section("Test scores and cost", table(_header(metric), rows) + note),
         section("Trade-offs", figures(points)),
     ]
-    return page(f"{len(federated)} strategies compared", data, parts)
+    return page("Strategies compared", data, parts)
 
 
 def _header(metric: str) -> list[str]:
