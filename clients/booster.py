@@ -55,7 +55,13 @@ def _scores(site: Site, request: EvaluateRequest) -> dict[str, Array]:
         batches = [predict_margins(model, values) for values in _batches(store, part)]
         margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
         found = metrics.statistics(
-            model.objective, margins, labels, weights, request.score_bins, request.residual_range
+            model.objective,
+            margins,
+            labels,
+            weights,
+            request.score_bins,
+            request.residual_range,
+            float(model.base_margin),
         )
         scores[f"{part}_sums"], scores[f"{part}_scores"] = found.sums, found.histogram
     return scores

@@ -15,14 +15,18 @@ from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.site.answer import Handler, Site
 from fedapp.site.labels import Labels, class_names
 from fedapp.site.rows import PARTS, Holdout, fingerprint, read_parts
+from fedapp.site.store import drop_abandoned
 from fedapp.site.table import Table
 
 FEWEST_ROWS = 2
+# An interrupted run can be resumed so long; then the copies of its rows go.
+KEEP_DAYS = 7
 
 
 def hello(site: Site, request: HelloRequest) -> HelloReply:
     """Open a run at a site, or meet the server again after it was started anew."""
     holdout = Holdout(request.test_fraction, request.valid_fraction, request.seed)
+    drop_abandoned(site.store.folder.parent, KEEP_DAYS)
     parts = read_parts(site.config, holdout)
     if "hello" in site.store.facts:
         # The server holds the fingerprint against the one the run began with.
@@ -42,6 +46,7 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
         "classes": list(classes),
         "label_low": 0.0 if classes else float(labels.min()),
         "label_high": 0.0 if classes else float(labels.max()),
+        "simulated": site.config.simulated,
         "fingerprint": fingerprint(parts, _site_key(site.name)),
         "versions": [f"{name} {_version(name)}" for name in ("fedapp", "flwr", "xgboost", "numpy")],
     }

@@ -116,7 +116,9 @@ def _start_round(site: Site, request: GrowRequest) -> dict[str, Array]:
             store[f"{part}.margins"] = margins
         store[f"{part}.nodes"] = np.zeros_like(nodes)
         labels, weights = store[f"{part}.labels"], store[f"{part}.weights"]
-        found = metrics.statistics(objective, margins, labels, weights, request.score_bins)
+        found = metrics.statistics(
+            objective, margins, labels, weights, request.score_bins, center=request.base_margin
+        )
         scores[f"{part}_sums"], scores[f"{part}_scores"] = found.sums, found.histogram
     pairs = gradients(
         objective, store["train.margins"], store["train.labels"], store["train.weights"]

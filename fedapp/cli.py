@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import typer
 from rich.console import Console
 
 from fedapp.config import Settings, load_settings, parse_overrides
-from fedapp.errors import FedappError
+from fedapp.errors import ConfigError, FedappError
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 
 cli = typer.Typer(
@@ -24,6 +25,7 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     help="Tree models trained across organisations that may not pool their rows.",
 )
+SIMULATED = {"local", "simulation"}
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Console() if sys.stdout.isatty() else Console(width=120)
 
@@ -53,17 +55,27 @@ def run(
     settings = load_settings({**parse_overrides(config or []), "strategy": strategy})
     settings = resumed_settings(settings)
     load_strategy(settings.strategy).own_settings(settings)
-    run_dir = settings.run_dir or str(new_run_dir(settings.strategy, Path("runs")))
-    settings = settings.model_copy(update={"run_dir": str(Path(run_dir).resolve())})
+    if baselines and engine not in SIMULATED:
+        raise ConfigError(f"--baselines must have all rows in one place, got --engine {engine}")
+    settings = settings.model_copy(update={"run_dir": _run_dir(settings, engine)})
     with followed(settings):
         folder = _engine(engine)(settings)
     if not (folder.path / "summary.json").exists():
-        console.print(f"The run has finished; its folder lies with the SuperLink: {folder.path}")
+        console.print("The run has finished; its folder lies where the ServerApp runs.")
         return
     if baselines:
         _add_baselines(folder, settings)
     write_report(folder)
     _show(folder)
+
+
+def _run_dir(settings: Settings, engine: str) -> str:
+    """Where the run is written; a SuperLink elsewhere chooses a place of its own."""
+    if not settings.run_dir and engine not in SIMULATED:
+        return ""
+    run_dir = Path(settings.run_dir or new_run_dir(settings.strategy, Path("runs"))).resolve()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return str(run_dir)
 
 
 def _engine(name: str) -> Callable[[Settings], RunFolder]:
@@ -176,8 +188,13 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.ERROR)
     logging.getLogger("fedapp.site").setLevel(logging.CRITICAL)
     cli.add_typer(data_app, name="data")
+    # What ends the command ends what it has started.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         cli()
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
     except FedappError as error:
         for line in getattr(error, "log_lines", []):
             print(line, file=sys.stderr)

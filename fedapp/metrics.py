@@ -2,11 +2,12 @@
 
 ``pooled`` needs every row in one place. ``statistics`` turns one party's rows into a few sums,
 ``+`` adds the sums of parties, ``scores`` reads the scores off the total: the same numbers, but for
-``auc`` and ``ks``, which come from a histogram of the predicted probability (``auc_error`` bounds
-what that costs the auc; ks can only be smaller than the exact one).
+``auc`` and ``ks``, which come from a histogram of the margin (``auc_error`` bounds what that costs
+the auc; ks can only be smaller than the exact one).
 
     objective          sums                          histogram
-    binary:logistic    w, w loss                     (2, n_bins)  class x bin of p
+    binary:logistic    w, w loss, w of hits,         (2, n_bins)  class x bin of the margin
+                       misses, false alarms
     multi:softprob     w, w loss                     (k, k)       class x predicted class
     reg:squarederror   w, w e^2, w |e|, w y, w y^2   (1, n_bins)  bin of the residual e = y - margin
 """
@@ -28,7 +29,7 @@ _NAMES = {  # the score that early stopping follows comes first
     "reg:squarederror": ("rmse", "mae", "r2"),
 }
 OBJECTIVES = tuple(_NAMES)
-_N_SUMS = {"binary:logistic": 2, "multi:softprob": 2, "reg:squarederror": 5}
+_N_SUMS = {"binary:logistic": 5, "multi:softprob": 2, "reg:squarederror": 5}
 
 _LARGER = ("auc", "accuracy", "f1", "precision", "recall", "ks", "r2")
 _SMALLER = ("logloss", "mlogloss", "rmse", "mae")
@@ -38,6 +39,9 @@ BETTER = dict.fromkeys(_LARGER, True) | dict.fromkeys(_SMALLER, False)
 # r2 divides by sum w y^2 - (sum w y)^2 / sum w. Below this share of its first term the difference
 # is rounding error of float64 sums (about n_rows * 2e-16 at worst).
 _MIN_SPREAD = 1e-12
+# Distances of a margin from the centre of its histogram: bins are of one width below _NEAR, and
+# the outer ones take what lies beyond _FAR.
+_NEAR, _FAR = 1e-3, 50.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +82,7 @@ def statistics(
     weights: Rows,
     n_bins: int,
     residual_range: float = 1.0,
+    center: float = 0.0,
 ) -> Statistics:
     """Sums of one party's rows, for ``scores``.
 
@@ -90,11 +95,13 @@ def statistics(
         Class ids, or values for regression.
     weights : float32, shape (n,), >= 0
     n_bins : int, >= 2
-        Bins of the histogram; even for binary:logistic, so that p >= 0.5 is a whole number of
-        bins; of no effect for multi:softprob.
+        Bins of the histogram; of no effect for multi:softprob.
     residual_range : float, > 0
         Regression alone: the histogram spans [-residual_range, residual_range], its outer bins
         take what lies beyond.
+    center : float
+        binary:logistic alone: the margin around which bins are narrowest, for a young model's
+        margins all lie close to the base margin.
 
     Returns
     -------
@@ -105,11 +112,10 @@ def statistics(
     ValueError : an argument breaks its rule. The text never holds a label.
     """
     margins64, labels64, weights64 = _checked(objective, margins, labels, weights)
-    if n_bins < 2 or (objective == "binary:logistic" and n_bins % 2):
-        even = " and even" if objective == "binary:logistic" else ""
-        raise ValueError(f"n_bins must be >= 2{even}, got {n_bins}")
+    if n_bins < 2:
+        raise ValueError(f"n_bins must be >= 2, got {n_bins}")
     if objective == "binary:logistic":
-        return _binary_statistics(margins64[:, 0], labels64, weights64, n_bins)
+        return _binary_statistics(margins64[:, 0], labels64, weights64, n_bins, center)
     if objective == "multi:softprob":
         return _multi_statistics(margins64, labels64, weights64)
     _check_residual_range(residual_range)
@@ -213,11 +219,22 @@ def curves(
     return {"residuals": {"edges": edges.tolist(), "counts": counts.tolist()}}
 
 
-def _binary_statistics(margins: Array, labels: Array, weights: Array, n_bins: int) -> Statistics:
+def _binary_statistics(
+    margins: Array, labels: Array, weights: Array, n_bins: int, center: float
+) -> Statistics:
     losses = np.logaddexp(0.0, margins) - labels * margins
-    bins = np.minimum((_sigmoid(margins) * n_bins).astype(np.int64), n_bins - 1)
-    histogram = _cells(labels.astype(np.int64), bins, weights, (2, n_bins))
-    return Statistics(np.array([weights.sum(), weights @ losses]), histogram)
+    guesses = margins >= 0
+    terms = (1.0, losses, guesses * labels, ~guesses * labels, guesses * (1 - labels))
+    sums = np.array([(weights * term).sum() for term in terms])
+    bins = _margin_bins(margins - center, n_bins)
+    return Statistics(sums, _cells(labels.astype(np.int64), bins, weights, (2, n_bins)))
+
+
+def _margin_bins(distances: Array, n_bins: int) -> NDArray[np.int64]:
+    """Bins that widen with the distance from the centre: linear up to _NEAR, then geometric."""
+    places = np.arcsinh(distances / _NEAR) / np.arcsinh(_FAR / _NEAR)
+    bins: NDArray[np.int64] = ((places + 1) / 2 * n_bins).astype(np.int64)
+    return np.clip(bins, 0, n_bins - 1)
 
 
 def _multi_statistics(margins: Array, labels: Array, weights: Array) -> Statistics:
@@ -248,16 +265,12 @@ def _cells(
 
 
 def _binary_scores(statistics: Statistics) -> dict[str, float]:
-    negatives, positives = statistics.histogram
-    weight, loss = statistics.sums
-    half = positives.size // 2
-    hits, misses = float(positives[half:].sum()), float(positives[:half].sum())
-    alarms, passes = float(negatives[half:].sum()), float(negatives[:half].sum())
+    weight, loss, hits, misses, alarms = (float(term) for term in statistics.sums)
     fpr, tpr = _roc(statistics.histogram)
     return {
         "auc": float(np.trapezoid(tpr, fpr)) if fpr.size else np.nan,
         "logloss": _ratio(loss, weight),
-        "accuracy": _ratio(hits + passes, weight),
+        "accuracy": _ratio(weight - misses - alarms, weight),
         "f1": _ratio(2.0 * hits, 2.0 * hits + alarms + misses),
         "precision": _ratio(hits, hits + alarms),
         "recall": _ratio(hits, hits + misses),
@@ -392,7 +405,5 @@ def _check_statistics(objective: str, statistics: Statistics) -> None:
             f"statistics must be those of {objective}, "
             f"got sums {sums.shape} and histogram {histogram.shape}"
         )
-    if objective == "binary:logistic" and n_bins % 2:
-        raise ValueError(f"histogram must have an even number of bins, got {n_bins}")
     if not (np.isfinite(sums).all() and np.isfinite(histogram).all() and histogram.min() >= 0):
         raise ValueError("statistics must be finite, and the histogram's cells >= 0")

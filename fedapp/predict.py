@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapp.data.datasets import dataset_names, read_source
-from fedapp.data.load import Roles, build_table, read_frame
+from fedapp.data.load import Reader, Roles, build_table, read_frame
 from fedapp.errors import ConfigError, DataError
 from fedapp.site.table import Table
 from fedapp.trees.model import Ensemble, load_model
@@ -19,8 +19,9 @@ from fedapp.trees.predict import predict_margins
 def predict_table(run_dir: Path, data: str, id_column: str, output: Path) -> int:
     """Write a line of predictions for every row.
 
-    A column a class for multi-class models, else ``prediction``: the probability of the second
-    class, or the value. Columns of the table that the model does not know are left out.
+    A column ``probability_<class>`` for every class of a multi-class model and for the second
+    class of a binary one, ``prediction`` for a regression. Columns of the table that the model does
+    not know are left out.
 
     Parameters
     ----------
@@ -55,7 +56,10 @@ def _read(data: str, columns: tuple[str, ...], id_column: str) -> Table:
         table = read_source(data, id_column=id_column)
         _check_columns(columns, table.columns)
         return table
-    frame = read_frame(Path(data), Roles(id_column=id_column))
+    if id_column in columns:
+        raise ConfigError(f"id must be no feature of the model, got {id_column}")
+    reader = Reader(n_features=len(columns))
+    frame = read_frame(Path(data), Roles(id_column=id_column), reader)
     _check_columns(columns, frame.column_names)
     others = [name for name in frame.column_names if name not in {*columns, id_column}]
     return build_table(frame, Roles(id_column=id_column, drop=tuple(others)))
@@ -69,9 +73,10 @@ def _check_columns(needed: Sequence[str], there: Sequence[str]) -> None:
 
 def _named(model: Ensemble, predictions: Array) -> dict[str, Array]:
     """A column a class, or one."""
-    if model.n_outputs == 1:
+    if not model.classes:
         return {"prediction": predictions[:, 0]}
-    return {f"probability_{name}": predictions[:, k] for k, name in enumerate(model.classes)}
+    names = model.classes if model.n_outputs > 1 else model.classes[1:]
+    return {f"probability_{name}": predictions[:, k] for k, name in enumerate(names)}
 
 
 def _write(output: Path, id_name: str, ids: object, columns: Mapping[str, Array]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fedapp.config import Settings, load_settings
+from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError
 from fedapp.home import home, write_whole
@@ -126,19 +126,33 @@ def new_run_dir(strategy: str, parent: Path | None = None) -> Path:
     return path
 
 
+# Settings that a resumed run may change: they do not touch the model.
+CHANGEABLE = {"start-deadline", "exchange-deadline", "resend-after", "min-parties"}
+
+
 def resumed_settings(settings: Settings) -> Settings:
     """The settings of the run that ``resume`` names, or the given ones.
 
     Raises
     ------
-    ConfigError : there is no such run, or it is finished.
+    ConfigError : there is no such run, it is finished, or a setting is given that it did not have.
     """
     if not settings.resume:
         return settings
-    path = Path(settings.resume) / "config.toml"
+    path = Path(settings.resume).resolve() / "config.toml"
     if not path.is_file():
         raise ConfigError(f"resume must be the folder of a run, got {settings.resume}")
     if (path.parent / "summary.json").exists():
         raise ConfigError(f"resume must be the folder of an unfinished run, got {settings.resume}")
-    stored = tomllib.loads(path.read_text())
-    return load_settings({**stored, "run-dir": settings.resume, "resume": settings.resume})
+    stored = flatten(tomllib.loads(path.read_text()))
+    place = {"run-dir": str(path.parent), "resume": str(path.parent)}
+    given = {
+        name: value
+        for name, value in flatten(settings.as_config()).items()
+        if name not in place and value != defaults()[name]
+    }
+    for name, value in given.items():
+        if name not in CHANGEABLE and value != stored[name]:
+            raise ConfigError(f"{name} must be the resumed run's, {stored[name]!r}, got {value!r}")
+    changed = {name: given[name] for name in CHANGEABLE & set(given)}
+    return load_settings({**stored, **changed, **place})

@@ -91,7 +91,7 @@ def summarise(strategy: TreeStrategy, engine: str) -> dict[str, Any]:
     return {
         "strategy": settings.strategy,
         "engine": engine,
-        "data": settings.data,
+        "data": settings.data if strategy.simulated else "the parties' own tables",
         "objective": settings.objective,
         "seed": settings.seed,
         "model_id": strategy.model_id,
@@ -99,6 +99,7 @@ def summarise(strategy: TreeStrategy, engine: str) -> dict[str, Any]:
             {"name": name, "rows": hello.n_train} for name, hello in strategy.parties.items()
         ],
         "left_out": strategy.left_out,
+        "warnings": strategy.warnings,
         **strategy.outcome,
         "exchanges": strategy.n_exchanges,
         "bytes": {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -17,11 +16,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psutil
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -37,7 +37,9 @@ from fedapp.server_app import train
 
 SERVER_NODE = 1
 SUPERLINK_START_SECONDS = 60
-STATUS_POLL_SECONDS = 0.5
+STATUS_POLL_SECONDS = 1.0
+STOP_SECONDS = 10
+MOST_STATUS_FAILURES = 10
 LOG_LINES = 20
 
 
@@ -236,15 +238,23 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) 
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all it has started."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sign)
-            process.wait(timeout=10)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+    """End a process and all it has started, also what has left its session since."""
+    try:
+        family = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        family = []
+    process.terminate()
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.terminate()
+    _, alive = psutil.wait_procs(family, timeout=STOP_SECONDS)
+    for member in alive:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    try:
+        process.wait(timeout=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _flwr_run(
@@ -262,7 +272,7 @@ def _flwr_run(
         lines = (started.stdout + started.stderr).splitlines()[-LOG_LINES:]
         raise RunFailedError("flwr run could not start the run", lines)
     status = _wait_for(run_id, name, environment)
-    folder = RunFolder(Path(settings.run_dir))
+    folder = RunFolder(Path(settings.run_dir or "."))
     if status != "finished:completed":
         raise RunFailedError(
             _cause(folder) or f"Flower says {status}", _log_lines(run_id, name, environment)
@@ -288,15 +298,18 @@ def _json_of(text: str) -> dict[str, Any]:
 def _wait_for(run_id: str, name: str, environment: dict[str, str]) -> str:
     """Ask for a run's status until it has ended."""
     command = ["flwr", "list", name, "--run-id", run_id, "--format", "json"]
-    while True:
+    n_failures = 0
+    while n_failures < MOST_STATUS_FAILURES:
         asked = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False
         )
         runs = _json_of(asked.stdout).get("runs") or [{}]
         status = str(runs[0].get("status", "unknown"))
-        if status.startswith("finished") or asked.returncode:
+        if status.startswith("finished"):
             return status
+        n_failures = n_failures + 1 if status == "unknown" else 0
         time.sleep(STATUS_POLL_SECONDS)
+    return "unknown"
 
 
 def _cause(folder: RunFolder) -> str:

@@ -66,6 +66,7 @@ class TreeStrategy(Strategy):
         self.n_exchanges: int = facts.get("exchanges", 0)
         self.n_rounds: int = facts.get("rounds", 0)
         self.left_out: list[dict[str, Any]] = facts.get("left_out", [])
+        self.warnings: list[str] = facts.get("warnings", [])
         self._checkpoint_step = self.step
         self._fingerprints: dict[str, str] = facts.get("fingerprints", {})
         self.ledger = Ledger(folder.ledger, *facts.get("bytes", (0, 0)))
@@ -312,6 +313,7 @@ class TreeStrategy(Strategy):
             "step": self.step,
             "exchanges": self.n_exchanges,
             "left_out": self.left_out,
+            "warnings": self.warnings,
             "fingerprints": self._fingerprints,
             "bytes": [self.ledger.to_parties, self.ledger.to_server],
             "seconds": [self.seconds, self.train_seconds],
@@ -324,6 +326,11 @@ class TreeStrategy(Strategy):
         for name, text in files.items():
             self.folder.write(name, text)
         self._model = next(iter(files.values())).encode()
+
+    def warn(self, text: str) -> None:
+        """Tell the user now, and again in the summary."""
+        self.warnings.append(text)
+        log.warning("%s", text)
 
     def _report(self, progress: Progress) -> None:
         """Write and log a line for a finished round."""
@@ -349,6 +356,11 @@ class TreeStrategy(Strategy):
         scores = progress.valid or progress.train
         shown = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
         log.info("round %d/%d  %s", progress.round, line["rounds"], shown)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the parties have shares of the table that ``data`` names."""
+        return any(hello.simulated for hello in self.parties.values())
 
     @property
     def seconds(self) -> float:

@@ -82,17 +82,20 @@ def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple
     return classes
 
 
-def label_sums(replies: Mapping[str, LabelsReply]) -> tuple[float, float]:
+def label_sums(replies: Mapping[str, LabelsReply], n_classes: int = 0) -> tuple[float, float]:
     """Weighted sum of the labels, and sum of the weights, over all parties.
 
     Raises
     ------
-    DataError : no row of any party has a weight.
+    DataError : no training row of any party has a weight, or, of two classes, one has none.
     """
     weight_sum = sum(reply.weight_sum for reply in replies.values())
     if not weight_sum > 0:
         raise DataError("weight must be > 0 in some row of some party")
-    return sum(reply.label_sum for reply in replies.values()), weight_sum
+    label_sum = sum(reply.label_sum for reply in replies.values())
+    if n_classes == 2 and not 0 < label_sum < weight_sum:
+        raise DataError("label must have both classes among the training rows of weight > 0")
+    return label_sum, weight_sum
 
 
 def check_validation(parties: Mapping[str, HelloReply], settings: Settings) -> None:

@@ -52,6 +52,7 @@ from strategies.scoring import (
 )
 
 FEWEST_BINS = 2
+FEW_BINS = 32  # fewer have cost much accuracy wherever it was measured
 
 
 class PaxSettings(Section):
@@ -120,12 +121,21 @@ class PAX(TreeStrategy):
         )
         resolutions = [n_bins[party] for party in sketches]
         summaries = {party: _sketch(reply) for party, reply in sketches.items()}
-        cuts = fuse_sketches(
-            tuple(summaries.values()), min(resolutions) if coarsest else max(resolutions)
-        )
+        resolution = min(resolutions) if coarsest else max(resolutions)
+        self._warn_of_few_bins(resolution)
+        cuts = fuse_sketches(tuple(summaries.values()), resolution)
         self.bin_maps = {party: bin_map(summary, cuts) for party, summary in summaries.items()}
-        mean = base_score(self.settings.objective, *label_sums(sketches))
+        mean = base_score(self.settings.objective, *label_sums(sketches, len(classes)))
         return self._boosting(mean, cuts, columns, classes)
+
+    def _warn_of_few_bins(self, resolution: int) -> None:
+        """Say so where the paper's rules leave too few cuts to learn from."""
+        if resolution < min(FEW_BINS, self.settings.max_bin):
+            self.warn(
+                f"only {resolution} bins a column are left of max-bin {self.settings.max_bin}: the "
+                "share rule divides them among the parties, and regression keeps the coarsest; "
+                "pax.bins=equal, pax.fusion=finest or a larger max-bin gives more"
+            )
 
     def _resolutions(self, parties: Mapping[str, HelloReply]) -> dict[str, int]:
         """Most bins of a column at each party."""
@@ -298,7 +308,8 @@ def _label_spread(parties: Mapping[str, HelloReply]) -> float:
     """Half the range of all labels, which residuals rarely leave; 1 for classification."""
     low = min(hello.label_low for hello in parties.values())
     high = max(hello.label_high for hello in parties.values())
-    return (high - low) / 2 if high > low else 1.0
+    # A power of two, because the exact range would tell a party of single rows of the others.
+    return float(2 ** np.ceil(np.log2((high - low) / 2))) if high > low else 1.0
 
 
 def _drawn(growth: Growth) -> npt.NDArray[np.int32]:

@@ -8,13 +8,13 @@ import numpy as np
 
 from fedapp import metrics
 from fedapp.conversation import Model
-from fedapp.errors import ProtocolError
+from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.fields import Reply
 from fedapp.trees.model import Ensemble, importance, to_json
 from fedapp.trees.xgboost_json import to_xgboost_json
 from strategies.base import Summary
 
-# Score histograms while training, and of the finished model: an AUC is off by far less than 1/bins.
+# Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12
 PARTS = ("train", "valid", "test")
 
@@ -70,8 +70,19 @@ class History:
         return len(self.scores)
 
     def add(self, valid: Mapping[str, float]) -> None:
-        """Note the scores of a round."""
-        self.scores.append(valid.get(self.metric, float("nan")))
+        """Note the scores of a round.
+
+        Raises
+        ------
+        ConfigError : there is no score to stop by.
+        """
+        score = valid.get(self.metric, float("nan"))
+        if self.patience and np.isnan(score):
+            raise ConfigError(
+                f"early-stopping-rounds must have a validation {self.metric} to look at, got none: "
+                "the validation rows need weight, and both classes"
+            )
+        self.scores.append(score)
 
     @property
     def best_round(self) -> int:
@@ -111,6 +122,7 @@ def boosted_summary(
         "curves": metrics.curves(model.objective, test, residual_range=residual_range)
         if has_test
         else {},
+        "auc_error": metrics.auc_error(test) if model.objective == "binary:logistic" else None,
         "importance": importance(model),
         "trees": len(model.trees),
         "best_round": best_round,

@@ -153,6 +153,7 @@ def test_a_message_without_arrays_survives_the_wire(wire: Any) -> None:
         classes=(),
         label_low=-0.0,
         label_high=5e-324,
+        simulated=False,
         fingerprint="0" * 32,
         versions=("fedapp 0.1.0",),
     )

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from fedapp.histograms.bins import Codes, Cuts, Floats, Ints, ragged
 
+LARGEST = float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sketch:
@@ -79,7 +81,8 @@ def sketch_table(values: Floats, weights: Floats, max_bin: int) -> Sketch:
     representatives, masses = [], []
     maxima = np.full(cuts.n_columns, np.nan, dtype=np.float32)
     for column_id in range(cuts.n_columns):
-        present = ~np.isnan(values[:, column_id])
+        # Rows without weight are none, as in XGBoost's sketch.
+        present = ~np.isnan(values[:, column_id]) & (weights > 0)
         column = values[present, column_id]
         if not len(column):
             representatives.append(np.empty(0, dtype=np.float32))
@@ -88,7 +91,7 @@ def sketch_table(values: Floats, weights: Floats, max_bin: int) -> Sketch:
         # The lowest edge of a bin is a value of the column: XGBoost cuts at values.
         lowest = np.concatenate(([column.min()], cuts.column(column_id)[:-1]))
         lowest = np.unique(lowest)
-        bins = np.searchsorted(lowest, column, side="right") - 1
+        bins = np.maximum(np.searchsorted(lowest, column, side="right") - 1, 0)
         mass = np.bincount(bins, weights=weights[present], minlength=len(lowest))
         representatives.append(lowest.astype(np.float32))
         masses.append(mass.astype(np.float32))
@@ -124,6 +127,8 @@ def surrogates(codes: Codes, missing_code: int, representatives: Floats, offsets
     -------
     float32, shape (n_rows, n_columns); NaN where a value is missing.
     """
+    if not len(representatives):
+        return np.full(codes.shape, np.nan, dtype=np.float32)
     present = codes != missing_code
     places = offsets[:-1] + np.where(present, codes, 0).astype(np.int64)
     known = representatives[np.minimum(places, len(representatives) - 1)]
@@ -192,7 +197,8 @@ def prune(masses: npt.NDArray[np.float64], n_bins: int) -> npt.NDArray[np.int64]
 
 def beyond(value: np.float32) -> np.float32:
     """A float32 above ``value``, the one XGBoost ends a column's cuts with (summed in float64)."""
-    return np.float32(float(value) + (abs(float(value)) + float(np.float32(1e-5))))
+    above = float(value) + (abs(float(value)) + float(np.float32(1e-5)))
+    return np.float32(min(above, LARGEST))
 
 
 def bin_map(sketch: Sketch, cuts: Cuts) -> Ints:

@@ -37,5 +37,6 @@ class HelloReply(Reply):
     classes: Annotated[tuple[str, ...], Range(0, 1000)]  # sorted; empty for regression
     label_low: float  # smallest and largest label; 0 for classification
     label_high: float
+    simulated: bool  # the table is a share of the one that the run config names
     fingerprint: Annotated[str, Range(32, 32)]  # hex
     versions: tuple[str, ...]  # "fedapp 0.1.0", "xgboost 3.2.0", ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedapp.errors import ConfigError
@@ -42,6 +42,10 @@ class SiteConfig:
         """The column a natural partition goes by, if it does."""
         rule, _, column = self.partition.partition(":")
         return column if rule == "column" else ""
+
+    def without_part(self) -> SiteConfig:
+        """The same table without whose share it is."""
+        return replace(self, name="", part=0)
 
     @property
     def simulated(self) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -51,9 +53,8 @@ def read_parts(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
             table.n_rows, holdout.test_fraction, holdout.valid_fraction, holdout.seed
         )
         return {part: table.take(getattr(split, part)) for part in PARTS}
-    table = _read_once(
-        config.data, config.label, config.id_column, config.weight, config.group, config.dropped
-    )
+    with _READING:
+        table = _read_once(config.without_part(), _version(config.data))
     shares = share_rows(table, holdout, config.partition, config.n_parts)
     return {part: table.take(shares[part][config.part]) for part in PARTS}
 
@@ -103,11 +104,16 @@ def _read(config: SiteConfig) -> Table:
     )
 
 
+_READING = threading.Lock()
+
+
 @lru_cache(maxsize=1)
-def _read_once(
-    data: str, label: str, id_column: str, weight: str, group: str, drop: tuple[str, ...]
-) -> Table:
-    """A simulated table, read once for all parties of this process."""
-    return read_source(
-        data, label=label, id_column=id_column, weight=weight, group=group, drop=drop
-    )
+def _read_once(config: SiteConfig, version: tuple[int, int]) -> Table:
+    """A simulated table, read once for all parties of this process while its file stays so."""
+    return _read(config)
+
+
+def _version(data: str) -> tuple[int, int]:
+    """When a file was changed and how long it is; zeros for a data set known by name."""
+    path = Path(data)
+    return (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else (0, 0)

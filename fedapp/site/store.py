@@ -14,28 +14,44 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedapp.home import write_whole
 from fedapp.messages.fields import Array
 
+SECONDS_A_DAY = 24 * 60 * 60
 STATE, CHECKPOINT = "state.json", "checkpoint.json"
 SMALL = 512  # bytes; a smaller array costs less inside the JSON than as a file
 
 
-@lru_cache(maxsize=128)
+# Open array files of this process: a file never changes, so it is opened once. Few, because a file
+# that another process has dropped keeps its place on the disk while it is mapped here.
+_OPEN: dict[Path, Array] = {}
+MOST_OPEN = 48
+
+
 def open_array(path: Path) -> Array:
-    """An array file, memory-mapped; a file never changes, so it is opened once a process."""
-    if path.stat().st_size < 2**16:
-        return np.asarray(np.load(path, allow_pickle=False))
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    """An array file, memory-mapped."""
+    if path not in _OPEN:
+        if len(_OPEN) >= MOST_OPEN:
+            _OPEN.clear()
+        mode: Literal["r"] | None = None if path.stat().st_size < 2**16 else "r"
+        _OPEN[path] = np.asarray(np.load(path, mmap_mode=mode, allow_pickle=False))
+    return _OPEN[path]
+
+
+def drop_file(path: Path) -> None:
+    """Delete an array file, and let go of it."""
+    _OPEN.pop(path, None)
+    path.unlink(missing_ok=True)
 
 
 @dataclass(slots=True)
@@ -147,7 +163,7 @@ class Store:
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
             self._sweep(self._files.values())
         for file in self._replaced - set(self._kept["files"]):
-            (self.folder / file).unlink(missing_ok=True)
+            drop_file(self.folder / file)
         self._replaced.clear()
 
     def last_reply(self) -> tuple[str, dict[str, Any], dict[str, Array]]:
@@ -187,7 +203,20 @@ class Store:
         """Drop array files that no state names, those of a crashed step among them."""
         for path in self.folder.glob("*.npy"):
             if path.name not in kept:
-                path.unlink()
+                drop_file(path)
+
+
+def drop_abandoned(site: Path, days: float) -> None:
+    """Delete the states of models that nobody has asked for since, finished or not.
+
+    Parameters
+    ----------
+    site : the folder of a site, with a folder a model.
+    days : age of the last step.
+    """
+    for path in site.glob("*/" + STATE):
+        if path.stat().st_mtime < time.time() - days * SECONDS_A_DAY:
+            shutil.rmtree(path.parent)
 
 
 @contextmanager

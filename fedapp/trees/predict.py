@@ -78,11 +78,16 @@ def route_values(
     int32, shape (n_trees, n_rows).
     """
     moved = nodes.copy()
-    for route in routes:
-        rows = np.flatnonzero(nodes[route["tree"]] == route["node"])
-        column = values[rows, route["column"]]
-        goes_left = np.where(np.isnan(column), route["default_left"], column < route["threshold"])
-        moved[route["tree"], rows] = np.where(goes_left, route["left"], route["left"] + 1)
+    for tree in range(len(nodes)):
+        _move_values(
+            moved[tree],
+            _splits_of(tree, routes, nodes),
+            np.ascontiguousarray(routes["left"]),
+            np.ascontiguousarray(routes["column"]),
+            np.ascontiguousarray(routes["default_left"]),
+            np.ascontiguousarray(routes["threshold"]),
+            values,
+        )
     return moved
 
 
@@ -108,15 +113,10 @@ def route_codes(
     int32, shape (n_trees, n_rows).
     """
     moved = nodes.copy()
-    n_nodes = int(nodes.max(initial=0)) + 1
     for tree in range(len(nodes)):
-        of_tree = np.flatnonzero(routes["tree"] == tree)
-        split_at = np.full(n_nodes, -1, dtype=np.int64)
-        inside = of_tree[routes["node"][of_tree] < n_nodes]
-        split_at[routes["node"][inside]] = inside
-        _move(
+        _move_codes(
             moved[tree],
-            split_at,
+            _splits_of(tree, routes, nodes),
             np.ascontiguousarray(routes["left"]),
             np.ascontiguousarray(routes["column"]),
             np.ascontiguousarray(routes["default_left"]),
@@ -127,8 +127,37 @@ def route_codes(
     return moved
 
 
+def _splits_of(tree: int, routes: Routes, nodes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Place of each node's split among the routes, -1 where it was not split."""
+    n_nodes = int(nodes.max(initial=0)) + 1
+    split_at = np.full(n_nodes, -1, dtype=np.int64)
+    known = np.flatnonzero((routes["tree"] == tree) & (routes["node"] < n_nodes))
+    split_at[routes["node"][known]] = known
+    return split_at
+
+
 @numba.njit(cache=True, nogil=True)
-def _move(
+def _move_values(
+    nodes: Any,
+    split_at: Any,
+    lefts: Any,
+    columns: Any,
+    default_lefts: Any,
+    thresholds: Any,
+    values: Any,
+) -> None:
+    """Change the nodes of one tree in place."""
+    for row in range(nodes.shape[0]):
+        split = split_at[nodes[row]]
+        if split < 0:
+            continue
+        value = values[row, columns[split]]
+        goes_left = default_lefts[split] if np.isnan(value) else value < thresholds[split]
+        nodes[row] = lefts[split] + (0 if goes_left else 1)
+
+
+@numba.njit(cache=True, nogil=True)
+def _move_codes(
     nodes: Any,
     split_at: Any,
     lefts: Any,

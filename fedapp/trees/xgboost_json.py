@@ -7,6 +7,7 @@ Source: the model schema of XGBoost 3.2 (doc/model.schema).
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ def to_xgboost_json(model: Ensemble) -> str:
     document = {
         "learner": {
             "attributes": {},
-            "feature_names": list(model.columns),
+            # XGBoost allows no [, ] or < in a name.
+            "feature_names": [re.sub(r"[\[\]<]", "_", name) for name in model.columns],
             "feature_types": ["float"] * len(model.columns),
             "gradient_booster": {"model": booster, "name": "gbtree"},
             "learner_model_param": {
@@ -44,7 +46,7 @@ def to_xgboost_json(model: Ensemble) -> str:
         },
         "version": VERSION,
     }
-    return json.dumps(document, separators=(",", ":")) + "\n"
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
 def _objective(model: Ensemble) -> dict[str, Any]:

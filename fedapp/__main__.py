@@ -1,0 +1,5 @@
+"""``python -m fedapp``."""
+
+from fedapp.cli import main
+
+main()
