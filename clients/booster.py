@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -17,9 +18,24 @@ from fedapp.site.answer import Handler, Site
 from fedapp.site.rows import PARTS
 from fedapp.site.store import Store
 from fedapp.trees.model import from_json
+from fedapp.trees.objective import Objective
 from fedapp.trees.predict import predict_margins
 
 BATCH_ROWS = 2**16
+
+
+class Scored(Protocol):
+    """What scoring asks of a model."""
+
+    @property
+    def objective(self) -> Objective: ...
+    @property
+    def n_outputs(self) -> int: ...
+    @property
+    def base_margin(self) -> np.float32: ...
+
+
+M = TypeVar("M", bound=Scored)
 
 
 def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
@@ -28,13 +44,33 @@ def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     Training rows are scored as they were trained: by their surrogates, where the method has
     replaced their values. A site that has done so answers again from the scores it kept.
     """
+    return score_model(site, request, from_json, predict_margins)
+
+
+def score_model(
+    site: Site,
+    request: EvaluateRequest,
+    read: Callable[[str], M],
+    predict: Callable[[M, Array], Array],
+) -> EvaluateReply:
+    """What ``evaluate`` does, with a model of any kind.
+
+    Parameters
+    ----------
+    read : the model's text -> the model; raises a DataError.
+    predict : the model, values of some rows -> margins.
+    """
     store, text = site.store, request.model.tobytes()
     names = [field.name for field in fields(EvaluateReply)]
     if store.finished:
         if (store.folder / "model.json").read_bytes() != text:
-            raise ProtocolError(site.name, "EvaluateRequest", "model", "must be the run's")
+            raise ProtocolError(site.name, type(request).__name__, "model", "must be the run's")
         return EvaluateReply(**{name: store[name] for name in names})
-    scores = _scores(site, request)
+    try:
+        model = read(text.decode())
+    except (DataError, UnicodeDecodeError) as error:
+        raise ProtocolError(site.name, type(request).__name__, "model", str(error)) from error
+    scores = _scores(store, request, model, predict)
     write_whole(store.folder / "model.json", text)
     store.forget()
     for name in names:
@@ -42,17 +78,14 @@ def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     return EvaluateReply(**scores)
 
 
-def _scores(site: Site, request: EvaluateRequest) -> dict[str, Array]:
+def _scores(
+    store: Store, request: EvaluateRequest, model: M, predict: Callable[[M, Array], Array]
+) -> dict[str, Array]:
     """The fields of the reply."""
-    store = site.store
-    try:
-        model = from_json(request.model.tobytes().decode())
-    except (DataError, UnicodeDecodeError) as error:
-        raise ProtocolError(site.name, "EvaluateRequest", "model", str(error)) from error
     scores = {}
     for part in PARTS:
         labels, weights = store[f"{part}.labels"], store[f"{part}.weights"]
-        batches = [predict_margins(model, values) for values in _batches(store, part)]
+        batches = [predict(model, values) for values in _batches(store, part)]
         margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
         found = metrics.statistics(
             model.objective,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,14 @@ from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.load import Reader, Roles, build_table, read_frame
 from fedapp.errors import ConfigError, DataError
 from fedapp.site.table import Table
+from fedapp.trees import stacked
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import Array, transform
 from fedapp.trees.predict import predict_margins
+
+Model = Ensemble | stacked.StackedModel
+# What a model that is no boosted ensemble begins with.
+KIND = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
 
 
 def predict_table(run_dir: Path, data: str, id_column: str, output: Path) -> int:
@@ -41,13 +48,23 @@ def predict_table(run_dir: Path, data: str, id_column: str, output: Path) -> int
     """
     if output.suffix not in {".csv", ".parquet"}:
         raise ConfigError(f"output must end in .csv or .parquet, got {output.name}")
-    model = load_model(run_dir / "model.json")
+    model, margins = _load(run_dir / "model.json")
     table = _read(data, model.columns, id_column)
     values = table.values[:, [table.columns.index(name) for name in model.columns]]
-    predictions = transform(model.objective, predict_margins(model, np.ascontiguousarray(values)))
+    predictions = transform(model.objective, margins(np.ascontiguousarray(values)))
     ids = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
     _write(output, id_column or "row", ids, _named(model, predictions))
     return table.n_rows
+
+
+def _load(path: Path) -> tuple[Model, Callable[[Array], Array]]:
+    """A model of any method, and what gives the margins of rows."""
+    begins = KIND.match(path.read_text()) if path.is_file() else None
+    if begins and begins[1] == stacked.KIND:
+        model = stacked.load_stacked(path)
+        return model, model.predict_margins
+    ensemble = load_model(path)
+    return ensemble, partial(predict_margins, ensemble)
 
 
 def _read(data: str, columns: tuple[str, ...], id_column: str) -> Table:
@@ -71,7 +88,7 @@ def _check_columns(needed: Sequence[str], there: Sequence[str]) -> None:
         raise DataError(f"table must have the model's columns, lacks {', '.join(missing[:5])}")
 
 
-def _named(model: Ensemble, predictions: Array) -> dict[str, Array]:
+def _named(model: Model, predictions: Array) -> dict[str, Array]:
     """A column a class, or one."""
     if not model.classes:
         return {"prediction": predictions[:, 0]}

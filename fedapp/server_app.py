@@ -18,7 +18,7 @@ from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from strategies.base import TreeStrategy
 
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
-NO_METHODS = {"__init__", "base", "opening", "scoring"}
+NO_METHODS = {"__init__", "base", "opening", "scoring", "trees"}
 
 app = ServerApp()
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from fedapp import metrics
 from fedapp.conversation import Model
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.messages.fields import Reply
+from fedapp.messages.hello import HelloReply
 from fedapp.trees.model import Ensemble, importance, to_json
 from fedapp.trees.xgboost_json import to_xgboost_json
 from strategies.base import Summary
@@ -96,6 +97,28 @@ class History:
         return bool(self.patience and self.scores) and len(self) - self.best_round >= self.patience
 
 
+def label_spread(parties: Mapping[str, HelloReply]) -> float:
+    """Half the range of all labels, which residuals rarely leave; 1 for classification."""
+    low = min(hello.label_low for hello in parties.values())
+    high = max(hello.label_high for hello in parties.values())
+    # A power of two, because the exact range would tell a party of single rows of the others.
+    return float(2 ** np.ceil(np.log2((high - low) / 2))) if high > low else 1.0
+
+
+def shares(weights: Mapping[str, float], parties: Iterable[str]) -> dict[str, float]:
+    """Each party's share of the training rows, by their sample weights.
+
+    Raises
+    ------
+    DataError : none of these parties' rows has a weight.
+    """
+    found = {party: weights[party] for party in parties}
+    total = sum(found.values())
+    if not total > 0:
+        raise DataError("weight must be > 0 in some row of some party")
+    return {party: weight / total for party, weight in found.items()}
+
+
 def model_files(model: Ensemble) -> Model:
     """A boosted model as it is written."""
     return Model({"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)})
@@ -115,15 +138,22 @@ def boosted_summary(
     residual_range : see ``EvaluateRequest``.
     best_round : the round the model was cut back to, or None.
     """
-    test = pooled_statistics(replies.values(), "test")
-    has_test = bool(test.sums[0] > 0)
     return {
-        "metrics": {part: pooled_scores(model.objective, replies.values(), part) for part in PARTS},
-        "curves": metrics.curves(model.objective, test, residual_range=residual_range)
-        if has_test
-        else {},
-        "auc_error": metrics.auc_error(test) if model.objective == "binary:logistic" else None,
+        **score_summary(model.objective, replies, residual_range),
         "importance": importance(model),
         "trees": len(model.trees),
         "best_round": best_round,
+    }
+
+
+def score_summary(objective: str, replies: Mapping[str, Reply], residual_range: float) -> Summary:
+    """Scores of a finished model of any kind; arguments as for ``boosted_summary``."""
+    test = pooled_statistics(replies.values(), "test")
+    has_test = bool(test.sums[0] > 0)
+    return {
+        "metrics": {part: pooled_scores(objective, replies.values(), part) for part in PARTS},
+        "curves": metrics.curves(objective, test, residual_range=residual_range)
+        if has_test
+        else {},
+        "auc_error": metrics.auc_error(test) if objective == "binary:logistic" else None,
     }

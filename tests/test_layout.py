@@ -21,7 +21,17 @@ MAY_IMPORT_FLOWER = (
     "strategies/base.py",
     "simulations/engines.py",
 )
-NO_METHODS = {"__init__", "base", "opening", "scoring", "hello", "booster", "labels", "fields"}
+NO_METHODS = {
+    "__init__",
+    "base",
+    "opening",
+    "scoring",
+    "hello",
+    "booster",
+    "labels",
+    "fields",
+    "trees",
+}
 
 
 def sources() -> Iterator[str]:

@@ -145,13 +145,23 @@ def _model(summary: Mapping[str, Any]) -> str:
     importance = summary.get("importance") or {}
     gains, counts = importance.get("gain") or {}, importance.get("count") or {}
     if not gains:
-        return figures(_curves(summary))
+        return figures(_curves(summary) | _learning_rates(summary))
     ordered = sorted(gains, key=gains.__getitem__, reverse=True)
     shown = f"first 20 of {len(gains)}" if len(gains) > 20 else f"all {len(gains)} that it uses"
     images = _curves(summary) | {f"Gain by column, {shown}": plots.importance(gains)}
+    images |= _learning_rates(summary)
     rows = [[name, f"{gains[name]:.6g}", f"{counts.get(name, 0):,}"] for name in ordered]
     columns = folded("Gain and splits of every column", table(["column", "gain", "splits"], rows))
     return figures(images) + columns
+
+
+def _learning_rates(summary: Mapping[str, Any]) -> dict[str, bytes]:
+    """How much the model turns each party's trees up, where it has learned that."""
+    rates = summary.get("learning_rates") or {}
+    if not rates:
+        return {}
+    caption = "Learned rate of each tree; Z is the mean of a party"
+    return {caption: plots.learning_rates(rates["trees"], rates["parties"])}
 
 
 def _traffic(ledger: Sequence[Mapping[str, Any]]) -> str:

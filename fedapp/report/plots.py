@@ -130,6 +130,19 @@ def importance(gains: Mapping[str, float]) -> bytes:
     return _png(figure)
 
 
+def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> bytes:
+    """Learned rate of each tree, a line a party; the party's weight stands beside its name."""
+    figure, ax = _canvas()
+    for (name, values), (color, dash) in zip(rates.items(), _pens(), strict=False):
+        label = f"{_plain(name)}, Z {weights[name]:.3g}"
+        trees = np.arange(1, len(values) + 1)
+        ax.plot(trees, values, dash, color=color, label=label, linewidth=1)
+    ax.axhline(0.0, color=_GREY, linewidth=1)
+    ax.set(xlabel="tree of the party", ylabel="learned rate")
+    _legend(ax)
+    return _png(figure)
+
+
 def traffic_by_tree(rounds: Rounds) -> bytes:
     """Bytes of each tree, those to the server on top of those to the parties."""
     figure, ax = _canvas()

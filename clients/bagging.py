@@ -1,0 +1,18 @@
+"""Boost from the margins of the parties' common model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clients.trees import boost
+from fedapp.messages.bagging import BagReply, BagRequest
+from fedapp.messages.fields import Request
+from fedapp.site.answer import Handler, Site
+
+
+def bag(site: Site, request: BagRequest) -> BagReply:
+    """Learn, score, grow: see ``clients.trees``."""
+    return BagReply(**boost(site, request))
+
+
+HANDLERS: Mapping[type[Request], Handler] = {BagRequest: bag}

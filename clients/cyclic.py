@@ -1,0 +1,18 @@
+"""Learn the other parties' trees, and boost where it is this party's turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clients.trees import boost
+from fedapp.messages.cyclic import TurnReply, TurnRequest
+from fedapp.messages.fields import Request
+from fedapp.site.answer import Handler, Site
+
+
+def take_turn(site: Site, request: TurnRequest) -> TurnReply:
+    """Learn, score, grow: see ``clients.trees``."""
+    return TurnReply(**boost(site, request))
+
+
+HANDLERS: Mapping[type[Request], Handler] = {TurnRequest: take_turn}

@@ -1,0 +1,104 @@
+"""Train a linear model on from the average of all parties'."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+
+from clients.booster import score_model
+from clients.labels import code_labels
+from fedapp import metrics
+from fedapp.errors import ProtocolError
+from fedapp.linear import (
+    Descent,
+    LinearModel,
+    descend,
+    linear_from_json,
+    moments,
+    predict_linear,
+)
+from fedapp.messages.booster import EvaluateReply
+from fedapp.messages.fedavg_linear import (
+    AverageReply,
+    AverageRequest,
+    MomentsReply,
+    MomentsRequest,
+    ScoreRequest,
+)
+from fedapp.messages.fields import Array, Request
+from fedapp.site.answer import Handler, Site
+from fedapp.site.store import Store
+from fedapp.trees.objective import Objective
+
+
+def sum_up(site: Site, request: MomentsRequest) -> MomentsReply:
+    """Sums of the labels, moments of the columns."""
+    label_sum, weight_sum = code_labels(site.store, request.classes)
+    found = moments(site.store["train.values"], site.store["train.weights"])
+    return MomentsReply(
+        label_sum=label_sum,
+        weight_sum=weight_sum,
+        counts=found.counts,
+        means=found.means,
+        squares=found.squares,
+    )
+
+
+def train(site: Site, request: AverageRequest) -> AverageReply:
+    """Lines 5 to 10 of Algorithm 1: local epochs in mini-batches."""
+    model = _model(site, request)
+    descent = Descent(
+        request.epochs, request.batch_size, request.learning_rate, request.decay, request.l2
+    )
+    rng = np.random.default_rng([request.seed, request.round_id, zlib.crc32(site.name.encode())])
+    parts = (site.store[f"train.{name}"] for name in ("values", "labels", "weights"))
+    values, labels, weights = parts
+    trained = descend(model, (values, labels, weights), descent, rng)
+    return AverageReply(
+        weights=trained.weights, bias=trained.bias, **_scores(site.store, model, request)
+    )
+
+
+def _model(site: Site, request: AverageRequest) -> LinearModel:
+    """The model of a request, held against the party's table."""
+    objective = cast(Objective, site.store.facts["objective"])
+    columns = tuple(site.store.facts["hello"]["columns"])
+    arrays = (request.means, request.scales, request.weights, request.bias)
+    model = LinearModel(objective, columns, request.classes, *arrays)
+    if request.weights.shape != (len(columns), model.n_outputs):
+        rule = f"must be of shape {(len(columns), model.n_outputs)}, got {request.weights.shape}"
+        raise ProtocolError(site.name, "AverageRequest", "weights", rule)
+    if not (request.scales > 0).all():
+        raise ProtocolError(site.name, "AverageRequest", "scales", "must be > 0")
+    return model
+
+
+def _scores(store: Store, model: LinearModel, request: AverageRequest) -> dict[str, Array]:
+    """Scores of the model that was sent."""
+    scores = {}
+    for part in ("train", "valid"):
+        found = metrics.statistics(
+            model.objective,
+            predict_linear(model, store[f"{part}.values"]),
+            store[f"{part}.labels"],
+            store[f"{part}.weights"],
+            request.score_bins,
+            center=float(model.base_margin),
+        )
+        scores[f"{part}_sums"], scores[f"{part}_scores"] = found.sums, found.histogram
+    return scores
+
+
+def score(site: Site, request: ScoreRequest) -> EvaluateReply:
+    """Scores of the finished model on all rows."""
+    return score_model(site, request, linear_from_json, predict_linear)
+
+
+HANDLERS: Mapping[type[Request], Handler] = {
+    MomentsRequest: sum_up,
+    AverageRequest: train,
+    ScoreRequest: score,
+}

@@ -1,0 +1,246 @@
+"""FedXGBllr at a party: fit XGBoost once, keep what all trees say of the rows, train the head.
+
+Source: Ma et al. 2023, Algorithm 1, lines 2, 3, 7 and 14 to 19.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, cast
+
+import numpy as np
+
+from fedapp import metrics
+from fedapp.errors import DataError, ProtocolError
+from fedapp.home import write_whole
+from fedapp.messages.fedxgbllr import (
+    TREES,
+    AverageReply,
+    AverageRequest,
+    FinalReply,
+    FinalRequest,
+    FitReply,
+    FitRequest,
+    ShareReply,
+    ShareRequest,
+)
+from fedapp.messages.fields import Array, Request
+from fedapp.site.answer import Handler, Site
+from fedapp.site.labels import REGRESSION
+from fedapp.site.rows import PARTS
+from fedapp.site.store import Store
+from fedapp.trees.from_xgboost import trees_from_xgboost
+from fedapp.trees.head import HeadShape, head_margins, learned_rates, weights_in_unit
+from fedapp.trees.model import Tree
+from fedapp.trees.objective import Objective, base_margin
+from fedapp.trees.outputs import tree_outputs
+from fedapp.trees.packed import PackedTrees, pack_trees, unpack_trees
+from fedapp.trees.stacked import StackedModel, split_ensembles, to_json
+
+THREADS = 1  # the same trees whatever the machine
+NO_GAINS = np.empty(0, dtype=np.float32)
+
+
+def fit(site: Site, request: FitRequest) -> FitReply:
+    """Line 2: the party's own ensemble."""
+    store = site.store
+    if not store["train.weights"].any():
+        raise DataError("weight must be > 0 in some training row")
+    packed = pack_trees(_own_trees(store, request), with_gains=True)
+    square_sum = 0.0
+    if store.facts["objective"] == REGRESSION:
+        distances = store["train.labels"].astype(np.float64) - request.base_score
+        square_sum = float(distances**2 @ store["train.weights"])
+    return FitReply(
+        **{name: getattr(packed, name) for name in TREES},
+        gains=packed.gains,
+        square_sum=square_sum,
+    )
+
+
+def _own_trees(store: Store, request: FitRequest) -> tuple[Tree, ...]:
+    """XGBoost's trees of the training rows.
+
+    Under early stopping a party with validation rows keeps the rounds up to its best one. The
+    metric is the loss: a party with one class has no AUC.
+    """
+    import xgboost
+
+    values, labels, weights = (store[f"train.{name}"] for name in ("values", "labels", "weights"))
+    options = {"nthread": THREADS, "max_bin": request.max_bin}
+    rows = xgboost.QuantileDMatrix(values, labels, weight=weights, **options)
+    watched, patience = [], None
+    if request.early_stopping_rounds and store["valid.weights"].any():
+        held_back = (store[f"valid.{name}"] for name in ("values", "labels"))
+        matrix = xgboost.DMatrix(*held_back, weight=store["valid.weights"], nthread=THREADS)
+        watched, patience = [(matrix, "valid")], request.early_stopping_rounds
+    booster = xgboost.train(
+        _parameters(store.facts["objective"], request),
+        rows,
+        request.n_rounds,
+        evals=watched,
+        early_stopping_rounds=patience,
+        verbose_eval=False,
+    )
+    return trees_from_xgboost(booster[: booster.best_iteration + 1] if patience else booster)
+
+
+def _parameters(objective: str, request: FitRequest) -> dict[str, Any]:
+    """A request as ``xgboost.train`` takes it."""
+    losses = {"binary:logistic": "logloss", "multi:softprob": "mlogloss", REGRESSION: "rmse"}
+    names = ("base_score", "max_depth", "eta", "gamma", "min_child_weight", "subsample")
+    parameters = {name: getattr(request, name) for name in (*names, "colsample_bytree", "max_bin")}
+    parameters |= {
+        "objective": objective,
+        "tree_method": "hist",
+        "eval_metric": losses[objective],
+        "lambda": request.reg_lambda,
+        "alpha": request.reg_alpha,
+        "seed": request.seed % 2**31,
+        "nthread": THREADS,
+    }
+    if request.n_outputs > 1:
+        parameters["num_class"] = request.n_outputs
+    return parameters
+
+
+def share(site: Site, request: ShareRequest) -> ShareReply:
+    """Line 7: the outputs of all trees for all rows, once; the rows' values are dropped."""
+    store = site.store
+    for name in TREES:
+        store[f"trees.{name}"] = getattr(request, name)
+    store["trees.counts"] = request.counts
+    scalars = ("n_outputs", "head", "channels", "classes", "base_score", "unit")
+    store.facts["model"] = {name: getattr(request, name) for name in scalars}
+    try:
+        ensembles, shape = _ensembles(store), _shape(store)
+    except ValueError as error:
+        raise ProtocolError(site.name, "ShareRequest", "trees", str(error)) from error
+    for part in PARTS:
+        store[f"{part}.outputs"] = tree_outputs(ensembles, shape.n_trees, store[f"{part}.values"])
+        store.drop(f"{part}.values")
+    return ShareReply(n_rows=len(store["train.labels"]))
+
+
+def _shape(store: Store) -> HeadShape:
+    """The head over the shared trees."""
+    model, counts = store.facts["model"], store["trees.counts"].tolist()
+    return HeadShape.over(model["head"], counts, model["n_outputs"], model["channels"])
+
+
+def _ensembles(store: Store) -> tuple[tuple[Tree, ...], ...]:
+    """The shared trees, by party."""
+    packed = PackedTrees(**{name: store[f"trees.{name}"] for name in TREES}, gains=NO_GAINS)
+    trees = unpack_trees(packed, len(store.facts["hello"]["columns"]))
+    return split_ensembles(trees, store["trees.counts"])
+
+
+def average(site: Site, request: AverageRequest) -> AverageReply:
+    """Lines 14 to 19: score the head as it came, then train it on the party's rows."""
+    store, shape = site.store, _shape(site.store)
+    _check_weights(site, request, shape)
+    scores: dict[str, Array] = {}
+    for part in ("train", "valid"):
+        scores |= _scores(store, part, request.weights, request.score_bins, 1.0)
+    weights, loss = request.weights, 0.0
+    if request.epochs:
+        weights, loss = _train(site, request, shape)
+    return AverageReply(weights=weights, n_rows=len(store["train.labels"]), loss=loss, **scores)
+
+
+def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array, float]:
+    """The head after the local epochs, and its mean loss."""
+    from fedapp.trees.fit_head import HeadRows, Training, fit_head
+
+    store = site.store
+    objective, base, unit = _scale(store)
+    rows = {
+        part: HeadRows(*_labelled(store, part), base_margin=base, unit=unit)
+        for part in ("train", "valid")
+    }
+    settings = (field.name for field in fields(Training))
+    training = Training(**{name: getattr(request, name) for name in settings})
+    rng = np.random.default_rng([request.seed, request.round_id, zlib.crc32(site.name.encode())])
+    held_back = rows["valid"] if store["valid.weights"].any() else None
+    return fit_head(objective, shape, request.weights, rows["train"], training, rng, held_back)
+
+
+def _labelled(store: Store, part: str) -> tuple[Array, Array, Array]:
+    """Tree outputs, labels and weights of one part of the rows."""
+    return store[f"{part}.outputs"], store[f"{part}.labels"], store[f"{part}.weights"]
+
+
+def _scale(store: Store) -> tuple[Objective, np.float32, np.float32]:
+    """Objective, base margin, and unit of the head."""
+    objective, model = cast(Objective, store.facts["objective"]), store.facts["model"]
+    base = base_margin(objective, np.float32(model["base_score"]))
+    return objective, base, np.float32(model["unit"])
+
+
+def _scores(
+    store: Store, part: str, weights: Array, n_bins: int, residual_range: float
+) -> dict[str, Array]:
+    """Sums and score histogram of one part of the rows."""
+    (objective, base, unit), shape = _scale(store), _shape(store)
+    scaled = weights_in_unit(shape, weights, unit)
+    outputs, labels, row_weights = _labelled(store, part)
+    margins = base + head_margins(shape, scaled, outputs)
+    found = metrics.statistics(
+        objective, margins, labels, row_weights, n_bins, residual_range, center=float(base)
+    )
+    return {f"{part}_sums": found.sums, f"{part}_scores": found.histogram}
+
+
+def final(site: Site, request: FinalRequest) -> FinalReply:
+    """Scores of the finished model; a site that gave them before answers from what it kept."""
+    store = site.store
+    names = [field.name for field in fields(FinalReply)]
+    if store.finished:
+        if not np.array_equal(store["weights"], request.weights):
+            raise ProtocolError(site.name, "FinalRequest", "weights", "must be the run's")
+        return FinalReply(**{name: store[name] for name in names})
+    shape = _shape(store)
+    _check_weights(site, request, shape)
+    scores: dict[str, Array] = {}
+    for part in PARTS:
+        scores |= _scores(store, part, request.weights, request.score_bins, request.residual_range)
+    scaled = weights_in_unit(shape, request.weights, _scale(store)[2])
+    scores["rates"] = learned_rates(shape, scaled, store["train.outputs"])
+    write_whole(store.folder / "model.json", to_json(_model(store, request.weights)).encode())
+    store.forget()
+    for name in names:
+        store[name] = scores[name]
+    store["weights"] = request.weights
+    return FinalReply(**scores)
+
+
+def _model(store: Store, weights: Array) -> StackedModel:
+    """The finished model, the same as the server writes."""
+    model = store.facts["model"]
+    return StackedModel(
+        cast(Objective, store.facts["objective"]),
+        np.float32(model["base_score"]),
+        tuple(store.facts["hello"]["columns"]),
+        tuple(model["classes"]),
+        np.float32(model["unit"]),
+        _ensembles(store),
+        _shape(store),
+        weights,
+    )
+
+
+def _check_weights(site: Site, request: AverageRequest | FinalRequest, shape: HeadShape) -> None:
+    """Hold the weights against the head that was announced."""
+    if len(request.weights) != shape.n_weights:
+        rule = f"must be {shape.n_weights}, got {len(request.weights)}"
+        raise ProtocolError(site.name, type(request).__name__, "weights", rule)
+
+
+HANDLERS: Mapping[type[Request], Handler] = {
+    FitRequest: fit,
+    ShareRequest: share,
+    AverageRequest: average,
+    FinalRequest: final,
+}

@@ -1,0 +1,291 @@
+"""Linear models: logistic, softmax and linear regression on standardised columns, in numpy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import DataError
+from fedapp.trees.objective import Objective, gradients, n_outputs
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.float32]
+
+FORMAT, KIND = 1, "linear"
+BATCH_ROWS = 2**14
+# Largest second derivative of the loss of a row by its margin.
+STEEPEST = {"binary:logistic": 0.25, "multi:softprob": 0.5, "reg:squarederror": 1.0}
+# A column whose spread is below this share of its mean is constant but for rounding.
+LEAST_SPREAD = 1e-10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """Weight, mean and sum of squared deviations of the present values of each column.
+
+    Parameters
+    ----------
+    counts, means, squares : float64, shape (n_columns,); a column without a value has zeros.
+    """
+
+    counts: Floats
+    means: Floats
+    squares: Floats
+
+    @property
+    def scales(self) -> Floats:
+        """Standard deviation of each column; 1 where it is constant or has no value."""
+        spreads = np.sqrt(self.squares / np.where(self.counts > 0, self.counts, 1))
+        constant = spreads <= LEAST_SPREAD * np.abs(self.means)
+        return np.where(constant, 1.0, spreads)
+
+
+def moments(values: Rows, weights: Rows) -> Moments:
+    """Moments of the columns of some rows.
+
+    Parameters
+    ----------
+    values : float32, shape (n_rows, n_columns); NaN is missing.
+    weights : float32, shape (n_rows,), >= 0.
+    """
+    return merge_moments(
+        _moments(values[rows].astype(np.float64), weights[rows].astype(np.float64))
+        for rows in _slices(len(values))
+    )
+
+
+def _moments(values: Floats, weights: Floats) -> Moments:
+    there = np.where(np.isnan(values), 0.0, weights[:, None])
+    counts, known = there.sum(axis=0), np.nan_to_num(values)
+    means = (there * known).sum(axis=0) / np.where(counts > 0, counts, 1)
+    return Moments(counts, means, (there * (known - means) ** 2).sum(axis=0))
+
+
+def merge_moments(parts: Iterable[Moments]) -> Moments:
+    """Moments of the rows of all parts together, without the cancellation of plain square sums.
+
+    Source: Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing
+    Sample Variances", Eq. 2.1.
+    """
+    return reduce(_merge, parts)
+
+
+def _merge(a: Moments, b: Moments) -> Moments:
+    counts = a.counts + b.counts
+    share = b.counts / np.where(counts > 0, counts, 1)
+    step = b.means - a.means
+    squares = a.squares + b.squares + step**2 * a.counts * share
+    return Moments(counts, a.means + step * share, squares)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearModel:
+    """Margins that are linear in the standardised columns; a missing value counts as the mean.
+
+    Parameters
+    ----------
+    objective : the loss it was trained for.
+    columns : names of the features, in order.
+    classes : names of the classes in the order of their ids; empty for regression.
+    means, scales : float64, shape (n_columns,): column c enters as ``(x - means[c]) / scales[c]``.
+    weights : float64, shape (n_columns, n_outputs).
+    bias : float64, shape (n_outputs,).
+    """
+
+    objective: Objective
+    columns: tuple[str, ...]
+    classes: tuple[str, ...]
+    means: Floats
+    scales: Floats
+    weights: Floats
+    bias: Floats
+
+    @property
+    def n_outputs(self) -> int:
+        """Margins of a row: classes for softmax, else 1."""
+        return n_outputs(self.objective, len(self.classes))
+
+    @property
+    def base_margin(self) -> np.float32:
+        """Margin of a row of means."""
+        return np.float32(self.bias[0])
+
+
+def predict_linear(model: LinearModel, values: Rows) -> Rows:
+    """Margins of rows.
+
+    Parameters
+    ----------
+    values : float32, shape (n_rows, n_columns); NaN is missing.
+
+    Returns
+    -------
+    float32, shape (n_rows, n_outputs).
+    """
+    margins = np.empty((len(values), model.n_outputs), dtype=np.float32)
+    for rows in _slices(len(values)):
+        inputs = standardised(values[rows], model.means, model.scales)
+        margins[rows] = inputs @ model.weights + model.bias
+    return margins
+
+
+def standardised(values: Rows, means: Floats, scales: Floats) -> Floats:
+    """Columns of mean 0 and spread 1; a missing value is 0."""
+    inputs: Floats = np.nan_to_num((values - means) / scales)
+    return inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Descent:
+    """Mini-batch gradient descent.
+
+    Parameters
+    ----------
+    epochs : passes over the rows, >= 0.
+    batch_size : most rows a step, >= 1.
+    learning_rate : longest step, > 0.
+    decay : factor of every step, in [0, 1].
+    l2 : penalty, half of it times the square of the weights; the bias is free.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    decay: float
+    l2: float
+
+
+def descend(
+    model: LinearModel,
+    rows: tuple[Rows, Rows, Rows],
+    descent: Descent,
+    rng: np.random.Generator,
+) -> LinearModel:
+    """Train on from a model on some rows.
+
+    A step is never longer than 1 / L, where L bounds the curvature of the batch's loss. So no
+    learning rate and no outlier makes it diverge. There is no momentum: it would carry a step that
+    fits an outlier on through batches that do not have it.
+
+    Parameters
+    ----------
+    rows : values, labels and weights, as ``grow_trees`` takes them.
+    """
+    values, labels, weights = rows
+    mean_weight = float(weights.mean(dtype=np.float64))
+    if not mean_weight > 0:
+        return model
+    theta = np.vstack((model.weights, model.bias))
+    everything = _inputs(model, values)
+    for batch in _batches(len(values), descent, rng):
+        inputs, shares = everything[batch], weights[batch] / np.float32(mean_weight)
+        margins = (inputs @ theta).astype(np.float32)
+        pairs = gradients(model.objective, margins, labels[batch], shares)
+        slope = inputs.T @ pairs[..., 0].astype(np.float64) / len(batch)
+        slope[:-1] += descent.l2 * theta[:-1]
+        curvature = STEEPEST[model.objective] * _spread(inputs, shares) + descent.l2
+        theta -= descent.decay * min(descent.learning_rate, 1 / (curvature + 1e-12)) * slope
+    return replace(model, weights=theta[:-1], bias=theta[-1])
+
+
+def _inputs(model: LinearModel, values: Rows) -> Floats:
+    """Standardised columns, and one of ones for the bias."""
+    inputs = np.ones((len(values), len(model.columns) + 1))
+    for rows in _slices(len(values)):
+        inputs[rows, :-1] = standardised(values[rows], model.means, model.scales)
+    return inputs
+
+
+def _spread(inputs: Floats, shares: Rows) -> float:
+    """At least the largest eigenvalue of the inputs' second moments: their Frobenius norm."""
+    scaled = inputs * np.sqrt(shares, dtype=np.float64)[:, None] / np.sqrt(len(inputs))
+    is_wide = inputs.shape[1] > len(inputs)
+    return float(np.linalg.norm(scaled @ scaled.T if is_wide else scaled.T @ scaled))
+
+
+def _batches(
+    n_rows: int, descent: Descent, rng: np.random.Generator
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Row numbers of every step; the batches of an epoch differ by one row at most."""
+    n_batches = -(-n_rows // descent.batch_size)
+    for _ in range(descent.epochs):
+        yield from np.array_split(rng.permutation(n_rows), n_batches)
+
+
+def _slices(n_rows: int) -> Iterator[slice]:
+    """Some rows at a time; one slice at least."""
+    for start in range(0, max(n_rows, 1), BATCH_ROWS):
+        yield slice(start, start + BATCH_ROWS)
+
+
+def linear_to_json(model: LinearModel) -> str:
+    """The model as text; the same model always gives the same text."""
+    document = {
+        "format": FORMAT,
+        "kind": KIND,
+        "objective": model.objective,
+        "columns": list(model.columns),
+        "classes": list(model.classes),
+        "means": model.means.tolist(),
+        "scales": model.scales.tolist(),
+        "weights": model.weights.tolist(),
+        "bias": model.bias.tolist(),
+    }
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def linear_from_json(text: str) -> LinearModel:
+    """Read a model that ``linear_to_json`` wrote.
+
+    Raises
+    ------
+    DataError : the text is no linear model of this format.
+    """
+    try:
+        document = json.loads(text)
+        kind = (document["format"], document["kind"])
+        if kind != (FORMAT, KIND) or document["objective"] not in get_args(Objective):
+            raise ValueError(f"format and kind {kind}, objective {document['objective']}")
+        return _checked(document)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"model must be a linear model of format {FORMAT}, got {error!r}"
+        ) from error
+
+
+def _checked(document: dict[str, Any]) -> LinearModel:
+    """The model of a document whose arrays fit its columns and classes."""
+    arrays = {
+        name: np.array(document[name], dtype=np.float64)
+        for name in ("means", "scales", "weights", "bias")
+    }
+    columns, classes = tuple(document["columns"]), tuple(document["classes"])
+    model = LinearModel(cast(Objective, document["objective"]), columns, classes, **arrays)
+    n_columns, width = len(columns), model.n_outputs
+    shapes = [(n_columns,), (n_columns,), (n_columns, width), (width,)]
+    if [array.shape for array in arrays.values()] != shapes:
+        raise ValueError(f"arrays must be of shapes {shapes}")
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise ValueError("numbers must be finite")
+    if not (model.scales > 0).all():
+        raise ValueError("scales must be > 0")
+    return model
+
+
+def load_linear(path: Path) -> LinearModel:
+    """Read the ``model.json`` of a linear model.
+
+    Raises
+    ------
+    DataError : there is no such file, or it holds another model.
+    """
+    if not path.is_file():
+        raise DataError(f"model must be a file, got {path}")
+    return linear_from_json(path.read_text())

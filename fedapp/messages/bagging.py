@@ -1,0 +1,32 @@
+"""Bagging: every party boosts from the same margins, and the model moves by their mean.
+
+Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
+
+- The server learns each party's trees as XGBoost grew them on its rows alone: thresholds lie among
+  the party's values, and gains, sums of hessians and leaf values may stand for a single row. Before
+  each round also its training and validation scores, as in ``booster``, and once the sums of
+  ``labels``.
+- A party learns the trees of all parties, without gains and hessians, their leaf values times the
+  party's share of the rows. They come in the order of the parties' names, which it is not told, but
+  it can tell which are its own, and so who among the others grew which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedapp.messages.fields import Request
+from fedapp.messages.trees import BoostOrder, BoostReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BagRequest(BoostOrder, Request):
+    """Add the last round's trees of all parties, score, and boost on from there."""
+
+    kind: ClassVar[str] = "train.bagging_boost"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BagReply(BoostReport):
+    """The party's new trees, unscaled."""

@@ -1,0 +1,31 @@
+"""Cyclic training: the parties take turns to boost the one model.
+
+Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
+
+- The server learns the trees of the party whose turn it is, as XGBoost grew them on its rows alone:
+  thresholds lie among the party's values, and gains, sums of hessians and leaf values may stand for
+  a single row. Before each round also all parties' training and validation scores, as in
+  ``booster``, and once the sums of ``labels``.
+- A party learns every tree, without gains and hessians, and from the turns which ones came from the
+  same party; it is not told that party's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedapp.messages.fields import Request
+from fedapp.messages.trees import BoostOrder, BoostReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnRequest(BoostOrder, Request):
+    """Add the last turn's trees and score; with ``n_rounds`` above 0 it is the party's turn."""
+
+    kind: ClassVar[str] = "train.cyclic_turn"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnReply(BoostReport):
+    """The party's new trees; none where it is not its turn."""

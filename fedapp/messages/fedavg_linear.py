@@ -1,0 +1,115 @@
+"""Federated averaging of a logistic, softmax or linear regression.
+
+Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized
+Data" (arXiv:1602.05629v4), Algorithm 1.
+
+Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
+
+- The server learns of each party: for every column the weight, the mean and the sum of squared
+  deviations of the values that are there, once, with the sum of its labels; in every round the
+  model as the party trained it on, of which the difference to the one it was sent is a sum of
+  gradients: a party of one row, or of one row in a batch and one epoch, gives that row away. Before
+  each round also its training and validation scores, and at the end those of the finished model,
+  as in ``booster``.
+- A party learns means and spreads of the columns over all parties, and the model after each round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from fedapp.errors import ProtocolError
+from fedapp.messages import booster
+from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.labels import LabelsReply, check_label_sum
+
+Columns = Annotated[Array, Form("float64", "n_columns")]
+NotNegative = Annotated[Array, Form("float64", "n_columns", low=0)]
+Weights = Annotated[Array, Form("float64", "n_columns", "n_outputs")]
+Bias = Annotated[Array, Form("float64", "n_outputs")]
+
+
+@dataclass(frozen=True, slots=True)
+class MomentsRequest(Request):
+    """Code the labels, and sum up labels and columns."""
+
+    kind: ClassVar[str] = "train.fedavg_linear_moments"
+    classes: Annotated[tuple[str, ...], Range(0, 1000)]  # of all parties, in the order of their ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MomentsReply(LabelsReply):
+    """Of the training rows; by sample weights."""
+
+    counts: NotNegative  # weight of the rows where the column has a value
+    means: Columns
+    squares: NotNegative  # sum of squared deviations from the party's own mean
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AverageRequest(Request):
+    """Score the model, then train on from it; with 0 epochs only score it."""
+
+    kind: ClassVar[str] = "train.fedavg_linear_average"
+    round_id: Annotated[int, Range(0, 10**6)]
+    classes: Annotated[tuple[str, ...], Range(0, 1000)]
+    means: Columns
+    scales: NotNegative
+    weights: Weights
+    bias: Bias
+    epochs: Annotated[int, Range(0, 10**6)]
+    batch_size: Annotated[int, Range(1, 2**31)]
+    learning_rate: Annotated[float, Range(0, 1e6)]
+    decay: Annotated[float, Range(0, 1)]  # factor of every step of this round
+    l2: Annotated[float, Range(0, 1e38)]
+    seed: Annotated[int, Range(0, 2**63 - 1)]
+    score_bins: Annotated[int, Range(2, 2**20)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AverageReply(Reply):
+    """The model as the party trained it on, and the scores of the one it was sent."""
+
+    weights: Weights
+    bias: Bias
+    train_sums: booster.Sums
+    train_scores: booster.Scores
+    valid_sums: booster.Sums
+    valid_scores: booster.Scores
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreRequest(booster.EvaluateRequest):
+    """Score the finished model on all rows; the reply is ``booster``'s."""
+
+    kind: ClassVar[str] = "evaluate.fedavg_linear_scores"
+
+
+def check_moments(party: str, reply: MomentsReply, n_columns: int, n_classes: int) -> None:
+    """Hold moments against the columns and classes of the run.
+
+    Raises
+    ------
+    ProtocolError : moments of other columns, or an impossible sum of labels.
+    """
+    _hold_shapes(party, reply, dict.fromkeys(("counts", "means", "squares"), (n_columns,)))
+    check_label_sum(party, reply, n_classes)
+
+
+def check_average(party: str, reply: AverageReply, request: AverageRequest) -> None:
+    """Hold a party's model against the one it was sent.
+
+    Raises
+    ------
+    ProtocolError : a model of other columns or outputs.
+    """
+    _hold_shapes(party, reply, {"weights": request.weights.shape, "bias": request.bias.shape})
+
+
+def _hold_shapes(party: str, message: Any, shapes: dict[str, tuple[int, ...]]) -> None:
+    for field, shape in shapes.items():
+        found = getattr(message, field).shape
+        if found != shape:
+            rule = f"must be of shape {shape}, got {found}"
+            raise ProtocolError(party, type(message).__name__, field, rule)

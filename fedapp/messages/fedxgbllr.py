@@ -1,0 +1,167 @@
+"""FedXGBllr: every party's XGBoost trees under a network that is trained by all.
+
+Source: Ma et al. 2023, "Gradient-less Federated Gradient Boosting Trees with Learnable Learning
+Rates", Algorithm 1.
+
+Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
+
+- The server learns each party's trees as XGBoost fitted them, with the gain of every split: the
+  thresholds lie among the party's values, and a leaf may stand for a single row. Further the sum of
+  the squared distances of its labels from the mean (regression), its number of training rows, in
+  every round the head's weights after the party's training and their mean loss, and at the end how
+  much on average over its training rows the head turns each tree up. Before each round also scores
+  as in ``booster``, and the sums of ``labels``.
+- A party learns the trees of all other parties, without gains, in the order of the parties' names,
+  though not the names; the head after each round; and the mean of all parties' labels, with their
+  standard deviation for regression.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar
+
+from fedapp.errors import ProtocolError
+from fedapp.messages.booster import EvaluateReply, Scores, Sums
+from fedapp.messages.fields import Array, Form, Range, Reply, Request
+
+Weights = Annotated[Array, Form("float32", "n_weights")]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trees:
+    """Part of a message: trees, one after the other; ``fedapp.trees.packed`` says how to read it.
+
+    6 bytes a node and 5 a split, or 9 with its gain.
+    """
+
+    sizes: Annotated[Array, Form("int32", "n_trees", low=1)]  # nodes of each tree
+    lefts: Annotated[Array, Form("uint16", "n_nodes")]  # left child, 0 at a leaf
+    values: Annotated[Array, Form("float32", "n_nodes")]  # threshold or leaf value
+    columns: Annotated[Array, Form("int32", "n_splits", low=0)]
+    defaults: Annotated[Array, Form("uint8", "n_splits", low=0, high=1)]  # 1: missing goes left
+
+
+TREES = tuple(field.name for field in fields(Trees))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FitRequest(Request):
+    """Fit XGBoost once on the training rows; parameters are XGBoost's."""
+
+    kind: ClassVar[str] = "train.fedxgbllr_fit"
+    n_outputs: Annotated[int, Range(1, 1000)]
+    base_score: float
+    n_rounds: Annotated[int, Range(1, 10**5)]
+    early_stopping_rounds: Annotated[int, Range(0, 10**6)]  # on the party's own validation rows
+    max_depth: Annotated[int, Range(1, 15)]
+    eta: Annotated[float, Range(0, 1e38)]
+    reg_lambda: Annotated[float, Range(0, 1e38)]
+    reg_alpha: Annotated[float, Range(0, 1e38)]
+    gamma: Annotated[float, Range(0, 1e38)]
+    min_child_weight: Annotated[float, Range(0, 1e38)]
+    subsample: Annotated[float, Range(0, 1)]
+    colsample_bytree: Annotated[float, Range(0, 1)]
+    max_bin: Annotated[int, Range(2, 65535)]
+    seed: Annotated[int, Range(0, 2**63 - 1)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FitReply(Trees, Reply):
+    """The party's trees in XGBoost's order: one an output a round."""
+
+    gains: Annotated[Array, Form("float32", "n_splits")]
+    square_sum: Annotated[float, Range(0, 1e300)]  # weighted, of label - base score; regression
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShareRequest(Trees, Request):
+    """All parties' trees, one party after the other in the order of their names."""
+
+    kind: ClassVar[str] = "train.fedxgbllr_share"
+    counts: Annotated[Array, Form("int32", "n_parties", low=0)]  # trees; fewer than most: zeros
+    n_outputs: Annotated[int, Range(1, 1000)]
+    head: Annotated[str, Range(1, 16)]  # cnn, cnn3 or fcnn
+    channels: Annotated[int, Range(1, 10**5)]
+    classes: Annotated[tuple[str, ...], Range(0, 1000)]
+    base_score: float
+    unit: Annotated[float, Range(0, 1e38)]  # of the head's margins
+
+
+@dataclass(frozen=True, slots=True)
+class ShareReply(Reply):
+    """The outputs of all trees are on the party's disk."""
+
+    n_rows: Annotated[int, Range(1, 2**40)]  # that train
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AverageRequest(Request):
+    """Score the head, then train it on from here; with 0 epochs only score it."""
+
+    kind: ClassVar[str] = "train.fedxgbllr_average"
+    round_id: Annotated[int, Range(0, 10**6)]
+    weights: Weights
+    epochs: Annotated[int, Range(0, 10**6)]
+    batch_size: Annotated[int, Range(1, 2**20)]
+    learning_rate: Annotated[float, Range(0, 1e6)]
+    beta1: Annotated[float, Range(0, 1)]
+    beta2: Annotated[float, Range(0, 1)]
+    patience: Annotated[int, Range(0, 10**6)]  # epochs, by the party's own validation rows
+    device: Annotated[str, Range(1, 16)]
+    seed: Annotated[int, Range(0, 2**63 - 1)]
+    score_bins: Annotated[int, Range(2, 2**20)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AverageReply(Reply):
+    """The head as the party trained it, and the scores of the one it was sent."""
+
+    weights: Weights
+    n_rows: Annotated[int, Range(1, 2**40)]
+    loss: float  # mean of the last epoch; 0 without one
+    train_sums: Sums
+    train_scores: Scores
+    valid_sums: Sums
+    valid_scores: Scores
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinalRequest(Request):
+    """Score the finished head on all rows, keep the model, forget the rows."""
+
+    kind: ClassVar[str] = "evaluate.fedxgbllr_final"
+    weights: Weights
+    score_bins: Annotated[int, Range(2, 2**20)]
+    residual_range: Annotated[float, Range(0, 1e38)]  # of the residual bins, in the label's unit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinalReply(EvaluateReply):
+    """Scores, and the learned rate of every tree, mean over the party's training rows."""
+
+    rates: Annotated[Array, Form("float64", "n_parties", "n_trees")]
+
+
+def check_average(party: str, reply: AverageReply, n_weights: int) -> None:
+    """Hold a party's head against the one it was sent.
+
+    Raises
+    ------
+    ProtocolError : weights of another head.
+    """
+    if len(reply.weights) != n_weights:
+        rule = f"must be {n_weights}, got {len(reply.weights)}"
+        raise ProtocolError(party, "AverageReply", "weights", rule)
+
+
+def check_final(party: str, reply: FinalReply, shape: tuple[int, int]) -> None:
+    """Hold learned rates against the trees of all parties.
+
+    Raises
+    ------
+    ProtocolError : rates of other trees.
+    """
+    if reply.rates.shape != shape:
+        rule = f"must be of shape {shape}, got {reply.rates.shape}"
+        raise ProtocolError(party, "FinalReply", "rates", rule)

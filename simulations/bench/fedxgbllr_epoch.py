@@ -1,0 +1,199 @@
+"""What an epoch of FedXGBllr's head takes, and how much memory 50,000 rows x 500 trees.
+
+Seconds: an epoch of ``fit_head`` against the loop that anybody would write in torch, with torch's
+own layers, over the same tensors in the same order; the two must end in the same weights. Memory:
+one party that has all rows runs from its table to its finished model in a process of its own; the
+peak is all that the process ever held, the server of the run and all libraries included.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import torch
+from rich.console import Console
+from torch import nn
+
+from fedapp.config import load_settings
+from fedapp.trees.fit_head import HeadRows, Training, fit_head
+from fedapp.trees.head import Floats, HeadShape, Kind, initial_weights, split_weights
+from simulations.bench import peak_bytes
+from simulations.engines import run_local
+
+N_ROWS, N_TREES, N_COLUMNS = 50_000, 500, 20
+N_PARTIES, CHANNELS, BATCH, SEED = 5, 64, 64, 42
+REPEATS, EPOCHS = 5, 1
+WORST_RATIO, MOST_BYTES = 1.2, 1 << 30
+KINDS: tuple[Kind, ...] = ("cnn", "cnn3", "fcnn")
+# 64 channels at each of 500 trees are 32,000 numbers a row.
+ROWS_OF: dict[Kind, int] = {"cnn": N_ROWS, "cnn3": N_ROWS // 20, "fcnn": N_ROWS}
+
+console = Console()
+
+
+class PlainHead(nn.Module):
+    """The paper's heads in torch's own layers."""
+
+    def __init__(self, shape: HeadShape, weights: Floats) -> None:
+        super().__init__()
+        self.flat = shape.kind == "fcnn"
+        if self.flat:
+            self.first: nn.Module = nn.Linear(shape.n_columns, shape.width)
+        else:
+            stride = shape.patch_size if shape.kind == "cnn" else 1
+            padding = 0 if shape.kind == "cnn" else 1
+            self.first = nn.Conv1d(1, shape.channels, shape.patch_size, stride, padding)
+        self.second = nn.Linear(shape.n_hidden, 1)
+        layers = list(split_weights(shape, weights))
+        if not self.flat:
+            # The flattened hidden layer here is channel by channel, there party by party.
+            by_place = layers[2].reshape(1, shape.n_patches, shape.channels)
+            layers[2] = by_place.transpose(0, 2, 1)
+        for parameter, values in zip(self.parameters(), layers, strict=True):
+            parameter.data = torch.tensor(np.ascontiguousarray(values)).reshape(parameter.shape)
+
+    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Margins, shape (n_rows, 1)."""
+        hidden = self.first(outputs if self.flat else outputs[:, None])
+        margins: torch.Tensor = self.second(torch.relu(hidden).flatten(1))
+        return margins
+
+    def biases(self) -> Floats:
+        """Of both layers: all that lies in the same order as in fedapp's head."""
+        return np.concatenate([p.detach().numpy() for p in self.parameters() if p.ndim == 1])
+
+
+def plain_epochs(shape: HeadShape, weights: Floats, rows: HeadRows) -> Floats:
+    """The plain loop; returns the biases."""
+    head = PlainHead(shape, weights)
+    outputs, labels = torch.from_numpy(rows.outputs), torch.from_numpy(rows.labels)
+    adam = torch.optim.Adam(head.parameters(), lr=0.001, betas=(0.5, 0.999))
+    rng = np.random.default_rng(SEED)
+    for _ in range(EPOCHS):
+        order = torch.from_numpy(rng.permutation(len(labels)))
+        for start in range(0, len(order), BATCH):
+            batch = order[start : start + BATCH]
+            margins = head(outputs[batch])[:, 0]
+            loss = nn.functional.binary_cross_entropy_with_logits(margins, labels[batch])
+            adam.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            adam.step()
+    return head.biases()
+
+
+def our_epochs(shape: HeadShape, weights: Floats, rows: HeadRows) -> Floats:
+    """The same by ``fit_head``."""
+    training = Training(EPOCHS, BATCH, 0.001, 0.5, 0.999, 0, "cpu")
+    rng = np.random.default_rng(SEED)
+    fitted, _ = fit_head("binary:logistic", shape, weights, rows, training, rng)
+    _, first, _, second = split_weights(shape, fitted)
+    return np.concatenate((first, second))
+
+
+def seconds_of(work: Callable[[], Floats]) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def measure_epoch(kind: Kind) -> dict[str, float]:
+    """Seconds of an epoch, ours and the plain one's, medians taken in turn after a warm-up."""
+    torch.set_num_threads(1)
+    shape = HeadShape(kind, N_PARTIES, N_TREES // N_PARTIES, 1, CHANNELS)
+    rng, n_rows = np.random.default_rng(SEED), ROWS_OF[kind]
+    outputs = rng.normal(scale=0.1, size=(n_rows, N_TREES)).astype(np.float32)
+    labels = (outputs[:, :50].sum(axis=1) > 0).astype(np.float32)
+    ones, zero, one = np.ones_like(labels), np.float32(0), np.float32(1)
+    rows = HeadRows(outputs, labels, ones, zero, one)
+    weights = initial_weights(shape, SEED)
+    loops = (our_epochs, plain_epochs)
+    # Ten steps: over an epoch a rounding error decides which side of a ReLU a row is on.
+    n = 10 * BATCH
+    few = HeadRows(outputs[:n], labels[:n], ones[:n], zero, one)
+    ours, plain = (loop(shape, weights, few) for loop in loops)
+    np.testing.assert_allclose(ours, plain, atol=1e-4)
+    assert np.abs(ours).max() > 1e-3
+    times = [
+        [seconds_of(lambda loop=loop: loop(shape, weights, rows)) for loop in loops]  # type: ignore[misc]
+        for _ in range(REPEATS)
+    ]
+    mine, theirs = (statistics.median(column) for column in zip(*times, strict=True))
+    found = {"rows": n_rows, "seconds": mine, "plain_seconds": theirs, "ratio": mine / theirs}
+    console.print(
+        f"{kind}: {mine:.3f} s an epoch of {n_rows} rows, plain torch {theirs:.3f} s, "
+        f"ratio {found['ratio']:.2f}"
+    )
+    return found
+
+
+def train_party(connection: Connection) -> None:
+    """One run of one party with all rows, in this process; sends what it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        rng = np.random.default_rng(SEED)
+        values = rng.standard_normal((N_COLUMNS, N_ROWS), dtype=np.float32)
+        labels = values[0] - 0.5 * values[1] + values[2] * values[3] > rng.normal(size=N_ROWS)
+        columns = {f"x{place}": column for place, column in enumerate(values)}
+        path = Path(folder) / "rows.parquet"
+        pa.parquet.write_table(pa.table({**columns, "label": labels.astype(np.float64)}), path)
+        del values, columns
+        config = {"strategy": "fedxgbllr", "data": str(path), "label": "label", "parties": 1}
+        config |= {"test-fraction": 0.0, "valid-fraction": 0.0, "run-dir": f"{folder}/run"}
+        config |= {"fedxgbllr.trees": N_TREES, "fedxgbllr.rounds": 2, "fedxgbllr.epochs": 1}
+        run = run_local(load_settings({**config, "seed": SEED}))
+        summary = json.loads((run.path / "summary.json").read_text())
+    connection.send({"peak_bytes": peak_bytes(), "seconds": summary["seconds"]["train"]})
+
+
+def measure_memory() -> dict[str, Any]:
+    """The party's peak, from a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=train_party, args=(there,))
+    process.start()
+    there.close()
+    found: dict[str, Any] = here.recv()
+    process.join()
+    peak, most = found["peak_bytes"], MOST_BYTES
+    within = "below" if peak < most else "ABOVE"
+    console.print(f"peak memory {peak / 2**20:.0f} MiB, {within} {most / 2**30:.0f} GiB")
+    return found
+
+
+def main() -> None:
+    """Print the figures and one JSON line."""
+    memory = measure_memory()
+    epochs = {kind: measure_epoch(kind) for kind in KINDS}
+    worst = max(found["ratio"] for found in epochs.values())
+    within = "within" if worst <= WORST_RATIO else "ABOVE"
+    console.print(f"the worst ratio is {within} {WORST_RATIO}")
+    result = {
+        "bench": "fedxgbllr_epoch",
+        "rows": N_ROWS,
+        "trees": N_TREES,
+        "parties": N_PARTIES,
+        "batch": BATCH,
+        "seed": SEED,
+        "repeats": REPEATS,
+        "outputs_bytes": 4 * N_ROWS * N_TREES,
+        **memory,
+        "epochs": epochs,
+        "versions": {name: version(name) for name in ("fedapp", "torch", "xgboost", "numpy")},
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Bagging: every party boosts from the same margins; the model moves by the mean of their steps.
+
+With one party this is XGBoost, tree by tree. With K parties each step is a mean of K, weighted by
+rows: a leaf value is a full Newton step, and K of them added up would be a K times larger ``eta``,
+which no longer converges where ``K * eta`` exceeds 2.
+
+Departures from Flower's ``FedXgbBagging`` (1.41), which joins the parties' trees unscaled:
+
+- It steps K times too far, see above; here a tree's values are scaled by the party's share.
+- In the first round each party boosts from the base score that XGBoost estimates from its own rows,
+  and the joint model keeps the one of the party that answered first, in regression a wrong one for
+  all others' trees; here the base score is the mean of all parties, and is explicit.
+- It takes ``num_parallel_tree`` trees of a reply, which is one, and marks it as class 0: of a
+  multi-class round, or of several local rounds, the first tree alone is kept. Here all are.
+- Trees come in the order of the answers; here in the order of the parties' names, so that the same
+  run gives the same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from fedapp.config import Section, Settings, check
+from fedapp.conversation import Checkpoint, Conversation, Parties, ask
+from fedapp.messages.bagging import BagReply, BagRequest
+from fedapp.messages.hello import HelloReply
+from fedapp.trees.forest import scaled
+from fedapp.trees.model import Tree
+from strategies.base import Summary, TreeStrategy
+from strategies.scoring import shares
+from strategies.trees import Boosted, begin, best_round, finish, trees_of
+
+
+class BaggingSettings(Section):
+    """``[bagging]`` of the run config; ``local_rounds``: rounds a party boosts before a mean."""
+
+    local_rounds: Annotated[int, Field(ge=1, le=10**6)]
+
+
+class Bagging(TreeStrategy):
+    """The server's side of bagging."""
+
+    @classmethod
+    def own_settings(cls, settings: Settings) -> BaggingSettings:
+        """``[bagging]``, checked."""
+        return check(BaggingSettings, settings.sections["bagging"], "bagging.")
+
+    def conversation(
+        self, parties: Parties[HelloReply], saved: Checkpoint | None
+    ) -> Conversation[Summary]:
+        """A round an exchange; the trees of a round travel with the next one's request."""
+        boosted = yield from begin(parties, self.settings, saved)
+        n_rounds = self.own_settings(self.settings).local_rounds
+        while boosted.goes_on:
+            replies = yield from _ask(parties, boosted, n_rounds)
+            yield from boosted.note_scores(replies)
+            if not boosted.history.stops:
+                boosted.add(mean_step(replies, boosted.weights))
+                yield boosted.checkpoint()
+        best = yield from best_round(boosted, _ask(parties, boosted, 0))
+        return (yield from finish(parties, boosted, best, boosted.checkpoint()))
+
+
+STRATEGY = Bagging
+
+
+def mean_step(replies: Mapping[str, BagReply], weights: Mapping[str, float]) -> list[Tree]:
+    """Trees whose sum is the weighted mean of the parties' steps.
+
+    The parties come in the order of their names, each with whole rounds of one tree an output, so
+    tree i still adds to output ``i % n_outputs``.
+    """
+    share = shares(weights, replies)
+    return [
+        scaled(tree, share[party]) for party, reply in replies.items() for tree in trees_of(reply)
+    ]
+
+
+def _ask(
+    parties: Parties[HelloReply], boosted: Boosted, n_rounds: int
+) -> Conversation[dict[str, BagReply]]:
+    """Let all parties boost from the model so far."""
+    request = BagRequest(**boosted.order(n_rounds))
+    check_reply = boosted.check(dict.fromkeys(parties, n_rounds))
+    return (yield from ask(parties.all(request), BagReply, check_reply))

@@ -1,0 +1,231 @@
+"""Federated averaging of a logistic, softmax or linear regression.
+
+Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized
+Data" (arXiv:1602.05629v4), Algorithm 1 with C = 1. Departures:
+
+- Columns are standardised over all parties first, for which means and spreads are merged; missing
+  values become the mean.
+- The length of a step falls linearly to 0 over the rounds: with a constant one the average keeps
+  moving with the noise of the batches. And it is bounded by the batch's curvature, so that no
+  learning rate diverges.
+- Parties weigh by their rows' sample weights, n_k / n where there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from fedapp.config import Section, Settings, check
+from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress, ask
+from fedapp.linear import LinearModel, Moments, linear_to_json, merge_moments
+from fedapp.messages.booster import EvaluateReply
+from fedapp.messages.fedavg_linear import (
+    AverageReply,
+    AverageRequest,
+    MomentsReply,
+    MomentsRequest,
+    ScoreRequest,
+    check_average,
+    check_moments,
+)
+from fedapp.messages.hello import HelloReply
+from fedapp.run_folder import RunFolder
+from fedapp.trees.objective import base_margin, base_score, n_outputs
+from strategies.base import Summary, TreeStrategy
+from strategies.opening import check_labels, check_same_columns, check_validation, label_sums
+from strategies.scoring import (
+    FINAL_BINS,
+    ROUND_BINS,
+    History,
+    check_scores,
+    label_spread,
+    pooled_scores,
+    score_summary,
+    shares,
+)
+
+
+class FedAvgLinearSettings(Section):
+    """``[fedavg-linear]`` of the run config.
+
+    ``rounds`` of averaging; ``local_epochs`` of each party between two; ``learning_rate``: longest
+    step of the first round; ``batch_size`` in rows; ``l2``: penalty on the weights of the
+    standardised columns.
+    """
+
+    rounds: Annotated[int, Field(ge=1, le=10**6)]
+    local_epochs: Annotated[int, Field(ge=1, le=10**6)]
+    learning_rate: Annotated[float, Field(gt=0, le=10**6)]
+    batch_size: Annotated[int, Field(ge=1, lt=2**31)]
+    l2: Annotated[float, Field(ge=0)]
+
+
+class FedAvgLinear(TreeStrategy):
+    """The server's side of federated averaging."""
+
+    def __init__(self, settings: Settings, folder: RunFolder) -> None:
+        self.own = self.own_settings(settings)
+        # What counts rounds in the log and in rounds.jsonl knows them by this name.
+        super().__init__(settings.model_copy(update={"num_boost_round": self.own.rounds}), folder)
+        self.history = History(settings.objective, settings.early_stopping_rounds)
+        self.weights: Mapping[str, float] = {}
+        self.n_averaged = 0
+
+    @classmethod
+    def own_settings(cls, settings: Settings) -> FedAvgLinearSettings:
+        """``[fedavg-linear]``, checked."""
+        return check(FedAvgLinearSettings, settings.sections["fedavg-linear"], "fedavg-linear.")
+
+    def conversation(
+        self, parties: Parties[HelloReply], saved: Checkpoint | None
+    ) -> Conversation[Summary]:
+        """Algorithm 1."""
+        check_same_columns(parties)
+        check_validation(parties, self.settings)
+        classes = check_labels(parties, self.settings)
+        if saved is None:
+            self.model = yield from self._begin(parties, classes)
+            self.best = self.model
+        else:
+            self._restore(saved, parties, classes)
+        while self.n_averaged < self.own.rounds and not self.history.stops:
+            replies = yield from self._ask(parties, self.own.local_epochs)
+            yield from self._note_scores(replies)
+            if not self.history.stops:
+                self.model = self._average(replies)
+                self.n_averaged += 1
+                yield self._checkpoint()
+        return (yield from self._finish(parties))
+
+    def _begin(
+        self, parties: Parties[HelloReply], classes: tuple[str, ...]
+    ) -> Conversation[LinearModel]:
+        """The model that knows nothing but the mean label."""
+        columns = next(iter(parties.values())).columns
+        replies = yield from ask(
+            parties.all(MomentsRequest(classes)),
+            MomentsReply,
+            lambda party, reply: check_moments(party, reply, len(columns), len(classes)),
+        )
+        self.weights = {party: reply.weight_sum for party, reply in replies.items()}
+        whole = merge_moments(
+            Moments(reply.counts, reply.means, reply.squares) for reply in replies.values()
+        )
+        objective = self.settings.objective
+        mean = base_score(objective, *label_sums(replies, len(classes)))
+        width = n_outputs(objective, len(classes))
+        bias = np.full(width, base_margin(objective, mean), dtype=np.float64)
+        weights = np.zeros((len(columns), width))
+        return LinearModel(objective, columns, classes, whole.means, whole.scales, weights, bias)
+
+    def _ask(
+        self, parties: Parties[HelloReply], n_epochs: int
+    ) -> Conversation[dict[str, AverageReply]]:
+        """Let all parties score the model, and train on from it."""
+        model, own = self.model, self.own
+        request = AverageRequest(
+            round_id=self.n_averaged,
+            classes=model.classes,
+            means=model.means,
+            scales=model.scales,
+            weights=model.weights,
+            bias=model.bias,
+            epochs=n_epochs,
+            batch_size=own.batch_size,
+            learning_rate=own.learning_rate,
+            decay=1 - self.n_averaged / own.rounds,
+            l2=own.l2,
+            seed=self.settings.seed,
+            score_bins=ROUND_BINS,
+        )
+
+        def hold(party: str, reply: AverageReply) -> None:
+            check_average(party, reply, request)
+            check_scores(party, reply, model.objective, model.n_outputs, ("train", "valid"))
+
+        return (yield from ask(parties.all(request), AverageReply, hold))
+
+    def _average(self, replies: Mapping[str, AverageReply]) -> LinearModel:
+        """The mean of the parties' models, weighted by their rows."""
+        share = shares(self.weights, replies)
+        weights = sum(share[party] * reply.weights for party, reply in replies.items())
+        bias = sum(share[party] * reply.bias for party, reply in replies.items())
+        return replace(self.model, weights=np.asarray(weights), bias=np.asarray(bias))
+
+    def _note_scores(
+        self, replies: Mapping[str, AverageReply | EvaluateReply]
+    ) -> Conversation[None]:
+        """Scores of the last round's model, which come with the next round's replies."""
+        if self.n_averaged == len(self.history):
+            return
+        scores = {
+            part: pooled_scores(self.settings.objective, replies.values(), part)
+            for part in ("train", "valid")
+        }
+        self.history.add(scores["valid"])
+        if self.history.best_round == self.n_averaged:
+            self.best = self.model
+        yield Progress(self.n_averaged, 0, 0, scores["train"], scores["valid"])
+
+    def _finish(self, parties: Parties[HelloReply]) -> Conversation[Summary]:
+        """Write and score the finished model, under early stopping the one of the best round."""
+        best_round = None
+        if self.history.patience:
+            if len(self.history) < self.n_averaged:
+                replies = yield from self._ask(parties, 0)
+                yield from self._note_scores(replies)
+            best_round = self.history.best_round
+        yield self._checkpoint()
+        model = self.best if best_round else self.model
+        text = linear_to_json(model)
+        yield Model({"model.json": text})
+        spread = label_spread(parties)
+        scored = yield from ask(
+            parties.all(
+                ScoreRequest(np.frombuffer(text.encode(), dtype=np.uint8), FINAL_BINS, spread)
+            ),
+            EvaluateReply,
+            lambda party, reply: check_scores(party, reply, model.objective, model.n_outputs),
+        )
+        yield from self._note_scores(scored)
+        summary = score_summary(model.objective, scored, spread)
+        return {**summary, "importance": {}, "trees": 0, "best_round": best_round}
+
+    def _checkpoint(self) -> Checkpoint:
+        """The model so far and the best one."""
+        model, best = self.model, self.best
+        arrays = {
+            "means": model.means,
+            "scales": model.scales,
+            "weights": model.weights,
+            "bias": model.bias,
+            "best_weights": best.weights,
+            "best_bias": best.bias,
+        }
+        facts = {
+            "history": self.history.scores,
+            "averaged": self.n_averaged,
+            "rows": dict(self.weights),
+        }
+        return Checkpoint(arrays, facts)
+
+    def _restore(
+        self, saved: Checkpoint, parties: Mapping[str, HelloReply], classes: tuple[str, ...]
+    ) -> None:
+        """Go on from a checkpoint."""
+        settings, facts = self.settings, saved.facts
+        arrays = {name: np.asarray(array) for name, array in saved.arrays.items()}
+        weights, bias = arrays.pop("best_weights"), arrays.pop("best_bias")
+        columns = next(iter(parties.values())).columns
+        self.model = LinearModel(settings.objective, columns, classes, **arrays)
+        self.best = replace(self.model, weights=weights, bias=bias)
+        self.weights, self.n_averaged = facts["rows"], facts["averaged"]
+        self.history = History(settings.objective, settings.early_stopping_rounds, facts["history"])
+
+
+STRATEGY = FedAvgLinear

@@ -1,0 +1,213 @@
+"""What bagging and cyclic training share: the model as it grows, and how a run of them ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedapp.config import Settings
+from fedapp.conversation import Check, Checkpoint, Conversation, Parties, Progress, ask
+from fedapp.messages.booster import EvaluateReply, EvaluateRequest
+from fedapp.messages.fields import Reply
+from fedapp.messages.hello import HelloReply
+from fedapp.messages.labels import LabelsReply, LabelsRequest, check_label_sum
+from fedapp.messages.trees import BoostReport, check_report, forest_of
+from fedapp.trees.forest import forest_arrays, forest_trees
+from fedapp.trees.model import LEAF, Ensemble, Tree, split_trees, stack_trees
+from fedapp.trees.objective import base_score
+from strategies.base import Summary
+from strategies.opening import check_labels, check_same_columns, check_validation, label_sums
+from strategies.scoring import (
+    FINAL_BINS,
+    ROUND_BINS,
+    History,
+    boosted_summary,
+    check_scores,
+    label_spread,
+    model_files,
+    pooled_scores,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Boosted:
+    """A model to which a round adds whole trees.
+
+    Parameters
+    ----------
+    settings : of the run.
+    model : without trees.
+    weights : sum of the sample weights of each party's training rows.
+    history : scores of the rounds.
+    trees : of all finished rounds.
+    ends : number of trees after each round.
+    n_told : trees that the parties know.
+    """
+
+    settings: Settings
+    model: Ensemble
+    weights: Mapping[str, float]
+    history: History
+    trees: list[Tree] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    n_told: int = 0
+
+    @property
+    def n_rounds(self) -> int:
+        """Finished rounds."""
+        return len(self.ends)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is another round to train."""
+        return self.n_rounds < self.settings.num_boost_round and not self.history.stops
+
+    def after(self, n_rounds: int) -> Ensemble:
+        """The model as it was after some rounds."""
+        n_trees = self.ends[n_rounds - 1] if n_rounds else 0
+        model = self.model
+        trees = tuple(self.trees[:n_trees])
+        return Ensemble(model.objective, model.base_score, model.columns, model.classes, trees)
+
+    def order(self, n_rounds: int) -> dict[str, Any]:
+        """The fields of a ``BoostOrder`` for so many rounds."""
+        settings = self.settings
+        return {
+            **forest_arrays(self.trees[self.n_told :]),
+            "round_id": self.n_rounds,
+            "n_rounds": n_rounds,
+            "n_classes": len(self.model.classes),
+            "base_margin": float(self.model.base_margin),
+            "max_depth": settings.max_depth,
+            "eta": settings.eta,
+            "reg_lambda": settings.reg_lambda,
+            "reg_alpha": settings.reg_alpha,
+            "gamma": settings.gamma,
+            "min_child_weight": settings.min_child_weight,
+            "subsample": settings.subsample,
+            "colsample_bytree": settings.colsample_bytree,
+            "max_bin": settings.max_bin,
+            "seed": settings.seed,
+            "score_bins": ROUND_BINS,
+        }
+
+    def check(self, n_rounds: Mapping[str, int]) -> Check:
+        """Holds a report against the rounds its party was asked for."""
+
+        def hold(party: str, reply: BoostReport) -> None:
+            model = self.model
+            n_trees = n_rounds[party] * model.n_outputs
+            check_report(party, reply, n_trees, len(model.columns), self.settings.max_depth)
+            check_scores(party, reply, model.objective, model.n_outputs, ("train", "valid"))
+
+        return hold
+
+    def note_scores(self, replies: Mapping[str, Reply]) -> Conversation[None]:
+        """Scores of the trees so far, which come with the first reply after a round."""
+        self.n_told = len(self.trees)
+        if self.n_rounds == len(self.history):
+            return
+        scores = {
+            part: pooled_scores(self.model.objective, replies.values(), part)
+            for part in ("train", "valid")
+        }
+        self.history.add(scores["valid"])
+        start = self.ends[-2] if self.n_rounds > 1 else 0
+        n_leaves = sum(int((tree["left"] == LEAF).sum()) for tree in self.trees[start:])
+        yield Progress(self.n_rounds, len(self.trees), n_leaves, scores["train"], scores["valid"])
+
+    def add(self, trees: Sequence[Tree]) -> None:
+        """Finish a round."""
+        self.trees += trees
+        self.ends.append(len(self.trees))
+
+    def checkpoint(self, **more: Any) -> Checkpoint:
+        """All that is needed to go on; ``more`` are facts of the method."""
+        nodes, offsets = stack_trees(self.trees)
+        arrays = {"nodes": nodes, "offsets": offsets, "ends": np.array(self.ends, dtype=np.int64)}
+        facts = {
+            "base_score": float(self.model.base_score),
+            "weights": dict(self.weights),
+            "history": self.history.scores,
+            "told": self.n_told,
+        }
+        return Checkpoint(arrays, {**facts, **more})
+
+
+def begin(
+    parties: Parties[HelloReply], settings: Settings, saved: Checkpoint | None
+) -> Conversation[Boosted]:
+    """Check the tables, agree on classes and base score; or go on from a checkpoint."""
+    check_same_columns(parties)
+    check_validation(parties, settings)
+    classes = check_labels(parties, settings)
+    columns = next(iter(parties.values())).columns
+    if saved is not None:
+        return _restore(settings, saved, columns, classes)
+    replies = yield from ask(
+        parties.all(LabelsRequest(classes)),
+        LabelsReply,
+        lambda party, reply: check_label_sum(party, reply, len(classes)),
+    )
+    mean = base_score(settings.objective, *label_sums(replies, len(classes)))
+    weights = {party: reply.weight_sum for party, reply in replies.items()}
+    history = History(settings.objective, settings.early_stopping_rounds)
+    model = Ensemble(settings.objective, mean, columns, classes, ())
+    return Boosted(settings, model, weights, history)
+
+
+def _restore(
+    settings: Settings, saved: Checkpoint, columns: tuple[str, ...], classes: tuple[str, ...]
+) -> Boosted:
+    """Undo ``Boosted.checkpoint``."""
+    arrays, facts = saved.arrays, saved.facts
+    history = History(settings.objective, settings.early_stopping_rounds, facts["history"])
+    mean = np.float32(facts["base_score"])
+    model = Ensemble(settings.objective, mean, columns, classes, ())
+    trees = list(split_trees(arrays["nodes"], arrays["offsets"]))
+    ends = arrays["ends"].tolist()
+    return Boosted(settings, model, facts["weights"], history, trees, ends, facts["told"])
+
+
+def trees_of(reply: BoostReport) -> tuple[Tree, ...]:
+    """The trees a party has grown."""
+    return forest_trees(forest_of(reply))
+
+
+def best_round(
+    boosted: Boosted, last_scores: Conversation[Mapping[str, Reply]]
+) -> Conversation[int | None]:
+    """The round that early stopping chooses; None without early stopping.
+
+    Parameters
+    ----------
+    last_scores : asks for the scores of the last round, where no request has carried its trees.
+    """
+    if not boosted.history.patience:
+        return None
+    if len(boosted.history) < boosted.n_rounds:
+        replies = yield from last_scores
+        yield from boosted.note_scores(replies)
+    return boosted.history.best_round
+
+
+def finish(
+    parties: Parties[HelloReply], boosted: Boosted, best: int | None, last: Checkpoint
+) -> Conversation[Summary]:
+    """Write and score the finished model, cut back to its best round under early stopping."""
+    yield last
+    model = boosted.after(best or boosted.n_rounds)
+    written = model_files(model)
+    yield written
+    document = np.frombuffer(written.files["model.json"].encode(), dtype=np.uint8)
+    spread = label_spread(parties)
+    scored = yield from ask(
+        parties.all(EvaluateRequest(document, FINAL_BINS, spread)),
+        EvaluateReply,
+        lambda party, reply: check_scores(party, reply, model.objective, model.n_outputs),
+    )
+    yield from boosted.note_scores(scored)
+    return boosted_summary(model, scored, spread, best)

@@ -1,0 +1,290 @@
+"""Federated linear models: the pooled standardisation, scikit-learn's scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LinearRegression, LogisticRegression
+
+from fedapp import metrics
+from fedapp.config import Settings
+from fedapp.data.datasets import read_source
+from fedapp.errors import ConfigError, PartyError, ProtocolError
+from fedapp.linear import (
+    LinearModel,
+    Moments,
+    load_linear,
+    merge_moments,
+    predict_linear,
+    standardised,
+)
+from fedapp.messages import booster, fedavg_linear, hello
+from fedapp.messages.fedavg_linear import MomentsReply, check_moments
+from fedapp.run_folder import RunFolder
+from fedapp.site.labels import class_ids, class_names
+from fedapp.site.rows import Holdout, share_rows
+from simulations.engines import run_local, simulated_contexts
+from strategies.fedavg_linear import FedAvgLinear
+from tests.test_exactness import made_table
+from tests.test_failures import die, fails_from, resumed, run
+from tests.test_pax import arrays_of, lines_of, listen, names_in, summary_of
+
+MakeSettings = Callable[..., Settings]
+OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
+KINDS = {
+    "query.hello": (hello.HelloRequest, hello.HelloReply),
+    "train.fedavg_linear_moments": (fedavg_linear.MomentsRequest, fedavg_linear.MomentsReply),
+    "train.fedavg_linear_average": (fedavg_linear.AverageRequest, fedavg_linear.AverageReply),
+    "evaluate.fedavg_linear_scores": (fedavg_linear.ScoreRequest, booster.EvaluateReply),
+}
+
+
+@pytest.fixture
+def linear(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
+    """Settings of a run on a table with missing values, by its objective."""
+    numbers = count(1)
+
+    def make(objective: str = "binary:logistic", rounds: int = 2, **more: Any) -> Settings:
+        data = tmp_path / f"{objective[:5]}.csv"
+        if not data.exists():
+            made_table(data, objective, n_values=40, n_rows=400)
+        given = {
+            "run_dir": str(tmp_path / f"run-{next(numbers)}"),
+            "data": str(data),
+            "label": "y",
+            "fedavg_linear__rounds": rounds,
+            "fedavg_linear__batch_size": 64,
+            **more,
+        }
+        return settings(strategy="fedavg-linear", objective=objective, **given)
+
+    return make
+
+
+def model_of(folder: RunFolder) -> LinearModel:
+    return load_linear(folder.path / "model.json")
+
+
+def train_rows(settings: Settings) -> tuple[Any, Any]:
+    """Values and labels of all parties' training rows."""
+    table = read_source(settings.data, label=settings.label)
+    assert table.labels is not None
+    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+    shares = share_rows(table, holdout, settings.partition, settings.parties)
+    rows = np.sort(np.concatenate(shares["train"]))
+    names = class_names(table.labels, settings.objective)
+    return table.values[rows], class_ids(table.labels, names)[rows]
+
+
+def sklearn_scores(settings: Settings, model: LinearModel) -> tuple[dict[str, float], ...]:
+    """Scores of a model on the rows it was trained on, and of scikit-learn's."""
+    values, truth = train_rows(settings)
+    inputs, ones = standardised(values, model.means, model.scales), np.ones(len(values), np.float32)
+    if settings.objective == "reg:squarederror":
+        margins = LinearRegression().fit(inputs, truth).predict(inputs)
+    else:
+        l2 = settings.sections["fedavg-linear"]["l2"]
+        logistic = LogisticRegression(C=1 / (float(l2) * len(values)), max_iter=3000)
+        margins = logistic.fit(inputs, truth).decision_function(inputs)
+    theirs = margins.reshape(len(values), -1).astype(np.float32)
+    ours = predict_linear(model, values)
+    return tuple(metrics.pooled(settings.objective, found, truth, ones) for found in (ours, theirs))
+
+
+# As good as scikit-learn
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("parties", [1, 3])
+def test_scores_are_those_of_scikit_learn(
+    linear: MakeSettings, objective: str, parties: int
+) -> None:
+    settings = linear(objective, rounds=40, parties=parties)
+    ours, theirs = sklearn_scores(settings, model_of(run_local(settings)))
+    for name in {"logloss", "mlogloss", "rmse"} & set(ours):
+        assert ours[name] <= theirs[name] * (1.001 if parties == 1 else 1.01)
+    for name in {"auc", "accuracy", "r2"} & set(ours):
+        assert ours[name] == pytest.approx(theirs[name], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("data", "objective", "loss"),
+    [
+        ("default-credit", "binary:logistic", "logloss"),
+        ("abalone", "reg:squarederror", "rmse"),
+        ("waveform", "multi:softprob", "mlogloss"),
+    ],
+)
+def test_scores_are_those_of_scikit_learn_on_real_rows(
+    real_data: Path, settings: MakeSettings, data: str, objective: str, loss: str
+) -> None:
+    batch = {"fedavg_linear__batch_size": 256 if data == "default-credit" else 64}
+    run = settings(strategy="fedavg-linear", data=data, objective=objective, **batch)
+    ours, theirs = sklearn_scores(run, model_of(run_local(run)))
+    assert ours[loss] <= theirs[loss] * 1.005
+
+
+def test_a_large_penalty_shrinks_the_weights_but_not_the_bias(linear: MakeSettings) -> None:
+    free, bound = (
+        model_of(run_local(linear(rounds=20, fedavg_linear__l2=l2))) for l2 in (0.0, 100.0)
+    )
+    assert np.abs(bound.weights).max() < 0.02 * np.abs(free.weights).max()
+    assert abs(bound.bias[0] - free.bias[0]) < 0.2
+
+
+def test_labels_far_from_zero_are_no_harder(linear: MakeSettings, tmp_path: Path) -> None:
+    near = linear("reg:squarederror", rounds=10)
+    header, *lines = Path(near.data).read_text().splitlines()
+    rows = [line.rpartition(",") for line in lines]
+    far = tmp_path / "far.csv"
+    moved = [f"{values},{1e4 + 100 * float(label)!r}" for values, _, label in rows]
+    far.write_text("\n".join([header, *moved]) + "\n")
+    scores = [
+        summary_of(run_local(settings))["metrics"]["test"]["r2"]
+        for settings in (near, linear("reg:squarederror", rounds=10, data=str(far)))
+    ]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+# Standardisation
+
+
+def test_the_standardisation_is_the_pooled_one(linear: MakeSettings) -> None:
+    settings = linear(partition="sizes:0.7,0.25,0.05")
+    model = model_of(run_local(settings))
+    values, _ = train_rows(settings)
+    np.testing.assert_allclose(model.means, np.nanmean(values, axis=0, dtype=np.float64))
+    np.testing.assert_allclose(model.scales, np.nanstd(values, axis=0, dtype=np.float64))
+
+
+# Exchanges, messages, failures
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_a_round_takes_one_exchange(linear: MakeSettings, rounds: int) -> None:
+    folder = run_local(linear("multi:softprob", rounds=rounds))
+    assert summary_of(folder)["exchanges"] == 2 + rounds + 1
+    lines = lines_of(folder.rounds)
+    assert [line["round"] for line in lines] == list(range(1, rounds + 1))
+    assert {line["rounds"] for line in lines} == {rounds}
+    assert lines[-1]["train"]["mlogloss"] < np.log(3)
+
+
+def test_messages_hold_what_their_modules_list_and_nothing_else(linear: MakeSettings) -> None:
+    _, app = listen(linear())
+    assert {kind for kind, _, _ in app.heard} == set(KINDS)
+    for kind, request, reply in app.heard:
+        for message, declared in zip((request, reply), KINDS[kind], strict=True):
+            assert set(message.content) == {"envelope", "scalars", "arrays"}
+            assert names_in(message) == {field.name for field in fields(declared)}
+
+
+def test_no_reply_is_as_long_as_the_rows(linear: MakeSettings) -> None:
+    run = linear(valid_fraction=0.0, partition="sizes:0.6,0.3,0.1")
+    _, app = listen(run)
+    n_rows = {party["rows"] for party in summary_of(RunFolder(Path(run.run_dir)))["parties"]}
+    for kind, _, reply in app.heard:
+        for name, array in arrays_of(reply).items():
+            assert not n_rows & set(array.shape), (kind, name)
+
+
+def test_the_summary_scores_the_model_that_was_written(linear: MakeSettings) -> None:
+    settings = linear(rounds=5)
+    folder = run_local(settings)
+    values, truth = train_rows(settings)
+    margins = predict_linear(model_of(folder), values)
+    ones = np.ones(len(values), np.float32)
+    exact = metrics.pooled("binary:logistic", margins, truth, ones)
+    found = summary_of(folder)["metrics"]["train"]
+    assert found["logloss"] == pytest.approx(exact["logloss"], rel=1e-6)
+    assert found["auc"] == pytest.approx(exact["auc"], abs=1e-3)
+
+
+def test_early_stopping_keeps_the_model_of_the_best_round(linear: MakeSettings) -> None:
+    settings = linear(rounds=40, early_stopping_rounds=3, valid_fraction=0.3)
+    folder = run_local(settings)
+    summary, lines = summary_of(folder), lines_of(folder.rounds)
+    scores = [line["valid"]["auc"] for line in lines]
+    assert len(lines) == summary["best_round"] + 3 < 40
+    assert summary["best_round"] == int(np.argmax(scores)) + 1
+    best = lines[summary["best_round"] - 1]["valid"]["logloss"]
+    assert summary["metrics"]["valid"]["logloss"] == pytest.approx(best, rel=1e-9)
+
+
+def test_the_best_round_is_known_where_rounds_run_out(linear: MakeSettings) -> None:
+    folder = run_local(linear(rounds=3, early_stopping_rounds=5, valid_fraction=0.3))
+    summary, lines = summary_of(folder), lines_of(folder.rounds)
+    assert summary["exchanges"] == 2 + 3 + 1 + 1
+    best = lines[summary["best_round"] - 1]["valid"]["logloss"]
+    assert summary["metrics"]["valid"]["logloss"] == pytest.approx(best, rel=1e-9)
+
+
+def test_a_lost_party_is_left_out(linear: MakeSettings) -> None:
+    folder = run(linear(rounds=3, min_parties=2), app=fails_from(4))
+    assert [gone["party"] for gone in summary_of(folder)["left_out"]] == ["party-2"]
+    assert summary_of(folder)["exchanges"] == 2 + 3 + 1
+    with pytest.raises(PartyError, match=r"^party-2 \(step 4\): broke$"):
+        run(linear(rounds=3), app=fails_from(4))
+
+
+@pytest.mark.parametrize("how", ["dies_before_sending", "dies_before_reading"])
+@pytest.mark.parametrize("step", [2, 4, 6])
+def test_a_resumed_run_ends_in_the_same_model(linear: MakeSettings, how: str, step: int) -> None:
+    more = {"early_stopping_rounds": 5, "valid_fraction": 0.2}
+    whole, settings = (linear(rounds=3, **more) for _ in range(2))
+    same = (run_local(whole).path / "model.json").read_bytes()
+    die(settings, **{how: step})
+    folder = run_local(resumed(settings), simulated_contexts(settings))
+    assert (folder.path / "model.json").read_bytes() == same
+    assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2, 3]
+
+
+def test_the_same_seed_gives_the_same_model(linear: MakeSettings) -> None:
+    first, again, other = (
+        (run_local(linear(seed=seed, test_fraction=0.0, valid_fraction=0.0)).path / "model.json")
+        for seed in (1, 1, 2)
+    )
+    assert first.read_bytes() == again.read_bytes()
+    assert first.read_bytes() != other.read_bytes()
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("rounds", 0, ">= 1, got 0"),
+        ("rounds", 2.5, "a whole number, got 2.5"),
+        ("local-epochs", 0, ">= 1, got 0"),
+        ("learning-rate", 0, "> 0.0, got 0"),
+        ("learning-rate", -0.1, "> 0.0, got -0.1"),
+        ("learning-rate", "fast", "a number, got 'fast'"),
+        ("batch-size", 0, ">= 1, got 0"),
+        ("batch-size", 2**31, "< 2147483648, got 2147483648"),
+        ("l2", -1.0, ">= 0.0, got -1.0"),
+    ],
+)
+def test_a_bad_setting_is_refused(
+    settings: MakeSettings, name: str, value: object, rule: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FedAvgLinear.own_settings(settings(**{f"fedavg-linear.{name}": value}))
+    assert str(caught.value) == f"fedavg-linear.{name} must be {rule}"
+
+
+def test_moments_of_other_columns_are_refused() -> None:
+    three = np.zeros(3)
+    reply = MomentsReply(label_sum=1.0, weight_sum=2.0, counts=three, means=three, squares=three)
+    check_moments("bank", reply, 3, 2)
+    with pytest.raises(ProtocolError, match=r"counts must be of shape \(2,\), got \(3,\)"):
+        check_moments("bank", reply, 2, 2)
+    with pytest.raises(ProtocolError, match="label_sum must be 0 to 2"):
+        check_moments("bank", replace(reply, label_sum=3.0), 3, 2)
+    assert isinstance(merge_moments([Moments(three, three, three)]), Moments)

@@ -1,0 +1,121 @@
+"""Trees that XGBoost grows, as arrays, and as messages hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import xgboost
+
+from fedapp.errors import ProtocolError
+from fedapp.messages.bagging import BagReply
+from fedapp.messages.trees import Forest, check_forest, check_report
+from fedapp.trees.forest import add_trees, forest_arrays, forest_trees, scaled
+from fedapp.trees.from_xgboost import trees_from_xgboost
+from fedapp.trees.model import LEAF, NODE, Ensemble, Tree
+from tests.reference import compare_trees
+
+
+@pytest.fixture(scope="module")
+def grown() -> tuple[Any, tuple[Tree, ...], Any]:
+    """A booster of stock XGBoost, its trees, and the rows."""
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(300, 4)).astype(np.float32)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    truth = np.digitize(np.nan_to_num(values[:, 0]), [-0.5, 0.5])
+    parameters = {"objective": "multi:softprob", "num_class": 3, "max_depth": 3}
+    trained = xgboost.train(parameters, xgboost.DMatrix(values, truth), 2)
+    return trained, trees_from_xgboost(trained), values
+
+
+def test_trees_of_a_booster_are_its_own(grown: tuple[Any, tuple[Tree, ...], Any]) -> None:
+    trained, trees, values = grown
+    model = Ensemble("multi:softprob", np.float32(0.5), tuple("abcd"), tuple("012"), trees)
+    assert compare_trees(model, trained).differing == 0
+    zeros = np.zeros((len(values), 3), np.float32)
+    theirs = trained.predict(xgboost.DMatrix(values, base_margin=zeros), output_margin=True)
+    np.testing.assert_allclose(add_trees(zeros, trees, values), theirs, atol=1e-6)
+
+
+def test_categorical_splits_are_refused() -> None:
+    codes = np.random.default_rng(0).integers(0, 5, (60, 1)).astype(np.float32)
+    matrix = xgboost.DMatrix(
+        codes, (codes[:, 0] == 2), feature_types=["c"], enable_categorical=True
+    )
+    with pytest.raises(ValueError, match="numeric splits"):
+        trees_from_xgboost(xgboost.train({"max_cat_to_onehot": 1}, matrix, 1))
+
+
+def test_trees_come_back_from_their_arrays(grown: tuple[Any, tuple[Tree, ...], Any]) -> None:
+    _, trees, _ = grown
+    back = forest_trees(forest_arrays(trees, explained=True))
+    for tree, other in zip(trees, back, strict=True):
+        np.testing.assert_array_equal(tree, other)
+    walked = forest_trees(forest_arrays(trees))
+    assert all((tree["gain"] == 0).all() for tree in walked)
+    assert forest_trees(forest_arrays(())) == ()
+
+
+def test_scaling_leaves_what_the_rows_said(grown: tuple[Any, tuple[Tree, ...], Any]) -> None:
+    tree = grown[1][0]
+    half = scaled(tree, 0.5)
+    for name in NODE.names or ():
+        factor = 0.5 if name in {"value", "weight"} else 1
+        np.testing.assert_array_equal(half[name], tree[name] * factor)
+
+
+def stump(**changes: Any) -> Forest:
+    """A split and its two leaves."""
+    arrays: Mapping[str, Any] = {
+        "lefts": np.int32([1, LEAF, LEAF]),
+        "columns": np.zeros(3, np.int32),
+        "thresholds": np.zeros(3, np.float32),
+        "defaults": np.zeros(3, np.uint8),
+        "values": np.float32([0, 1, 2]),
+        "offsets": np.array([0, 3]),
+    }
+    return Forest(**{**arrays, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"offsets": np.array([0, 2])}, "offsets must divide 3 nodes into trees"),
+        ({"offsets": np.array([0, 3, 3])}, "offsets must divide 3 nodes into trees"),
+        ({"offsets": np.array([], np.int64)}, "offsets must divide 3 nodes into trees"),
+        ({"columns": np.int32([2, 0, 0])}, "columns must be < 2"),
+        ({"lefts": np.int32([0, LEAF, LEAF])}, "lefts must lead to two later nodes"),
+        ({"lefts": np.int32([2, LEAF, LEAF])}, "lefts must lead to two later nodes"),
+        ({"lefts": np.int32([2**31 - 1, LEAF, LEAF])}, "lefts must lead to two later nodes"),
+        ({"lefts": np.int32([LEAF, LEAF, LEAF])}, "lefts must reach every node once"),
+        ({"offsets": np.array([0, 1, 3])}, "lefts must lead to two later nodes"),
+    ],
+)
+def test_broken_trees_are_refused(changes: dict[str, Any], rule: str) -> None:
+    check_forest("bank", stump(), 2)
+    with pytest.raises(ProtocolError) as caught:
+        check_forest("bank", stump(**changes), 2)
+    assert rule in str(caught.value)
+    assert "bank" in str(caught.value)
+
+
+def test_a_reply_must_hold_the_trees_that_were_asked_for() -> None:
+    nothing = {name: np.empty(0) for name in ("train_sums", "valid_sums")}
+    nothing |= {name: np.empty((0, 0)) for name in ("train_scores", "valid_scores")}
+    zeros = np.zeros(3, np.float32)
+    arrays = {field.name: getattr(stump(), field.name) for field in fields(Forest)}
+    reply = BagReply(**arrays, gains=zeros, hessians=zeros, weights=zeros, **nothing)
+    check_report("bank", reply, 1, n_columns=1, max_depth=1)
+    with pytest.raises(ProtocolError, match="offsets must be 2 trees, got 1"):
+        check_report("bank", reply, 2, n_columns=1, max_depth=1)
+    deep = replace(
+        reply,
+        **arrays | {"lefts": np.int32([1, 3, LEAF, LEAF, LEAF]), "offsets": np.array([0, 5])},
+        **{name: np.zeros(5, np.float32) for name in ("gains", "hessians", "weights")},
+    )
+    deep = replace(deep, columns=np.zeros(5, np.int32))
+    with pytest.raises(ProtocolError, match="offsets must be at most 3 nodes a tree"):
+        check_report("bank", deep, 1, n_columns=1, max_depth=1)

@@ -1,0 +1,152 @@
+"""Linear models in numpy: moments, descent, the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedapp.errors import DataError
+from fedapp.linear import (
+    Descent,
+    LinearModel,
+    descend,
+    linear_from_json,
+    linear_to_json,
+    load_linear,
+    merge_moments,
+    moments,
+    predict_linear,
+    standardised,
+)
+
+OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
+
+
+def test_moments_of_parts_are_those_of_all_rows_by_weight() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(1e5, 0.1, (500, 3)).astype(np.float32)  # plain square sums lose this
+    values[rng.random(values.shape) < 0.2] = np.nan
+    weights = rng.integers(0, 4, 500).astype(np.float32)
+    parts = [moments(values[rows], weights[rows]) for rows in np.split(np.arange(500), [7, 300])]
+    found = merge_moments(parts)
+    for column in range(3):
+        there = ~np.isnan(values[:, column])
+        often = np.repeat(values[there, column].astype(np.float64), weights[there].astype(int))
+        assert found.means[column] == pytest.approx(often.mean(), rel=1e-14)
+        assert found.scales[column] == pytest.approx(often.std(), rel=1e-6)
+
+
+def test_columns_without_spread_or_values_stay_finite() -> None:
+    values = np.array([[0.1, np.nan], [0.1, np.nan], [0.1, np.nan]], dtype=np.float32)
+    found = moments(values, np.ones(3, np.float32))
+    assert found.scales.tolist() == [1.0, 1.0]
+    inputs = standardised(values, found.means, found.scales)
+    np.testing.assert_allclose(inputs, 0, atol=1e-7)
+
+
+def test_a_missing_value_counts_as_the_mean() -> None:
+    model = made_model()
+    known = predict_linear(model, np.float32([[1, 3]]))
+    assert predict_linear(model, np.float32([[1, np.nan]])) == known == np.float32([[0.5]])
+
+
+# The descent
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_no_outlier_and_no_learning_rate_makes_it_diverge(objective: str) -> None:
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=(600, 5)).astype(np.float32)
+    values[3] = 1e6
+    truth = rng.integers(0, 2, 600).astype(np.float32)
+    ones = np.ones(600, np.float32)
+    found = moments(values, ones)
+    width = 2 if objective == "multi:softprob" else 1
+    start = LinearModel(
+        objective,  # type: ignore[arg-type]
+        tuple("abcde"),
+        ("0", "1"),
+        found.means,
+        found.scales,
+        np.zeros((5, width)),
+        np.zeros(width),
+    )
+    descent = Descent(epochs=30, batch_size=32, learning_rate=1e6, decay=1.0, l2=0.0)
+    trained = descend(start, (values, truth, ones), descent, rng)
+    assert np.abs(predict_linear(trained, values[:3])).max() < 5
+
+
+def test_a_weight_of_two_is_a_row_twice() -> None:
+    rng = np.random.default_rng(3)
+    values, start = rng.normal(size=(50, 2)).astype(np.float32), made_model()
+    truth, weights = rng.integers(0, 2, 50).astype(np.float32), rng.integers(1, 3, 50)
+    descent = Descent(epochs=40, batch_size=1000, learning_rate=0.1, decay=1.0, l2=0.01)
+    twice = np.repeat(np.arange(50), weights)
+    ones = np.ones(len(twice), np.float32)
+    found = [
+        descend(start, rows, descent, np.random.default_rng(0)).weights
+        for rows in (
+            (values, truth, weights.astype(np.float32)),
+            (values[twice], truth[twice], ones),
+        )
+    ]
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+def test_rows_without_weight_teach_nothing() -> None:
+    rows = np.float32([[1, 2], [3, 4]]), np.float32([0, 1]), np.zeros(2, np.float32)
+    start = made_model()
+    descent = Descent(epochs=5, batch_size=1, learning_rate=0.1, decay=1.0, l2=0.1)
+    assert descend(start, rows, descent, np.random.default_rng(0)) is start
+
+
+# The model's file
+
+
+def made_model() -> LinearModel:
+    """Margin (a - 1) / 2 + (b - 3) / 4 + 1/2."""
+    return LinearModel(
+        "binary:logistic",
+        ("a", "b"),
+        ("no", "yes"),
+        np.array([1.0, 3.0]),
+        np.array([2.0, 4.0]),
+        np.array([[1.0], [1.0]]),
+        np.array([0.5]),
+    )
+
+
+def test_a_model_reads_back_as_it_was_written() -> None:
+    text = linear_to_json(made_model())
+    back = linear_from_json(text)
+    assert linear_to_json(back) == text
+    values = np.float32([[3, 7], [1, 3], [np.nan, 11]])
+    np.testing.assert_array_equal(predict_linear(back, values)[:, 0], [2.5, 0.5, 2.5])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kind", "trees"),
+        ("format", 2),
+        ("objective", "rank:ndcg"),
+        ("weights", [[1.0, 1.0]]),
+        ("means", [1.0]),
+        ("bias", [float("nan")]),
+        ("scales", [1.0, 0.0]),
+        ("scales", ["x", 1.0]),
+        ("columns", None),
+    ],
+)
+def test_a_broken_model_is_refused(field: str, value: object) -> None:
+    document = {**json.loads(linear_to_json(made_model())), field: value}
+    with pytest.raises(DataError, match=r"^model must be a linear model of format 1, got"):
+        linear_from_json(json.dumps(document))
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^model must be a file, got .*gone\.json$"):
+        load_linear(tmp_path / "gone.json")
