@@ -94,13 +94,14 @@ def followed(settings: Settings) -> Iterator[None]:
     """Show progress while the block runs."""
     from fedapp.metrics import default_metric
     from fedapp.report.progress import follow
+    from fedapp.server_app import load_strategy
 
     ended = threading.Event()
     thread = threading.Thread(
         target=follow,
         args=(
             RunFolder(Path(settings.run_dir)).rounds,
-            settings.num_boost_round,
+            load_strategy(settings.strategy).most_rounds(settings),
             default_metric(settings.objective),
             console,
             lambda: not ended.is_set(),

@@ -87,6 +87,11 @@ class TreeStrategy(Strategy):
         """The method's own section of the run config, checked; None where it has none."""
         return None
 
+    @classmethod
+    def most_rounds(cls, settings: Settings) -> int:
+        """Rounds that training takes if nothing stops it early."""
+        return settings.num_boost_round
+
     @abstractmethod
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None
@@ -339,7 +344,7 @@ class TreeStrategy(Strategy):
         self._last_round = (self.ledger.to_parties, self.ledger.to_server, now)
         line = {
             "round": progress.round,
-            "rounds": self.settings.num_boost_round,
+            "rounds": self.most_rounds(self.settings),
             "trees": progress.n_trees,
             "leaves": progress.n_leaves,
             "train": dict(progress.train),

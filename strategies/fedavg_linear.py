@@ -37,7 +37,7 @@ from fedapp.messages.hello import HelloReply
 from fedapp.run_folder import RunFolder
 from fedapp.trees.objective import base_margin, base_score, n_outputs
 from strategies.base import Summary, TreeStrategy
-from strategies.opening import check_labels, check_same_columns, check_validation, label_sums
+from strategies.opening import common_table, label_sums
 from strategies.scoring import (
     FINAL_BINS,
     ROUND_BINS,
@@ -69,9 +69,8 @@ class FedAvgLinear(TreeStrategy):
     """The server's side of federated averaging."""
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
+        super().__init__(settings, folder)
         self.own = self.own_settings(settings)
-        # What counts rounds in the log and in rounds.jsonl knows them by this name.
-        super().__init__(settings.model_copy(update={"num_boost_round": self.own.rounds}), folder)
         self.history = History(settings.objective, settings.early_stopping_rounds)
         self.weights: Mapping[str, float] = {}
         self.n_averaged = 0
@@ -81,18 +80,21 @@ class FedAvgLinear(TreeStrategy):
         """``[fedavg-linear]``, checked."""
         return check(FedAvgLinearSettings, settings.sections["fedavg-linear"], "fedavg-linear.")
 
+    @classmethod
+    def most_rounds(cls, settings: Settings) -> int:
+        """Rounds of averaging."""
+        return cls.own_settings(settings).rounds
+
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """Algorithm 1."""
-        check_same_columns(parties)
-        check_validation(parties, self.settings)
-        classes = check_labels(parties, self.settings)
+        columns, classes = common_table(parties, self.settings)
         if saved is None:
-            self.model = yield from self._begin(parties, classes)
+            self.model = yield from self._begin(parties, columns, classes)
             self.best = self.model
         else:
-            self._restore(saved, parties, classes)
+            self._restore(saved, columns, classes)
         while self.n_averaged < self.own.rounds and not self.history.stops:
             replies = yield from self._ask(parties, self.own.local_epochs)
             yield from self._note_scores(replies)
@@ -103,10 +105,9 @@ class FedAvgLinear(TreeStrategy):
         return (yield from self._finish(parties))
 
     def _begin(
-        self, parties: Parties[HelloReply], classes: tuple[str, ...]
+        self, parties: Parties[HelloReply], columns: tuple[str, ...], classes: tuple[str, ...]
     ) -> Conversation[LinearModel]:
         """The model that knows nothing but the mean label."""
-        columns = next(iter(parties.values())).columns
         replies = yield from ask(
             parties.all(MomentsRequest(classes)),
             MomentsReply,
@@ -215,13 +216,12 @@ class FedAvgLinear(TreeStrategy):
         return Checkpoint(arrays, facts)
 
     def _restore(
-        self, saved: Checkpoint, parties: Mapping[str, HelloReply], classes: tuple[str, ...]
+        self, saved: Checkpoint, columns: tuple[str, ...], classes: tuple[str, ...]
     ) -> None:
         """Go on from a checkpoint."""
         settings, facts = self.settings, saved.facts
         arrays = {name: np.asarray(array) for name, array in saved.arrays.items()}
         weights, bias = arrays.pop("best_weights"), arrays.pop("best_bias")
-        columns = next(iter(parties.values())).columns
         self.model = LinearModel(settings.objective, columns, classes, **arrays)
         self.best = replace(self.model, weights=weights, bias=bias)
         self.weights, self.n_averaged = facts["rows"], facts["averaged"]

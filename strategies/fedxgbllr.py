@@ -46,7 +46,6 @@ from fedapp.messages.fedxgbllr import (
 )
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
-from fedapp.messages.labels import LabelsReply, LabelsRequest, check_label_sum
 from fedapp.run_folder import RunFolder
 from fedapp.site.labels import REGRESSION
 from fedapp.trees.head import Floats, HeadShape, Kind, initial_weights
@@ -55,7 +54,7 @@ from fedapp.trees.objective import base_score, n_outputs
 from fedapp.trees.packed import pack_trees, packed_of, unpack_trees
 from fedapp.trees.stacked import StackedModel, from_arrays, rates_by_party, to_arrays, to_json
 from strategies.base import Summary, TreeStrategy
-from strategies.opening import check_labels, check_same_columns, check_validation, label_sums
+from strategies.opening import ask_for_labels, common_table, label_sums
 from strategies.scoring import (
     FINAL_BINS,
     PARTS,
@@ -104,10 +103,8 @@ class FedXGBllr(TreeStrategy):
     """The server's side of FedXGBllr."""
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
+        super().__init__(settings, folder)
         self.own = self.own_settings(settings)
-        # What is counted, in rounds.jsonl and in the log, are rounds of averaging.
-        counted = settings.model_copy(update={"num_boost_round": self.own.rounds})
-        super().__init__(counted, folder)
         self.history = _history(settings.objective)
         self.names: tuple[str, ...] = ()  # of the ensembles, in their order
         self.n_averaged = 0
@@ -118,14 +115,16 @@ class FedXGBllr(TreeStrategy):
         """``[fedxgbllr]``, checked."""
         return check(FedXGBllrSettings, settings.sections["fedxgbllr"], "fedxgbllr.")
 
+    @classmethod
+    def most_rounds(cls, settings: Settings) -> int:
+        """Rounds of averaging."""
+        return cls.own_settings(settings).rounds
+
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """Algorithm 1."""
-        check_same_columns(parties)
-        check_validation(parties, self.settings)
-        classes = check_labels(parties, self.settings)
-        columns = next(iter(parties.values())).columns
+        columns, classes = common_table(parties, self.settings)
         if saved is None:
             model = yield from self._begin(parties, columns, classes)
             yield self._checkpoint(model)
@@ -140,11 +139,7 @@ class FedXGBllr(TreeStrategy):
         self, parties: Parties[HelloReply], columns: tuple[str, ...], classes: tuple[str, ...]
     ) -> Conversation[StackedModel]:
         """Lines 1 to 7: everybody's trees go to everybody, and the head is drawn."""
-        labels = yield from ask(
-            parties.all(LabelsRequest(classes)),
-            LabelsReply,
-            lambda party, reply: check_label_sum(party, reply, len(classes)),
-        )
+        labels = yield from ask_for_labels(parties, classes)
         label_sum, weight_sum = label_sums(labels)
         mean = base_score(self.settings.objective, label_sum, weight_sum)
         request = self._fit_request(len(parties), mean, len(classes))
@@ -274,9 +269,7 @@ STRATEGY = FedXGBllr
 
 def _history(objective: str, scores: Sequence[float] = ()) -> History:
     """Scores of the rounds by what the head is trained for; an AUC says nothing of its offset."""
-    history = History(objective, 0, scores)
-    history.metric = LOSSES[objective]
-    return history
+    return History(objective, 0, scores, LOSSES[objective])
 
 
 def _mean_weights(replies: Sequence[AverageReply]) -> Floats:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fedapp.config import Settings
-from fedapp.conversation import Parties
+from fedapp.conversation import Conversation, Parties, ask
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.hello import HelloReply
-from fedapp.messages.labels import LabelsReply
+from fedapp.messages.labels import LabelsReply, LabelsRequest, check_label_sum
 from fedapp.site.labels import REGRESSION, merge_classes
 
 
@@ -27,6 +27,35 @@ def meet(replies: Iterable[HelloReply]) -> Parties[HelloReply]:
             )
         members[reply.name] = reply
     return Parties(members)
+
+
+def common_table(
+    parties: Mapping[str, HelloReply], settings: Settings
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the columns, which all parties have, and of the classes; none for regression.
+
+    Raises
+    ------
+    DataError : columns or labels do not fit together.
+    ConfigError : early stopping has no rows to look at.
+    """
+    check_same_columns(parties)
+    check_validation(parties, settings)
+    classes = check_labels(parties, settings)
+    return next(iter(parties.values())).columns, classes
+
+
+def ask_for_labels(
+    parties: Parties[HelloReply], classes: tuple[str, ...]
+) -> Conversation[dict[str, LabelsReply]]:
+    """Sums of the labels of each party's training rows."""
+    return (
+        yield from ask(
+            parties.all(LabelsRequest(classes)),
+            LabelsReply,
+            lambda party, reply: check_label_sum(party, reply, len(classes)),
+        )
+    )
 
 
 def check_same_columns(parties: Mapping[str, HelloReply]) -> None:

@@ -40,13 +40,14 @@ from fedapp.trees.grow import Growth
 from fedapp.trees.model import LEAF
 from fedapp.trees.objective import base_margin, base_score
 from strategies.base import Summary, TreeStrategy
-from strategies.opening import check_labels, check_same_columns, check_validation, label_sums
+from strategies.opening import common_table, label_sums
 from strategies.scoring import (
     FINAL_BINS,
     ROUND_BINS,
     History,
     boosted_summary,
     check_scores,
+    label_spread,
     model_files,
     pooled_scores,
 )
@@ -92,10 +93,7 @@ class PAX(TreeStrategy):
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """Algorithm 1."""
-        check_same_columns(parties)
-        check_validation(parties, self.settings)
-        classes = check_labels(parties, self.settings)
-        columns = next(iter(parties.values())).columns
+        columns, classes = common_table(parties, self.settings)
         if saved is None:
             boosting = yield from self._begin(parties, columns, classes)
         else:
@@ -265,7 +263,7 @@ class PAX(TreeStrategy):
         written = model_files(model)
         yield written
         document = np.frombuffer(written.files["model.json"].encode(), dtype=np.uint8)
-        spread = _label_spread(parties)
+        spread = label_spread(parties)
         scored = yield from ask(
             parties.all(EvaluateRequest(document, FINAL_BINS, spread)),
             EvaluateReply,
@@ -302,14 +300,6 @@ STRATEGY = PAX
 
 def _sketch(reply: SketchReply) -> Sketch:
     return Sketch(reply.representatives, reply.masses, reply.offsets, reply.maxima)
-
-
-def _label_spread(parties: Mapping[str, HelloReply]) -> float:
-    """Half the range of all labels, which residuals rarely leave; 1 for classification."""
-    low = min(hello.label_low for hello in parties.values())
-    high = max(hello.label_high for hello in parties.values())
-    # A power of two, because the exact range would tell a party of single rows of the others.
-    return float(2 ** np.ceil(np.log2((high - low) / 2))) if high > low else 1.0
 
 
 def _drawn(growth: Growth) -> npt.NDArray[np.int32]:

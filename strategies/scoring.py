@@ -61,10 +61,13 @@ class History:
     objective : gives the metric.
     patience : rounds without a better validation score before training stops; 0 never stops.
     scores : validation scores of the rounds so far, NaN where there are no validation rows.
+    metric : in place of the objective's own.
     """
 
-    def __init__(self, objective: str, patience: int, scores: Sequence[float] = ()) -> None:
-        self.metric, self.patience = metrics.default_metric(objective), patience
+    def __init__(
+        self, objective: str, patience: int, scores: Sequence[float] = (), metric: str = ""
+    ) -> None:
+        self.metric, self.patience = metric or metrics.default_metric(objective), patience
         self.scores = [float("nan") if score is None else score for score in scores]
 
     def __len__(self) -> int:

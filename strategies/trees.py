@@ -13,13 +13,12 @@ from fedapp.conversation import Check, Checkpoint, Conversation, Parties, Progre
 from fedapp.messages.booster import EvaluateReply, EvaluateRequest
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
-from fedapp.messages.labels import LabelsReply, LabelsRequest, check_label_sum
 from fedapp.messages.trees import BoostReport, check_report, forest_of
 from fedapp.trees.forest import forest_arrays, forest_trees
 from fedapp.trees.model import LEAF, Ensemble, Tree, split_trees, stack_trees
 from fedapp.trees.objective import base_score
 from strategies.base import Summary
-from strategies.opening import check_labels, check_same_columns, check_validation, label_sums
+from strategies.opening import ask_for_labels, common_table, label_sums
 from strategies.scoring import (
     FINAL_BINS,
     ROUND_BINS,
@@ -141,17 +140,10 @@ def begin(
     parties: Parties[HelloReply], settings: Settings, saved: Checkpoint | None
 ) -> Conversation[Boosted]:
     """Check the tables, agree on classes and base score; or go on from a checkpoint."""
-    check_same_columns(parties)
-    check_validation(parties, settings)
-    classes = check_labels(parties, settings)
-    columns = next(iter(parties.values())).columns
+    columns, classes = common_table(parties, settings)
     if saved is not None:
         return _restore(settings, saved, columns, classes)
-    replies = yield from ask(
-        parties.all(LabelsRequest(classes)),
-        LabelsReply,
-        lambda party, reply: check_label_sum(party, reply, len(classes)),
-    )
+    replies = yield from ask_for_labels(parties, classes)
     mean = base_score(settings.objective, *label_sums(replies, len(classes)))
     weights = {party: reply.weight_sum for party, reply in replies.items()}
     history = History(settings.objective, settings.early_stopping_rounds)

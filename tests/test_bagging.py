@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,10 @@ from fedapp.trees.predict import predict_margins
 from simulations.baselines import xgboost_parameters
 from simulations.engines import run_local, run_simulation, simulated_contexts
 from strategies.bagging import Bagging
+from tests.network import die, fails_from, resumed, run
 from tests.reference import compare_trees
 from tests.test_exactness import made_table, pooled_booster, weighted_copy
-from tests.test_failures import die, fails_from, resumed, run
-from tests.test_pax import arrays_of, lines_of, listen, names_in, summary_of
+from tests.transcript import arrays_of, check_declared, check_no_rows, lines_of, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
@@ -251,20 +250,13 @@ def test_a_round_takes_one_exchange(bag: MakeSettings, rounds: int) -> None:
 
 def test_messages_hold_what_their_modules_list_and_nothing_else(bag: MakeSettings) -> None:
     _, app = listen(bag())
-    assert {kind for kind, _, _ in app.heard} == set(KINDS)
-    for kind, request, reply in app.heard:
-        for message, declared in zip((request, reply), KINDS[kind], strict=True):
-            assert set(message.content) == {"envelope", "scalars", "arrays"}
-            assert names_in(message) == {field.name for field in fields(declared)}
+    check_declared(app, KINDS)
 
 
 def test_no_reply_is_as_long_as_the_rows(bag: MakeSettings) -> None:
     run = bag(valid_fraction=0.0, partition="sizes:0.6,0.3,0.1")
-    _, app = listen(run)
-    n_rows = {party["rows"] for party in summary_of(RunFolder(Path(run.run_dir)))["parties"]}
-    for kind, _, reply in app.heard:
-        for name, array in arrays_of(reply).items():
-            assert not n_rows & set(array.shape), (kind, name)
+    folder, app = listen(run)
+    check_no_rows(app, summary_of(folder))
 
 
 def test_a_tree_travels_to_a_party_once_and_without_gains(bag: MakeSettings) -> None:

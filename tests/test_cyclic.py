@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.predict import predict_margins
 from simulations.engines import run_local, simulated_contexts
 from strategies.cyclic import next_turn
+from tests.network import die, fails_from, resumed, run
 from tests.reference import compare_trees
 from tests.test_exactness import made_table, pooled_booster
-from tests.test_failures import die, fails_from, resumed, run
-from tests.test_pax import arrays_of, lines_of, listen, names_in, summary_of
+from tests.transcript import arrays_of, check_declared, lines_of, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
@@ -153,11 +152,7 @@ def test_a_turn_takes_one_exchange(turns: MakeSettings, rounds: int) -> None:
 
 def test_messages_hold_what_their_modules_list_and_nothing_else(turns: MakeSettings) -> None:
     _, app = listen(turns())
-    assert {kind for kind, _, _ in app.heard} == set(KINDS)
-    for kind, request, reply in app.heard:
-        for message, declared in zip((request, reply), KINDS[kind], strict=True):
-            assert set(message.content) == {"envelope", "scalars", "arrays"}
-            assert names_in(message) == {field.name for field in fields(declared)}
+    check_declared(app, KINDS)
 
 
 def test_early_stopping_looks_at_the_rows_of_all_parties(turns: MakeSettings) -> None:

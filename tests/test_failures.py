@@ -5,27 +5,27 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 
-from fedapp.client_app import SiteApp
 from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.fields import Reply
 from fedapp.messages.pax import GrowReply, SketchReply
 from fedapp.run_folder import RunFolder
-from fedapp.server_app import train
 from fedapp.site.answer import find_handler
 from fedapp.trees.model import load_model
 from fedapp.wire.codec import from_records, put_together, take_apart, to_records
-from simulations.engines import LocalGrid, simulated_contexts
+from simulations.engines import simulated_contexts
+from tests.network import NODE, FaultyApp, die, fails_from, resumed, run
+from tests.transcript import lines_of, summary_of
 
 WriteTable = Callable[..., Path]
 MakeSettings = Callable[..., Settings]
@@ -36,7 +36,6 @@ MakeSites = Callable[..., list[Context]]
 ROUNDS, DEPTH = 3, 3
 STEPS = range(1, 13)
 FIRST_TREE, SECOND_TREE, LAST = (3, 4, 5), (6, 7, 8), 12
-NODE = 3  # party-2
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,111 +55,8 @@ def three_rounds(settings: MakeSettings) -> MakeSettings:
     return make
 
 
-def step_of(message: Message) -> int:
-    return int(message.content.config_records["envelope"]["step"])  # type: ignore[arg-type]
-
-
-class Network(LocalGrid):
-    """A grid that loses or repeats what one node is sent or sends, and whose server may die.
-
-    Each fault is asked with the step, and how often the message was sent before.
-    """
-
-    loses_request: Callable[[int, int], bool] = staticmethod(lambda step, before: False)
-    loses_reply: Callable[[int, int], bool] = staticmethod(lambda step, before: False)
-    repeats_replies = False
-    dies_before_sending: int | None = None
-    dies_before_reading: int | None = None
-
-    def __init__(self, contexts: Iterable[Context], app: SiteApp) -> None:
-        super().__init__(contexts, app)
-        self._sent: Counter[int] = Counter()
-        self._muted: set[str] = set()
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        ids: list[str] = []
-        for message in messages:
-            step = step_of(message)
-            if step == self.dies_before_sending:
-                raise KeyboardInterrupt
-            faulty = message.metadata.dst_node_id == NODE
-            before = self._sent[step]
-            self._sent[step] += faulty
-            if faulty and self.loses_request(step, before):
-                ids.append(f"lost-{step}-{before}")
-                continue
-            ids += super().push_messages([message])
-            if faulty and self.loses_reply(step, before):
-                self._muted.add(ids[-1])
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        ids = [one for one in message_ids if one not in self._muted]
-        if self.dies_before_reading in self._steps(ids):
-            for one in ids:
-                self._running[one].result()
-            raise KeyboardInterrupt
-        replies = list(super().pull_messages(ids))
-        return replies * 2 if self.repeats_replies else replies
-
-    def _steps(self, ids: Iterable[str]) -> set[int]:
-        return {max(self._sent)} if self._sent and list(ids) else set()
-
-
-class FaultyApp(SiteApp):
-    """Sites of which one has a fault: it changes the replies of that node.
-
-    Parameters
-    ----------
-    fault : the step, the request and the reply to the reply that is sent.
-    """
-
-    def __init__(self, fault: Callable[[int, Message, Message], Message]) -> None:
-        super().__init__()
-        self._fault = fault
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        reply = super().__call__(message, context)
-        if context.node_id != NODE:
-            return reply
-        return self._fault(step_of(message), message, reply)
-
-
-def run(
-    settings: Settings,
-    contexts: Iterable[Context] | None = None,
-    app: SiteApp | None = None,
-    **faults: Any,
-) -> RunFolder:
-    grid = Network(contexts or simulated_contexts(settings), app or SiteApp())
-    for name, fault in faults.items():
-        setattr(grid, name, fault)
-    try:
-        return train(grid, settings)
-    finally:
-        grid.close()
-
-
 def model_of(folder: RunFolder) -> bytes:
     return (folder.path / "model.json").read_bytes()
-
-
-def summary_of(folder: RunFolder) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder.path / "summary.json").read_text())
-    return found
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def fails_from(step: int, code: int = 1001, reason: str | None = "party-2: broke") -> FaultyApp:
-    """Party-2 answers an error from a step on."""
-    return FaultyApp(
-        lambda now, request, reply: (
-            Message(Error(code, reason), reply_to=request) if now >= step else reply
-        )
-    )
 
 
 def answers(step: int, change: Callable[[Reply], Reply]) -> FaultyApp:
@@ -495,18 +391,6 @@ def test_too_few_that_are_left_stop_the_run(three_rounds: MakeSettings) -> None:
 
 
 # A server that dies
-
-
-def die(settings: Settings, contexts: Iterable[Context] | None = None, **how: int) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        run(settings, contexts, **how)
-    folder = Path(settings.resume or settings.run_dir)
-    assert not (folder / "summary.json").exists()
-    assert json.loads((folder / "failure.json").read_text())["error"] == "KeyboardInterrupt"
-
-
-def resumed(settings: Settings) -> Settings:
-    return load_settings({"resume": settings.resume or settings.run_dir})
 
 
 @pytest.mark.parametrize("step", STEPS)

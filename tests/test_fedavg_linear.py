@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,9 @@ from fedapp.site.labels import class_ids, class_names
 from fedapp.site.rows import Holdout, share_rows
 from simulations.engines import run_local, simulated_contexts
 from strategies.fedavg_linear import FedAvgLinear
+from tests.network import die, fails_from, resumed, run
 from tests.test_exactness import made_table
-from tests.test_failures import die, fails_from, resumed, run
-from tests.test_pax import arrays_of, lines_of, listen, names_in, summary_of
+from tests.transcript import check_declared, check_no_rows, lines_of, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
@@ -178,20 +178,13 @@ def test_a_round_takes_one_exchange(linear: MakeSettings, rounds: int) -> None:
 
 def test_messages_hold_what_their_modules_list_and_nothing_else(linear: MakeSettings) -> None:
     _, app = listen(linear())
-    assert {kind for kind, _, _ in app.heard} == set(KINDS)
-    for kind, request, reply in app.heard:
-        for message, declared in zip((request, reply), KINDS[kind], strict=True):
-            assert set(message.content) == {"envelope", "scalars", "arrays"}
-            assert names_in(message) == {field.name for field in fields(declared)}
+    check_declared(app, KINDS)
 
 
 def test_no_reply_is_as_long_as_the_rows(linear: MakeSettings) -> None:
     run = linear(valid_fraction=0.0, partition="sizes:0.6,0.3,0.1")
-    _, app = listen(run)
-    n_rows = {party["rows"] for party in summary_of(RunFolder(Path(run.run_dir)))["parties"]}
-    for kind, _, reply in app.heard:
-        for name, array in arrays_of(reply).items():
-            assert not n_rows & set(array.shape), (kind, name)
+    folder, app = listen(run)
+    check_no_rows(app, summary_of(folder))
 
 
 def test_the_summary_scores_the_model_that_was_written(linear: MakeSettings) -> None:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Message
 
-from fedapp.client_app import SiteApp
 from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Model, Parties
 from fedapp.errors import ConfigError
 from fedapp.messages import booster, hello, pax
 from fedapp.messages.hello import HelloReply
 from fedapp.run_folder import RunFolder
-from fedapp.server_app import train
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
-from simulations.engines import LocalGrid, run_local, run_simulation, simulated_contexts
+from simulations.engines import run_local, run_simulation
 from strategies.pax import PAX, share_bins
+from tests.transcript import (
+    arrays_of,
+    check_declared,
+    check_no_rows,
+    lines_of,
+    listen,
+    summary_of,
+)
 
 MakeSettings = Callable[..., Settings]
 KINDS = {
@@ -34,67 +39,16 @@ KINDS = {
 }
 
 
-def summary_of(folder: RunFolder) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder.path / "summary.json").read_text())
-    return found
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-class Listener(SiteApp):
-    """A site's app that keeps every message it sees, going in and coming out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard: list[tuple[str, Message, Message]] = []
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        reply = super().__call__(message, context)
-        self.heard.append((message.metadata.message_type, message, reply))
-        return reply
-
-
-def listen(run: Settings) -> tuple[RunFolder, Listener]:
-    app = Listener()
-    grid = LocalGrid(simulated_contexts(run), app)
-    try:
-        return train(grid, run), app
-    finally:
-        grid.close()
-
-
-def names_in(message: Message) -> set[str]:
-    content = message.content
-    return {*content.config_records["scalars"], *content.array_records["arrays"]}
-
-
 def test_messages_hold_what_their_modules_list_and_nothing_else(settings: MakeSettings) -> None:
     _, app = listen(settings(max_depth=3))
-    assert {kind for kind, _, _ in app.heard} == set(KINDS)
-    for kind, request, reply in app.heard:
-        for message, declared in zip((request, reply), KINDS[kind], strict=True):
-            assert set(message.content) == {"envelope", "scalars", "arrays"}
-            assert names_in(message) == {field.name for field in fields(declared)}
-
-
-def arrays_of(message: Message) -> Mapping[str, np.ndarray]:
-    found = message.content.array_records["arrays"]
-    return {
-        name: np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
-        for name, array in found.items()
-    }
+    check_declared(app, KINDS)
 
 
 def test_no_reply_is_as_long_as_the_rows(settings: MakeSettings) -> None:
     # 569 rows in all; with 8 bins no array of a reply has a size that grows with rows.
     run = settings(max_bin=24, max_depth=3, valid_fraction=0.0)
-    _, app = listen(run)
-    n_rows = {hello["rows"] for hello in summary_of(RunFolder(Path(run.run_dir)))["parties"]}
-    for kind, _, reply in app.heard:
-        for name, array in arrays_of(reply).items():
-            assert not n_rows & set(array.shape), (kind, name)
+    folder, app = listen(run)
+    check_no_rows(app, summary_of(folder))
 
 
 def test_the_smaller_child_alone_is_asked_for(settings: MakeSettings) -> None:

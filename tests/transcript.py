@@ -1,0 +1,93 @@
+"""What crosses the wire in a run, message by message, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message
+
+from fedapp.client_app import SiteApp
+from fedapp.config import Settings
+from fedapp.run_folder import RunFolder
+from fedapp.server_app import train
+from simulations.engines import LocalGrid, simulated_contexts
+
+
+def summary_of(folder: RunFolder) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder.path / "summary.json").read_text())
+    return found
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class Listener(SiteApp):
+    """Sites of which every message is kept, going in and coming out.
+
+    Parameters
+    ----------
+    sites : the app that answers; may have faults.
+    """
+
+    def __init__(self, sites: SiteApp | None = None) -> None:
+        super().__init__()
+        self.heard: list[tuple[str, Message, Message]] = []
+        self._sites = sites or SiteApp()
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        reply = self._sites(message, context)
+        self.heard.append((message.metadata.message_type, message, reply))
+        return reply
+
+    def of_kind(self, name: str) -> list[tuple[Message, Message]]:
+        """Requests and replies whose message type ends like this; errors are left out."""
+        return [
+            (request, reply)
+            for kind, request, reply in self.heard
+            if kind.endswith(name) and not reply.has_error()
+        ]
+
+
+def listen(run: Settings) -> tuple[RunFolder, Listener]:
+    app = Listener()
+    grid = LocalGrid(simulated_contexts(run), app)
+    try:
+        return train(grid, run), app
+    finally:
+        grid.close()
+
+
+def arrays_of(message: Message) -> dict[str, np.ndarray]:
+    found = message.content.array_records["arrays"]
+    return {
+        name: np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
+        for name, array in found.items()
+    }
+
+
+def scalars_of(message: Message) -> dict[str, Any]:
+    return dict(message.content.config_records["scalars"])
+
+
+def check_declared(app: Listener, kinds: Mapping[str, tuple[type, type]]) -> None:
+    """Messages of all these types were sent, with the fields of their classes and nothing else."""
+    assert {kind for kind, _, _ in app.heard} == set(kinds)
+    for kind, request, reply in app.heard:
+        for message, declared in zip((request, reply), kinds[kind], strict=True):
+            assert set(message.content) == {"envelope", "scalars", "arrays"}
+            names = {*scalars_of(message), *arrays_of(message)}
+            assert names == {field.name for field in fields(declared)}
+
+
+def check_no_rows(app: Listener, summary: Mapping[str, Any]) -> None:
+    """No reply has an array as long as some party's rows."""
+    n_rows = {party["rows"] for party in summary["parties"]}
+    for kind, _, reply in app.heard:
+        for name, array in arrays_of(reply).items():
+            assert not n_rows & set(array.shape), (kind, name)
