@@ -39,7 +39,9 @@ Overrides = Annotated[
 
 @cli.command()
 def run(
-    strategy: Annotated[str, typer.Argument(help="pax")],
+    strategy: Annotated[
+        str, typer.Argument(help="pax, fedxgbllr, bagging, cyclic or fedavg-linear.")
+    ],
     config: Overrides = None,
     engine: Annotated[
         str,

@@ -74,7 +74,7 @@ class Settings(Section):
     colsample_bytree: Share
     max_bin: Annotated[int, Field(ge=2, le=65535)]
     early_stopping_rounds: Annotated[int, Field(ge=0)]
-    sections: Mapping[str, Mapping[str, Value]]
+    sections: Mapping[str, Mapping[str, Any]]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:

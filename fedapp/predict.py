@@ -12,13 +12,15 @@ import numpy as np
 from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.load import Reader, Roles, build_table, read_frame
 from fedapp.errors import ConfigError, DataError
+from fedapp.linear import KIND as LINEAR
+from fedapp.linear import LinearModel, load_linear, predict_linear
 from fedapp.site.table import Table
 from fedapp.trees import stacked
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import Array, transform
 from fedapp.trees.predict import predict_margins
 
-Model = Ensemble | stacked.StackedModel
+Model = Ensemble | stacked.StackedModel | LinearModel
 # What a model that is no boosted ensemble begins with.
 KIND = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
 
@@ -63,6 +65,9 @@ def _load(path: Path) -> tuple[Model, Callable[[Array], Array]]:
     if begins and begins[1] == stacked.KIND:
         model = stacked.load_stacked(path)
         return model, model.predict_margins
+    if begins and begins[1] == LINEAR:
+        linear = load_linear(path)
+        return linear, partial(predict_linear, linear)
     ensemble = load_model(path)
     return ensemble, partial(predict_margins, ensemble)
 

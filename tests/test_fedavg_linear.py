@@ -26,9 +26,11 @@ from fedapp.linear import (
 )
 from fedapp.messages import booster, fedavg_linear, hello
 from fedapp.messages.fedavg_linear import MomentsReply, check_moments
+from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.site.labels import class_ids, class_names
 from fedapp.site.rows import Holdout, share_rows
+from fedapp.trees.objective import transform
 from simulations.engines import run_local, simulated_contexts
 from strategies.fedavg_linear import FedAvgLinear
 from tests.network import die, fails_from, resumed, run
@@ -247,6 +249,16 @@ def test_the_same_seed_gives_the_same_model(linear: MakeSettings) -> None:
     assert first.read_bytes() != other.read_bytes()
 
 
+def test_predict_gives_the_models_predictions(linear: MakeSettings, tmp_path: Path) -> None:
+    settings = linear()
+    model, output = model_of(run_local(settings)), tmp_path / "scores.csv"
+    table = read_source(settings.data, label=settings.label)
+    assert predict_table(Path(settings.run_dir), settings.data, "", output) == table.n_rows
+    written = np.array([line.split(",")[1:] for line in output.read_text().splitlines()[1:]])
+    expected = transform(model.objective, predict_linear(model, table.values))
+    np.testing.assert_allclose(written.astype(float), expected, rtol=1e-5)
+
+
 # Settings
 
 
@@ -262,6 +274,7 @@ def test_the_same_seed_gives_the_same_model(linear: MakeSettings) -> None:
         ("batch-size", 0, ">= 1, got 0"),
         ("batch-size", 2**31, "< 2147483648, got 2147483648"),
         ("l2", -1.0, ">= 0.0, got -1.0"),
+        ("l2", float("nan"), "a number, got nan"),
     ],
 )
 def test_a_bad_setting_is_refused(

@@ -232,7 +232,7 @@ def test_the_summary_tells_result_and_cost():
     for part in (
         "pax on breast-cancer",
         "party-1 1,152, party-2 88",
-        "5, early stopping: best round 3",
+        "5, of the best round, 3",
         "3.0 kB to parties, 5.0 MB to server",
         "3.20 s total, 1.10 s train",
         "bank[red] was left out from step 17: no answer within 60 s",

@@ -184,7 +184,7 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
     best = summary.get("best_round")
     facts = {
         "parties": f"{len(parties)} (rows: {rows})",
-        "trees": f"{summary['trees']}" + (f", early stopping: best round {best}" if best else ""),
+        "trees": f"{summary['trees']}" + (f", of the best round, {best}" if best else ""),
         "exchanges": f"{summary['exchanges']:,}",
         "traffic": f"{human_bytes(traffic['to_parties'])} to parties, "
         f"{human_bytes(traffic['to_server'])} to server",
