@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike, NDArray
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
@@ -188,7 +188,12 @@ def effort_by_tree(rounds: Rounds) -> bytes:
     return _png(figure)
 
 
-def tradeoff(points: Sequence[tuple[str, float, float]], cost: str, metric: str) -> bytes:
+def tradeoff(
+    points: Sequence[tuple[str, float, float]],
+    cost: str,
+    metric: str,
+    in_words: Callable[[float], str],
+) -> bytes:
     """A metric against what it costs, a named point a strategy; the cost on a logarithmic scale."""
     figure, ax = _canvas()
     for (name, spent, score), (color, _) in zip(points, _pens(), strict=False):
@@ -203,6 +208,10 @@ def tradeoff(points: Sequence[tuple[str, float, float]], cost: str, metric: str)
         )
     ax.set(xscale="log", xlabel=cost, ylabel=metric)
     ax.margins(x=0.25, y=0.2)
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(lambda spent, _: in_words(spent))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.tick_params(axis="x", rotation=30)
     return _png(figure)
 
 

@@ -51,17 +51,20 @@ def tradeoff_page(lines: Sequence[Line], metric: str, data: str, n_seeds: int) -
             [(line.name, line.n_bytes or 0.0, line.mean) for line in federated],
             "bytes sent",
             metric,
+            human_bytes,
         ),
         f"{metric} against seconds": plots.tradeoff(
             [(line.name, line.seconds or 0.0, line.mean) for line in federated],
-            "train seconds",
+            "train time",
             metric,
+            human_seconds,
         ),
         f"{metric} of every strategy, of pooled rows and of each party alone": plots.ranking(
             [(line.name, line.mean, line.spread, line.n_bytes is None) for line in lines], metric
         ),
     }
-    note = f"<p>Mean and standard deviation over {n_seeds} seeds; the same rows for all.</p>"
+    seeds = "1 seed" if n_seeds == 1 else f"{n_seeds} seeds"
+    note = f"<p>Mean and standard deviation over {seeds}; the same rows for all.</p>"
     parts = [
         section("Test scores and cost", table(_header(metric), rows) + note),
         section("Trade-offs", figures(points)),
