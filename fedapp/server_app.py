@@ -18,7 +18,7 @@ from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from strategies.base import TreeStrategy
 
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
-NO_METHODS = {"__init__", "base", "opening", "scoring", "trees"}
+NO_METHODS = {"__init__", "base", "horizontal", "vertical", "alignment", "scoring", "trees"}
 
 app = ServerApp()
 
@@ -59,7 +59,7 @@ def train(grid: Grid, settings: Settings) -> RunFolder:
     return folder
 
 
-def load_strategy(name: str) -> type[TreeStrategy]:
+def load_strategy(name: str) -> type[TreeStrategy[Any]]:
     """The strategy class of a method.
 
     Raises
@@ -70,7 +70,7 @@ def load_strategy(name: str) -> type[TreeStrategy]:
     if module not in strategy_modules():
         known = ", ".join(method.replace("_", "-") for method in strategy_modules())
         raise ConfigError(f"strategy must be one of {known}, got {name!r}")
-    return cast(type[TreeStrategy], importlib.import_module(f"strategies.{module}").STRATEGY)
+    return cast(type[TreeStrategy[Any]], importlib.import_module(f"strategies.{module}").STRATEGY)
 
 
 def strategy_modules() -> list[str]:
@@ -84,7 +84,7 @@ def engine_name(grid: Grid) -> str:
     return ENGINES.get(type(grid).__name__, "deployment")
 
 
-def summarise(strategy: TreeStrategy, engine: str) -> dict[str, Any]:
+def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
     """The content of ``summary.json``."""
     settings = strategy.settings
     assert strategy.outcome is not None
@@ -96,7 +96,7 @@ def summarise(strategy: TreeStrategy, engine: str) -> dict[str, Any]:
         "seed": settings.seed,
         "model_id": strategy.model_id,
         "parties": [
-            {"name": name, "rows": hello.n_train} for name, hello in strategy.parties.items()
+            {"name": name, "rows": hello.n_rows} for name, hello in strategy.parties.items()
         ],
         "left_out": strategy.left_out,
         "warnings": strategy.warnings,

@@ -29,7 +29,8 @@ from fedapp.messages.bagging import BagReply, BagRequest
 from fedapp.messages.hello import HelloReply
 from fedapp.trees.forest import scaled
 from fedapp.trees.model import Tree
-from strategies.base import Summary, TreeStrategy
+from strategies.base import Summary
+from strategies.horizontal import HorizontalStrategy
 from strategies.scoring import shares
 from strategies.trees import Boosted, begin, best_round, finish, trees_of
 
@@ -40,7 +41,7 @@ class BaggingSettings(Section):
     local_rounds: Annotated[int, Field(ge=1, le=10**6)]
 
 
-class Bagging(TreeStrategy):
+class Bagging(HorizontalStrategy):
     """The server's side of bagging."""
 
     @classmethod

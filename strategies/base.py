@@ -11,7 +11,7 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from flwr.app import Array as FlowerArray
@@ -29,14 +29,12 @@ from fedapp.conversation import (
     Progress,
     ask,
 )
-from fedapp.errors import ConfigError, FedappError, PartyError
-from fedapp.messages.fields import Reply
-from fedapp.messages.hello import HelloReply, HelloRequest
+from fedapp.errors import ConfigError, DataError, FedappError, PartyError
+from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.run_folder import RunFolder
 from fedapp.wire.codec import Envelope, from_records, put_together, take_apart, to_records
 from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.ledger import Ledger
-from strategies.opening import meet
 
 log = logging.getLogger("fedapp")
 
@@ -45,15 +43,21 @@ Summary = Mapping[str, Any]  # a method's part of summary.json
 # fedapp.client_app's codes; their text begins with the party's name.
 SITE_ERRORS = frozenset({1000, 1001})
 
+I = TypeVar("I", bound=Introduction)  # noqa: E741
 
-class TreeStrategy(Strategy):
+
+class TreeStrategy(Strategy, Generic[I]):
     """A Flower strategy whose protocol is a conversation.
+
+    ``introduction`` is the class of the replies to ``greeting``, which opens every run.
 
     Parameters
     ----------
     settings : of the run.
     folder : where the run is written.
     """
+
+    introduction: type[I]
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         self.settings, self.folder = settings, folder
@@ -72,7 +76,7 @@ class TreeStrategy(Strategy):
         self.ledger = Ledger(folder.ledger, *facts.get("bytes", (0, 0)))
         self._seconds_before: float
         self._seconds_before, self.train_seconds = facts.get("seconds", (0.0, 0.0))
-        self.parties: Parties[HelloReply] = Parties({})
+        self.parties: Parties[I] = Parties({})
         self.outcome: Summary | None = None
         self._model = b""
         self._n_failed = 0
@@ -93,9 +97,11 @@ class TreeStrategy(Strategy):
         return settings.num_boost_round
 
     @abstractmethod
-    def conversation(
-        self, parties: Parties[HelloReply], saved: Checkpoint | None
-    ) -> Conversation[Summary]:
+    def greeting(self) -> Request:
+        """The request that opens a run."""
+
+    @abstractmethod
+    def conversation(self, parties: Parties[I], saved: Checkpoint | None) -> Conversation[Summary]:
         """The protocol, once the parties are known; ends with its part of the summary.
 
         Parameters
@@ -204,13 +210,8 @@ class TreeStrategy(Strategy):
 
     def _whole_run(self) -> Conversation[Summary]:
         """Meet the parties, then let the method talk to them."""
-        settings = self.settings
-        hello = HelloRequest(
-            settings.objective, settings.test_fraction, settings.valid_fraction, settings.seed
-        )
-        replies = yield from ask(
-            dict.fromkeys(self._addresses, hello), HelloReply, may_fail=len(self.left_out)
-        )
+        greetings = dict.fromkeys(self._addresses, self.greeting())
+        replies = yield from ask(greetings, self.introduction, may_fail=len(self.left_out))
         names = {label: reply.name for label, reply in replies.items()}
         self.ledger.flush(names)
         self._addresses = {name: self._addresses[label] for label, name in names.items()}
@@ -379,3 +380,20 @@ class TreeStrategy(Strategy):
         found = self.outcome.get("metrics", {}).get("test", {})
         metrics = MetricRecord({name: float(value) for name, value in found.items()})
         return Result(arrays=arrays, evaluate_metrics_clientapp={self.n_exchanges: metrics})
+
+
+def meet(replies: Iterable[I]) -> Parties[I]:
+    """The parties by name.
+
+    Raises
+    ------
+    DataError : two parties have the same name.
+    """
+    members: dict[str, I] = {}
+    for reply in replies:
+        if reply.name in members:
+            raise DataError(
+                "name must be unique in the federation, two parties have it", reply.name
+            )
+        members[reply.name] = reply
+    return Parties(members)

@@ -19,11 +19,12 @@ from collections.abc import Iterable
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.cyclic import TurnReply, TurnRequest
 from fedapp.messages.hello import HelloReply
-from strategies.base import Summary, TreeStrategy
+from strategies.base import Summary
+from strategies.horizontal import HorizontalStrategy
 from strategies.trees import Boosted, begin, best_round, finish, trees_of
 
 
-class Cyclic(TreeStrategy):
+class Cyclic(HorizontalStrategy):
     """The server's side of cyclic training."""
 
     def conversation(

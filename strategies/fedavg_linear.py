@@ -36,8 +36,8 @@ from fedapp.messages.fedavg_linear import (
 from fedapp.messages.hello import HelloReply
 from fedapp.run_folder import RunFolder
 from fedapp.trees.objective import base_margin, base_score, n_outputs
-from strategies.base import Summary, TreeStrategy
-from strategies.opening import common_table, label_sums
+from strategies.base import Summary
+from strategies.horizontal import HorizontalStrategy, common_table, label_sums
 from strategies.scoring import (
     FINAL_BINS,
     ROUND_BINS,
@@ -65,7 +65,7 @@ class FedAvgLinearSettings(Section):
     l2: Annotated[float, Field(ge=0)]
 
 
-class FedAvgLinear(TreeStrategy):
+class FedAvgLinear(HorizontalStrategy):
     """The server's side of federated averaging."""
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:

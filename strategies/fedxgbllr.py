@@ -53,8 +53,8 @@ from fedapp.trees.model import LEAF
 from fedapp.trees.objective import base_score, n_outputs
 from fedapp.trees.packed import pack_trees, packed_of, unpack_trees
 from fedapp.trees.stacked import StackedModel, from_arrays, rates_by_party, to_arrays, to_json
-from strategies.base import Summary, TreeStrategy
-from strategies.opening import ask_for_labels, common_table, label_sums
+from strategies.base import Summary
+from strategies.horizontal import HorizontalStrategy, ask_for_labels, common_table, label_sums
 from strategies.scoring import (
     FINAL_BINS,
     PARTS,
@@ -99,7 +99,7 @@ class FedXGBllrSettings(Section):
     device: Literal["cpu", "cuda"]
 
 
-class FedXGBllr(TreeStrategy):
+class FedXGBllr(HorizontalStrategy):
     """The server's side of FedXGBllr."""
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:

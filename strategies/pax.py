@@ -39,8 +39,8 @@ from fedapp.trees.boost import Boosting, Sampling, kept_cuts
 from fedapp.trees.grow import Growth
 from fedapp.trees.model import LEAF
 from fedapp.trees.objective import base_margin, base_score
-from strategies.base import Summary, TreeStrategy
-from strategies.opening import common_table, label_sums
+from strategies.base import Summary
+from strategies.horizontal import HorizontalStrategy, common_table, label_sums
 from strategies.scoring import (
     FINAL_BINS,
     ROUND_BINS,
@@ -75,7 +75,7 @@ def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-class PAX(TreeStrategy):
+class PAX(HorizontalStrategy):
     """The server's side of PAX."""
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:

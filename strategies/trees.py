@@ -18,7 +18,7 @@ from fedapp.trees.forest import forest_arrays, forest_trees
 from fedapp.trees.model import LEAF, Ensemble, Tree, split_trees, stack_trees
 from fedapp.trees.objective import base_score
 from strategies.base import Summary
-from strategies.opening import ask_for_labels, common_table, label_sums
+from strategies.horizontal import ask_for_labels, common_table, label_sums
 from strategies.scoring import (
     FINAL_BINS,
     ROUND_BINS,

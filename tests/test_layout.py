@@ -24,7 +24,10 @@ MAY_IMPORT_FLOWER = (
 NO_METHODS = {
     "__init__",
     "base",
-    "opening",
+    "horizontal",
+    "vertical",
+    "alignment",
+    "parcels",
     "scoring",
     "hello",
     "booster",

@@ -63,3 +63,23 @@ class Reply:
     """Sent back by a party."""
 
     __slots__ = ()
+
+
+class Introduction(Reply):
+    """A party's answer to the request that opens a run."""
+
+    __slots__ = ()
+    name: str
+    simulated: bool  # the table is a share of the one that the run config names
+    fingerprint: str  # of the table, in hex; means something to its owner alone
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that the party brings."""
+        raise NotImplementedError
+
+
+class Letter:
+    """Passed from party to party in a sealed parcel, which the server cannot open."""
+
+    __slots__ = ()

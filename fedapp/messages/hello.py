@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.fields import Range, Reply, Request
+from fedapp.messages.fields import Introduction, Range, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class HelloRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class HelloReply(Reply):
+class HelloReply(Introduction):
     """A party's table, from the outside."""
 
     name: Annotated[str, Range(1, 64)]
@@ -40,3 +40,8 @@ class HelloReply(Reply):
     simulated: bool  # the table is a share of the one that the run config names
     fingerprint: Annotated[str, Range(32, 32)]  # hex
     versions: tuple[str, ...]  # "fedapp 0.1.0", "xgboost 3.2.0", ...
+
+    @property
+    def n_rows(self) -> int:
+        """Training rows."""
+        return self.n_train

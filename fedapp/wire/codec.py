@@ -18,12 +18,12 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
 
 WIRE_FORMAT = 1
 RAW = "fedapp.raw"
 
-M = TypeVar("M", bound=Request | Reply)
+M = TypeVar("M", bound=Request | Reply | Letter)
 Scalar = bool | int | float | str | list[str]
 
 
@@ -54,7 +54,7 @@ class Content:
     arrays: Mapping[str, Array]
 
 
-def take_apart(message: Request | Reply, party: str) -> Content:
+def take_apart(message: Request | Reply | Letter, party: str) -> Content:
     """Check a message and split it into scalars and arrays.
 
     Raises

@@ -1,32 +1,29 @@
-"""What the tables of a run must have in common, before any training."""
+"""How a run of horizontal parties opens: what their tables must have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from fedapp.config import Settings
 from fedapp.conversation import Conversation, Parties, ask
 from fedapp.errors import ConfigError, DataError
-from fedapp.messages.hello import HelloReply
+from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.messages.labels import LabelsReply, LabelsRequest, check_label_sum
 from fedapp.site.labels import REGRESSION, merge_classes
+from strategies.base import TreeStrategy
 
 
-def meet(replies: Iterable[HelloReply]) -> Parties[HelloReply]:
-    """The parties by name.
+class HorizontalStrategy(TreeStrategy[HelloReply]):
+    """A strategy whose parties have the same columns of different rows, with labels."""
 
-    Raises
-    ------
-    DataError : two parties have the same name.
-    """
-    members: dict[str, HelloReply] = {}
-    for reply in replies:
-        if reply.name in members:
-            raise DataError(
-                "name must be unique in the federation, two parties have it", reply.name
-            )
-        members[reply.name] = reply
-    return Parties(members)
+    introduction = HelloReply
+
+    def greeting(self) -> HelloRequest:
+        """Read the table, hold rows back."""
+        settings = self.settings
+        return HelloRequest(
+            settings.objective, settings.test_fraction, settings.valid_fraction, settings.seed
+        )
 
 
 def common_table(
