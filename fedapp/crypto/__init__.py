@@ -1,0 +1,1 @@
+"""Secrets: Paillier keys and ciphertexts, packed numbers, and sums of ciphertexts."""

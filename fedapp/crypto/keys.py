@@ -1,0 +1,138 @@
+"""Paillier keys, with g = n + 1 as in phe.
+
+Source: Paillier, Public-key cryptosystems based on composite degree residuosity classes, 1999.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import gmpy2
+from gmpy2 import mpz
+
+if TYPE_CHECKING:
+    from phe.paillier import PaillierPrivateKey, PaillierPublicKey
+
+KEY_BITS = SMALLEST_BITS = 2048
+# Less does not hold one pair of numbers.
+SMALLEST_INSECURE_BITS = 128
+# GMP makes 24 of them a Baillie-PSW test; the other 40 let a composite pass once in 2^80.
+PRIME_ROUNDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """What encrypts, adds and re-randomises: the modulus n."""
+
+    n: mpz
+
+    def __repr__(self) -> str:
+        return f"PublicKey(bits={self.bits})"
+
+    @property
+    def bits(self) -> int:
+        """Bits of n."""
+        return int(self.n.bit_length())
+
+    @property
+    def n_squared(self) -> mpz:
+        """Modulus of the ciphertexts."""
+        return self.n * self.n
+
+    @property
+    def ciphertext_bytes(self) -> int:
+        """Bytes of a ciphertext as it is sent."""
+        return (2 * self.bits + 7) // 8
+
+    def to_phe(self) -> PaillierPublicKey:
+        """The same key as phe's."""
+        from phe.paillier import PaillierPublicKey
+
+        return PaillierPublicKey(int(self.n))
+
+    @staticmethod
+    def from_phe(key: PaillierPublicKey) -> PublicKey:
+        """The same key as phe's."""
+        return PublicKey(mpz(key.n))
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateKey:
+    """What decrypts: the primes p and q of n = p q."""
+
+    p: mpz
+    q: mpz
+
+    def __repr__(self) -> str:
+        return f"PrivateKey(bits={self.public.bits})"
+
+    @property
+    def public(self) -> PublicKey:
+        """What the others get."""
+        return PublicKey(self.p * self.q)
+
+    def to_phe(self) -> PaillierPrivateKey:
+        """The same key as phe's."""
+        from phe.paillier import PaillierPrivateKey
+
+        return PaillierPrivateKey(self.public.to_phe(), int(self.p), int(self.q))
+
+    @staticmethod
+    def from_phe(key: PaillierPrivateKey) -> PrivateKey:
+        """The same key as phe's."""
+        return PrivateKey(mpz(key.p), mpz(key.q))
+
+
+def generate_key(bits: int = KEY_BITS, *, insecure_small_key: bool = False) -> PrivateKey:
+    """Draw a key from the operating system's randomness.
+
+    Both primes have ``bits / 2`` bits and their two highest bits set, so n has ``bits`` bits and is
+    prime to (p - 1)(q - 1).
+
+    Parameters
+    ----------
+    bits : int, even, >= 2048 unless ``insecure_small_key``: bits of n.
+    insecure_small_key : for tests.
+
+    Raises
+    ------
+    ValueError : bits is odd or too small.
+    """
+    _check_bits(bits, insecure_small_key)
+    if bits % 2:
+        raise ValueError(f"key-bits must be even, got {bits}")
+    p = q = _random_prime(bits // 2)
+    # Close primes could be found by Fermat's method; FIPS 186-5, A.1.3, asks for this distance.
+    while abs(p - q).bit_length() < bits // 2 - 100 or p == q:
+        q = _random_prime(bits // 2)
+    return PrivateKey(p, q)
+
+
+def check_public_key(key: PublicKey, *, insecure_small_key: bool = False) -> None:
+    """Refuse a key from outside that cannot be a product of two primes, or is too small.
+
+    Raises
+    ------
+    ValueError : n has too few bits, is even, or is a prime or a square.
+    """
+    _check_bits(key.bits, insecure_small_key)
+    if key.n % 2 == 0 or gmpy2.is_square(key.n) or gmpy2.is_prime(key.n):
+        raise ValueError("n must be the product of two odd primes, got another number")
+
+
+def _check_bits(bits: int, insecure_small_key: bool) -> None:
+    """Refuse a key that is too small."""
+    smallest = SMALLEST_INSECURE_BITS if insecure_small_key else SMALLEST_BITS
+    if bits < smallest:
+        hint = "" if insecure_small_key else " unless insecure-small-key is set"
+        raise ValueError(f"key-bits must be >= {smallest}{hint}, got {bits}")
+
+
+def _random_prime(bits: int) -> mpz:
+    """A uniform prime among those of ``bits`` bits whose two highest bits are set."""
+    while True:
+        candidate = mpz(secrets.randbits(bits)) | (mpz(3) << (bits - 2)) | 1
+        if gmpy2.is_prime(candidate, PRIME_ROUNDS):
+            return candidate

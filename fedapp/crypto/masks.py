@@ -1,0 +1,111 @@
+"""Masks: the n-th residues r^n mod n^2 that make Paillier's ciphertexts random.
+
+**With the public key** masks must also hide from the key's owner, who can divide a result by the
+masks of the rows it sent and so test which rows were added. So they are uniform up to a statistical
+distance, whatever one knows. The first masks of a process are r^n for a fresh uniform unit r mod n
+each. Once there are M of them, ``BASE_BYTES * 8 * M >= b + 128`` for n of b bits, a mask is
+
+    u_1^e_1 * ... * u_M^e_M mod n^2,    e_j uniform in [0, 2^24), fresh for each mask,
+
+of these first masks u_j, a ninth of the work. By the leftover hash lemma it is, even to one who
+knows all u_j, within 1/2 sqrt(|G| C - 1) of uniform in the group G of n-th residues, where C is the
+chance that two such products of the same random bases agree. With g the common divisor of all
+differences of exponents, they agree with chance |{x in G: x^g = 1}| / |G| <= g^2 / |G|, as G is a
+product of two cyclic groups; g divides M differences with chance below (1/g + 2^-24)^M; and all
+differences are 0 with chance 2^(-24 M). So
+
+    |G| C - 1 < sum over g >= 2 of g^2 (1/g + 2^-24)^M + |G| 2^(-24 M) < 5 * 2^-M + 2^-128,
+
+and at 2048 bits (M = 91) a mask is within 2^-45 of uniform and of independence from all others.
+Powers of a single base would not do: G is not cyclic, so the owner would see each result's coset
+of the group that the base generates, which is that of the product of the rows' own masks.
+
+**With the private key** a mask is a uniform power of one base mod p^2 and, with an exponent of its
+own, of one mod q^2. The n-th residues mod p^2 are a cyclic group of order p - 1, so the mask is a
+uniform n-th residue, up to 2^-63, where both bases generate theirs. A base is drawn until no prime
+below 2^16 divides the index of what it generates; the chance that a larger prime does is below
+2^-18 over the draws of key and base. Those who read these ciphertexts know neither p nor q, and
+Paillier's assumption is all they are up against: nobody tells n-th residues mod n^2 from units.
+
+Source: Paillier 1999; Impagliazzo, Levin and Luby, Pseudo-random generation from one-way functions,
+1989 (the lemma).
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+
+import gmpy2
+from gmpy2 import mpz, powmod
+
+from fedapp.crypto.fixed_base import FixedBases, fixed_bases
+from fedapp.crypto.keys import PrivateKey, PublicKey
+
+# Of the exponents e_j.
+BASE_BYTES = 3
+# Exponents together are longer than the group's order by this much.
+SLACK_BITS, OWNER_SLACK_BITS = 128, 64
+# Small enough to try all primes below in milliseconds.
+SMALL_PRIME_BOUND = 1 << 16
+
+
+class PublicMasks:
+    """Masks under a public key: fresh ones first, then products of powers of those."""
+
+    def __init__(self, key: PublicKey) -> None:
+        self.n_bases = -(-(key.bits + SLACK_BITS) // (8 * BASE_BYTES))
+        self._key = key
+        self._bases: list[mpz] = []
+
+    def draw(self, n_masks: int) -> list[mpz]:
+        """Masks within 2^-45 of uniform and independent, at 2048 bits."""
+        fresh = [self._fresh() for _ in range(min(n_masks, self.n_bases - len(self._bases)))]
+        self._bases += fresh
+        if len(fresh) == n_masks:
+            return fresh
+        return fresh + self._tables.random_powers(n_masks - len(fresh))
+
+    @functools.cached_property
+    def _tables(self) -> FixedBases:
+        """Powers of the first masks."""
+        return fixed_bases(self._bases, self._key.n_squared, BASE_BYTES)
+
+    def _fresh(self) -> mpz:
+        """r^n mod n^2 for a uniform unit r."""
+        while True:
+            unit = mpz(secrets.randbelow(int(self._key.n)))
+            if gmpy2.gcd(unit, self._key.n) == 1:
+                return powmod(unit, self._key.n, self._key.n_squared)
+
+
+@functools.lru_cache(maxsize=1)
+def public_masks(key: PublicKey) -> PublicMasks:
+    """This process's masks under a key, kept for the next call."""
+    return PublicMasks(key)
+
+
+@functools.lru_cache(maxsize=1)
+def owner_masks(key: PrivateKey) -> tuple[FixedBases, FixedBases]:
+    """Masks mod p^2 and mod q^2 by ``random_powers``, kept for the next call."""
+    return _residues(key.p, key.q), _residues(key.q, key.p)
+
+
+def _residues(p: mpz, q: mpz) -> FixedBases:
+    """Powers of an n-th residue mod p^2 that generates all of them, as far as small primes tell."""
+    primes = _small_factors(p - 1)
+    n_bytes = -(-(int(p.bit_length()) + OWNER_SLACK_BITS) // 8)
+    while True:
+        unit = mpz(1 + secrets.randbelow(int(p - 1)))
+        if all(powmod(unit, (p - 1) // prime, p) != 1 for prime in primes):
+            return fixed_bases([powmod(unit, p * q, p**2)], p**2, n_bytes)
+
+
+def _small_factors(number: mpz) -> list[int]:
+    """Primes below ``SMALL_PRIME_BOUND`` that divide a number."""
+    factors, prime = [], mpz(2)
+    while prime < SMALL_PRIME_BOUND:
+        if number % prime == 0:
+            factors.append(int(prime))
+        prime = gmpy2.next_prime(prime)
+    return factors

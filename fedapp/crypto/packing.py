@@ -1,0 +1,280 @@
+"""Gradients as integers, and many integers in one plaintext.
+
+A plaintext is a row of signed fields of one width: a row's gradient and hessian of every output,
+and in a reply many such pairs side by side::
+
+    plaintext = sum over i of field[i] * 2^(width * i)
+
+              slot 1                 slot 0          slot = all outputs of one row or sum
+    ... | g1 | h1 | g0 | h0 || g1 | h1 | g0 | h0 |
+
+Adding plaintexts adds field by field, and multiplying by a power of two moves whole slots.
+
+Head-room: a row's field is at most 2^precision in absolute value, and a sum has at most n_rows
+rows, each once. With width = precision + bits of n_rows + 1, a field of a sum has absolute value
+
+    n_rows * 2^precision <= (2^bits - 1) * 2^precision < 2^(width - 1),
+
+so fields are the plaintext's balanced digits in base 2^width and come back one by one, lowest
+first. k of them make up a plaintext below 2^(width k - 1) in absolute value, since
+
+    sum of (2^(width - 1) - 1) 2^(width i) < 2^(width k - 1).
+
+A key n of b bits holds plaintexts up to (n - 1) / 2 >= 2^(b - 2) in absolute value, so k fields fit
+where width * k <= b - 1. No count of rows is needed to undo an offset, and none is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+# Gradient and hessian.
+PAIR = 2
+# A float64's digits: a value is off by less than 2^-53 of the largest, as when XGBoost adds it up.
+PRECISION = 53
+# Fixed-point values pass through int64.
+MOST_PRECISION = 62
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPoint:
+    """Reals as multiples of ``2**(exponent - precision)``, one scale for each of a pair.
+
+    A float32 above ``2**(exponent - precision + 23)`` in absolute value comes back exactly, and a
+    smaller one is off by at most half a multiple.
+
+    Parameters
+    ----------
+    exponents : of the bounds ``2**exponent`` of gradients and hessians.
+    precision : int, bits.
+    """
+
+    exponents: tuple[int, int]
+    precision: int = PRECISION
+
+    @staticmethod
+    def covering(gradients: npt.NDArray[np.float32], precision: int = PRECISION) -> FixedPoint:
+        """The finest scales that hold all rows.
+
+        Parameters
+        ----------
+        gradients : float32, shape (n_rows, n_outputs, 2): gradients and hessians.
+        precision : int, bits, 1 to 62.
+
+        Raises
+        ------
+        ValueError : a value is not finite, or ``precision`` is out of range.
+        """
+        if not 1 <= precision <= MOST_PRECISION:
+            raise ValueError(f"precision must be 1 to {MOST_PRECISION}, got {precision}")
+        _check_finite(gradients)
+        largest = np.abs(gradients).max(axis=(0, 1), initial=0)
+        first, second = (int(np.frexp(np.float64(value))[1]) for value in largest)
+        return FixedPoint((first, second), precision)
+
+    def encode(self, gradients: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """Nearest multiples.
+
+        Parameters
+        ----------
+        gradients : float32, shape (n_rows, n_outputs, 2): gradients and hessians.
+
+        Returns
+        -------
+        int64, same shape, at most ``2**precision`` in absolute value.
+
+        Raises
+        ------
+        ValueError : a value is not finite or too large, or a hessian is negative.
+        """
+        _check_finite(gradients)
+        n_negative = int((gradients[..., 1] < 0).sum())
+        if n_negative:
+            raise ValueError(f"hessians must be >= 0, got {n_negative} that are not")
+        shifts = self.precision - np.array(self.exponents)
+        multiples = np.rint(np.ldexp(gradients.astype(np.float64), shifts))
+        n_large = int((np.abs(multiples) > 2.0**self.precision).sum())
+        if n_large:
+            limits = " and ".join(f"2^{exponent}" for exponent in self.exponents)
+            raise ValueError(f"gradients must be at most {limits}, got {n_large} that are not")
+        integers: npt.NDArray[np.int64] = multiples.astype(np.int64)
+        return integers
+
+    def decode(self, sums: Sequence[Sequence[int]], n_outputs: int) -> Floats:
+        """Sums of multiples as reals, rounded once.
+
+        Parameters
+        ----------
+        sums : n sums of ``2 * n_outputs`` integers of any length.
+
+        Returns
+        -------
+        float64, shape (n, n_outputs, 2).
+        """
+        multiples = np.array([[float(field) for field in fields] for fields in sums])
+        shifts = np.array(self.exponents) - self.precision
+        reals: Floats = np.ldexp(multiples.reshape(-1, n_outputs, PAIR), shifts)
+        return reals
+
+
+@dataclass(frozen=True, slots=True)
+class PairLayout:
+    """How fields lie in plaintexts under a key; the same at every party.
+
+    Parameters
+    ----------
+    key_bits : int: bits of the key's n.
+    n_rows : int, >= 1: most rows that a sum can have.
+    n_outputs : int, >= 1: pairs of a row, one a class where all classes travel together.
+    precision : int, bits of ``FixedPoint``.
+
+    Raises
+    ------
+    ValueError : a number is out of range, or one row's pairs do not fit in a plaintext.
+    """
+
+    key_bits: int
+    n_rows: int
+    n_outputs: int = 1
+    precision: int = PRECISION
+
+    def __post_init__(self) -> None:
+        for name in ("n_rows", "n_outputs", "precision"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.n_slots < 1:
+            what = f"{self.n_outputs} pairs of {self.field_bits} bits"
+            raise ValueError(f"key-bits must be > {self.slot_bits} for {what}, got {self.key_bits}")
+
+    @property
+    def n_fields(self) -> int:
+        """Fields of a slot."""
+        return PAIR * self.n_outputs
+
+    @property
+    def field_bits(self) -> int:
+        """Width of a field, with room for a sum of ``n_rows`` rows and a sign."""
+        return self.precision + self.n_rows.bit_length() + 1
+
+    @property
+    def slot_bits(self) -> int:
+        """Width of a slot: all fields of a row, or of a sum of rows."""
+        return self.field_bits * self.n_fields
+
+    @property
+    def n_slots(self) -> int:
+        """Slots of a plaintext."""
+        return (self.key_bits - 1) // self.slot_bits
+
+    def n_plaintexts(self, n_sums: int) -> int:
+        """Plaintexts that hold this many sums, all full but for the last."""
+        return -(-n_sums // self.n_slots)
+
+    def pack(self, fields: npt.NDArray[np.int64]) -> list[int]:
+        """One plaintext a row, the row's fields in slot 0.
+
+        Parameters
+        ----------
+        fields : int64, shape (n_rows, n_outputs, 2), from ``FixedPoint.encode``.
+
+        Returns
+        -------
+        n_rows integers, below ``2**(slot_bits - 1)`` in absolute value.
+
+        Raises
+        ------
+        ValueError : another number of outputs, or a field beyond ``2**precision``.
+        """
+        if fields.shape[1:] != (self.n_outputs, PAIR):
+            shape = f"(n, {self.n_outputs}, {PAIR})"
+            raise ValueError(f"fields must be of shape {shape}, got {fields.shape}")
+        n_large = int((np.abs(fields) > 1 << self.precision).sum())
+        if n_large:
+            raise ValueError(f"fields must be at most 2^{self.precision}, got {n_large} above")
+        # The hessian first: it is the lower of a pair.
+        columns = fields[:, :, ::-1].reshape(len(fields), self.n_fields).T
+        plaintexts = [0] * len(fields)
+        for column in columns[::-1]:
+            pairs = zip(plaintexts, column.tolist(), strict=True)
+            plaintexts = [(high << self.field_bits) + low for high, low in pairs]
+        return plaintexts
+
+    def unpack(self, plaintexts: Sequence[int], n_sums: int) -> list[list[int]]:
+        """Fields of the sums in some plaintexts.
+
+        Parameters
+        ----------
+        plaintexts : ``n_plaintexts(n_sums)`` integers with a sign.
+        n_sums : int, >= 0.
+
+        Returns
+        -------
+        n_sums lists of ``n_fields`` integers: gradient and hessian of each output.
+
+        Raises
+        ------
+        ValueError : another number of plaintexts, or a sum that ``n_rows`` rows cannot have.
+        """
+        if len(plaintexts) != self.n_plaintexts(n_sums):
+            wanted = self.n_plaintexts(n_sums)
+            raise ValueError(f"plaintexts must be {wanted} in number, got {len(plaintexts)}")
+        sums: list[list[int]] = []
+        for plaintext in plaintexts:
+            rest = plaintext
+            for _ in range(min(self.n_slots, n_sums - len(sums))):
+                fields, rest = self._lowest_slot(rest)
+                sums.append(fields)
+            if rest:
+                raise ValueError("plaintexts must be 0 past their last slot, got one that is not")
+        return sums
+
+    def _lowest_slot(self, plaintext: int) -> tuple[list[int], int]:
+        """Fields of slot 0, and what is above it."""
+        width, limit = self.field_bits, self.n_rows << self.precision
+        half, mask = 1 << (width - 1), (1 << width) - 1
+        fields = []
+        for place in range(self.n_fields):
+            field = ((plaintext + half) & mask) - half
+            plaintext = (plaintext - field) >> width
+            # Hessians, in the even places, are sums of what is never negative.
+            if not (0 if place % PAIR == 0 else -limit) <= field <= limit:
+                raise ValueError(f"sums must be of at most {self.n_rows} rows, got one beyond")
+            fields.append(field)
+        return _swap_pairs(fields), plaintext
+
+
+def grouped_layouts(
+    key_bits: int, n_rows: int, n_outputs: int, precision: int = PRECISION
+) -> tuple[PairLayout, ...]:
+    """Layouts of several ciphertexts a row, where one cannot hold the pairs of all outputs.
+
+    Returns
+    -------
+    As few layouts as there can be; their outputs follow each other and differ by one at most.
+
+    Raises
+    ------
+    ValueError : see ``PairLayout``.
+    """
+    single = PairLayout(key_bits, n_rows, 1, precision)
+    n_groups = -(-n_outputs // single.n_slots)
+    sizes = [len(part) for part in np.array_split(np.arange(n_outputs), n_groups)]
+    return tuple(PairLayout(key_bits, n_rows, size, precision) for size in sizes)
+
+
+def _swap_pairs(fields: list[int]) -> list[int]:
+    """From hessian, gradient, hessian, gradient to the order of the arrays."""
+    return [fields[place ^ 1] for place in range(len(fields))]
+
+
+def _check_finite(gradients: npt.NDArray[np.float32]) -> None:
+    """Refuse NaN and infinities."""
+    n_wrong = int((~np.isfinite(gradients)).sum())
+    if n_wrong:
+        raise ValueError(f"gradients must be finite, got {n_wrong} that are not")

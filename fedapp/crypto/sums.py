@@ -1,0 +1,268 @@
+"""Sums of encrypted rows per tree node, column and bin, packed into few ciphertexts.
+
+A sum is a product of ciphertexts mod n^2, and one product costs microseconds, so there should be
+few. Columns are taken together where that helps: the rows of a tree node that have the same bins in
+both of two columns are multiplied once into a joint cell, and the cells, far fewer than rows, into
+the bins of either column.
+
+    rows      --->  cells (column 0 x column 1)  --->  bins of column 0
+    20,000          1,024                        --->  bins of column 1
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from gmpy2 import mpz, powmod
+
+from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
+from fedapp.crypto.keys import PrivateKey, PublicKey
+from fedapp.crypto.masks import public_masks
+from fedapp.crypto.packing import FixedPoint, PairLayout
+from fedapp.crypto.paillier import (
+    check_ciphertexts,
+    decrypt,
+    encrypt,
+    rerandomise,
+    share_out,
+)
+from fedapp.crypto.workers import Workers
+
+Ints = npt.NDArray[np.int64]
+# None where no row falls: a sum without a ciphertext, which is packed as 0.
+Sums = list[mpz | None]
+
+# Fewer rows than this are not worth a message to another process.
+FEWEST_ROWS = 256
+
+
+def sum_rows(
+    key: PublicKey,
+    ciphertexts: Bytes,
+    codes: npt.NDArray[np.uint8 | np.uint16],
+    offsets: Ints,
+    nodes: npt.NDArray[np.int32],
+    n_nodes: int,
+    workers: Workers,
+) -> Sums:
+    """Sum encrypted rows per tree node, column and bin.
+
+    Parameters
+    ----------
+    ciphertexts : uint8, shape (n_rows, ciphertext_bytes), checked.
+    codes : uint8 or uint16, shape (n_rows, n_columns): bin of a value; where values are missing
+    their bin is one more bin of the column, by custom the last.
+    offsets : int64, shape (n_columns + 1,): bins of column f are ``offsets[f]`` to
+    ``offsets[f+1]``.
+    nodes : int32, shape (n_rows,): slot of the row's node among those to sum, -1 for none.
+    n_nodes : int, >= 0.
+    workers : processes to share the work.
+
+    Returns
+    -------
+    ``n_nodes * offsets[-1]`` sums, the bins of a node one after the other; they must be packed, or
+    re-randomised, before they leave.
+
+    Raises
+    ------
+    ValueError : shapes differ, or a code or a node is out of range.
+    """
+    _check_rows(len(ciphertexts), codes, offsets, nodes, n_nodes)
+    rows = np.flatnonzero(nodes >= 0)
+    n_parts = min(workers.n_workers, max(1, len(rows) // FEWEST_ROWS))
+    calls = [
+        (key.n_squared, ciphertexts[part], codes[part], offsets, nodes[part], n_nodes)
+        for part in np.array_split(rows, n_parts)
+    ]
+    first, *others = workers.run(_sum_part, calls)
+    sums: Sums = first
+    for other in others:
+        _multiply_into(sums, range(len(other)), other, key.n_squared)
+    return sums
+
+
+def pack_sums(key: PublicKey, sums: Sums, layout: PairLayout, workers: Workers) -> Bytes:
+    """Put sums side by side in few ciphertexts, each under a fresh mask: fit to leave.
+
+    Parameters
+    ----------
+    sums : n sums; None stands for 0.
+    workers : processes to share the work.
+
+    Returns
+    -------
+    uint8, shape (layout.n_plaintexts(n), ciphertext_bytes).
+    """
+    slots = layout.n_slots
+    shares = share_out(layout.n_plaintexts(len(sums)), workers)
+    calls = [(key, sums[first * slots : last * slots], layout) for first, last in shares]
+    parts = workers.run(_pack, calls)
+    return to_bytes_array(itertools.chain.from_iterable(parts), key.ciphertext_bytes)
+
+
+def read_sums(
+    key: PrivateKey,
+    ciphertexts: Bytes,
+    layout: PairLayout,
+    scale: FixedPoint,
+    n_sums: int,
+    workers: Workers,
+) -> npt.NDArray[np.float64]:
+    """Decrypt, range-check and unpack what ``pack_sums`` made.
+
+    Parameters
+    ----------
+    ciphertexts : uint8, shape (layout.n_plaintexts(n_sums), ciphertext_bytes); checked here.
+    scale : that of the rows.
+    n_sums : int, >= 0.
+    workers : processes to share the work.
+
+    Returns
+    -------
+    float64, shape (n_sums, n_outputs, 2): sums of gradients and hessians, exact sums of the rows'
+    fixed-point values rounded once.
+
+    Raises
+    ------
+    ValueError : not ciphertexts under this key, another number of them, or a sum out of range.
+    """
+    check_ciphertexts(key.public, ciphertexts)
+    fields = layout.unpack(decrypt(key, ciphertexts, workers), n_sums)
+    return scale.decode(fields, layout.n_outputs)
+
+
+def self_test(key: PrivateKey) -> None:
+    """Encrypt, add, pack, re-randomise, decrypt and compare, on a few rows with known sums.
+
+    Raises
+    ------
+    RuntimeError : a sum came out wrong.
+    """
+    gradients = np.array([[-1, 0.25], [0.5, 0.125], [1, 0]], dtype=np.float32)[:, None]
+    scale, workers = FixedPoint((1, 0)), Workers(1)
+    layout = PairLayout(key.public.bits, len(gradients))
+    rows = encrypt(key, layout.pack(scale.encode(gradients)), workers)
+    masked = rerandomise(key.public, rows, workers)
+    codes, nodes = np.array([[0], [0], [2]], np.uint8), np.zeros(3, np.int32)
+    sums = sum_rows(key.public, masked, codes, np.array([0, 3]), nodes, 1, workers)
+    reply = pack_sums(key.public, sums, layout, workers)
+    found = read_sums(key, reply, layout, scale, 3, workers)
+    if (masked == rows).all(axis=1).any() or found[:, 0].tolist() != [
+        [-0.5, 0.375],
+        [0, 0],
+        [1, 0],
+    ]:
+        raise RuntimeError("Paillier arithmetic must give back known sums, got others")
+
+
+def _check_rows(
+    n_rows: int,
+    codes: npt.NDArray[np.uint8 | np.uint16],
+    offsets: Ints,
+    nodes: npt.NDArray[np.int32],
+    n_nodes: int,
+) -> None:
+    """Refuse what does not fit together."""
+    if codes.shape != (n_rows, len(offsets) - 1):
+        raise ValueError(f"codes must be of shape {(n_rows, len(offsets) - 1)}, got {codes.shape}")
+    if nodes.shape != (n_rows,):
+        raise ValueError(f"nodes must be of shape {(n_rows,)}, got {nodes.shape}")
+    if n_rows and not -1 <= nodes.min() <= nodes.max() < n_nodes:
+        raise ValueError(f"nodes must be -1 to {n_nodes - 1}, got {nodes.min()} to {nodes.max()}")
+    if (codes >= np.diff(offsets)).any():
+        raise ValueError("codes must be below their column's bins, got one that is not")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cells:
+    """Where rows fall that are told apart by node and some columns' bins."""
+
+    columns: tuple[int, ...]
+    first_rows: Ints  # of each cell
+    cell_ids: Ints  # of each row
+
+    @property
+    def n_products(self) -> int:
+        """Products that the bins of these columns take, up to a constant."""
+        return len(self.cell_ids) + (len(self.columns) - 1) * len(self.first_rows)
+
+
+def _cells(columns: tuple[int, ...], bin_ids: Ints) -> _Cells:
+    """Tell rows apart by some columns of ``bin_ids``."""
+    cell_ids = bin_ids[:, columns[0]]
+    for column in columns[1:]:
+        # Each step numbers the cells anew, so that the product never leaves 64 bits.
+        cell_ids = np.unique(cell_ids, return_inverse=True)[1]
+        cell_ids = cell_ids * (bin_ids[:, column].max(initial=0) + 1) + bin_ids[:, column]
+    _, first_rows, cell_ids = np.unique(cell_ids, return_index=True, return_inverse=True)
+    return _Cells(columns, first_rows, cell_ids)
+
+
+def _group_columns(bin_ids: Ints) -> list[_Cells]:
+    """Take columns together, those of few bins first, while that saves products."""
+    singles = [_cells((column,), bin_ids) for column in range(bin_ids.shape[1])]
+    groups: list[_Cells] = []
+    for single in sorted(singles, key=lambda cells: len(cells.first_rows)):
+        if groups:
+            joint = _cells(groups[-1].columns + single.columns, bin_ids)
+            if joint.n_products < groups[-1].n_products + len(bin_ids):
+                groups[-1] = joint
+                continue
+        groups.append(single)
+    return groups
+
+
+def _sum_part(
+    n_squared: mpz,
+    ciphertexts: Bytes,
+    codes: npt.NDArray[np.uint8 | np.uint16],
+    offsets: Ints,
+    nodes: npt.NDArray[np.int32],
+    n_nodes: int,
+) -> Sums:
+    """Sums of some of the rows."""
+    rows = from_bytes_array(ciphertexts)
+    bin_ids = nodes[:, None].astype(np.int64) * offsets[-1] + offsets[:-1] + codes
+    sums: Sums = [None] * (n_nodes * int(offsets[-1]))
+    for group in _group_columns(bin_ids):
+        cells: Sums = [None] * len(group.first_rows)
+        _multiply_into(cells, group.cell_ids.tolist(), rows, n_squared)
+        for column in group.columns:
+            places = bin_ids[group.first_rows, column].tolist()
+            _multiply_into(sums, places, cells, n_squared)
+    return sums
+
+
+def _multiply_into(sums: Sums, places: Sequence[int], values: Sums, modulus: mpz) -> None:
+    """Multiply each value into the sum at its place."""
+    for place, value in zip(places, values, strict=True):
+        old = sums[place]
+        if old is None:
+            sums[place] = value
+        elif value is not None:
+            sums[place] = old * value % modulus
+
+
+def _pack(key: PublicKey, sums: Sums, layout: PairLayout) -> list[mpz]:
+    """One call's ciphertexts, each of several sums and under a fresh mask."""
+    parts = [sums[first : first + layout.n_slots] for first in range(0, len(sums), layout.n_slots)]
+    masks, n_squared = public_masks(key).draw(len(parts)), key.n_squared
+    return [
+        _side_by_side(part, layout.slot_bits, n_squared) * mask % n_squared
+        for part, mask in zip(parts, masks, strict=True)
+    ]
+
+
+def _side_by_side(sums: Sums, slot_bits: int, n_squared: mpz) -> mpz:
+    """Sums in one ciphertext, the first in the lowest slot, by Horner's rule."""
+    shift, packed = mpz(1) << slot_bits, mpz(1)
+    for value in reversed(sums):
+        if packed != 1:
+            packed = powmod(packed, shift, n_squared)
+        if value is not None:
+            packed = packed * value % n_squared
+    return packed

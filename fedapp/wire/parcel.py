@@ -1,0 +1,157 @@
+"""A message as bytes, so that it can be sealed.
+
+::
+
+    8 bytes     length of the header, little-endian
+    header      JSON: {"name": ..., "scalars": {...}, "arrays": [[name, dtype, shape], ...]}
+    arrays      raw C-order bytes, one after the other
+
+Blanks at the header's end and the order of the arrays, wide items first, put every array at a
+multiple of its item size; numba compiles a function again for arrays that stand elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from fedapp.errors import ProtocolError
+from fedapp.messages.fields import Array
+from fedapp.wire.codec import Content, Scalar
+
+PREFIX_BYTES = ALIGNMENT = 8
+DTYPE = re.compile(r"\|[ui]1|[<>](?:[ui][248]|f[248])")
+INT64 = range(-(2**63), 2**63)
+HEADER_KEYS = {"name", "scalars", "arrays"}
+
+Layout = list[tuple[str, str, list[int]]]
+
+
+def to_bytes(content: Content) -> bytes:
+    """Lay a message out as bytes.
+
+    Raises
+    ------
+    ProtocolError : a scalar or an array is of a kind that no message has.
+    """
+    for name, value in content.scalars.items():
+        if not _is_scalar(value):
+            rule = f"must be a finite number, a text or a list of texts, got {type(value).__name__}"
+            raise ProtocolError("sender", content.name, name, rule)
+    for name, array in content.arrays.items():
+        if not DTYPE.fullmatch(array.dtype.str):
+            rule = f"must be whole numbers or floats of 1 to 8 bytes, got {array.dtype}"
+            raise ProtocolError("sender", content.name, name, rule)
+    arrays = sorted(content.arrays.items(), key=lambda item: -item[1].dtype.itemsize)
+    header = {
+        "name": content.name,
+        "scalars": dict(content.scalars),
+        "arrays": [(name, array.dtype.str, array.shape) for name, array in arrays],
+    }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    prefix = len(text).to_bytes(PREFIX_BYTES, "little")
+    raw = [np.ascontiguousarray(array).data for _, array in arrays]
+    return b"".join([prefix, text, *raw])
+
+
+def from_bytes(data: bytes, party: str) -> Content:
+    """Read what ``to_bytes`` laid out.
+
+    Parameters
+    ----------
+    data : bytes of one message, all of them.
+    party : who sent them, for errors.
+
+    Returns
+    -------
+    The message; its arrays are read-only views of ``data``.
+
+    Raises
+    ------
+    ProtocolError : anything is not as ``to_bytes`` writes it.
+    """
+    start = PREFIX_BYTES + int.from_bytes(data[:PREFIX_BYTES], "little")
+    if not PREFIX_BYTES < start <= len(data):
+        raise ProtocolError(party, "message", "header", f"must be whole, got {len(data)} bytes")
+    try:
+        name, scalars, layout = _read_header(data[PREFIX_BYTES:start])
+    except (ValueError, RecursionError) as error:
+        rule = f"must be fedapp's, got {error}"
+        raise ProtocolError(party, "message", "header", rule) from error
+    return Content(name, scalars, _views(data, start, layout, party, name))
+
+
+def _views(data: bytes, start: int, layout: Layout, party: str, message: str) -> dict[str, Array]:
+    """The arrays, which must fill the rest of ``data``."""
+    arrays = {}
+    for name, code, shape in layout:
+        dtype, n_items = np.dtype(code), math.prod(shape)
+        stop = start + n_items * dtype.itemsize
+        if stop > len(data):
+            rule = f"must fill its shape, got {len(data) - start} of {stop - start} bytes"
+            raise ProtocolError(party, message, name, rule)
+        try:
+            arrays[name] = np.frombuffer(data, dtype, n_items, start).reshape(shape)
+        except ValueError as error:
+            raise ProtocolError(party, message, name, f"must have a shape, got {error}") from error
+        start = stop
+    if start != len(data):
+        rule = f"must be the end, got {len(data) - start} bytes after them"
+        raise ProtocolError(party, message, "arrays", rule)
+    return arrays
+
+
+def _read_header(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
+    """Name, scalars, and name, dtype and shape of every array; ValueError says what it is instead.
+
+    No text from the header stands in an error.
+    """
+    header = json.loads(text.decode(), object_pairs_hook=_no_repeats)
+    if not isinstance(header, dict) or set(header) != HEADER_KEYS:
+        raise ValueError("other keys")
+    name, scalars, layout = header["name"], header["scalars"], header["arrays"]
+    if not isinstance(name, str) or not isinstance(scalars, dict) or not isinstance(layout, list):
+        raise ValueError("values of other types")
+    if not all(_is_scalar(value) for value in scalars.values()):
+        raise ValueError("a scalar of another type or range")
+    if not all(_is_entry(entry) for entry in layout):
+        raise ValueError("an array of another form")
+    _no_repeats([*scalars.items(), *((entry[0], entry) for entry in layout)])
+    return name, scalars, [(field, code, shape) for field, code, shape in layout]
+
+
+def _no_repeats(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """A dictionary of names that all differ."""
+    pairs = list(pairs)
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name twice")
+    return found
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(part, str) for part in value)
+    if type(value) is int:
+        return value in INT64
+    return isinstance(value, bool | str) or (type(value) is float and math.isfinite(value))
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether it is [name, dtype, shape] of an array."""
+    if not isinstance(entry, list) or len(entry) != 3:
+        return False
+    name, code, shape = entry
+    return (
+        isinstance(name, str)
+        and isinstance(code, str)
+        and DTYPE.fullmatch(code) is not None
+        and isinstance(shape, list)
+        and all(type(size) is int and 0 <= size < INT64.stop for size in shape)
+    )

@@ -1,0 +1,160 @@
+"""How long the encrypted steps of one SecureBoost tree take, beside phe.
+
+The active party encrypts a packed pair of gradient and hessian a row; a passive party sums the root
+level, packs the sums and re-randomises them; the active party checks, decrypts and unpacks. Every
+run's sums are compared with those of the plain integers. phe encrypts, adds and decrypts a few
+numbers in this process, and its times are scaled to as many as are needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from phe.paillier import EncryptedNumber
+
+from fedapp.crypto.keys import PrivateKey, generate_key
+from fedapp.crypto.packing import FixedPoint, PairLayout
+from fedapp.crypto.paillier import check_ciphertexts, encrypt
+from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
+from fedapp.crypto.workers import Workers
+from simulations.bench import peak_bytes
+
+N_ROWS, N_COLUMNS, N_BINS = 20_000, 11, 32
+SEED, REPEATS, N_WORKERS = 42, 5, 2
+PHE_PAIRS, PHE_ADDITIONS = 10, 1000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """One tree's gradients, and the bins of a passive party's columns, the last for missing."""
+
+    gradients: npt.NDArray[np.float32]
+    codes: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+    nodes: npt.NDArray[np.int32]
+
+    @property
+    def n_sums(self) -> int:
+        """Bins of all columns."""
+        return int(self.offsets[-1])
+
+
+def draw_rows() -> Rows:
+    """Logistic gradients; bins of equal size, a row in 33 missing."""
+    rng = np.random.default_rng(SEED)
+    predictions = rng.random(N_ROWS, dtype=np.float32)
+    truth = (rng.random(N_ROWS) < predictions).astype(np.float32)
+    gradients = np.stack([predictions - truth, predictions * (1 - predictions)], axis=-1)[:, None]
+    codes = rng.integers(0, N_BINS + 1, (N_ROWS, N_COLUMNS)).astype(np.uint8)
+    offsets = np.arange(N_COLUMNS + 1) * (N_BINS + 1)
+    return Rows(gradients, codes, offsets, np.zeros(N_ROWS, np.int32))
+
+
+def plain_sums(rows: Rows, scale: FixedPoint) -> npt.NDArray[np.float64]:
+    """The sums that must come back, from integers of any length."""
+    fields = scale.encode(rows.gradients)[:, 0].astype(object)
+    sums = np.zeros((rows.n_sums, 2), dtype=object)
+    for column, start in enumerate(rows.offsets[:-1]):
+        np.add.at(sums, start + rows.codes[:, column].astype(np.int64), fields)
+    return scale.decode(sums.tolist(), 1)
+
+
+def time_tree(key: PrivateKey, rows: Rows, workers: Workers) -> dict[str, float]:
+    """Seconds of every step of one root level, whose sums are checked."""
+    seconds: dict[str, float] = {}
+
+    def timed(step: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        start = time.perf_counter()
+        result = function(*arguments)
+        seconds[step] = time.perf_counter() - start
+        return result
+
+    public, layout = key.public, PairLayout(key.public.bits, N_ROWS)
+    scale = FixedPoint.covering(rows.gradients)
+    plaintexts = timed("encode", lambda: layout.pack(scale.encode(rows.gradients)))
+    ciphertexts = timed("encrypt", encrypt, key, plaintexts, workers)
+    timed("check", check_ciphertexts, public, ciphertexts)
+    places = (rows.codes, rows.offsets, rows.nodes, 1, workers)
+    sums = timed("sum", sum_rows, public, ciphertexts, *places)
+    reply = timed("pack", pack_sums, public, sums, layout, workers)
+    found = timed("read", read_sums, key, reply, layout, scale, rows.n_sums, workers)
+    if not np.array_equal(found, plain_sums(rows, scale)):
+        raise RuntimeError("decrypted sums must equal the plain ones, got others")
+    seconds["level"] = sum(seconds[step] for step in ("sum", "pack", "read"))
+    return seconds
+
+
+def time_phe(key: PrivateKey, n_sums: int) -> dict[str, float]:
+    """Seconds that phe would take in one process, one pair to a ciphertext."""
+    public, private = key.to_phe().public_key, key.to_phe()
+    start = time.perf_counter()
+    numbers = [public.encrypt(1 << (100 + place)) for place in range(PHE_PAIRS)]
+    encrypted = time.perf_counter()
+    total = EncryptedNumber(public, 1)
+    for place in range(PHE_ADDITIONS):
+        total = total + numbers[place % PHE_PAIRS]
+    added = time.perf_counter()
+    for number in numbers:
+        private.decrypt(number)
+    decrypted = time.perf_counter()
+    return {
+        "encrypt": (encrypted - start) / PHE_PAIRS * N_ROWS,
+        "sum": (added - encrypted) / PHE_ADDITIONS * N_ROWS * N_COLUMNS,
+        "read": (decrypted - added) / PHE_PAIRS * n_sums,
+    }
+
+
+def measure(key_bits: int, n_workers: int) -> dict[str, Any]:
+    """One line of the result: a first tree with cold workers, then the median of warm ones."""
+    rows = draw_rows()
+    key = generate_key(key_bits, insecure_small_key=True)
+    self_test(key)
+    with Workers(n_workers) as workers:
+        cold, *warm = [time_tree(key, rows, workers) for _ in range(REPEATS + 1)]
+    seconds = {step: statistics.median(one[step] for one in warm) for step in cold}
+    layout, phe = PairLayout(key_bits, N_ROWS), time_phe(key, rows.n_sums)
+    width = key.public.ciphertext_bytes
+    return {
+        "bench": "paillier",
+        "key_bits": key_bits,
+        "workers": n_workers,
+        "rows": N_ROWS,
+        "columns": N_COLUMNS,
+        "bins": N_BINS,
+        "sums_per_ciphertext": layout.n_slots,
+        "seed": SEED,
+        "repeats": REPEATS,
+        "seconds": seconds,
+        "cold_seconds": cold,
+        "phe_seconds": phe,
+        "phe_ratio": {step: phe[step] / seconds[step] for step in phe},
+        "bytes": {"rows": N_ROWS * width, "reply": layout.n_plaintexts(rows.n_sums) * width},
+        # Of this process; each other worker holds tables of the same size.
+        "peak_bytes": peak_bytes(),
+        # Above the number of workers, somebody else had the cores as well.
+        "load": os.getloadavg()[0],
+        "versions": {name: version(name) for name in ("fedapp", "gmpy2", "phe", "numpy")},
+    }
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--key-bits", type=int, default=2048)
+    parser.add_argument("--workers", type=int, default=N_WORKERS)
+    arguments = parser.parse_args()
+    print(json.dumps(measure(arguments.key_bits, arguments.workers)))
+
+
+if __name__ == "__main__":
+    main()

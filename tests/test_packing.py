@@ -1,0 +1,158 @@
+"""Fixed-point numbers and packed plaintexts: round trips, head-room, refusals."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from gmpy2 import mpz
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedapp.crypto.integers import from_bytes_array, to_bytes_array
+from fedapp.crypto.packing import FixedPoint, PairLayout
+
+RNG = np.random.default_rng(0)
+UNIT = FixedPoint((0, 0))
+FLOATS = st.floats(-1, 1, width=32)
+
+
+def some_rows(n_rows: int, n_outputs: int = 1) -> np.ndarray:
+    rows = RNG.normal(size=(n_rows, n_outputs, 2)).astype(np.float32)
+    rows[..., 1] = np.abs(rows[..., 1])
+    return rows
+
+
+def side_by_side(layout: PairLayout, slots: list[int]) -> int:
+    """Slots in one plaintext, as ``pack_sums`` lays them under encryption."""
+    return sum(slot << (layout.slot_bits * place) for place, slot in enumerate(slots))
+
+
+@given(st.lists(st.tuples(FLOATS, st.floats(0, 1, width=32)), min_size=1, max_size=20))
+def test_a_value_comes_back_within_half_a_multiple(pairs: list[tuple[float, float]]) -> None:
+    rows = np.array(pairs, dtype=np.float32).reshape(-1, 1, 2)
+    back = UNIT.decode(UNIT.encode(rows).reshape(-1, 2).tolist(), 1)
+    assert (np.abs(back - rows) <= 2.0**-54).all()
+    exact = np.abs(rows) >= 2.0**-30
+    np.testing.assert_array_equal(back[exact], rows[exact])
+
+
+@given(st.floats(2.0**-100, 2.0**100, width=32), st.integers(24, 62))
+def test_the_scale_covers_the_largest_value_and_keeps_it_exact(
+    largest: float, precision: int
+) -> None:
+    rows = np.array([[[-largest, largest / 4]]], dtype=np.float32)
+    scale = FixedPoint.covering(rows, precision)
+    back = scale.decode(scale.encode(rows).reshape(1, 2).tolist(), 1)
+    np.testing.assert_array_equal(back, rows)
+    assert largest < 2.0 ** scale.exponents[0] <= 2 * largest
+
+
+def test_rows_of_zeros_have_a_scale() -> None:
+    rows = np.zeros((2, 1, 2), np.float32)
+    assert (FixedPoint.covering(rows).encode(rows) == 0).all()
+
+
+@given(st.integers(1, 4), st.integers(1, 30), st.sampled_from([512, 1024, 2048]))
+def test_slots_come_back_in_their_order(n_outputs: int, n_sums: int, key_bits: int) -> None:
+    layout = PairLayout(key_bits, 1, n_outputs, precision=30)
+    fields = RNG.integers(-(2**30), 2**30, (n_sums, n_outputs, 2), endpoint=True)
+    fields[..., 1] = np.abs(fields[..., 1])
+    slots, size = layout.pack(fields), layout.n_slots
+    plaintexts = [
+        side_by_side(layout, slots[first : first + size]) for first in range(0, n_sums, size)
+    ]
+    assert layout.unpack(plaintexts, n_sums) == fields.reshape(n_sums, -1).tolist()
+
+
+@given(st.integers(1, 2**24), st.integers(1, 62), st.sampled_from([-1, 1]))
+def test_the_largest_sums_of_all_rows_fit_in_every_slot(
+    n_rows: int, precision: int, sign: int
+) -> None:
+    layout = PairLayout(2048, n_rows, precision=precision)
+    largest = np.array([[[sign << precision, 1 << precision]]])
+    slot = layout.pack(largest)[0] * n_rows
+    plaintext = side_by_side(layout, [slot] * layout.n_slots)
+    assert abs(plaintext) < 2**2046
+    limit = n_rows << precision
+    assert layout.unpack([plaintext], layout.n_slots) == [[sign * limit, limit]] * layout.n_slots
+
+
+def test_sums_are_the_exact_sums_rounded_once() -> None:
+    rows = some_rows(1000)
+    scale, layout = FixedPoint.covering(rows), PairLayout(512, 1000)
+    total = sum(layout.pack(scale.encode(rows)))
+    found = scale.decode(layout.unpack([total], 1), 1)[0, 0]
+    for place in range(2):
+        unit = Fraction(2) ** (scale.exponents[place] - scale.precision)
+        exact = sum(Fraction(float(value)) for value in rows[:, 0, place])
+        assert abs(Fraction(float(found[place])) - exact) <= 500 * unit + abs(exact) * 2**-53
+
+
+def test_a_2048_bit_key_holds_the_sums_of_14_bins_of_20000_rows() -> None:
+    layout = PairLayout(2048, 20_000)
+    assert (layout.field_bits, layout.slot_bits, layout.n_slots) == (69, 138, 14)
+    assert layout.n_plaintexts(29) == 3
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused(bad: float) -> None:
+    rows = some_rows(3)
+    rows[1, 0, 0] = bad
+    for refuse in (FixedPoint.covering, UNIT.encode):
+        with pytest.raises(ValueError, match="gradients must be finite, got 1 that are not"):
+            refuse(rows)
+
+
+def test_what_is_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"at most 2\^0 and 2\^0, got 1 that are not"):
+        UNIT.encode(np.float32([[[1.5, 0.5]]]))
+    with pytest.raises(ValueError, match="hessians must be >= 0, got 1 that are not"):
+        UNIT.encode(np.float32([[[0.5, -0.5]]]))
+    with pytest.raises(ValueError, match="precision must be 1 to 62, got 63"):
+        FixedPoint.covering(some_rows(1), 63)
+    layout = PairLayout(512, 3, precision=10)
+    with pytest.raises(ValueError, match=r"fields must be at most 2\^10, got 1 above"):
+        layout.pack(np.array([[[1025, 0]]]))
+    with pytest.raises(ValueError, match=r"shape \(n, 1, 2\), got \(1, 2, 2\)"):
+        layout.pack(np.zeros((1, 2, 2), np.int64))
+
+
+def test_a_layout_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="key-bits must be > 138 for 1 pairs of 69 bits, got 138"):
+        PairLayout(138, 20_000)
+    with pytest.raises(ValueError, match="n_rows must be >= 1, got 0"):
+        PairLayout(2048, 0)
+
+
+@pytest.mark.parametrize(
+    "fields", [[3 * 2**10 + 1, 0], [-3 * 2**10 - 1, 0], [0, 3 * 2**10 + 1], [0, -1]]
+)
+def test_a_sum_that_the_rows_cannot_have_is_refused(fields: list[int]) -> None:
+    layout = PairLayout(512, 3, precision=10)
+    plaintext = (fields[0] << layout.field_bits) + fields[1]
+    with pytest.raises(ValueError, match="sums must be of at most 3 rows, got one beyond"):
+        layout.unpack([plaintext], 1)
+
+
+def test_leftovers_and_wrong_numbers_of_plaintexts_are_refused() -> None:
+    layout = PairLayout(512, 3, precision=10)
+    with pytest.raises(ValueError, match="must be 0 past their last slot"):
+        layout.unpack([1 << layout.slot_bits], 1)
+    with pytest.raises(ValueError, match="plaintexts must be 1 in number, got 2"):
+        layout.unpack([0, 0], 1)
+    assert layout.unpack([], 0) == []
+
+
+@given(st.lists(st.integers(0, 2**64 - 1)), st.integers(8, 20))
+def test_integers_come_back_from_bytes(values: list[int], width: int) -> None:
+    rows = to_bytes_array([mpz(value) for value in values], width)
+    assert rows.shape == (len(values), width)
+    assert from_bytes_array(rows) == values
+
+
+def test_bytes_are_big_endian_and_never_cut_off() -> None:
+    assert to_bytes_array([mpz(258)], 3).tolist() == [[0, 1, 2]]
+    with pytest.raises(OverflowError):
+        to_bytes_array([mpz(256)], 1)

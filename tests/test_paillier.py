@@ -1,0 +1,369 @@
+"""Keys, ciphertexts, masks and sums, beside phe and slow obvious forms."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from gmpy2 import legendre, mpz, powmod
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from phe.paillier import EncryptedNumber, PaillierPublicKey, generate_paillier_keypair
+
+from fedapp.crypto import sums as sums_module
+from fedapp.crypto.fixed_base import fixed_bases
+from fedapp.crypto.integers import from_bytes_array, to_bytes_array
+from fedapp.crypto.keys import PrivateKey, PublicKey, check_public_key, generate_key
+from fedapp.crypto.masks import BASE_BYTES, PublicMasks
+from fedapp.crypto.packing import FixedPoint, PairLayout
+from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt, rerandomise
+from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
+from fedapp.crypto.workers import Workers, n_cores, shared_workers
+
+RNG = np.random.default_rng(0)
+HERE = Workers(1)
+OFFSETS = np.array([0, 2, 7, 40])
+
+
+@pytest.fixture(scope="module")
+def key() -> PrivateKey:
+    return generate_key(512, insecure_small_key=True)
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Workers]:
+    with Workers(2) as workers:
+        yield workers
+
+
+def some_codes(n_rows: int) -> np.ndarray:
+    return RNG.integers(0, np.diff(OFFSETS), (n_rows, 3)).astype(np.uint8)
+
+
+def some_rows(n_rows: int, n_outputs: int = 1) -> np.ndarray:
+    rows = RNG.normal(size=(n_rows, n_outputs, 2)).astype(np.float32)
+    rows[..., 1] = np.abs(rows[..., 1])
+    return rows
+
+
+def naive_sums(
+    fields: np.ndarray, codes: np.ndarray, nodes: np.ndarray, n_nodes: int
+) -> list[list[int]]:
+    """Sums of integers, one row after the other."""
+    n_bins, flat = OFFSETS[-1], fields.reshape(len(fields), -1).tolist()
+    sums = [[0] * len(flat[0]) for _ in range(n_nodes * n_bins)]
+    for row, node in enumerate(nodes):
+        for column in range(codes.shape[1]):
+            if node >= 0:
+                place = node * n_bins + OFFSETS[column] + codes[row, column]
+                sums[place] = [a + b for a, b in zip(sums[place], flat[row], strict=True)]
+    return sums
+
+
+@settings(deadline=None, max_examples=20)
+@given(values=st.lists(st.integers(-(2**510) + 1, 2**510 - 1), max_size=5))
+def test_plaintexts_come_back(key: PrivateKey, values: list[int]) -> None:
+    for who in (key, key.public):
+        ciphertexts = encrypt(who, values, HERE)
+        assert ciphertexts.shape == (len(values), 128)
+        check_ciphertexts(key.public, ciphertexts)
+        assert decrypt(key, ciphertexts, HERE) == values
+
+
+def test_the_largest_plaintexts_come_back(key: PrivateKey) -> None:
+    most = int(key.public.n) // 2
+    assert decrypt(key, encrypt(key, [most, -most, 0], HERE), HERE) == [most, -most, 0]
+    with pytest.raises(ValueError, match="plaintexts must be within n / 2, got 1 that are not"):
+        encrypt(key, [0, most + 1], HERE)
+
+
+def test_phe_reads_what_is_encrypted_here(key: PrivateKey) -> None:
+    theirs = key.to_phe()
+    for who in (key, key.public):
+        values = from_bytes_array(encrypt(who, [123456789, -5], HERE))
+        numbers = [EncryptedNumber(theirs.public_key, int(value), 0) for value in values]
+        assert [theirs.decrypt(number) for number in numbers] == [123456789, -5]
+        assert theirs.decrypt(numbers[0] + numbers[1]) == 123456784
+
+
+def test_what_phe_encrypts_is_read_here() -> None:
+    public, private = generate_paillier_keypair(n_length=512)
+    ours = PrivateKey.from_phe(private)
+    assert PublicKey.from_phe(public) == ours.public
+    numbers = [public.encrypt(value) for value in (42, -7, 0)]
+    rows = to_bytes_array([mpz(number.ciphertext()) for number in numbers], 128)
+    assert decrypt(ours, rows, HERE) == [42, -7, 0]
+    assert decrypt(ours, encrypt(ours, [-3], HERE), HERE) == [-3]
+
+
+def test_keys_survive_the_way_to_phe_and_back(key: PrivateKey) -> None:
+    assert {key.p, key.q} == {mpz(key.to_phe().p), mpz(key.to_phe().q)}
+    assert PrivateKey.from_phe(key.to_phe()).public == key.public
+    assert key.public.to_phe() == PaillierPublicKey(int(key.public.n))
+
+
+def test_a_key_has_the_bits_asked_for_and_keeps_them_from_its_repr(key: PrivateKey) -> None:
+    assert repr(key) == "PrivateKey(bits=512)"
+    assert str(key) == "PrivateKey(bits=512)"
+    assert repr(key.public) == "PublicKey(bits=512)"
+    big = generate_key()
+    assert big.public.bits == 2048
+    assert big.p.bit_length() == big.q.bit_length() == 1024
+    check_public_key(big.public)
+
+
+def test_small_and_odd_keys_are_refused(key: PrivateKey) -> None:
+    rule = "key-bits must be >= 2048 unless insecure-small-key is set, got 2046"
+    with pytest.raises(ValueError, match=rule):
+        generate_key(2046)
+    with pytest.raises(ValueError, match=rule.replace("2046", "512")):
+        check_public_key(key.public)
+    with pytest.raises(ValueError, match="key-bits must be >= 128, got 64"):
+        generate_key(64, insecure_small_key=True)
+    with pytest.raises(ValueError, match="key-bits must be even, got 513"):
+        generate_key(513, insecure_small_key=True)
+
+
+def test_a_modulus_that_is_no_product_of_two_odd_primes_is_refused(key: PrivateKey) -> None:
+    check_public_key(key.public, insecure_small_key=True)
+    for n in (2 * key.p, key.p, key.p**2):
+        with pytest.raises(ValueError, match="n must be the product of two odd primes"):
+            check_public_key(PublicKey(n), insecure_small_key=True)
+
+
+def test_table_powers_are_plain_powers() -> None:
+    modulus, bases = mpz(10**40 + 121), [mpz(987654321), mpz(2)]
+    tables = fixed_bases(bases, modulus, 5)
+    digits = RNG.integers(0, 256, (20, 10)).astype(np.uint8)
+    wanted = []
+    for row in digits:
+        first, second = (int.from_bytes(half.tobytes(), "little") for half in np.split(row, 2))
+        wanted.append(
+            powmod(bases[0], first, modulus) * powmod(bases[1], second, modulus) % modulus
+        )
+    assert tables.powers(digits) == wanted
+    assert len(set(tables.random_powers(50))) == 50
+
+
+def test_public_masks_are_encryptions_of_zero_and_all_differ(key: PrivateKey) -> None:
+    source = PublicMasks(key.public)
+    assert source.n_bases == 27
+    masks = source.draw(20) + source.draw(20) + source.draw(20)
+    assert len(set(masks)) == 60
+    assert decrypt(key, to_bytes_array(masks, 128), HERE) == [0] * 60
+
+
+def test_masks_from_tables_fall_into_every_class_of_small_characters(key: PrivateKey) -> None:
+    """The owner sees whether a mask is a square mod p and mod q; all four answers are as likely."""
+    source = PublicMasks(key.public)
+    source.draw(source.n_bases)
+    counts = {(left, right): 0 for left in (-1, 1) for right in (-1, 1)}
+    for mask in source.draw(800):
+        counts[legendre(mask, key.p), legendre(mask, key.q)] += 1
+    # 200 expected; past six standard deviations.
+    assert min(counts.values()) > 120
+
+
+def test_exponents_are_long_enough_for_the_distance_in_the_docstring() -> None:
+    key = generate_key().public
+    n_bases = PublicMasks(key).n_bases
+    assert n_bases == 91
+    assert 8 * BASE_BYTES * n_bases >= 2048 + 128
+    assert (5 * 2.0**-n_bases + 2.0**-128) ** 0.5 / 2 < 2.0**-45
+
+
+def test_the_owners_masks_are_nth_residues_and_all_differ(key: PrivateKey) -> None:
+    values = from_bytes_array(encrypt(key, [0] * 200, HERE))
+    assert len(set(values)) == 200
+    for value in values:
+        assert powmod(value, (key.p - 1) * (key.q - 1), key.public.n_squared) == 1
+
+
+def test_no_small_prime_divides_the_index_of_the_owners_masks() -> None:
+    small = generate_key(128, insecure_small_key=True)
+    masks = from_bytes_array(encrypt(small, [0] * 64, HERE))
+    for prime in (small.p, small.q):
+        assert not all(powmod(mask, (prime - 1) // 2, prime) == 1 for mask in masks)
+
+
+def test_a_rerandomised_ciphertext_differs_and_means_the_same(key: PrivateKey) -> None:
+    before = encrypt(key, [5, 5, -9, 0], HERE)
+    after = rerandomise(key.public, before, HERE)
+    assert decrypt(key, after, HERE) == [5, 5, -9, 0]
+    assert len(set(from_bytes_array(before)) | set(from_bytes_array(after)) | {mpz(1)}) == 9
+
+
+@pytest.mark.parametrize("spoil", ["zero", "large", "factor"])
+def test_what_is_no_ciphertext_is_refused(key: PrivateKey, spoil: str) -> None:
+    public = key.public
+    value = {"zero": mpz(0), "large": public.n_squared, "factor": key.p * 12345}[spoil]
+    rule = "ciphertexts must be > 0 and < n^2" if spoil != "factor" else "must be prime to n"
+    rows = np.concatenate([encrypt(key, [1], HERE), to_bytes_array([value], 128)])
+    with pytest.raises(ValueError, match=rule.replace("^", r"\^") + ", got 1 that are not"):
+        check_ciphertexts(public, rows)
+
+
+def test_ciphertexts_of_another_form_are_refused(key: PrivateKey) -> None:
+    with pytest.raises(ValueError, match=r"uint8 of shape \(n, 128\), got uint8 of shape \(2, 127"):
+        check_ciphertexts(key.public, np.ones((2, 127), np.uint8))
+    with pytest.raises(ValueError, match="got int64 of shape"):
+        check_ciphertexts(key.public, np.ones((2, 128), np.int64))
+
+
+@pytest.mark.parametrize(("n_rows", "n_nodes"), [(1, 1), (40, 2), (600, 1), (600, 3)])
+def test_sums_equal_the_sums_row_by_row(
+    key: PrivateKey, two: Workers, n_rows: int, n_nodes: int
+) -> None:
+    rows, codes = some_rows(n_rows), some_codes(n_rows)
+    nodes = RNG.integers(-1, n_nodes, n_rows).astype(np.int32)
+    scale, layout = FixedPoint.covering(rows), PairLayout(512, n_rows)
+    fields = scale.encode(rows)
+    ciphertexts = encrypt(key, layout.pack(fields), two)
+    sums = sum_rows(key.public, ciphertexts, codes, OFFSETS, nodes, n_nodes, two)
+    reply = pack_sums(key.public, sums, layout, two)
+    found = read_sums(key, reply, layout, scale, len(sums), two)
+    wanted = naive_sums(fields, codes, nodes, n_nodes)
+    np.testing.assert_array_equal(found, scale.decode(wanted, 1))
+    filled = [any(pair) for pair in wanted]
+    assert [value is not None for value in sums] == filled
+
+
+def test_no_rows_make_sums_without_ciphertexts(key: PrivateKey, two: Workers) -> None:
+    none, nodes = encrypt(key, [], two), np.zeros(0, np.int32)
+    sums = sum_rows(key.public, none, some_codes(0), OFFSETS, nodes, 2, two)
+    assert sums == [None] * 80
+    layout, scale = PairLayout(512, 1), FixedPoint((0, 0))
+    reply = pack_sums(key.public, sums, layout, two)
+    assert (read_sums(key, reply, layout, scale, 80, two) == 0).all()
+    assert pack_sums(key.public, [], layout, two).shape == (0, 128)
+
+
+def test_columns_of_few_bins_are_summed_together() -> None:
+    codes = RNG.integers(0, [3, 3, 200], (1000, 3))
+    groups = sums_module._group_columns(codes + np.array([0, 3, 6]))
+    assert [sorted(group.columns) for group in groups] == [[0, 1], [2]]
+    assert len(groups[0].first_rows) == 9
+
+
+def test_outputs_travel_in_one_ciphertext(key: PrivateKey) -> None:
+    rows, codes, nodes = some_rows(30, 2), some_codes(30), np.zeros(30, np.int32)
+    scale, layout = FixedPoint.covering(rows), PairLayout(512, 30, n_outputs=2)
+    fields = scale.encode(rows)
+    ciphertexts = encrypt(key, layout.pack(fields), HERE)
+    sums = sum_rows(key.public, ciphertexts, codes, OFFSETS, nodes, 1, HERE)
+    reply = pack_sums(key.public, sums, layout, HERE)
+    found = read_sums(key, reply, layout, scale, len(sums), HERE)
+    assert found.shape == (40, 2, 2)
+    np.testing.assert_array_equal(found, scale.decode(naive_sums(fields, codes, nodes, 1), 2))
+
+
+def test_no_ciphertext_leaves_as_it_came_or_as_one(key: PrivateKey) -> None:
+    """Bins of a single row and without rows, one to a ciphertext."""
+    n_rows, public = 3, key.public
+    layout = PairLayout(130, n_rows)
+    assert layout.n_slots == 1
+    ciphertexts = encrypt(key, layout.pack(np.full((n_rows, 1, 2), 7)), HERE)
+    codes, nodes = np.array([[0], [2], [4]], np.uint8), np.zeros(n_rows, np.int32)
+    sums = sum_rows(public, ciphertexts, codes, np.array([0, 6]), nodes, 1, HERE)
+    first, second = (from_bytes_array(pack_sums(public, sums, layout, HERE)) for _ in range(2))
+    seen = [*from_bytes_array(ciphertexts), mpz(1), *first, *second]
+    assert len(set(seen)) == n_rows + 1 + 6 + 6
+    assert decrypt(key, to_bytes_array(first, 128), HERE)[1::2] == [0, 0, 0]
+
+
+def test_rows_that_do_not_fit_together_are_refused(key: PrivateKey) -> None:
+    rows, codes, nodes = encrypt(key, [1, 2], HERE), some_codes(2), np.zeros(2, np.int32)
+
+    def refused(rule: str, codes: np.ndarray, nodes: np.ndarray) -> None:
+        with pytest.raises(ValueError, match=rule):
+            sum_rows(key.public, rows, codes, OFFSETS, nodes, 1, HERE)
+
+    refused(r"codes must be of shape \(2, 3\), got \(1, 3\)", codes[:1], nodes)
+    refused(r"nodes must be of shape \(2,\), got \(1,\)", codes, nodes[:1])
+    refused("nodes must be -1 to 0, got 0 to 1", codes, np.array([0, 1], np.int32))
+    refused("codes must be below their column's bins", np.full((2, 3), 2, np.uint8), nodes)
+
+
+def test_a_reply_under_another_key_is_refused(key: PrivateKey) -> None:
+    other = generate_key(512, insecure_small_key=True)
+    layout, scale = PairLayout(512, 3), FixedPoint((0, 0))
+    # Under the smaller key, so that it may pass for a ciphertext under the other.
+    small, large = sorted([key, other], key=lambda one: one.public.n)
+    reply = pack_sums(small.public, [None], layout, HERE)
+    with pytest.raises(ValueError, match=r"^(sums|plaintexts) must be"):
+        read_sums(large, reply, layout, scale, 1, HERE)
+
+
+def test_the_self_test_passes_and_finds_a_broken_key(key: PrivateKey) -> None:
+    self_test(key)
+    with pytest.raises((ValueError, RuntimeError), match="must"):
+        self_test(PrivateKey(key.p, key.q * 3))
+
+
+def fail(value: int) -> None:
+    raise ValueError(f"value must be 0, got {value}")
+
+
+def test_workers_keep_the_order_and_share_the_work(two: Workers) -> None:
+    assert two.run(pow, [(2, power) for power in range(50)]) == [2**power for power in range(50)]
+    assert two.run(pow, []) == []
+    assert len(set(two.run(_slow_pid, [(0.05,)] * 10))) == 2
+    assert n_cores() >= 1
+
+
+def _slow_pid(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def test_a_workers_error_is_raised_here_and_the_workers_live_on(two: Workers) -> None:
+    with pytest.raises(ValueError, match="value must be 0, got 1"):
+        two.run(fail, [(1,)] * 5)
+    assert two.run(pow, [(2, 2), (3, 2)]) == [4, 9]
+
+
+def test_a_worker_that_dies_is_an_error_and_is_replaced() -> None:
+    with Workers(2) as workers:
+        workers.run(_slow_pid, [(0.05,)] * 4)
+        (other,) = workers._others
+        with pytest.raises(RuntimeError, match="worker must stay alive, got exit status"):
+            workers.run(_end_if_not, [(os.getpid(),)] * 4)
+        assert not other.alive
+        assert len(set(workers.run(_slow_pid, [(0.05,)] * 10))) == 2
+
+
+def _end_if_not(process_id: int) -> None:
+    if os.getpid() != process_id:
+        os._exit(3)
+    time.sleep(0.05)
+
+
+def test_workers_end_with_their_owner() -> None:
+    with Workers(2) as workers:
+        workers.run(pow, [(1, 1)] * 4)
+        process = workers._others[0]._process
+    assert process.returncode == 0
+    assert shared_workers(1) is shared_workers(1)
+    with pytest.raises(ValueError, match="n_workers must be >= 1, got 0"):
+        Workers(0)
+
+
+def _encrypt_in_a_daemon(pipe: object, key: PrivateKey) -> None:
+    with Workers(2) as workers:
+        pipe.send(encrypt(key, [1, 2, 3, 4], workers))  # type: ignore[attr-defined]
+
+
+def test_a_daemonic_process_may_have_workers(key: PrivateKey) -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_encrypt_in_a_daemon, args=(theirs, key), daemon=True)
+    process.start()
+    assert ours.poll(20)
+    assert decrypt(key, ours.recv(), HERE) == [1, 2, 3, 4]
+    process.join()
+    ours.close()
+    theirs.close()

@@ -1,0 +1,241 @@
+"""Messages survive the way through bytes, and bytes that are no message are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedapp.errors import ProtocolError
+from fedapp.wire.codec import Content
+from fedapp.wire.parcel import from_bytes, to_bytes
+
+DTYPES = st.one_of(
+    hnp.unsigned_integer_dtypes(endianness="?"),
+    hnp.integer_dtypes(endianness="?"),
+    hnp.floating_dtypes(endianness="?", sizes=(16, 32, 64)),
+)
+ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+SCALARS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+    st.lists(st.text(max_size=5), max_size=3),
+)
+
+
+@st.composite
+def contents(draw: st.DrawFn) -> Content:
+    names = draw(st.lists(st.text(max_size=5), max_size=6, unique=True))
+    n_arrays = draw(st.integers(0, len(names)))
+    arrays = {name: draw(ARRAYS) for name in names[:n_arrays]}
+    return Content(draw(st.text()), {name: draw(SCALARS) for name in names[n_arrays:]}, arrays)
+
+
+def sample() -> Content:
+    arrays = {"codes": np.arange(5, dtype=np.uint8), "sums": np.ones((2, 3))}
+    return Content("SampleReply", {"level": 3}, arrays)
+
+
+def with_header(body: bytes = b"", **changes: Any) -> bytes:
+    """A parcel whose header is changed."""
+    header = {"name": "SampleReply", "scalars": {}, "arrays": [], **changes}
+    return framed(json.dumps(header).encode(), body)
+
+
+def framed(header: bytes, body: bytes = b"") -> bytes:
+    return len(header).to_bytes(8, "little") + header + body
+
+
+@given(contents())
+def test_a_message_survives_the_way_through_bytes(content: Content) -> None:
+    found = from_bytes(to_bytes(content), "bank")
+    assert found.name == content.name
+    assert found.scalars == content.scalars
+    assert {k: type(v) for k, v in found.scalars.items()} == {
+        k: type(v) for k, v in content.scalars.items()
+    }
+    assert found.arrays.keys() == content.arrays.keys()
+    for name, array in content.arrays.items():
+        assert found.arrays[name].dtype.str == array.dtype.str
+        assert found.arrays[name].shape == array.shape
+        assert found.arrays[name].tobytes() == array.tobytes()
+
+
+@given(contents())
+def test_arrays_are_aligned_read_only_views(content: Content) -> None:
+    data = to_bytes(content)
+    whole = np.frombuffer(data, np.uint8)
+    for array in from_bytes(data, "bank").arrays.values():
+        assert array.flags.aligned
+        assert not array.flags.writeable
+        assert np.shares_memory(array, whole) or not array.size
+
+
+def test_the_layout_is_the_length_the_header_and_raw_arrays() -> None:
+    data = to_bytes(sample())
+    start = 8 + int.from_bytes(data[:8], "little")
+    assert json.loads(data[8:start]) == {
+        "name": "SampleReply",
+        "scalars": {"level": 3},
+        "arrays": [["sums", "<f8", [2, 3]], ["codes", "|u1", [5]]],
+    }
+    assert data[start:] == np.ones(6).tobytes() + bytes(range(5))
+
+
+def test_an_array_in_another_order_of_memory_is_sent_in_c_order() -> None:
+    array = np.arange(6).reshape(2, 3).T
+    found = from_bytes(to_bytes(Content("A", {}, {"a": array})), "bank").arrays["a"]
+    np.testing.assert_array_equal(found, array)
+
+
+@pytest.mark.parametrize("size", range(len(to_bytes(sample()))))
+def test_every_truncated_message_is_refused(size: int) -> None:
+    with pytest.raises(ProtocolError, match=r"^bank: (message|SampleReply)\.\w+ must "):
+        from_bytes(to_bytes(sample())[:size], "bank")
+
+
+def test_bytes_after_the_arrays_are_refused() -> None:
+    with pytest.raises(
+        ProtocolError, match=r"^bank: SampleReply\.arrays must be the end, got 2 bytes after them$"
+    ):
+        from_bytes(to_bytes(sample()) + b"ab", "bank")
+
+
+def test_an_array_that_does_not_fill_its_shape_is_refused() -> None:
+    with pytest.raises(
+        ProtocolError, match=r"^bank: SampleReply\.sums must fill its shape, got 44 of 48 bytes$"
+    ):
+        from_bytes(to_bytes(sample())[:-9], "bank")
+
+
+@given(st.binary(max_size=64))
+def test_garbage_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match=r"^bank: message\.header must be "):
+        from_bytes(data, "bank")
+
+
+@given(st.binary(max_size=64))
+def test_a_garbled_header_is_refused(header: bytes) -> None:
+    with pytest.raises(ProtocolError, match=r"^bank: message\.header must be "):
+        from_bytes(framed(header), "bank")
+
+
+@given(st.data())
+def test_a_changed_byte_is_refused_or_gives_another_message(data: st.DataObject) -> None:
+    whole = bytearray(to_bytes(sample()))
+    place = data.draw(st.integers(0, len(whole) - 1))
+    whole[place] ^= data.draw(st.integers(1, 255))
+    try:
+        found = from_bytes(bytes(whole), "bank")
+    except ProtocolError:
+        return
+    assert sum(array.nbytes for array in found.arrays.values()) == 53
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"name":"A","scalars":{}}',
+        b'{"name":"A","scalars":{},"arrays":[],"more":0}',
+        b'{"name":"A","name":"B","scalars":{},"arrays":[]}',
+        b'{"name":"A","scalars":{"a":1,"a":2},"arrays":[]}',
+        b'{"name":"A","scalars":{"a":NaN},"arrays":[]}',
+        b'{"name":"A","scalars":{"a":1e999},"arrays":[]}',
+        b'{"name":"A","scalars":{},"arrays":[]} x',
+        b'{"name":"\xff","scalars":{},"arrays":[]}',
+        b"[" * 100_000,
+        b'{"name":' + b"1" * 5000 + b"}",
+    ],
+    ids=lambda header: header[:50].decode("latin1"),
+)
+def test_a_header_of_another_form_is_refused(header: bytes) -> None:
+    with pytest.raises(ProtocolError, match=r"^bank: message\.header must be "):
+        from_bytes(framed(header), "bank")
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"name": 3}, "values of other types"),
+        ({"scalars": []}, "values of other types"),
+        ({"arrays": {}}, "values of other types"),
+        ({"scalars": {"a": None}}, "a scalar of another type or range"),
+        ({"scalars": {"a": {}}}, "a scalar of another type or range"),
+        ({"scalars": {"a": [1]}}, "a scalar of another type or range"),
+        ({"scalars": {"a": 2**63}}, "a scalar of another type or range"),
+        ({"arrays": ["a"]}, "an array of another form"),
+        ({"arrays": [["a", "<f8"]]}, "an array of another form"),
+        ({"arrays": [[1, "<f8", [0]]]}, "an array of another form"),
+        ({"arrays": [["a", "|O", [0]]]}, "an array of another form"),
+        ({"arrays": [["a", "|b1", [0]]]}, "an array of another form"),
+        ({"arrays": [["a", "<U1", [0]]]}, "an array of another form"),
+        ({"arrays": [["a", "|V8", [0]]]}, "an array of another form"),
+        ({"arrays": [["a", "<M8[s]", [0]]]}, "an array of another form"),
+        ({"arrays": [["a", "<c8", [0]]]}, "an array of another form"),
+        ({"arrays": [["a", "f8,f8", [0]]]}, "an array of another form"),
+        ({"arrays": [["a", "float64", [0]]]}, "an array of another form"),
+        ({"arrays": [["a", ["<f8"], [0]]]}, "an array of another form"),
+        ({"arrays": [["a", "<f8", 0]]}, "an array of another form"),
+        ({"arrays": [["a", "<f8", [-1]]]}, "an array of another form"),
+        ({"arrays": [["a", "<f8", [True]]]}, "an array of another form"),
+        ({"arrays": [["a", "<f8", [0.0]]]}, "an array of another form"),
+        ({"arrays": [["a", "<f8", [2**63, 0]]]}, "an array of another form"),
+        ({"arrays": [["a", "<f8", [0]], ["a", "<f8", [0]]]}, "a name twice"),
+        ({"scalars": {"a": 1}, "arrays": [["a", "<f8", [0]]]}, "a name twice"),
+    ],
+    ids=str,
+)
+def test_what_no_message_has_is_refused(changes: dict[str, Any], found: str) -> None:
+    with pytest.raises(ProtocolError, match=f"^bank: message.header must be fedapp's, got {found}"):
+        from_bytes(with_header(**changes), "bank")
+
+
+@pytest.mark.parametrize("shape", [[2**62, 2**62], [2**60, 2]], ids=str)
+def test_a_shape_beyond_all_memory_is_refused(shape: list[int]) -> None:
+    with pytest.raises(ProtocolError, match=r"^bank: SampleReply\.a must fill its shape, got 8 of"):
+        from_bytes(with_header(bytes(8), arrays=[["a", "<f8", shape]]), "bank")
+
+
+@pytest.mark.parametrize("shape", [[0, 2**62, 2**62], 100 * [1]], ids=["wide", "deep"])
+def test_a_shape_that_numpy_does_not_know_is_refused(shape: list[int]) -> None:
+    body = b"\0" if 0 not in shape else b""
+    with pytest.raises(ProtocolError, match=r"^bank: SampleReply\.a must have a shape, got "):
+        from_bytes(with_header(body, arrays=[["a", "|u1", shape]]), "bank")
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([True]),
+        np.array(["a"]),
+        np.array([1j]),
+        np.array([None]),
+        np.zeros(2, [("a", "u1")]),
+        np.array(["2020-01-01"], dtype="M8[s]"),
+    ],
+    ids=lambda array: str(array.dtype),
+)
+def test_an_array_of_another_kind_is_not_sent(array: np.ndarray) -> None:
+    with pytest.raises(
+        ProtocolError, match=r"^sender: A\.a must be whole numbers or floats of 1 to 8 bytes, got "
+    ):
+        to_bytes(Content("A", {}, {"a": array}))
+
+
+@pytest.mark.parametrize(
+    "value", [np.nan, np.inf, 2**63, None, np.int64(1), {"b": 1}, [1]], ids=str
+)
+def test_a_scalar_of_another_kind_is_not_sent(value: Any) -> None:
+    with pytest.raises(ProtocolError, match=r"^sender: A\.a must be a finite number, a text or a "):
+        to_bytes(Content("A", {"a": value}, {}))
