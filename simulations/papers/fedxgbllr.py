@@ -1,0 +1,300 @@
+"""FedXGBllr against its paper: quality, bytes and heads, beside pooled XGBoost.
+
+Source: Ma et al. 2023, section 4: Table 2 (quality), Table 3 (bytes, Eq. 6) and Table 4 (heads at 5
+clients), by the settings of section 4.1, which are fedapp's defaults. Table 1 counts the rows of
+LIBSVM's training files alone, so their ``-test`` files are left out here too, and one file is split
+0.75 : 0.25 by chance.
+
+The paper's errors for abalone seem to be of rows that were trained on. Its centralized 1.3 is what
+XGBoost, fitted to three quarters of the rows, gives on *all* rows (column "all rows"); on the rest
+it gives 5.2. Its 3.6, 4.4, 4.9 rise with the clients, as errors on all rows do: the mean of their
+ensembles has 3.5, 4.2, 4.6 with the parameters of Flower's hfedxgboost (alpha 5, gamma 5, subsample
+0.8), and 2.3, 3.5, 4.1 with those used here; on test rows 4.5 to 4.8 for any number. No one setting
+gave all four figures. hfedxgboost reports 5.5, 6.9, 7.5.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from fedapp import metrics
+from fedapp.config import Settings, load_settings
+from fedapp.data.datasets import find_dataset, read_source
+from fedapp.data.partition import split_rows
+from fedapp.errors import ConfigError
+from fedapp.home import home
+from fedapp.report.summary import read_run
+from fedapp.run_folder import RunFolder
+from fedapp.site.labels import REGRESSION, class_ids, class_names
+from simulations.baselines import xgboost_parameters
+from simulations.compare import _cell
+from simulations.engines import run_local
+from simulations.papers.pax import grouped, mean_of, new_grid
+
+Row = dict[str, Any]
+
+HEADS, HEADS_CLIENTS = ("cnn", "cnn3", "fcnn"), 5
+PAPER = {  # Table 2 by number of clients, 1 is centralized; accuracy in percent, or MSE
+    "a9a": {1: 84.9, 2: 85.1, 5: 85.1, 10: 84.7},
+    "cod-rna": {1: 93.9, 2: 97.0, 5: 96.5, 10: 95.8},
+    "ijcnn1": {1: 96.3, 2: 96.3, 5: 96.0, 10: 95.3},
+    "abalone": {1: 1.3, 2: 3.6, 5: 4.4, 10: 4.9},
+    "space-ga": {1: 0.024, 2: 0.024, 5: 0.033, 10: 0.034},
+}
+PAPER_HEADS = {  # Table 4, in the order of HEADS
+    "a9a": (85.1, 83.9, 82.8),
+    "cod-rna": (96.5, 96.3, 94.7),
+    "ijcnn1": (96.0, 95.1, 92.2),
+    "abalone": (4.4, 4.4, 5.8),
+    "space-ga": (0.033, 0.034, 0.044),
+}
+HEAD_MB = {2: 0.07, 5: 0.04, 10: 0.03}  # Table 5, "Total size"
+MOST_POINTS, MOST_RATIO = 1.0, 1.1  # the target at 2 clients: points below, times the MSE
+
+OBJECTIVES = dict(zip(("binary", "multiclass", "regression"), metrics.OBJECTIVES, strict=True))
+TEST_FRACTION, N_ROUNDS, FIRST_SEED = 0.25, 10, 42
+POOLED = {"num-boost-round": 500, "max-depth": 8, "eta": 0.1}
+USES = {"fit": "trees", "share": "trees", "average": "head"}  # of messages train.fedxgbllr_*
+QUICK_ROWS = 10_000
+# Of a run, and of 1,000 rows in it; measured on 2 cores.
+RUN_SECONDS, ROW_SECONDS = 3.0, {"cnn": 0.25, "cnn3": 3.0, "fcnn": 0.6}
+OUTPUT = Path("runs/papers/fedxgbllr")
+CUT = f"--quick: 1 seed; sets above {QUICK_ROWS} rows with one number of clients, not in Table 4"
+NOTES = """\
+Rows: a tenth of the clients' rows chooses epochs and round (see strategies/fedxgbllr.py); the paper
+trains on all of them for all epochs, and averages 5 draws.
+Pooled: 500 trees of depth 8 on all rows but the test rows. The paper names no lambda, alpha, gamma.
+Table 3: Eq. 6 with Table 5's head (of one output) and trees at 0 bytes, as the paper has it (6.0 at
+10 clients); its 48 bytes for 500 trees cannot be their size."""
+console = Console() if sys.stdout.isatty() else Console(width=100)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run."""
+
+    data: str
+    clients: int
+    head: str
+    seed: int
+
+    def folder(self, output: Path) -> Path:
+        """Where ``simulations.compare`` puts it."""
+        return output / f"{self.data}-{self.clients}-{self.head}" / f"fedxgbllr-{self.seed}"
+
+
+def settings_of(data: str, seed: int, more: Row) -> Settings:
+    """What runs of a set share, and more."""
+    how = {"objective": OBJECTIVES[find_dataset(data).task], "test-fraction": TEST_FRACTION}
+    return load_settings({"data": data, "seed": seed, **how, **more})
+
+
+def planned(
+    sizes: Mapping[str, int], clients: Sequence[int], seeds: Iterable[int], quick: bool
+) -> tuple[list[Cell], list[Cell]]:
+    """Runs of Tables 2 and 3, and of Table 4; --quick cuts the larger sets."""
+    second, fourth = [], []
+    for seed in seeds:
+        for data, n_rows in sizes.items():
+            cut = quick and n_rows > QUICK_ROWS
+            second += [Cell(data, n, "cnn", seed) for n in (clients[:1] if cut else clients)]
+            fourth += [] if cut else [Cell(data, HEADS_CLIENTS, head, seed) for head in HEADS]
+    return second, fourth
+
+
+def minutes_left(cells: Iterable[Cell], sizes: Mapping[str, int], output: Path) -> float:
+    """What the runs that are not finished will take, about."""
+    waiting = [one for one in set(cells) if not (one.folder(output) / "summary.json").exists()]
+    seconds = [RUN_SECONDS + sizes[one.data] / 1000 * ROW_SECONDS[one.head] for one in waiting]
+    return sum(seconds) / 60
+
+
+def run_cell(cell: Cell, output: Path) -> Row:
+    """Score, bytes and seconds of one run, which is made unless it is there."""
+    own = {"strategy": "fedxgbllr", "parties": cell.clients, "fedxgbllr.head": cell.head}
+    folder, settings = cell.folder(output), settings_of(cell.data, cell.seed, own)
+    tell = partial(console.print, f"{folder.parent.name}:")
+    summary = _cell(settings, folder.parent, run_and_tidy, tell)
+    return {
+        **asdict(cell),
+        "score": score(settings.objective, summary["metrics"]["test"]),
+        "seconds": summary["seconds"]["train"],
+        **bytes_by_use(read_run(folder).ledger),
+    }
+
+
+def run_and_tidy(settings: Settings) -> RunFolder:
+    """Train in this process; the sites keep nothing."""
+    folder = run_local(settings)
+    summary = json.loads((folder.path / "summary.json").read_text())
+    for party in summary["parties"]:
+        shutil.rmtree(home() / "sites" / party["name"] / summary["model_id"])
+    return folder
+
+
+def score(objective: str, scores: Mapping[str, float]) -> float:
+    """Accuracy in percent, or MSE."""
+    return scores["rmse"] ** 2 if objective == REGRESSION else 100 * scores["accuracy"]
+
+
+def bytes_by_use(ledger: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Bytes both ways that carry trees, the head, and all else."""
+    totals = {"head": 0, "trees": 0, "other": 0}
+    for line in ledger:
+        totals[USES.get(line["type"].removeprefix("train.fedxgbllr_"), "other")] += line["bytes"]
+    return {f"{use}_bytes": total for use, total in totals.items()}
+
+
+def run_pooled(data: str, seed: int, output: Path) -> Row:
+    """XGBoost on all rows but the test rows: its score on these, and on all rows."""
+    path = output / f"{data}-pooled-{seed}.json"
+    if not path.exists():
+        RunFolder(output).write_json(path.name, pooled_scores(settings_of(data, seed, POOLED)))
+    return {"data": data, "seed": seed, **json.loads(path.read_text())}
+
+
+def pooled_scores(settings: Settings) -> dict[str, float]:
+    """Fit XGBoost once, score it twice."""
+    import xgboost
+
+    table, objective = read_source(settings.data), settings.objective
+    assert table.labels is not None
+    labels = class_ids(table.labels, class_names(table.labels, objective))
+    split = split_rows(table.n_rows, settings.test_fraction, 0.0, settings.seed)
+    train, ones = split.train, np.ones(table.n_rows, np.float32)
+    binned = xgboost.QuantileDMatrix(table.values[train], labels[train], max_bin=settings.max_bin)
+    parameters = xgboost_parameters(settings, labels, ones[train], labels[train])
+    booster = xgboost.train(parameters, binned, settings.num_boost_round)
+    margins = booster.predict(xgboost.DMatrix(table.values), output_margin=True)
+    margins = margins.reshape(table.n_rows, -1).astype(np.float32)
+    return {
+        name: score(objective, metrics.pooled(objective, margins[rows], labels[rows], ones[rows]))
+        for name, rows in {"test": split.test, "all": np.arange(table.n_rows)}.items()
+    }
+
+
+def is_error(data: str) -> bool:
+    """Whether less is better."""
+    return find_dataset(data).task == "regression"
+
+
+def beside_paper(data: str, n_clients: int, ours: float) -> tuple[str, str]:
+    """Points above the paper, or times its MSE; and of 2 clients whether the target is met."""
+    paper = PAPER.get(data, {}).get(n_clients)
+    if paper is None:
+        return "", ""
+    shown = f"x {ours / paper:.2f}" if is_error(data) else f"{ours - paper:+.2f}"
+    met = ours <= MOST_RATIO * paper if is_error(data) else ours >= paper - MOST_POINTS
+    return shown, "" if n_clients != 2 else "met" if met else "missed"
+
+
+def eq_6(n_clients: int) -> str:
+    """MB, by the size of the head in Table 5; the trees take none."""
+    size = HEAD_MB.get(n_clients)
+    return f"{2 * n_clients * N_ROUNDS * size:.1f}" if size else ""
+
+
+def written(data: str, value: float | None) -> str:
+    """A score with as many digits as it deserves."""
+    return "" if value is None else f"{value:.4g}" if is_error(data) else f"{value:.2f}"
+
+
+def show_table_2(rows: Sequence[Row], pooled: Sequence[Row], how: str) -> None:
+    """Print quality beside the paper and XGBoost."""
+    names = ["data", "clients", "ours", "paper", "ours-paper", "target"]
+    names += ["pooled", "paper's", "all rows", "sec."]
+    grid = new_grid(f"Table 2: accuracy in %, or MSE; {how}", names, 1)
+    baselines = grouped(pooled, "data")
+    for (data, n_clients), group in grouped(rows, "data", "clients").items():
+        ours, same, paper = mean_of(group, "score"), baselines[(data,)], PAPER.get(data, {})
+        scores = [written(data, ours), written(data, paper.get(n_clients))]
+        scores += beside_paper(data, n_clients, ours)
+        others = (mean_of(same, "test"), paper.get(1), mean_of(same, "all"))
+        scores += [written(data, one) for one in others]
+        grid.add_row(data, str(n_clients), *scores, f"{mean_of(group, 'seconds'):.0f}")
+    console.print(grid)
+
+
+def show_table_3(rows: Sequence[Row]) -> None:
+    """Print bytes beside the paper's formula."""
+    names = ("data", "clients", "Eq. 6", "head", "trees", "other", "all", "per client")
+    grid = new_grid("Table 3: MB both ways, all clients together", names, 1)
+    for (data, n_clients), group in grouped(rows, "data", "clients").items():
+        found = [mean_of(group, f"{use}_bytes") / 1e6 for use in ("head", "trees", "other")]
+        shown = [f"{one:.2f}" for one in (*found, sum(found), sum(found) / n_clients)]
+        grid.add_row(data, str(n_clients), eq_6(n_clients), *shown)
+    console.print(grid)
+
+
+def show_table_4(rows: Sequence[Row], how: str) -> None:
+    """Print the heads side by side, each beside the paper."""
+    names = ["data", *(name for head in HEADS for name in (head, "paper"))]
+    heading = f"Table 4: heads at {HEADS_CLIENTS} clients; {how}"
+    grid = new_grid(heading, [*names, "sec. of each"], 1)
+    for (data,), group in grouped(rows, "data").items():
+        of_head = grouped(group, "head")
+        ours = [mean_of(of_head[(head,)], "score") for head in HEADS]
+        paper = PAPER_HEADS.get(data, (None,) * len(HEADS))
+        pairs = [one for pair in zip(ours, paper, strict=True) for one in pair]
+        spent = " / ".join(f"{mean_of(of_head[(head,)], 'seconds'):.0f}" for head in HEADS)
+        grid.add_row(data, *(written(data, one) for one in pairs), spent)
+    console.print(grid)
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers of clients, from a text."""
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in text.split(",")):
+        raise ConfigError(f"clients must be whole numbers >= 1 and commas, got {text!r}")
+    return list(dict.fromkeys(map(int, text.split(","))))
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="1 seed; fewer large runs.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Draws to average over.")] = 1,
+    sets: Annotated[str, typer.Option(help="Names of data sets.")] = ",".join(PAPER),
+    clients: Annotated[str, typer.Option(help="Of Tables 2 and 3.")] = "2,5,10",
+    output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
+) -> None:
+    """Compute the tables, print them, and write every run as JSON."""
+    start, n_seeds = time.monotonic(), 1 if quick else seeds
+    drawn = range(FIRST_SEED, FIRST_SEED + n_seeds)
+    # Read now, so that a file that is not here is missed before the first run.
+    sizes = {name.strip(): read_source(name.strip()).n_rows for name in sets.split(",")}
+    output.mkdir(parents=True, exist_ok=True)
+    second, fourth = planned(sizes, numbers(clients), drawn, quick)
+    console.print(f"About {minutes_left([*second, *fourth], sizes, output):.0f} minutes on 2 cores")
+    if quick:
+        console.print(CUT)
+    how = f"{n_seeds} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
+    pooled = [run_pooled(name, seed, output) for name in sizes for seed in drawn]
+    rows = [run_cell(cell, output) for cell in second]
+    show_table_2(rows, pooled, how)
+    show_table_3(rows)
+    heads = [run_cell(cell, output) for cell in fourth]
+    if heads:
+        show_table_4(heads, how)
+    console.print(NOTES)
+    tables: Row = {"table_2": rows, "pooled": pooled, "table_4": heads, "notes": NOTES}
+    packages = ("fedapp", "flwr", "xgboost", "torch", "numpy")
+    tables |= {"command": " ".join(["python -m simulations.papers.fedxgbllr", *sys.argv[1:]])}
+    tables |= {"versions": {name: version(name) for name in packages}}
+    RunFolder(output).write_json("tables.json", tables)
+    spent = f"{time.monotonic() - start:.0f} seconds"
+    console.print(f"{spent}; written to {output / 'tables.json'}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,144 @@
+"""The tables of the FedXGBllr paper."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedapp.config import load_settings
+from fedapp.data.datasets import find_dataset
+from fedapp.errors import ConfigError
+from simulations.baselines import run_baselines
+from simulations.papers import fedxgbllr as paper
+
+SHORT = {"trees": 4, "max-depth": 3, "rounds": 2, "epochs": 2, "channels": 8}
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a second."""
+
+    def settings_of(data: str, seed: int, more: dict[str, Any]) -> Any:
+        own = {f"fedxgbllr.{name}": value for name, value in SHORT.items()}
+        given = {"objective": "binary:logistic", "test-fraction": 0.25, **own, **more}
+        return load_settings({"data": data, "seed": seed, **given})
+
+    monkeypatch.setattr(paper, "settings_of", settings_of)
+    monkeypatch.setattr(paper, "POOLED", {"num-boost-round": 4, "max-depth": 3})
+
+
+def test_the_settings_are_the_papers() -> None:
+    settings = paper.settings_of("breast-cancer", 42, {"strategy": "fedxgbllr"})
+    own = settings.sections["fedxgbllr"]
+    assert (own["max-depth"], own["eta"], own["rounds"], own["epochs"]) == (8, 0.1, 10, 100)
+    assert (own["batch-size"], own["learning-rate"], own["channels"]) == (64, 0.001, 64)
+    assert settings.test_fraction == 0.25
+
+
+def test_every_set_of_the_paper_is_in_the_registry_with_its_head_figures() -> None:
+    assert list(paper.PAPER) == list(paper.PAPER_HEADS)
+    for name in paper.PAPER:
+        assert find_dataset(name).task in ("binary", "regression")
+        # Table 4's first column repeats Table 2's 5 clients.
+        assert paper.PAPER_HEADS[name][0] == paper.PAPER[name][paper.HEADS_CLIENTS]
+
+
+def test_quick_keeps_small_sets_whole_and_cuts_large_ones() -> None:
+    second, fourth = paper.planned({"small": 100, "large": 10**6}, [2, 5], [1], quick=True)
+    assert [(cell.data, cell.clients) for cell in second] == [
+        ("small", 2),
+        ("small", 5),
+        ("large", 2),
+    ]
+    assert [(cell.data, cell.head) for cell in fourth] == [("small", head) for head in paper.HEADS]
+    second, fourth = paper.planned({"small": 100, "large": 10**6}, [2, 5], [1, 2], quick=False)
+    assert (len(second), len(fourth)) == (8, 12)
+
+
+def test_a_run_in_two_tables_is_counted_once_and_a_finished_one_not_at_all(tmp_path: Path) -> None:
+    cell = paper.Cell("small", 5, "cnn", 1)
+    once = paper.minutes_left([cell], {"small": 1000}, tmp_path)
+    assert paper.minutes_left([cell, cell], {"small": 1000}, tmp_path) == once > 0
+    cell.folder(tmp_path).mkdir(parents=True)
+    (cell.folder(tmp_path) / "summary.json").touch()
+    assert paper.minutes_left([cell], {"small": 1000}, tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "n_clients", "ours", "shown"),
+    [
+        ("a9a", 2, 84.1, ("-1.00", "met")),
+        ("a9a", 2, 84.0, ("-1.10", "missed")),
+        ("a9a", 5, 85.2, ("+0.10", "")),
+        ("abalone", 2, 3.96, ("x 1.10", "met")),
+        ("abalone", 2, 4.1, ("x 1.14", "missed")),
+        ("abalone", 3, 4.0, ("", "")),
+        ("breast-cancer", 2, 90.0, ("", "")),
+    ],
+)
+def test_a_score_is_held_against_the_paper(
+    data: str, n_clients: int, ours: float, shown: tuple[str, str]
+) -> None:
+    assert paper.beside_paper(data, n_clients, ours) == shown
+
+
+def test_equation_6_gives_the_papers_6_megabytes_at_10_clients() -> None:
+    assert [paper.eq_6(n_clients) for n_clients in (2, 5, 10, 3)] == ["2.8", "4.0", "6.0", ""]
+
+
+def test_errors_are_squared_and_accuracies_percents() -> None:
+    assert paper.score("reg:squarederror", {"rmse": 3.0}) == 9.0
+    assert paper.score("multi:softprob", {"accuracy": 0.5}) == 50.0
+
+
+def test_bytes_are_sorted_by_what_they_carry() -> None:
+    kinds = ("query.hello", "train.fedxgbllr_fit", "train.fedxgbllr_share")
+    kinds += ("train.fedxgbllr_average", "evaluate.fedxgbllr_final")
+    ledger = [{"type": kind, "bytes": 10**place} for place, kind in enumerate(kinds)]
+    assert paper.bytes_by_use(ledger) == {
+        "head_bytes": 1000,
+        "trees_bytes": 110,
+        "other_bytes": 10001,
+    }
+
+
+@pytest.mark.parametrize("text", ["", "2,", "0", "2,x", "-1"])
+def test_numbers_of_clients_are_checked(text: str) -> None:
+    with pytest.raises(ConfigError, match="clients must be whole numbers >= 1 and commas, got"):
+        paper.numbers(text)
+    assert paper.numbers("2, 5,2") == [2, 5]
+
+
+@pytest.mark.usefixtures("_short")
+def test_pooled_xgboost_is_that_of_the_baselines() -> None:
+    settings = paper.settings_of("breast-cancer", 42, paper.POOLED)
+    found = paper.pooled_scores(settings)
+    # Without rows held back, as the paper's.
+    whole = settings.model_copy(update={"valid_fraction": 0.0, "parties": 1})
+    assert found["test"] == pytest.approx(100 * run_baselines(whole)["pooled"]["accuracy"])
+    assert found["all"] > found["test"]
+
+
+@pytest.mark.usefixtures("_short")
+def test_all_tables_are_written_and_finished_runs_are_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(paper, "HEADS", ("cnn", "fcnn"))
+    output = tmp_path / "out"
+    paper.main(quick=True, sets="breast-cancer", clients="2", output=output)
+    first = json.loads((output / "tables.json").read_text())
+    assert [row["clients"] for row in first["table_2"]] == [2]
+    assert [row["head"] for row in first["table_4"]] == ["cnn", "fcnn"]
+    assert all(50 < row["score"] <= 100 for row in first["table_2"] + first["table_4"])
+    assert first["versions"].keys() >= {"fedapp", "xgboost"}
+    assert not list((tmp_path / "home" / "sites").glob("*/*/model.json"))
+
+    monkeypatch.setattr(paper, "run_local", None)
+    capsys.readouterr()
+    paper.main(quick=True, sets="breast-cancer", clients="2", output=output)
+    again = json.loads((output / "tables.json").read_text())
+    assert again["table_2"] == first["table_2"]
+    assert capsys.readouterr().out.count("finished before") == 3
