@@ -30,13 +30,13 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
     parts = read_parts(site.config, holdout)
     if "hello" in site.store.facts:
         # The server holds the fingerprint against the one the run began with.
-        now = {"fingerprint": fingerprint(parts, _site_key(site.name))}
+        now = {"fingerprint": fingerprint(parts, site_key(site.name))}
         return _reply(site.name, site.store.facts["hello"] | now)
     labels = _labels(parts)
     classes = class_names(labels, request.objective)
     for name, table in parts.items():
         site.store[f"{name}.values"] = table.values
-        site.store[f"{name}.weights"] = _weights(table)
+        site.store[f"{name}.weights"] = weights_of(table)
         if table.labels is not None:
             site.store[f"{name}.labels"] = table.labels
     site.store.facts["objective"] = request.objective
@@ -47,8 +47,8 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
         "label_low": 0.0 if classes else float(labels.min()),
         "label_high": 0.0 if classes else float(labels.max()),
         "simulated": site.config.simulated,
-        "fingerprint": fingerprint(parts, _site_key(site.name)),
-        "versions": [f"{name} {_version(name)}" for name in ("fedapp", "flwr", "xgboost", "numpy")],
+        "fingerprint": fingerprint(parts, site_key(site.name)),
+        "versions": versions(),
     }
     return _reply(site.name, site.store.facts["hello"])
 
@@ -64,7 +64,7 @@ def _labels(parts: Mapping[str, Table]) -> Labels:
     return cast(Labels, np.concatenate(found))
 
 
-def _weights(table: Table) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def weights_of(table: Table) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     """Sample weights; 1 where the table has none."""
     return np.ones(table.n_rows, dtype=np.float32) if table.weights is None else table.weights
 
@@ -77,13 +77,18 @@ def _reply(name: str, facts: Mapping[str, object]) -> HelloReply:
     return HelloReply(name=name, **fields)  # type: ignore[arg-type]
 
 
-def _site_key(name: str) -> bytes:
+def site_key(name: str) -> bytes:
     """The site's secret for fingerprints, drawn once."""
     path = home() / "sites" / name / "fingerprint.key"
     if not path.exists():
         write_whole(path, secrets.token_bytes(32))
         path.chmod(0o600)
     return path.read_bytes()
+
+
+def versions() -> list[str]:
+    """Packages that matter and their versions."""
+    return [f"{name} {_version(name)}" for name in ("fedapp", "flwr", "xgboost", "numpy")]
 
 
 def _version(package: str) -> str:

@@ -11,13 +11,11 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedapp.errors import ConfigError
-from fedapp.histograms.split import Penalties
 from fedapp.trees.grow import Shape
 from fedapp.trees.objective import Objective
 
@@ -53,6 +51,11 @@ class Settings(Section):
     drop_columns: str
     parties: Annotated[int, Field(ge=1)]
     partition: str
+    columns: str
+    align: Literal["psi", "ordered"]
+    align_most_rows: Annotated[int, Field(ge=1, le=2**40)]
+    share_column_names: bool
+    allow_export: bool
     test_fraction: Fraction
     valid_fraction: Fraction
     seed: Annotated[int, Field(ge=0, lt=2**63)]
@@ -87,10 +90,9 @@ class Settings(Section):
 
     @property
     def shape(self) -> Shape:
-        """Limits of a tree; XGBoost keeps its parameters in float32."""
-        given = (self.reg_lambda, self.reg_alpha, self.gamma, self.min_child_weight)
-        penalties = Penalties(*(float(np.float32(value)) for value in given))
-        return Shape(self.max_depth, self.eta, penalties)
+        """Limits of a tree."""
+        penalties = (self.reg_lambda, self.reg_alpha, self.gamma, self.min_child_weight)
+        return Shape.of(self.max_depth, self.eta, *penalties)
 
     @property
     def dropped(self) -> tuple[str, ...]:

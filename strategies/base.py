@@ -72,6 +72,7 @@ class TreeStrategy(Strategy, Generic[I]):
         self.left_out: list[dict[str, Any]] = facts.get("left_out", [])
         self.warnings: list[str] = facts.get("warnings", [])
         self._checkpoint_step = self.step
+        self._last_asked: dict[str, int] = facts.get("asked", {})
         self._fingerprints: dict[str, str] = facts.get("fingerprints", {})
         self.ledger = Ledger(folder.ledger, *facts.get("bytes", (0, 0)))
         self._seconds_before: float
@@ -117,16 +118,23 @@ class TreeStrategy(Strategy, Generic[I]):
     ) -> Iterable[Message]:
         """The messages of the pending exchange."""
         assert self._pending is not None
-        envelope = Envelope(self.model_id, self.step, self._checkpoint_step, self.attempt)
         return [
             Message(
-                to_records(take_apart(request, party), envelope),
+                to_records(take_apart(request, party), self._envelope(party)),
                 self._addresses[party],
                 request.kind,
                 group_id=str(server_round),
             )
             for party, request in self._pending.requests.items()
         ]
+
+    def _envelope(self, party: str) -> Envelope:
+        """What a message to a party carries beside its content."""
+        # Before the parties have said their names, all that is known is when all were last asked.
+        known = set(self._last_asked.values()) or {0}
+        last = self._last_asked.get(party, known.pop() if len(known) == 1 else self.step)
+        gap = self.step - last
+        return Envelope(self.model_id, self.step, self._checkpoint_step, self.attempt, gap)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -142,6 +150,7 @@ class TreeStrategy(Strategy, Generic[I]):
             except FedappError as error:
                 self._leave_out(party, error)
         self.n_exchanges += 1
+        self._last_asked |= dict.fromkeys(self._pending.requests, self.step)
         self._advance(answers)
         return None, None
 
@@ -213,6 +222,7 @@ class TreeStrategy(Strategy, Generic[I]):
         greetings = dict.fromkeys(self._addresses, self.greeting())
         replies = yield from ask(greetings, self.introduction, may_fail=len(self.left_out))
         names = {label: reply.name for label, reply in replies.items()}
+        self._last_asked = dict.fromkeys(names.values(), self.step)
         self.ledger.flush(names)
         self._addresses = {name: self._addresses[label] for label, name in names.items()}
         self.parties = meet(replies.values())
@@ -324,6 +334,7 @@ class TreeStrategy(Strategy, Generic[I]):
             "bytes": [self.ledger.to_parties, self.ledger.to_server],
             "seconds": [self.seconds, self.train_seconds],
             "rounds": self.n_rounds,
+            "asked": self._last_asked,
         }
         self.folder.save(checkpoint, facts)
 

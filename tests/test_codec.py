@@ -340,7 +340,7 @@ def test_sizes_are_array_data_and_8_a_number_and_1_an_ascii_character() -> None:
     records = to_records(take_apart(sample(), "bank"), ENVELOPE)
     arrays = 12 * 8 + 2 * 4 + 2 * 8 + 2 * 4 + 2
     scalars = 8 + 8 + 8 + 8 + len("bank") + len("no" + "yes")
-    envelope = 8 + len("Sample") + 16 + 8 + 8 + 8
+    envelope = 8 + len("Sample") + 16 + 8 + 8 + 8 + 8
     assert n_bytes(records) == arrays + scalars + envelope
 
 

@@ -116,6 +116,45 @@ def partition_rows(
     return tuple(np.sort(part) for part in parts)
 
 
+def partition_columns(
+    rule: str, n_columns: int, n_parties: int, rng: np.random.Generator
+) -> tuple[Rows, ...]:
+    """Deal the columns of one table out to parties.
+
+    Parameters
+    ----------
+    rule : "even": neighbours together, in equal numbers; "random": by chance, in equal numbers;
+        "sizes:13,10": so many neighbours each.
+    n_columns : >= n_parties.
+    rng : source of chance.
+
+    Returns
+    -------
+    tuple of n_parties int64 arrays : each sorted, none empty, all columns once.
+
+    Raises
+    ------
+    ConfigError : the rule cannot be read, or cannot be met with these columns and parties.
+    """
+    columns = np.arange(n_columns, dtype=np.int64)
+    if n_columns < n_parties:
+        raise ConfigError(f"parties must be at most the {n_columns} columns, got {n_parties}")
+    name, _, argument = rule.partition(":")
+    if rule == "even":
+        return tuple(np.array_split(columns, n_parties))
+    if rule == "random":
+        parts = np.array_split(rng.permutation(columns), n_parties)
+        return tuple(np.sort(part) for part in parts)
+    sizes = argument.split(",")
+    if name != "sizes" or not all(size.strip().isdigit() and int(size) for size in sizes):
+        raise ConfigError(f"columns must be one of even, random, sizes:A,B,..., got '{rule}'")
+    counts = [int(size) for size in sizes]
+    if len(counts) != n_parties or sum(counts) != n_columns:
+        whole = f"{n_parties} sizes that sum to {n_columns}"
+        raise ConfigError(f"columns must have {whole}, got '{rule}'")
+    return tuple(np.split(columns, np.cumsum(counts)[:-1]))
+
+
 def _broken(rule: str, value: str) -> ConfigError:
     return ConfigError(f"partition must {rule}, got '{value}'")
 

@@ -25,6 +25,9 @@ class SiteConfig:
     dropped : further columns that are no features.
     partition : rule by which a simulated table is split; empty where the site has its own.
     part, n_parts : which share of a simulated table is this party's.
+    columns : rule by which the columns of a simulated table are split, between vertical parties.
+    shares_names : whether others may learn the names of the columns, between vertical parties.
+    allows_export : whether this party's part of a model may leave it, to be joined with the others.
     """
 
     name: str
@@ -36,6 +39,9 @@ class SiteConfig:
     partition: str = ""
     part: int = 0
     n_parts: int = 1
+    columns: str = ""
+    shares_names: bool = False
+    allows_export: bool = False
 
     @property
     def group(self) -> str:
@@ -78,6 +84,7 @@ def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConf
     return SiteConfig(
         party_name(part, n_parts),
         partition=str(run["partition"]),
+        columns=str(run["columns"]),
         part=part,
         n_parts=n_parts,
         **_table(run),
@@ -98,4 +105,11 @@ def _table(config: Mapping[str, Value]) -> dict[str, Any]:
         "id_column": str(config.get("id", "")),
         "weight": str(config.get("weight", "")),
         "dropped": tuple(name.strip() for name in dropped if name.strip()),
+        "shares_names": _is_true(config.get("share-column-names", False)),
+        "allows_export": _is_true(config.get("allow-export", False)),
     }
+
+
+def _is_true(value: Value) -> bool:
+    """A switch; a node config's values may be texts."""
+    return value is True or str(value).lower() == "true"

@@ -150,7 +150,7 @@ class Store:
         self._changed |= {f"reply.{name}": array for name, array in reply["arrays"].items()}
         for name, array in self._changed.items():
             self._drop_stored(name)
-            if array.nbytes <= SMALL:
+            if array.nbytes <= SMALL and not array.dtype.names:
                 self._small[name] = [array.dtype.str, array.shape, array.tobytes().hex()]
             else:
                 self._files[name] = f"{name}-{attempt}-{step}.npy"
@@ -183,9 +183,10 @@ class Store:
             self._sweep(self._files.values())
 
     def roll_back(self, step: int) -> Store | None:
-        """The state that was kept, if it is the one of this step."""
+        """The state that was kept, if it is the one after this step; None if there is none."""
         kept = self._read(self.folder, CHECKPOINT)
-        return kept if kept.step == step else None
+        is_kept = not step or (self.folder / CHECKPOINT).exists()
+        return kept if is_kept and kept.step <= step else None
 
     def _write(self, name: str) -> None:
         state = {

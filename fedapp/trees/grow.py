@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.histograms.split import Penalties, best_splits, node_weight
-from fedapp.trees.model import LEAF, NODE, Tree
+from fedapp.trees.model import LEAF, NODE, Tree, split_trees, stack_trees
 
 # A split as it is told to whoever routes rows: of node (tree, node), into left and left + 1.
 ROUTE = np.dtype(
@@ -35,6 +36,11 @@ class Shape:
     max_depth: int
     eta: float
     penalties: Penalties
+
+    @classmethod
+    def of(cls, max_depth: int, eta: float, *penalties: float) -> Shape:
+        """Limits of a user's numbers, penalties in their order; XGBoost keeps them in float32."""
+        return cls(max_depth, eta, Penalties(*(float(np.float32(value)) for value in penalties)))
 
 
 class Growth:
@@ -114,6 +120,46 @@ class Growth:
         """The trees as they stand."""
         return tuple(nodes.copy() for nodes in self._nodes)
 
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """All that ``restored`` needs to go on from here."""
+        nodes, offsets = stack_trees(self._nodes)
+        parents = list(self._parents)
+        histograms = [self._parents[parent][0] for parent in parents]
+        missing = [self._parents[parent][1] for parent in parents]
+        n_bins, n_columns = len(self.cuts.edges), self.cuts.n_columns
+        return {
+            "level": np.array(self.level),
+            "wanted": np.array(self.wanted, dtype=np.int32).reshape(-1, 2),
+            "open": np.array(self._open, dtype=np.int32).reshape(-1, 2),
+            "nodes": nodes,
+            "tree_offsets": offsets,
+            "summed": np.array(list(self._sums), dtype=np.int32).reshape(-1, 2),
+            "sums": np.array(list(self._sums.values())).reshape(-1, 2),
+            "parents": np.array(parents, dtype=np.int32).reshape(-1, 2),
+            "parent_histograms": np.array(histograms).reshape(-1, n_bins, 2),
+            "parent_missing": np.array(missing, dtype=np.int32).reshape(-1, n_columns),
+        }
+
+    @classmethod
+    def restored(
+        cls,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        cuts: Cuts,
+        allowed: npt.NDArray[np.bool_],
+        shape: Shape,
+    ) -> Growth:
+        """Undo ``arrays``; the other arguments are those the trees began with."""
+        growth = cls(0, cuts, allowed, shape)
+        growth.level = int(arrays["level"])
+        growth.wanted, growth._open = _pairs(arrays["wanted"]), _pairs(arrays["open"])
+        growth._nodes = [
+            tree.copy() for tree in split_trees(arrays["nodes"], arrays["tree_offsets"])
+        ]
+        growth._sums = dict(zip(_pairs(arrays["summed"]), arrays["sums"], strict=True))
+        kept = zip(arrays["parent_histograms"], arrays["parent_missing"], strict=True)
+        growth._parents = dict(zip(_pairs(arrays["parents"]), kept, strict=True))
+        return growth
+
     def _complete(
         self, histograms: Histogram, missing: npt.NDArray[np.int32]
     ) -> dict[NodeId, tuple[Histogram, npt.NDArray[np.int32]]]:
@@ -176,3 +222,7 @@ class Growth:
         self._nodes[tree]["hessian"][node] = hessian
         self._nodes[tree]["weight"][node] = weight
         self._nodes[tree]["value"][node] = weight * np.float32(self.shape.eta)
+
+
+def _pairs(array: npt.NDArray[Any]) -> list[NodeId]:
+    return [(int(tree), int(node)) for tree, node in array]

@@ -37,12 +37,14 @@ class Envelope:
     step : number of the exchange, from 1.
     checkpoint : the last step whose state a site must be able to go back to.
     attempt : how often the server has been started for this model, less one.
+    gap : steps since this party was last asked; 0 where a server started anew cannot know.
     """
 
     model_id: str
     step: int
     checkpoint: int = 0
     attempt: int = 0
+    gap: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +104,7 @@ def to_records(content: Content, envelope: Envelope) -> RecordDict:
             "step": envelope.step,
             "checkpoint": envelope.checkpoint,
             "attempt": envelope.attempt,
+            "gap": envelope.gap,
         }
     )
     arrays = ArrayRecord({name: _to_raw(array) for name, array in content.arrays.items()})
@@ -125,7 +128,7 @@ def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:
             raise ProtocolError(party, name, "format", rule)
         envelope = Envelope(
             str(head["model-id"]),
-            *(_whole(head[key]) for key in ("step", "checkpoint", "attempt")),
+            *(_whole(head[key]) for key in ("step", "checkpoint", "attempt", "gap")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(

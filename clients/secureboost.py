@@ -1,0 +1,37 @@
+"""SecureBoost at a party: one is active and has the labels, the others are passive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clients import secureboost_active as active
+from clients import secureboost_passive as passive
+from fedapp.messages.fields import Request
+from fedapp.messages.secureboost import (
+    BeginRequest,
+    FinishRequest,
+    HandOverRequest,
+    PartitionRequest,
+    SentReply,
+    SetupRequest,
+    SplitRequest,
+    SumRequest,
+)
+from fedapp.site.answer import Handler, Site
+
+
+def setup(site: Site, request: SetupRequest) -> SentReply:
+    """Get ready, each in its role."""
+    is_active = site.store.facts["active"] == site.name
+    return active.setup(site, request) if is_active else passive.setup(site, request)
+
+
+HANDLERS: Mapping[type[Request], Handler] = {
+    SetupRequest: setup,
+    BeginRequest: active.begin,
+    SumRequest: passive.sum_nodes,
+    SplitRequest: active.split,
+    PartitionRequest: passive.partition,
+    HandOverRequest: passive.hand_over,
+    FinishRequest: active.finish,
+}

@@ -1,0 +1,62 @@
+"""One histogram over the columns of several parties, whose thresholds stay with their owners.
+
+::
+
+    party    ------a------ ---b---        parties in the order of their names
+    column   --0-- ---1--- ---2---
+    edges    1 2 3 1 2 3 4 1 2 3          in place of a threshold: how many bins go left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.histograms.bins import Cuts, Ints, ragged
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointColumns:
+    """Columns of all parties side by side.
+
+    Parameters
+    ----------
+    widths : number of bins of each column, int64, by party in the order of the names.
+    """
+
+    widths: Mapping[str, Ints]
+
+    @property
+    def cuts(self) -> Cuts:
+        """Layout of the joint histogram; a threshold is the number of bins that go left."""
+        flat = np.concatenate(list(self.widths.values()))
+        edges, offsets = ragged([np.arange(1, width + 1, dtype=np.float32) for width in flat])
+        return Cuts(edges, offsets, np.zeros(len(flat), dtype=np.float32))
+
+    @property
+    def firsts(self) -> dict[str, int]:
+        """Number of each party's first column."""
+        counts = [len(widths) for widths in self.widths.values()]
+        starts = np.cumsum([0, *counts[:-1]]).tolist()
+        return dict(zip(self.widths, starts, strict=True))
+
+    def owner(self, column: int) -> tuple[str, int]:
+        """Whose column it is, and its number there."""
+        name, first = next(
+            (name, first) for name, first in reversed(self.firsts.items()) if first <= column
+        )
+        return name, column - first
+
+    def own(self, party: str, columns: npt.NDArray[np.int64]) -> Ints:
+        """Those of the columns that are a party's, under its own numbers."""
+        own = columns - self.firsts[party]
+        return own[(own >= 0) & (own < len(self.widths[party]))]
+
+    def bins(self, party: str, columns: Sequence[int] | Ints) -> Ints:
+        """Places in the joint histogram of a party's bins of some of its columns."""
+        offsets, first = self.cuts.offsets, self.firsts[party]
+        parts = [np.arange(offsets[first + c], offsets[first + c + 1]) for c in columns]
+        return np.concatenate([*parts, np.empty(0, dtype=np.int64)]).astype(np.int64)

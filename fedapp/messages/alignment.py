@@ -1,0 +1,98 @@
+"""Alignment: the parties find the rows that all of them have, and bring them into one order.
+
+Source of the intersection: De Cristofaro and Tsudik 2010, "Practical Private Set Intersection
+Protocols with Linear Complexity", section 4, in its form over a group of prime order (ECDH), for
+two and more parties.
+
+Reveals: ids leave no party, nor hashes of them.
+
+- The server learns how many rows each party has and how many all have in common.
+- The next party in the order of the names learns how many rows a party has. The active party learns
+  for every subset of the parties how many rows they have in common, and no more of rows that are
+  not common to all.
+- A party learns which of its own rows all parties have, and so who is known to all of them.
+- With ``align=ordered`` a party learns whether its ids are the active party's, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
+from fedapp.messages.parcels import Parcels
+
+Points = Annotated[Array, Form("uint8", "n_points", 32)]  # of ristretto255
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenRequest(Request):
+    """Meet the others, and begin."""
+
+    kind: ClassVar[str] = "query.alignment_open"
+    names: Annotated[tuple[str, ...], Range(2, 1000)]  # of all parties, in order
+    active: Annotated[str, Range(1, 64)]
+    box_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
+    ordered: bool
+    test_fraction: Annotated[float, Range(0, 1)]
+    valid_fraction: Annotated[float, Range(0, 1)]
+    seed: Annotated[int, Range(0, 2**63 - 1)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskRequest(Parcels, Request):
+    """Mask a list once more, and pass it on."""
+
+    kind: ClassVar[str] = "query.alignment_mask"
+    last: bool  # every party has masked it then: it goes back to its owner, and to the active party
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchRequest(Parcels, Request):
+    """To the active party: find what all have in common."""
+
+    kind: ClassVar[str] = "query.alignment_match"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderRequest(Parcels, Request):
+    """To a passive party: keep the common rows, in the common order."""
+
+    kind: ClassVar[str] = "query.alignment_order"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SentReply(Parcels, Reply):
+    """Parcels for others."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchReply(Parcels, Reply):
+    """Parcels for the passive parties, and how many rows there are."""
+
+    n_train: Annotated[int, Range(0, 2**40)]
+    n_valid: Annotated[int, Range(0, 2**40)]
+    n_test: Annotated[int, Range(0, 2**40)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedList(Letter):
+    """A party's ids, each as a point under the masks of all who have had the list."""
+
+    owner: Annotated[str, Range(1, 64)]
+    points: Points
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommonRows(Letter):
+    """What all have in common, under all masks; nothing where rows are in order already."""
+
+    points: Points
+    key: Annotated[Array, Form("uint8", 32)]  # of the digest of the order
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderDigest(Letter):
+    """Keyed digest of the ids in the common order."""
+
+    digest: Annotated[Array, Form("uint8", 32)]

@@ -1,0 +1,223 @@
+"""SecureBoost: boosted trees over the columns of several parties, gradients under Paillier.
+
+Source: Cheng et al. 2019, "SecureBoost: A Lossless Federated Learning Framework"
+(arXiv:1901.08755), Algorithms 1 and 2.
+
+What parties tell each other goes in letters (the classes of ``Letter``), which the server passes on
+sealed.
+
+Reveals:
+
+- The server learns sizes (rows, trees, levels, bytes, and from these which passive party had splits
+  to make), the scores and leaf purities of every round, and no more; with ``share-column-names`` of
+  all parties also the importance of the columns, and with ``allow-export`` of all the whole model.
+- A passive party learns the structure of the trees down to the last level but one, which rows are
+  in which of their nodes, which rows a round has drawn, which splits are its own, and nothing of
+  labels, gradients, leaf weights or who else made a split. In the last level it sees its own
+  splits alone.
+- The active party learns the numbers of columns and bins of the others, under numbers in place of
+  names; for every node, column and bin of theirs the sums of gradients and hessians, and how many
+  values are missing; which rows a split of theirs sends left. Thresholds stay with their owner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
+from fedapp.messages.parcels import Parcels
+
+NotNegative = Annotated[float, Range(0, 1e38)]
+Places = Annotated[Array, Form("int32", "n_splits", low=0)]
+Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
+Scores = Annotated[Array, Form("float64", "n_rounds", "n_scores", nan=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SetupRequest(Parcels, Request):
+    """Bin the columns; at the active party also check the order of rows and draw the key."""
+
+    kind: ClassVar[str] = "train.secureboost_setup"
+    objective: Annotated[str, Range(1, 64)]
+    max_depth: Annotated[int, Range(1, 15)]
+    eta: NotNegative
+    reg_lambda: NotNegative
+    reg_alpha: NotNegative
+    gamma: NotNegative
+    min_child_weight: NotNegative
+    subsample: Annotated[float, Range(0, 1)]
+    colsample_bytree: Annotated[float, Range(0, 1)]
+    max_bin: Annotated[int, Range(2, 65535)]
+    seed: Annotated[int, Range(0, 2**63 - 1)]
+    first_trees: Annotated[int, Range(0, 10**6)]
+    goss: bool
+    top_rate: Annotated[float, Range(0, 1)]
+    other_rate: Annotated[float, Range(0, 1)]
+    key_bits: Annotated[int, Range(64, 2**15)]
+    insecure_small_key: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BeginRequest(Parcels, Request):
+    """To the active party: finish the last round; begin another, where there is one."""
+
+    kind: ClassVar[str] = "train.secureboost_begin"
+    n_rounds: Annotated[int, Range(0, 10**6)]  # rounds wanted in all; none begins past them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumRequest(Parcels, Request):
+    """To a passive party: make the last level's splits, sum the wanted nodes."""
+
+    kind: ClassVar[str] = "train.secureboost_sum"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitRequest(Parcels, Request):
+    """To the active party: choose this level's splits."""
+
+    kind: ClassVar[str] = "train.secureboost_split"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionRequest(Parcels, Request):
+    """To a passive party: make the splits it has won, and tell the others."""
+
+    kind: ClassVar[str] = "train.secureboost_partition"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HandOverRequest(Parcels, Request):
+    """To a passive party: keep the own part of the model, hand it over where that is allowed."""
+
+    kind: ClassVar[str] = "evaluate.secureboost_handover"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinishRequest(Parcels, Request):
+    """To the active party: keep the own part of the model, score it, join the parts if it may."""
+
+    kind: ClassVar[str] = "evaluate.secureboost_finish"
+    best_round: Annotated[int, Range(0, 10**6)]  # rounds to keep
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SentReply(Parcels, Reply):
+    """Parcels for others."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BeginReply(Parcels, Reply):
+    """Scores of the rounds finished since the last reply, and whether another has begun."""
+
+    begun: bool
+    n_trees: Annotated[int, Range(0, 10**9)]
+    n_leaves: Annotated[int, Range(0, 10**9)]  # of the trees of the last finished round
+    score_names: Annotated[tuple[str, ...], Range(0, 20)]
+    train_scores: Scores
+    valid_scores: Scores  # no columns without validation rows
+    purities: Annotated[Array, Form("float64", "n_rounds", "n_views", low=0, high=1)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitReply(Parcels, Reply):
+    """Where the round stands."""
+
+    growing: bool  # another level follows
+    passive_splits: bool  # some passive party has splits to make
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinishReply(Parcels, Reply):
+    """Scores of the finished model; importance and the model itself where all allow it."""
+
+    n_trees: Annotated[int, Range(0, 10**9)]
+    score_names: Annotated[tuple[str, ...], Range(0, 20)]
+    train_scores: Annotated[Array, Form("float64", "n_train_scores", nan=True)]
+    valid_scores: Annotated[Array, Form("float64", "n_valid_scores", nan=True)]
+    test_scores: Annotated[Array, Form("float64", "n_test_scores", nan=True)]
+    column_names: Annotated[tuple[str, ...], Range(0, 10**6)]
+    column_gains: Annotated[Array, Form("float64", "n_named", low=0)]
+    column_counts: Annotated[Array, Form("int64", "n_named", low=0)]
+    model: Annotated[Array, Form("uint8", "n_model_bytes")]  # JSON of fedapp's format, or nothing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PublicKey(Letter):
+    """Active to passive: the key of this run, and how rows are packed under it."""
+
+    n: Annotated[Array, Form("uint8", "n_key_bytes")]  # big-endian
+    n_outputs: Annotated[int, Range(1, 1000)]  # trees of a round
+    most_rows: Annotated[int, Range(1, 2**40)]
+    precision: Annotated[int, Range(1, 62)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnBins(Letter):
+    """Passive to active: how many bins each column has, and its name if names are shared."""
+
+    widths: Annotated[Array, Form("int64", "n_columns", low=0, high=65535)]
+    names: Annotated[tuple[str, ...], Range(0, 10**6)]
+    allows_export: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncryptedGradients(Letter):
+    """Active to passive: gradients and hessians of the rows that a round has drawn."""
+
+    round_id: Annotated[int, Range(0, 10**6)]
+    drawn: Annotated[Array, Form("uint8", "n_drawn_bytes")]  # bits, a training row each
+    columns: Annotated[Array, Form("int64", "n_columns", low=0)]  # of the receiver
+    ciphertexts: Ciphertexts  # rows of the first group of trees, then of the next
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Splits(Letter):
+    """Active to passive: a level's splits, and the nodes to sum next.
+
+    ``column`` is the receiver's own, or -1 where the split is another's. The bits of the active
+    party's own splits (1: left; all rows of the node, in order) follow each other, each in whole
+    bytes.
+    """
+
+    level: Annotated[int, Range(0, 15)]
+    trees: Places
+    nodes: Places
+    lefts: Places
+    columns: Annotated[Array, Form("int64", "n_splits", low=-1)]
+    first_rights: Annotated[Array, Form("int64", "n_splits", low=0)]
+    defaults: Annotated[Array, Form("uint8", "n_splits", high=1)]
+    bits_of: Annotated[Array, Form("int64", "n_known", low=0)]  # places of splits with bits
+    bits: Annotated[Array, Form("uint8", "n_bit_bytes")]
+    wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0)]
+    wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition(Letter):
+    """From who made some of a level's splits: which rows go left."""
+
+    level: Annotated[int, Range(0, 15)]
+    bits_of: Annotated[Array, Form("int64", "n_known", low=0)]  # places of the splits
+    records: Annotated[Array, Form("int64", "n_records", low=0)]  # told to the active party alone
+    bits: Annotated[Array, Form("uint8", "n_bit_bytes")]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncryptedSums(Letter):
+    """Passive to active: sums of gradients and hessians of the wanted nodes, packed."""
+
+    round_id: Annotated[int, Range(0, 10**6)]
+    level: Annotated[int, Range(0, 15)]
+    missing: Annotated[Array, Form("int32", "n_wanted", "n_columns", low=0)]
+    ciphertexts: Ciphertexts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Records(Letter):
+    """Passive to active, where both allow the export: thresholds of the splits, and the names."""
+
+    columns: Annotated[Array, Form("int64", "n_records", low=0)]
+    thresholds: Annotated[Array, Form("float32", "n_records")]
+    names: Annotated[tuple[str, ...], Range(0, 10**6)]

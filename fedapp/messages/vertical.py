@@ -1,0 +1,45 @@
+"""The opening of a run between parties that have different columns of the same rows.
+
+Reveals: the server learns each party's name, its numbers of rows and columns, whether it has the
+labels, a fingerprint of its table that means something to that party alone, a public key drawn for
+the run, and the versions it runs; the names of its columns only where its owner shares them
+(``share-column-names``). A party learns whether names are shared and the names and public keys of
+the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages.fields import Array, Form, Introduction, Range, Request
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalHelloRequest(Request):
+    """Read the table and say how large it is."""
+
+    kind: ClassVar[str] = "query.vertical_hello"
+    needs_ids: bool
+    most_rows: Annotated[int, Range(1, 2**40)]
+    seed: Annotated[int, Range(0, 2**63 - 1)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerticalHelloReply(Introduction):
+    """A party's table, from the outside."""
+
+    name: Annotated[str, Range(1, 64)]
+    n_table: Annotated[int, Range(1, 2**40)]
+    n_columns: Annotated[int, Range(0, 10**6)]
+    columns: Annotated[tuple[str, ...], Range(0, 10**6)]  # empty where they are not shared
+    active: bool  # has the labels
+    box_key: Annotated[Array, Form("uint8", 32)]  # X25519, public
+    simulated: bool
+    fingerprint: Annotated[str, Range(32, 32)]  # hex
+    versions: tuple[str, ...]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the table."""
+        return self.n_table

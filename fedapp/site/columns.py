@@ -1,0 +1,118 @@
+"""A party's columns of a table whose rows others know too."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.data.datasets import read_source
+from fedapp.data.load import Roles, read_frame
+from fedapp.data.partition import partition_columns
+from fedapp.errors import DataError
+from fedapp.site.config import SiteConfig
+from fedapp.site.table import Table
+
+Rows = npt.NDArray[np.int64]
+ORDER_BYTES = 16
+
+
+def read_columns(config: SiteConfig, seed: int) -> Table:
+    """The table of one site; of a simulated one its share of the columns, and of the files.
+
+    The first share has the labels and weights. Files with commas between them are one a party, and
+    the labels are where the column is.
+
+    Raises
+    ------
+    DataError, ConfigError : there is no such table, it breaks a rule, or cannot be split as asked.
+    """
+    if not config.simulated:
+        return _read(config)
+    files = config.data.split(",")
+    if len(files) > 1:
+        if len(files) != config.n_parts:
+            raise DataError(f"data must be {config.n_parts} files, one a party, got {len(files)}")
+        return _read(_with_own_roles(replace(config, data=files[config.part].strip())))
+    table = _read(config)
+    rng = np.random.default_rng(seed)
+    share = partition_columns(config.columns, len(table.columns), config.n_parts, rng)[config.part]
+    is_first = config.part == 0
+    return Table(
+        tuple(table.columns[column] for column in share),
+        np.ascontiguousarray(table.values[:, share]),
+        labels=table.labels if is_first else None,
+        weights=table.weights if is_first else None,
+        ids=table.ids,
+    )
+
+
+def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np.str_]:
+    """Ids of the rows; their numbers where rows need no ids, or are simulated.
+
+    Raises
+    ------
+    DataError : there are none, or they are not one a row.
+    """
+    if table.ids is None:
+        if needs_ids and not config.simulated:
+            raise DataError('id must name the column to match rows by, as in id="customer"')
+        return np.arange(table.n_rows).astype(str)
+    n_empty = int((table.ids == "").sum())
+    if n_empty:
+        raise DataError(f"{config.id_column} must name every row, got {n_empty} rows without id")
+    n_repeated = sum(count for count in Counter(table.ids.tolist()).values() if count > 1)
+    if n_repeated:
+        raise DataError(
+            f"{config.id_column} must be one of its own for every row, got {n_repeated} rows of "
+            f"{table.n_rows} that share theirs"
+        )
+    return table.ids
+
+
+def common_order(ids: Sequence[str], seed: int) -> Rows:
+    """Places of the ids in an order that says nothing of them: by their keyed digests.
+
+    Parameters
+    ----------
+    seed : of the run, >= 0; the same ids and seed give the same order.
+    """
+    key = seed.to_bytes(8, "little")
+    digests = [
+        hashlib.blake2b(name.encode(), key=key, digest_size=ORDER_BYTES).digest() for name in ids
+    ]
+    return np.array(sorted(range(len(digests)), key=digests.__getitem__), dtype=np.int64)
+
+
+def order_digest(ids: Sequence[str], key: bytes) -> bytes:
+    """32 bytes that only the holder of the key can compute: equal where ids and order are."""
+    digest = hashlib.blake2b(key=key, digest_size=32)
+    for name in ids:
+        digest.update(len(name.encode()).to_bytes(8, "little") + name.encode())
+    return digest.digest()
+
+
+def _read(config: SiteConfig) -> Table:
+    return read_source(
+        config.data,
+        label=config.label,
+        id_column=config.id_column,
+        weight=config.weight,
+        drop=config.dropped,
+    )
+
+
+def _with_own_roles(config: SiteConfig) -> SiteConfig:
+    """Without label and weight where the file has no such columns."""
+    path = Path(config.data)
+    names = set(read_frame(path, Roles()).column_names) if path.is_file() else set()
+    return replace(
+        config,
+        label=config.label if config.label in names else "",
+        weight=config.weight if config.weight in names else "",
+    )

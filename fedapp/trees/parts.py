@@ -1,0 +1,171 @@
+"""Parts of a model whose splits lie at several parties, and the order in which they are summed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import DataError
+from fedapp.trees.model import LEAF, Ensemble, Tree
+
+FORMAT = 1
+PART = "part.json"
+Ints = npt.NDArray[np.int64]
+
+
+class Arrays(Protocol):
+    """Where arrays are kept by name."""
+
+    def __getitem__(self, name: str, /) -> npt.NDArray[Any]: ...
+    def __setitem__(self, name: str, array: npt.NDArray[Any], /) -> None: ...
+
+
+class Group(Protocol):
+    """How many trees' gradients travel in one ciphertext."""
+
+    @property
+    def n_outputs(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup:
+    """A party's own splits; a record id is the place in the table.
+
+    Parameters
+    ----------
+    columns : int64, shape (n_records,): the party's own numbers.
+    thresholds : float32, shape (n_records,): below goes left.
+    defaults : uint8, shape (n_records,): 1 where missing goes left.
+    """
+
+    columns: Ints
+    thresholds: npt.NDArray[np.float32]
+    defaults: npt.NDArray[np.uint8]
+
+    @classmethod
+    def empty(cls) -> Lookup:
+        """Without a split."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint8))
+
+    @classmethod
+    def kept(cls, store: Arrays) -> Lookup:
+        """As ``keep`` left it."""
+        return cls(*(store[f"lookup.{name}"] for name in cls.__slots__))
+
+    def keep(self, store: Arrays) -> None:
+        """Keep it among other arrays."""
+        for name in self.__slots__:
+            store[f"lookup.{name}"] = getattr(self, name)
+
+    def plus(
+        self, columns: Ints, thresholds: npt.NDArray[np.float32], defaults: npt.NDArray[np.uint8]
+    ) -> Lookup:
+        """With further splits at the end."""
+        return Lookup(
+            np.concatenate((self.columns, columns)),
+            np.concatenate((self.thresholds, thresholds)),
+            np.concatenate((self.defaults, defaults)),
+        )
+
+    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
+        """A document that JSON can hold."""
+        return {
+            "format": FORMAT,
+            "columns": list(names),
+            "records": [
+                [int(column), float(threshold), int(default)]
+                for column, threshold, default in zip(
+                    self.columns, self.thresholds, self.defaults, strict=True
+                )
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Lookup:
+        """Undo ``to_json``."""
+        records = document["records"]
+        return cls(
+            np.array([record[0] for record in records], dtype=np.int64),
+            np.array([record[1] for record in records], dtype=np.float32),
+            np.array([record[2] for record in records], dtype=np.uint8),
+        )
+
+
+def write_part(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write a party's part of a model; nobody else on the machine may read it."""
+    path = folder / PART
+    temporary = path.with_suffix(".tmp")
+    temporary.touch(mode=0o600)
+    temporary.write_text(json.dumps(document) + "\n")
+    temporary.rename(path)
+
+
+def read_part(folder: Path) -> dict[str, Any]:
+    """Read what ``write_part`` wrote.
+
+    Raises
+    ------
+    DataError : there is none, or it is of another format.
+    """
+    path = folder / PART
+    if not path.is_file():
+        raise DataError("model must have a part at this party, got none: was it trained here?")
+    document: dict[str, Any] = json.loads(path.read_text())
+    if document.get("format") != FORMAT:
+        raise DataError(f"model must be of format {FORMAT}, got {document.get('format')!r}")
+    return document
+
+
+def sum_jobs(
+    groups: Sequence[Group],
+    level: int,
+    trees: npt.NDArray[np.int32],
+    nodes: npt.NDArray[np.int32],
+) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
+    """In which order wanted nodes are summed, so that both sides read the sums alike.
+
+    Yields
+    ------
+    Group of trees whose gradients share ciphertexts, tree whose nodes are meant, and these nodes.
+    At the root all trees of a group have the same rows, and the first stands for all.
+    """
+    first = 0
+    for number, group in enumerate(groups):
+        members = range(first, first + group.n_outputs)
+        first += group.n_outputs
+        for tree in members if level else members[:1]:
+            wanted = nodes[trees == tree]
+            if len(wanted):
+                yield number, tree, wanted
+
+
+def joined(
+    model: Ensemble,
+    records: Sequence[Ints],
+    owners: Sequence[Ints],
+    lookups: Sequence[Lookup],
+    columns: Sequence[str],
+) -> Ensemble:
+    """The model with all thresholds in it.
+
+    Parameters
+    ----------
+    model : its splits have no thresholds.
+    records : of each tree, int64, shape (n_nodes,): record id of each split.
+    owners : of each tree: number of the party of each split.
+    lookups : of each party.
+    columns : names of all columns, parties in turn.
+    """
+    trees: list[Tree] = []
+    for tree, record_ids, parties in zip(model.trees, records, owners, strict=True):
+        copy = tree.copy()
+        for node in np.flatnonzero(tree["left"] != LEAF):
+            copy["threshold"][node] = lookups[parties[node]].thresholds[record_ids[node]]
+        trees.append(copy)
+    return replace(model, columns=tuple(columns), trees=tuple(trees))

@@ -1,0 +1,61 @@
+"""The conversation by which vertical parties find their common rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedapp.config import Settings
+from fedapp.conversation import Conversation, Parties, ask
+from fedapp.messages.alignment import (
+    MaskRequest,
+    MatchReply,
+    MatchRequest,
+    OpenRequest,
+    OrderRequest,
+    SentReply,
+)
+from fedapp.messages.vertical import VerticalHelloReply
+from strategies.vertical import Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """How many rows all parties have in common, by their use."""
+
+    n_train: int
+    n_valid: int
+    n_test: int
+
+
+def align(
+    parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox, settings: Settings
+) -> Conversation[Aligned]:
+    """Everybody's ids under everybody's mask, once round; ``len(parties) + 2`` exchanges.
+
+    The digests of the order lie in the mailbox afterwards, for the active party to check.
+    """
+    ordered = settings.align == "ordered"
+    opening = OpenRequest(
+        tuple(parties),
+        active,
+        np.stack([hello.box_key for hello in parties.values()]),
+        ordered,
+        settings.test_fraction,
+        settings.valid_fraction,
+        settings.seed,
+    )
+    mailbox.collect((yield from ask(parties.all(opening), SentReply)))
+    for left in range(0 if ordered else len(parties) - 1, 0, -1):
+        masks = {
+            party: MaskRequest(**mailbox.fields_for(party), last=left == 1) for party in parties
+        }
+        mailbox.collect((yield from ask(masks, SentReply)))
+    found = yield from ask({active: MatchRequest(**mailbox.fields_for(active))}, MatchReply)
+    mailbox.collect(found)
+    passive = [party for party in parties if party != active]
+    orders = {party: OrderRequest(**mailbox.fields_for(party)) for party in passive}
+    mailbox.collect((yield from ask(orders, SentReply)))
+    reply = found[active]
+    return Aligned(reply.n_train, reply.n_valid, reply.n_test)

@@ -1,0 +1,238 @@
+"""SecureBoost: boosted trees over the columns of several parties, exactly XGBoost's.
+
+Source: Cheng et al. 2019, "SecureBoost: A Lossless Federated Learning Framework"
+(arXiv:1901.08755), Algorithms 1 and 2; "Completely SecureBoost" is ``first-trees``. The server
+passes on what it cannot read; what the active and the passive parties do stands in
+``clients.secureboost_active`` and ``clients.secureboost_passive``.
+
+With one passive party a level takes two exchanges, because which rows a split sends left travels
+with the next level's sums; with several a third tells all of them. One more begins the round, and
+with one passive party one more ends it where that party has splits in the last level: a round takes
+``2 + 2 max_depth`` exchanges at most with one passive party, ``1 + 3 max_depth`` with several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from fedapp.config import Section, Settings, check
+from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress, ask
+from fedapp.errors import ConfigError
+from fedapp.messages.fields import Array
+from fedapp.messages.secureboost import (
+    BeginReply,
+    BeginRequest,
+    FinishReply,
+    FinishRequest,
+    HandOverRequest,
+    PartitionRequest,
+    SentReply,
+    SetupRequest,
+    SplitReply,
+    SplitRequest,
+    SumRequest,
+)
+from fedapp.messages.vertical import VerticalHelloReply
+from fedapp.run_folder import RunFolder
+from fedapp.site.labels import REGRESSION
+from fedapp.trees.model import from_json
+from strategies.alignment import align
+from strategies.base import Summary
+from strategies.scoring import History, model_files
+from strategies.vertical import Mailbox, VerticalStrategy, active_party, parts_file
+
+SAFE_KEY_BITS = 2048
+Rate = Annotated[float, Field(gt=0, lt=1)]
+
+
+class SecureBoostSettings(Section):
+    """``[secureboost]`` of the run config.
+
+    ``key_bits`` of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
+    ``first_trees``: rounds that the active party grows alone. ``goss``: each round draws the rows
+    with the largest gradients, a share ``top_rate``, and ``other_rate`` of all rows from the rest.
+    """
+
+    key_bits: Annotated[int, Field(ge=256, le=8192)]
+    insecure_small_key: bool
+    first_trees: Annotated[int, Field(ge=0, le=10**6)]
+    goss: bool
+    top_rate: Rate
+    other_rate: Rate
+
+
+class SecureBoost(VerticalStrategy):
+    """The server's side of SecureBoost: it says what is next, and passes letters on."""
+
+    def __init__(self, settings: Settings, folder: RunFolder) -> None:
+        super().__init__(settings, folder)
+        self.own = self.own_settings(settings)
+        self.history = History(settings.objective, settings.early_stopping_rounds)
+        self.purities: list[list[float]] = []
+        self.rows: dict[str, int] = {}
+
+    @classmethod
+    def own_settings(cls, settings: Settings) -> SecureBoostSettings:
+        """``[secureboost]``, checked."""
+        own = check(SecureBoostSettings, settings.sections["secureboost"], "secureboost.")
+        if own.key_bits < SAFE_KEY_BITS and not own.insecure_small_key:
+            rule = f"must be >= {SAFE_KEY_BITS} without secureboost.insecure-small-key"
+            raise ConfigError(f"secureboost.key-bits {rule}, got {own.key_bits}")
+        if own.goss and own.top_rate + own.other_rate > 1:
+            total = own.top_rate + own.other_rate
+            raise ConfigError(f"secureboost.top-rate + other-rate must be <= 1, got {total:g}")
+        if own.goss and settings.subsample < 1:
+            raise ConfigError(
+                f"subsample must be 1 with secureboost.goss, got {settings.subsample}"
+            )
+        return own
+
+    def conversation(
+        self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
+    ) -> Conversation[Summary]:
+        """Round by round, level by level."""
+        active, mailbox = active_party(parties), Mailbox(parties)
+        passive = tuple(party for party in parties if party != active)
+        if saved is None:
+            yield from self._begin(parties, active, mailbox)
+        else:
+            self._restore(saved, mailbox)
+        n_rounds = self.settings.num_boost_round
+        while True:
+            yield self._checkpoint(mailbox)
+            wanted = 0 if self.history.stops else n_rounds
+            request = BeginRequest(**mailbox.fields_for(active), n_rounds=wanted)
+            replies = yield from ask({active: request}, BeginReply)
+            mailbox.collect(replies)
+            yield from self._note_scores(replies[active])
+            if not replies[active].begun:
+                break
+            if self.history.stops:
+                # What has begun is grown no further.
+                mailbox.clear()
+                break
+            yield from self._grow(active, passive, mailbox)
+        return (yield from self._finish(active, passive, mailbox))
+
+    def _begin(
+        self, parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox
+    ) -> Conversation[None]:
+        """Rows in one order, columns in bins, a key."""
+        rows = yield from align(parties, active, mailbox, self.settings)
+        self.rows = {"train": rows.n_train, "valid": rows.n_valid, "test": rows.n_test}
+        if self.settings.early_stopping_rounds and not rows.n_valid:
+            raise ConfigError(
+                "valid-fraction must leave validation rows for early-stopping-rounds, "
+                f"got {self.settings.valid_fraction}"
+            )
+        names: tuple[str, ...] = (
+            "objective",
+            "max_depth",
+            "eta",
+            "reg_lambda",
+            "reg_alpha",
+            "gamma",
+            "seed",
+        )
+        names += ("min_child_weight", "subsample", "colsample_bytree", "max_bin")
+        given = {name: getattr(self.settings, name) for name in names} | self.own.model_dump()
+        requests = {party: SetupRequest(**mailbox.fields_for(party), **given) for party in parties}
+        mailbox.collect((yield from ask(requests, SentReply)))
+
+    def _grow(self, active: str, passive: tuple[str, ...], mailbox: Mailbox) -> Conversation[None]:
+        """The trees of a round, level by level."""
+        growing = True
+        while growing:
+            sums = {party: SumRequest(**mailbox.fields_for(party)) for party in passive}
+            mailbox.collect((yield from ask(sums, SentReply)))
+            request = SplitRequest(**mailbox.fields_for(active))
+            replies = yield from ask({active: request}, SplitReply)
+            mailbox.collect(replies)
+            growing = replies[active].growing
+            if replies[active].passive_splits and (len(passive) > 1 or not growing):
+                splits = {party: PartitionRequest(**mailbox.fields_for(party)) for party in passive}
+                mailbox.collect((yield from ask(splits, SentReply)))
+
+    def _note_scores(self, reply: BeginReply) -> Conversation[None]:
+        """Scores of the rounds that are finished now."""
+        for train, valid, views in zip(
+            reply.train_scores, reply.valid_scores, reply.purities, strict=True
+        ):
+            scores = _named(reply.score_names, train), _named(reply.score_names, valid)
+            self.history.add(scores[1])
+            self.purities.append(views.tolist())
+            yield Progress(len(self.history), reply.n_trees, reply.n_leaves, *scores)
+
+    def _finish(
+        self, active: str, passive: tuple[str, ...], mailbox: Mailbox
+    ) -> Conversation[Summary]:
+        """Every party keeps its part; the active one scores the model."""
+        best = self.history.best_round if self.history.patience else None
+        yield self._checkpoint(mailbox)
+        parts = {party: HandOverRequest(**mailbox.fields_for(party)) for party in passive}
+        mailbox.collect((yield from ask(parts, SentReply)))
+        request = FinishRequest(**mailbox.fields_for(active), best_round=best or len(self.history))
+        reply = (yield from ask({active: request}, FinishReply))[active]
+        yield self._written(active, passive, reply)
+        return {
+            "metrics": {
+                part: _named(reply.score_names, getattr(reply, f"{part}_scores"))
+                for part in ("train", "valid", "test")
+            },
+            "active": active,
+            "matched_rows": self.rows,
+            "leaf_purity": self._purity_by_view(passive),
+            "importance": _importance(reply),
+            "trees": reply.n_trees,
+            "best_round": best,
+        }
+
+    def _purity_by_view(self, passive: tuple[str, ...]) -> dict[str, list[float]]:
+        """Purity of the leaves of each round, and of what each passive party can tell apart."""
+        if self.settings.objective == REGRESSION:
+            return {}
+        views = ("leaves", *passive)
+        return {view: [each[place] for each in self.purities] for place, view in enumerate(views)}
+
+    def _written(self, active: str, passive: tuple[str, ...], reply: FinishReply) -> Model:
+        """The whole model where all parties allow it, else where its parts lie."""
+        if len(reply.model):
+            return model_files(from_json(reply.model.tobytes().decode()))
+        return parts_file(self.model_id, self.settings, active, passive)
+
+    def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
+        """Scores so far, and the letters on their way."""
+        facts = {"history": self.history.scores, "purities": self.purities, "rows": self.rows}
+        return Checkpoint(mailbox.arrays(), facts)
+
+    def _restore(self, saved: Checkpoint, mailbox: Mailbox) -> None:
+        """Go on from a checkpoint."""
+        facts, settings = saved.facts, self.settings
+        patience = settings.early_stopping_rounds
+        self.history = History(settings.objective, patience, facts["history"])
+        self.purities, self.rows = facts["purities"], facts["rows"]
+        mailbox.restore(saved.arrays)
+
+
+STRATEGY = SecureBoost
+
+
+def _named(names: tuple[str, ...], values: Array) -> dict[str, float]:
+    """Scores by name; none where there are no rows."""
+    return dict(zip(names, values.tolist(), strict=True)) if len(values) else {}
+
+
+def _importance(reply: FinishReply) -> Mapping[str, Any]:
+    """Gain and splits by column, where the names are shared."""
+    names = reply.column_names
+    if not names:
+        return {}
+    gains, counts = np.asarray(reply.column_gains), np.asarray(reply.column_counts)
+    return {
+        "gain": dict(zip(names, gains.tolist(), strict=True)),
+        "count": dict(zip(names, counts.tolist(), strict=True)),
+    }

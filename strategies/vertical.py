@@ -1,0 +1,121 @@
+"""What runs of vertical parties share: roles, and the parcels that the server passes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedapp.config import Settings
+from fedapp.conversation import Model, Parties
+from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.messages.fields import Array, Reply
+from fedapp.messages.parcels import Parcel, Parcels, pack_parcels, unpack_parcels
+from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
+from strategies.base import TreeStrategy
+
+FEWEST_PARTIES = 2
+PARTS = "parts"  # kind of a model.json that says where the parts of a model lie
+
+
+class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
+    """A strategy whose parties have different columns of the same rows; one has the labels."""
+
+    introduction = VerticalHelloReply
+
+    def greeting(self) -> VerticalHelloRequest:
+        """Read the table, and the ids by which rows are matched."""
+        settings = self.settings
+        return VerticalHelloRequest(
+            settings.align == "psi", settings.align_most_rows, settings.seed
+        )
+
+
+def active_party(parties: Parties[VerticalHelloReply]) -> str:
+    """Name of the party that has the labels.
+
+    Raises
+    ------
+    ConfigError : there is one party only.
+    DataError : none has labels, or several have, or a passive party has no columns.
+    """
+    if len(parties) < FEWEST_PARTIES:
+        raise ConfigError(f"parties must be >= {FEWEST_PARTIES}, got {len(parties)}")
+    active = [name for name, hello in parties.items() if hello.active]
+    if len(active) != 1:
+        found = ", ".join(active) if active else "none"
+        raise DataError(f"label must be a column at one party, got {found}")
+    for name, hello in parties.items():
+        if not hello.n_columns and name != active[0]:
+            raise DataError("table must have a feature, got none", name)
+    return active[0]
+
+
+class Mailbox:
+    """Parcels on their way, by receiver, in the order in which they came.
+
+    Parameters
+    ----------
+    names : of all parties; nobody else gets mail.
+    """
+
+    def __init__(self, names: Parties[VerticalHelloReply]) -> None:
+        self._waiting: dict[str, list[Parcel]] = {name: [] for name in names}
+
+    def collect(self, replies: Mapping[str, Reply]) -> None:
+        """Take what parties have sent.
+
+        Raises
+        ------
+        ProtocolError : parcels for nobody.
+        """
+        for sender, reply in replies.items():
+            assert isinstance(reply, Parcels)
+            try:
+                for receiver, content in unpack_parcels(reply):
+                    self._waiting[receiver].append((sender, content))
+            except (ValueError, KeyError) as error:
+                name = type(reply).__name__
+                raise ProtocolError(sender, name, "parcels", "must be for parties") from error
+
+    def fields_for(self, party: str) -> dict[str, Any]:
+        """The fields of ``Parcels`` with all that waits for a party; it waits no more."""
+        parcels, self._waiting[party] = self._waiting[party], []
+        return pack_parcels(parcels)
+
+    def clear(self) -> None:
+        """Throw everything away."""
+        for parcels in self._waiting.values():
+            parcels.clear()
+
+    def arrays(self) -> dict[str, Array]:
+        """All that waits, to be kept in a checkpoint."""
+        kept: dict[str, Array] = {}
+        for receiver, parcels in self._waiting.items():
+            for place, (sender, content) in enumerate(parcels):
+                name = f"parcel {place:06d} {receiver} {sender}"
+                kept[name] = np.frombuffer(content, dtype=np.uint8)
+        return kept
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Undo ``arrays``; other names are left alone."""
+        for name in sorted(arrays):
+            if name.startswith("parcel "):
+                _, _, receiver, sender = name.split(" ")
+                self._waiting[receiver].append((sender, arrays[name].tobytes()))
+
+
+def parts_file(model_id: str, settings: Settings, active: str, passive: Sequence[str]) -> Model:
+    """What the run's folder says of a model whose parts stay with the parties."""
+    document = {
+        "format": 1,
+        "kind": PARTS,
+        "method": settings.strategy,
+        "model_id": model_id,
+        "objective": settings.objective,
+        "active": active,
+        "passive": list(passive),
+    }
+    return Model({"model.json": json.dumps(document, separators=(",", ":")) + "\n"})
