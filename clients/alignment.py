@@ -37,7 +37,7 @@ from fedapp.site.answer import Handler, Site
 from fedapp.site.columns import common_order, order_digest
 from fedapp.site.mail import Mail, know, read_mail, write_mail
 
-FEWEST_ROWS = 2
+FEWEST_ROWS = 2  # to train
 KEY_BYTES = 32
 ROWS = ("ids", "values", "labels", "weights")
 
@@ -133,13 +133,15 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
     """Keep these rows, in the common order: those that train, that validate, that test."""
     store = site.store
     test_fraction, valid_fraction, seed = store.facts["holdout"]
-    if len(rows) < FEWEST_ROWS:
-        raise DataError(f"ids must have {FEWEST_ROWS} rows in common at least, got {len(rows)}")
+    fewest = 1 if "model" in store.facts else FEWEST_ROWS
+    if len(rows) < fewest:
+        raise DataError(f"ids must have {fewest} rows in common at least, got {len(rows)}")
     rows = rows[common_order(store["ids"][rows].tolist(), seed)]
     split = split_rows(len(rows), test_fraction, valid_fraction, seed)
     for part in ("train", "valid", "test"):
         store.facts[f"n_{part}"] = len(getattr(split, part))
     rows = rows[np.concatenate((split.train, split.valid, split.test))]
+    store["places"] = rows  # in the party's own table
     for name in ROWS:
         if name in store:
             store[name] = np.ascontiguousarray(store[name][rows])

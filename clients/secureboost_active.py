@@ -38,6 +38,7 @@ from fedapp.messages.secureboost import (
     FinishReply,
     FinishRequest,
     Partition,
+    PartKept,
     PublicKey,
     Records,
     SentReply,
@@ -131,7 +132,8 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
         return _last_reply(store)
     mail = read_mail(site, request)
     model, records = kept.model(request.best_round)
-    write_part(store.folder, kept.part(model, records))
+    parts = {name: mail.one(PartKept, name).digest.tobytes().hex() for name in kept.passive}
+    write_part(store.folder, kept.part(model, records, parts))
     scores = kept.scores(kept.margins(request.best_round))
     columns, gains, counts = _importance(store, model)
     reply = FinishReply(

@@ -153,11 +153,18 @@ class Kept:
         n_columns = len(self.joint.widths[party])
         return shared or [f"{party} column {number}" for number in range(1, n_columns + 1)]
 
-    def part(self, model: Ensemble, records: list[Ints]) -> dict[str, Any]:
-        """The active party's part of the model: structure, leaf weights, own thresholds."""
+    def part(self, model: Ensemble, records: list[Ints], parts: dict[str, str]) -> dict[str, Any]:
+        """The active party's part of the model: structure, leaf weights, own thresholds.
+
+        Parameters
+        ----------
+        parts : digests of the others' parts.
+        """
         return {
             **Lookup.kept(self.store).to_json(self.store.facts["columns"]),
             "active": True,
+            "name": self.site.name,
+            "parts": parts,
             "model": to_json(model),
             "splits": [each.tolist() for each in records],
             "n_columns": {name: len(widths) for name, widths in self.joint.widths.items()},

@@ -30,6 +30,7 @@ from fedapp.messages.secureboost import (
     HandOverRequest,
     Partition,
     PartitionRequest,
+    PartKept,
     PublicKey,
     Records,
     SentReply,
@@ -41,7 +42,7 @@ from fedapp.site.answer import Site
 from fedapp.site.mail import Mail, forget_all_but_mail, read_mail, write_mail
 from fedapp.site.store import Store
 from fedapp.trees.partition import Bits, goes_left, move_rows, pack_bits, rows_of, unpack_bits
-from fedapp.trees.parts import Lookup, read_part, sum_jobs, write_part
+from fedapp.trees.parts import Lookup, part_digest, read_part, sum_jobs, write_part
 
 Letters = list[tuple[str, Letter]]
 SPLIT_ARRAYS = [field.name for field in fields(Splits) if field.name != "level"]
@@ -94,9 +95,10 @@ def hand_over(site: Site, request: HandOverRequest) -> SentReply:
         read_mail(site, request)
         write_part(store.folder, Lookup.kept(store).to_json(names))
     lookup = Lookup.from_json(read_part(store.folder))
-    letters: Letters = []
+    active, digest = store.facts["active"], np.frombuffer(part_digest(store.folder), np.uint8)
+    letters: Letters = [(active, PartKept(digest))]
     if site.config.allows_export:
-        letters = [(store.facts["active"], Records(lookup.columns, lookup.thresholds, names))]
+        letters.append((active, Records(lookup.columns, lookup.thresholds, names)))
     reply = SentReply(**write_mail(site, letters))
     forget_all_but_mail(store)
     return reply

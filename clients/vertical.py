@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clients.hello import KEEP_DAYS, site_key, versions, weights_of
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
-from fedapp.site.answer import Handler, Site
-from fedapp.site.columns import read_columns, row_ids
+from fedapp.site.answer import MODEL_ID, Handler, Site
+from fedapp.site.columns import read_columns, read_rows_to_predict, row_ids
 from fedapp.site.mail import box_key
 from fedapp.site.rows import fingerprint
 from fedapp.site.store import drop_abandoned
+from fedapp.site.table import Table
+from fedapp.trees.parts import read_part
 
 
 def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
     """Open a run at a site, or meet the server again after it was started anew."""
     store, config = site.store, site.config
     drop_abandoned(store.folder.parent, KEEP_DAYS)
-    table = read_columns(config, request.seed)
+    table, active = _table(site, request)
     now = {"fingerprint": fingerprint({"all": table}, site_key(site.name))}
     if "hello" not in store.facts:
         ids = row_ids(table, config, request.needs_ids)
@@ -32,7 +34,7 @@ def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
         store.facts["hello"] = {
             "n_table": table.n_rows,
             "n_columns": len(table.columns),
-            "active": table.labels is not None,
+            "active": active,
             "simulated": config.simulated,
             "versions": versions(),
         }
@@ -40,6 +42,18 @@ def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
     fields = {key: tuple(v) if isinstance(v, list) else v for key, v in facts.items()}
     names = tuple(table.columns) if config.shares_names else ()
     return VerticalHelloReply(name=site.name, columns=names, box_key=box_key(store), **fields)  # type: ignore[arg-type]
+
+
+def _table(site: Site, request: VerticalHelloRequest) -> tuple[Table, bool]:
+    """The table to train on or to predict, and whether the party is the active one."""
+    if not request.model:
+        table = read_columns(site.config, request.seed)
+        return table, table.labels is not None
+    if not MODEL_ID.fullmatch(request.model):
+        raise ProtocolError(site.name, "VerticalHelloRequest", "model", "must be 16 hex digits")
+    part = read_part(site.store.folder.parent / request.model)
+    site.store.facts["model"] = request.model
+    return read_rows_to_predict(site.config, part["columns"]), bool(part.get("active", False))
 
 
 HANDLERS: Mapping[type[VerticalHelloRequest], Handler] = {VerticalHelloRequest: hello}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -40,7 +42,8 @@ Overrides = Annotated[
 @cli.command()
 def run(
     strategy: Annotated[
-        str, typer.Argument(help="pax, fedxgbllr, bagging, cyclic or fedavg-linear.")
+        str,
+        typer.Argument(help="pax, fedxgbllr, bagging, cyclic, fedavg-linear or secureboost."),
     ],
     config: Overrides = None,
     engine: Annotated[
@@ -176,11 +179,49 @@ def predict(
     data: Annotated[str, typer.Option(help="Table with the columns of the model.")],
     output: Annotated[Path, typer.Option(help="CSV or Parquet file to write.")],
     id_column: Annotated[str, typer.Option("--id", help="Column that names the rows.")] = "",
+    config: Overrides = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="For a model whose parts lie at several parties: local, simulation, or a "
+            "SuperLink's name; there every site has its own table (predict-data)."
+        ),
+    ] = "local",
 ) -> None:
     """Predict the rows of a table with a run's model."""
-    from fedapp.predict import predict_table
+    from fedapp.predict import parts_of, predict_table
 
+    parts = parts_of(run_dir)
+    if parts:
+        overrides = {"data": data, "id": id_column, **parse_overrides(config or [])}
+        _predict_together(run_dir, parts, overrides, output, engine)
+        return
     n_rows = predict_table(run_dir, data, id_column, output)
+    console.print(f"{n_rows} rows written to {output}", soft_wrap=True)
+
+
+def _predict_together(
+    run_dir: Path, parts: Mapping[str, Any], overrides: Mapping[str, Any], output: Path, engine: str
+) -> None:
+    """Have the parties predict; the predictions are written at the active one."""
+    from fedapp.data.predictions import check_suffix
+    from fedapp.home import home
+
+    check_suffix(output)
+    trained = tomllib.loads((run_dir / "config.toml").read_text())
+    names = ("parties", "partition", "columns", "align", "align-most-rows", "seed")
+    given = {name: trained[name] for name in names} | {"strategy": "interactive"}
+    given |= {"model": parts["model_id"], "output": output.suffix, **overrides}
+    settings = load_settings(given)
+    settings = settings.model_copy(update={"run_dir": _run_dir(settings, engine)})
+    folder = _engine(engine)(settings)
+    if engine not in SIMULATED:
+        console.print(f"The predictions lie at {parts['active']}, under its $FEDAPP_HOME/sites.")
+        return
+    summary = json.loads((folder.path / "summary.json").read_text())
+    site = home() / "sites" / parts["active"] / summary["model_id"]
+    shutil.copyfile(site / f"predictions{output.suffix}", output)
+    n_rows = summary["matched_rows"]["predicted"]
     console.print(f"{n_rows} rows written to {output}", soft_wrap=True)
 
 

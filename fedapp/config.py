@@ -61,6 +61,8 @@ class Settings(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     run_dir: str
     resume: str
+    model: Annotated[str, Field(pattern="^([0-9a-f]{16})?$")]
+    output: Literal[".csv", ".parquet"]
     min_parties: Annotated[int, Field(ge=0)]
     start_deadline: Seconds
     exchange_deadline: Seconds

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from fedapp.linear import LinearModel, load_linear, predict_linear
 from fedapp.trees import stacked
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import Array, transform
+from fedapp.trees.parts import PARTS
 from fedapp.trees.predict import predict_margins
 
 Model = Ensemble | stacked.StackedModel | LinearModel
@@ -58,6 +61,16 @@ def predict_table(run_dir: Path, data: str, id_column: str, output: Path) -> int
     ids = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
     write_predictions(output, id_column or "row", ids, named)
     return table.n_rows
+
+
+def parts_of(run_dir: Path) -> dict[str, Any] | None:
+    """Where the parts of a run's model lie; None where the run's folder has the whole model."""
+    path = run_dir / "model.json"
+    begins = KIND.match(path.read_text()) if path.is_file() else None
+    if not begins or begins[1] != PARTS:
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def _load(path: Path) -> tuple[Model, Callable[[Array], Array]]:

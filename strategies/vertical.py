@@ -14,10 +14,10 @@ from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.messages.fields import Array, Reply
 from fedapp.messages.parcels import Parcel, Parcels, pack_parcels, unpack_parcels
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
+from fedapp.trees.parts import PARTS
 from strategies.base import TreeStrategy
 
 FEWEST_PARTIES = 2
-PARTS = "parts"  # kind of a model.json that says where the parts of a model lie
 
 
 class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
@@ -29,7 +29,7 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         """Read the table, and the ids by which rows are matched."""
         settings = self.settings
         return VerticalHelloRequest(
-            settings.align == "psi", settings.align_most_rows, settings.seed
+            settings.align == "psi", settings.align_most_rows, settings.seed, settings.model
         )
 
 

@@ -215,6 +215,13 @@ class EncryptedSums(Letter):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PartKept(Letter):
+    """Passive to active: the own part of the model is kept."""
+
+    digest: Annotated[Array, Form("uint8", 32)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Records(Letter):
     """Passive to active, where both allow the export: thresholds of the splits, and the names."""
 

@@ -23,6 +23,7 @@ class VerticalHelloRequest(Request):
     needs_ids: bool
     most_rows: Annotated[int, Range(1, 2**40)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
+    model: Annotated[str, Range(0, 16)]  # whose columns are wanted, to predict; empty to train
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fedapp.data.datasets import read_source
 from fedapp.data.load import Roles, read_frame
 from fedapp.data.partition import partition_columns
+from fedapp.data.predictions import read_columns_of
 from fedapp.errors import DataError
 from fedapp.site.config import SiteConfig
 from fedapp.site.table import Table
@@ -50,6 +51,19 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
         weights=table.weights if is_first else None,
         ids=table.ids,
     )
+
+
+def read_rows_to_predict(config: SiteConfig, columns: Sequence[str]) -> Table:
+    """The table to predict, with the columns of the site's part of a model; no labels.
+
+    Raises
+    ------
+    DataError, ConfigError : there is no such table, or it lacks a column.
+    """
+    files = config.data.split(",") if config.simulated else [config.predict_data or config.data]
+    data = files[config.part].strip() if len(files) > 1 else files[0]
+    table = read_columns_of(data, columns, config.id_column)
+    return replace(table, labels=None, weights=None)
 
 
 def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np.str_]:

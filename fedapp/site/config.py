@@ -28,6 +28,7 @@ class SiteConfig:
     columns : rule by which the columns of a simulated table are split, between vertical parties.
     shares_names : whether others may learn the names of the columns, between vertical parties.
     allows_export : whether this party's part of a model may leave it, to be joined with the others.
+    predict_data : table to predict; that of ``data`` where there is no other.
     """
 
     name: str
@@ -42,6 +43,7 @@ class SiteConfig:
     columns: str = ""
     shares_names: bool = False
     allows_export: bool = False
+    predict_data: str = ""
 
     @property
     def group(self) -> str:
@@ -107,6 +109,7 @@ def _table(config: Mapping[str, Value]) -> dict[str, Any]:
         "dropped": tuple(name.strip() for name in dropped if name.strip()),
         "shares_names": _is_true(config.get("share-column-names", False)),
         "allows_export": _is_true(config.get("allow-export", False)),
+        "predict_data": str(config.get("predict-data", "")),
     }
 
 

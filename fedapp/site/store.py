@@ -26,6 +26,7 @@ import numpy as np
 
 from fedapp.home import write_whole
 from fedapp.messages.fields import Array
+from fedapp.trees.parts import PART
 
 SECONDS_A_DAY = 24 * 60 * 60
 STATE, CHECKPOINT = "state.json", "checkpoint.json"
@@ -210,13 +211,16 @@ class Store:
 def drop_abandoned(site: Path, days: float) -> None:
     """Delete the states of models that nobody has asked for since, finished or not.
 
+    A part of a model stays: without it the other parties' parts are worth nothing.
+
     Parameters
     ----------
     site : the folder of a site, with a folder a model.
     days : age of the last step.
     """
     for path in site.glob("*/" + STATE):
-        if path.stat().st_mtime < time.time() - days * SECONDS_A_DAY:
+        is_old = path.stat().st_mtime < time.time() - days * SECONDS_A_DAY
+        if is_old and not (path.parent / PART).exists():
             shutil.rmtree(path.parent)
 
 

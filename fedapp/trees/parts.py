@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from fedapp.trees.model import LEAF, Ensemble, Tree
 
 FORMAT = 1
 PART = "part.json"
+PARTS = "parts"  # kind of a model.json that says where the parts of a model lie
 Ints = npt.NDArray[np.int64]
 
 
@@ -120,6 +122,11 @@ def read_part(folder: Path) -> dict[str, Any]:
     if document.get("format") != FORMAT:
         raise DataError(f"model must be of format {FORMAT}, got {document.get('format')!r}")
     return document
+
+
+def part_digest(folder: Path) -> bytes:
+    """32 bytes that change with a party's part of a model."""
+    return hashlib.blake2b((folder / PART).read_bytes(), digest_size=32).digest()
 
 
 def sum_jobs(

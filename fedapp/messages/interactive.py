@@ -1,0 +1,65 @@
+"""Interactive inference: rows walk down the trees of a model whose splits lie at several parties.
+
+Source: Cheng et al. 2019, "SecureBoost" (arXiv:1901.08755), "Federated Inference based on the
+Learned Model", Figure 3; for all trees and rows at once.
+
+Reveals:
+
+- The server learns sizes: rows, and how many splits are asked about in each exchange.
+- A passive party learns which of the rows reach which of its own splits. It learns no leaf weight,
+  no prediction, and nothing of others' splits.
+- The active party learns which of these rows go left. The predictions stay with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
+from fedapp.messages.parcels import Parcels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WalkRequest(Parcels, Request):
+    """To the active party: walk on with the answers; ask about others' splits, or write the end."""
+
+    kind: ClassVar[str] = "evaluate.interactive_walk"
+    suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerRequest(Parcels, Request):
+    """To a passive party: say which rows go left."""
+
+    kind: ClassVar[str] = "evaluate.interactive_answer"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WalkReply(Parcels, Reply):
+    """Questions for others, or the end."""
+
+    finished: bool
+    n_trees: Annotated[int, Range(0, 10**9)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerReply(Parcels, Reply):
+    """Answers for the active party."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Questions(Letter):
+    """Active to passive: which rows are at which of its splits."""
+
+    records: Annotated[Array, Form("int64", "n_questions", low=0)]
+    sizes: Annotated[Array, Form("int64", "n_questions", low=1)]  # rows of each
+    rows: Annotated[Array, Form("int32", "n_asked", low=0)]  # questions in turn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers(Letter):
+    """Passive to active: a bit a row of the questions, 1 for left."""
+
+    part: Annotated[Array, Form("uint8", 32)]  # digest of the party's part of the model
+    bits: Annotated[Array, Form("uint8", "n_bit_bytes")]

@@ -1,0 +1,200 @@
+"""Interactive inference: the predictions of the joined model, though nobody has it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedapp.cli import cli
+from fedapp.config import Settings
+from fedapp.data.datasets import read_source
+from fedapp.errors import ConfigError, PartyError
+from fedapp.home import home
+from fedapp.messages import alignment, interactive
+from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
+from fedapp.predict import predict_table
+from fedapp.run_folder import RunFolder
+from fedapp.trees.parts import PART
+from simulations.engines import run_local, run_simulation
+from strategies.interactive import Interactive
+from tests.test_exactness import made_table
+from tests.transcript import check_declared, listen, summary_of
+
+MakeSettings = Callable[..., Settings]
+SMALL_KEY = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
+KINDS = {
+    "query.vertical_hello": (VerticalHelloRequest, VerticalHelloReply),
+    "query.alignment_open": (alignment.OpenRequest, alignment.SentReply),
+    "query.alignment_mask": (alignment.MaskRequest, alignment.SentReply),
+    "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),
+    "query.alignment_order": (alignment.OrderRequest, alignment.SentReply),
+    "evaluate.interactive_walk": (interactive.WalkRequest, interactive.WalkReply),
+    "evaluate.interactive_answer": (interactive.AnswerRequest, interactive.AnswerReply),
+}
+
+
+@pytest.fixture
+def train(settings: MakeSettings, tmp_path: Path) -> Callable[..., tuple[Settings, RunFolder]]:
+    """A trained model of 3 trees of depth 3, and its settings; joined too where it is asked for."""
+
+    def make(objective: str = "binary:logistic", **more: Any) -> tuple[Settings, RunFolder]:
+        data = tmp_path / f"{objective[:5]}.csv"
+        if not data.exists():
+            made_table(data, objective, n_values=40, n_rows=300)
+        given = {"data": str(data), "label": "y", "objective": objective, "parties": 2}
+        given |= {"max_depth": 3, "num_boost_round": 3, "align": "ordered", **SMALL_KEY, **more}
+        run = settings(strategy="secureboost", **given)
+        return run, run_local(run)
+
+    return make
+
+
+def inference(settings: MakeSettings, trained: Settings, **more: Any) -> Settings:
+    """Settings of a run that predicts the rows the model was trained on."""
+    model = summary_of(RunFolder(Path(trained.run_dir)))["model_id"]
+    given = {"data": trained.data, "parties": trained.parties, "model": model, **more}
+    return settings(strategy="interactive", **given)
+
+
+def written(summary: dict[str, Any]) -> np.ndarray:
+    """Predictions as the active party has them."""
+    path = home() / "sites" / summary["active"] / summary["model_id"] / "predictions.csv"
+    with path.open() as file:
+        return np.array([list(map(float, row[1:])) for row in list(csv.reader(file))[1:]])
+
+
+@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
+@pytest.mark.parametrize("parties", [2, 3])
+def test_predictions_are_those_of_the_joined_model(
+    train: Callable[..., Any], settings: MakeSettings, tmp_path: Path, objective: str, parties: int
+) -> None:
+    trained, folder = train(objective, parties=parties, allow_export=True)
+    summary = summary_of(run_local(inference(settings, trained)))
+    predict_table(folder.path, trained.data, "", tmp_path / "joined.csv")
+    with (tmp_path / "joined.csv").open() as file:
+        joined = np.array([list(map(float, row[1:])) for row in list(csv.reader(file))[1:]])
+    np.testing.assert_array_equal(written(summary), joined)
+    assert summary["matched_rows"] == {"predicted": 300}
+
+
+def test_a_party_is_asked_max_depth_times_at_most(
+    train: Callable[..., Any], settings: MakeSettings
+) -> None:
+    trained, _ = train(data="breast-cancer", label="")
+    folder, app = listen(inference(settings, trained, align="psi"))
+    check_declared(app, KINDS)
+    assert len(app.of_kind("interactive_answer")) <= trained.max_depth
+    n_opening = 1 + 2 + 2  # hello, alignment of two parties
+    assert summary_of(folder)["exchanges"] <= n_opening + 1 + 2 * trained.max_depth
+
+
+def test_no_prediction_and_no_leaf_leaves_the_active_party(
+    train: Callable[..., Any], settings: MakeSettings
+) -> None:
+    trained, _ = train()
+    folder, app = listen(inference(settings, trained))
+    scores = written(summary_of(folder))[:, 0].astype(np.float32)
+    sent = [
+        array.data
+        for _, request, reply in app.heard
+        for message in (request, reply)
+        for array in message.content.array_records["arrays"].values()
+    ]
+    assert not any(scores[:3].tobytes() in data for data in sent)
+    assert "probability" not in (folder.path / "summary.json").read_text()
+
+
+def test_the_command_predicts_a_new_table(
+    train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained, folder = train()
+    lines = Path(trained.data).read_text().splitlines()
+    new = tmp_path / "new.csv"
+    names = [*lines[0].split(","), "customer"]
+    rows = [f"{line},c{number}" for number, line in enumerate(lines[1:40])]
+    new.write_text("\n".join([",".join(names), *rows]) + "\n")
+    arguments = ["predict", str(folder.path), "--data", str(new), "--id", "customer"]
+    result = CliRunner().invoke(cli, [*arguments, "--output", "scores.csv"])
+    assert result.exit_code == 0, result.output
+    assert "39 rows written to scores.csv" in result.output
+    with Path("scores.csv").open() as file:
+        found = list(csv.reader(file))
+    assert found[0] == ["customer", "probability_1"]
+    assert [row[0] for row in found[1:]] == [f"c{number}" for number in range(39)]
+
+
+def test_a_table_without_a_column_of_the_model_is_refused(
+    train: Callable[..., Any], settings: MakeSettings
+) -> None:
+    trained, _ = train()
+    with pytest.raises(PartyError, match=r"^party-1 \(step 1\): table must have the model's"):
+        run_local(inference(settings, trained, data="diabetes"))
+
+
+def test_a_part_of_another_model_is_refused(
+    train: Callable[..., Any], settings: MakeSettings
+) -> None:
+    trained, folder = train(data="breast-cancer", label="")
+    model = summary_of(folder)["model_id"]
+    path = home() / "sites" / "party-2" / model / PART
+    part = json.loads(path.read_text())
+    part["records"][0][1] += 1.0
+    path.write_text(json.dumps(part) + "\n")
+    match = "party-2: model must be the one this run was trained with"
+    with pytest.raises(PartyError, match=match):
+        run_local(inference(settings, trained))
+
+
+def test_a_party_without_its_part_is_named(
+    train: Callable[..., Any], settings: MakeSettings
+) -> None:
+    trained, folder = train()
+    (home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART).unlink()
+    with pytest.raises(PartyError, match=r"party-2 \(step 1\): model must have a part at this"):
+        run_local(inference(settings, trained))
+
+
+def test_a_run_without_a_model_is_refused(settings: MakeSettings) -> None:
+    with pytest.raises(ConfigError, match="model must be the id of a trained model"):
+        Interactive.own_settings(settings(strategy="interactive"))
+    with pytest.raises(ConfigError, match="model"):
+        settings(strategy="interactive", model="../../etc")
+
+
+@pytest.mark.parametrize("n_rows", [0, 1])
+def test_one_row_can_be_predicted_and_none_is_refused(
+    train: Callable[..., Any], settings: MakeSettings, tmp_path: Path, n_rows: int
+) -> None:
+    trained, _ = train()
+    lines = Path(trained.data).read_text().splitlines()
+    data = tmp_path / "few.csv"
+    data.write_text("\n".join(lines[: 1 + n_rows]) + "\n")
+    run = inference(settings, trained, data=str(data))
+    if n_rows:
+        assert len(written(summary_of(run_local(run)))) == 1
+        return
+    with pytest.raises(PartyError, match="party-1"):
+        run_local(run)
+
+
+def test_flowers_simulation_trains_and_predicts_as_the_local_engine(
+    train: Callable[..., Any], settings: MakeSettings
+) -> None:
+    trained, folder = train(allow_export=True, num_boost_round=1)
+    again = trained.model_copy(update={"run_dir": trained.run_dir + "-simulated"})
+    simulated = run_simulation(again)
+    for name in ("model.json", "model.xgb.json"):
+        assert (simulated.path / name).read_bytes() == (folder.path / name).read_bytes()
+    local = written(summary_of(run_local(inference(settings, trained))))
+    np.testing.assert_array_equal(
+        written(summary_of(run_simulation(inference(settings, again)))), local
+    )
+    assert len(local) == read_source(trained.data, label="y").n_rows
