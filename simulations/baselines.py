@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedapp import metrics
-from fedapp.config import Settings
+from fedapp.config import Settings, flatten
 from fedapp.data.datasets import read_source
-from fedapp.site.config import party_name
+from fedapp.data.partition import Split, split_rows
+from fedapp.server_app import load_strategy
+from fedapp.site.columns import common_order, read_columns, row_ids
+from fedapp.site.config import party_name, site_config
 from fedapp.site.labels import class_ids, class_names
 from fedapp.site.rows import Holdout, Rows, share_rows
 from fedapp.site.table import Table
 from fedapp.trees.objective import base_score, n_outputs
+from strategies.vertical import VerticalStrategy
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pooled:
+    """All rows of a run in one place.
+
+    Parameters
+    ----------
+    values : float32, shape (n_rows, n_columns).
+    labels : float32, shape (n_rows,): class ids, or numbers.
+    weights : float32, shape (n_rows,).
+    split : which rows are for what.
+    """
+
+    values: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.float32]
+    weights: npt.NDArray[np.float32]
+    split: Split
 
 
 def run_baselines(settings: Settings) -> dict[str, Any]:
@@ -21,12 +45,15 @@ def run_baselines(settings: Settings) -> dict[str, Any]:
 
     Returns
     -------
-    ``{"pooled": scores, "alone": {party: scores}}``; all rows and cuts are those of one machine.
+    ``{"pooled": scores, "alone": {party: scores}}``; all rows and cuts are those of one machine. Of
+    vertical parties the one that has the labels can train alone.
 
     Raises
     ------
     DataError, ConfigError : there is no such table.
     """
+    if issubclass(load_strategy(settings.strategy), VerticalStrategy):
+        return _vertical_baselines(settings)
     table = read_source(
         settings.data,
         label=settings.label,
@@ -35,42 +62,81 @@ def run_baselines(settings: Settings) -> dict[str, Any]:
         group=settings.group,
         drop=settings.dropped,
     )
-    assert table.labels is not None
-    labels = class_ids(table.labels, class_names(table.labels, settings.objective))
     holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
     shares = share_rows(table, holdout, settings.partition, settings.parties)
     test = np.concatenate(shares["test"])
+
+    def of(train: Rows, valid: Rows) -> dict[str, float]:
+        return _scores(settings, _pooled(settings, table, Split(train, valid, test)))
+
     return {
-        "pooled": _scores(
-            settings, table, labels, _all(shares["train"]), _all(shares["valid"]), test
-        ),
+        "pooled": of(_all(shares["train"]), _all(shares["valid"])),
         "alone": {
-            party_name(part, settings.parties): _scores(
-                settings, table, labels, shares["train"][part], shares["valid"][part], test
-            )
+            party_name(part, settings.parties): of(shares["train"][part], shares["valid"][part])
             for part in range(settings.parties)
         },
     }
+
+
+def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
+    """The tables of simulated vertical parties side by side, in the run's order of rows.
+
+    Returns
+    -------
+    All rows, the name of the party that has the labels, and which columns are its own.
+    """
+    run = flatten(settings.as_config())
+    configs = [
+        site_config({"partition-id": part, "num-partitions": settings.parties}, run)
+        for part in range(settings.parties)
+    ]
+    tables = [read_columns(config, settings.seed) for config in configs]
+    ids = [row_ids(table, config, False) for table, config in zip(tables, configs, strict=True)]
+    common = sorted(set.intersection(*(set(each.tolist()) for each in ids)))
+    order = [common[place] for place in common_order(common, settings.seed)]
+    places = [{name: row for row, name in enumerate(each.tolist())} for each in ids]
+    rows = [np.array([found[name] for name in order]) for found in places]
+    taken = [table.take(each) for table, each in zip(tables, rows, strict=True)]
+    active = next(part for part, table in enumerate(taken) if table.labels is not None)
+    joined = replace(taken[active], values=np.hstack([table.values for table in taken]))
+    fractions = settings.test_fraction, settings.valid_fraction
+    split = split_rows(len(order), *fractions, settings.seed)
+    first = sum(table.values.shape[1] for table in taken[:active])
+    own = slice(first, first + taken[active].values.shape[1])
+    return _pooled(settings, joined, split), configs[active].name, own
+
+
+def _vertical_baselines(settings: Settings) -> dict[str, Any]:
+    """All columns, and those of the party that has the labels."""
+    joined, active, own_columns = join_tables(settings)
+    own = replace(joined, values=np.ascontiguousarray(joined.values[:, own_columns]))
+    return {"pooled": _scores(settings, joined), "alone": {active: _scores(settings, own)}}
+
+
+def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
+    """A table with its labels as numbers."""
+    assert table.labels is not None
+    labels = class_ids(table.labels, class_names(table.labels, settings.objective))
+    weights = np.ones(table.n_rows, np.float32) if table.weights is None else table.weights
+    return Pooled(table.values, labels, weights, split)
 
 
 def _all(shares: tuple[Rows, ...]) -> Rows:
     return np.sort(np.concatenate(shares))
 
 
-def _scores(
-    settings: Settings, table: Table, labels: Any, train: Rows, valid: Rows, test: Rows
-) -> dict[str, float]:
+def _scores(settings: Settings, rows: Pooled) -> dict[str, float]:
     """Train XGBoost on some rows and score it on the test rows."""
     import xgboost
 
-    weights = np.ones(table.n_rows, np.float32) if table.weights is None else table.weights
-    parameters = xgboost_parameters(settings, labels, weights[train], labels[train])
+    train, valid, test = rows.split.train, rows.split.valid, rows.split.test
+    parameters = xgboost_parameters(settings, rows.labels, rows.weights[train], rows.labels[train])
 
-    def matrix(rows: Rows) -> Any:
-        return xgboost.DMatrix(table.values[rows], labels[rows], weight=weights[rows])
+    def matrix(of: Rows) -> Any:
+        return xgboost.DMatrix(rows.values[of], rows.labels[of], weight=rows.weights[of])
 
     binned = xgboost.QuantileDMatrix(
-        table.values[train], labels[train], weight=weights[train], max_bin=settings.max_bin
+        rows.values[train], rows.labels[train], weight=rows.weights[train], max_bin=settings.max_bin
     )
     stop = settings.early_stopping_rounds
     booster = xgboost.train(
@@ -86,8 +152,8 @@ def _scores(
     return metrics.pooled(
         settings.objective,
         margins.reshape(len(test), -1).astype(np.float32),
-        labels[test],
-        weights[test],
+        rows.labels[test],
+        rows.weights[test],
     )
 
 
