@@ -86,6 +86,8 @@ def _key_numbers(summary: Mapping[str, Any]) -> str:
     test = summary["metrics"].get("test") or {}
     values = {f"test {metric}": score_text(test[metric])} if metric in test else {}
     values |= {"trees": f"{summary['trees']:,}", "exchanges": f"{summary['exchanges']:,}"}
+    if summary.get("matched_rows"):
+        values["rows matched"] = f"{sum(summary['matched_rows'].values()):,}"
     values |= {
         f"sent {way.replace('_', ' ')}": human_bytes(n) for way, n in summary["bytes"].items()
     }
@@ -103,8 +105,8 @@ def _result(summary: Mapping[str, Any]) -> str:
         ours = (model, split) == ("federated", "test")
         cells.append([Strong(text) for text in texts] if ours else texts)
     note = (
-        '<p class="quiet">pooled: trained on the rows of all parties together. '
-        "alone: trained on the rows of that party only.</p>"
+        '<p class="quiet">pooled: trained on what all parties have, in one place. '
+        "alone: on what that party has.</p>"
         if summary.get("baselines")
         else ""
     )
@@ -145,23 +147,29 @@ def _model(summary: Mapping[str, Any]) -> str:
     importance = summary.get("importance") or {}
     gains, counts = importance.get("gain") or {}, importance.get("count") or {}
     if not gains:
-        return figures(_curves(summary) | _learning_rates(summary))
+        return figures(_curves(summary) | _learned(summary))
     ordered = sorted(gains, key=gains.__getitem__, reverse=True)
     shown = f"first 20 of {len(gains)}" if len(gains) > 20 else f"all {len(gains)} that it uses"
     images = _curves(summary) | {f"Gain by column, {shown}": plots.importance(gains)}
-    images |= _learning_rates(summary)
+    images |= _learned(summary)
     rows = [[name, f"{gains[name]:.6g}", f"{counts.get(name, 0):,}"] for name in ordered]
     columns = folded("Gain and splits of every column", table(["column", "gain", "splits"], rows))
     return figures(images) + columns
 
 
-def _learning_rates(summary: Mapping[str, Any]) -> dict[str, bytes]:
-    """How much the model turns each party's trees up, where it has learned that."""
-    rates = summary.get("learning_rates") or {}
-    if not rates:
-        return {}
-    caption = "Learned rate of each tree; Z is the mean of a party"
-    return {caption: plots.learning_rates(rates["trees"], rates["parties"])}
+def _learned(summary: Mapping[str, Any]) -> dict[str, bytes]:
+    """What a method says of its model beside scores."""
+    images = {}
+    if rates := summary.get("learning_rates"):
+        caption = "Learned rate of each tree; Z is the mean of a party"
+        images[caption] = plots.learning_rates(rates["trees"], rates["parties"])
+    if purity := summary.get("leaf_purity"):
+        caption = (
+            "Share of the majority class among rows that end together: in the leaves, and in what "
+            "each passive party can tell apart. It could guess labels no better than by this share"
+        )
+        images[caption] = plots.purity(purity)
+    return images
 
 
 def _traffic(ledger: Sequence[Mapping[str, Any]]) -> str:

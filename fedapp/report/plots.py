@@ -143,6 +143,17 @@ def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, f
     return _png(figure)
 
 
+def purity(shares: Mapping[str, Sequence[float]]) -> bytes:
+    """Leaf purity round by round, a line a view."""
+    figure, ax = _canvas()
+    for (name, values), (color, dash) in zip(shares.items(), _pens(), strict=False):
+        trees = list(range(1, len(values) + 1))
+        ax.plot(trees, values, dash, color=color, label=_plain(name), **_line(trees))
+    _label_trees(ax, "purity")
+    _legend(ax)
+    return _png(figure)
+
+
 def traffic_by_tree(rounds: Rounds) -> bytes:
     """Bytes of each tree, those to the server on top of those to the parties."""
     figure, ax = _canvas()

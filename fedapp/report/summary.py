@@ -182,8 +182,11 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
     traffic, seconds, parties = summary["bytes"], summary["seconds"], summary["parties"]
     rows = ", ".join(f"{party['name']} {party['rows']:,}" for party in parties)
     best = summary.get("best_round")
-    facts = {
-        "parties": f"{len(parties)} (rows: {rows})",
+    facts = {"parties": f"{len(parties)} (rows: {rows})"}
+    if summary.get("matched_rows"):
+        matched = summary["matched_rows"]
+        facts["matched"] = ", ".join(f"{n:,} {part}" for part, n in matched.items())
+    facts |= {
         "trees": f"{summary['trees']}" + (f", of the best round, {best}" if best else ""),
         "exchanges": f"{summary['exchanges']:,}",
         "traffic": f"{human_bytes(traffic['to_parties'])} to parties, "
