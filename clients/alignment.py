@@ -2,12 +2,14 @@
 
 ::
 
-    table --(random order)--> own list --(masked by all in turn)--> own list, all masks
-                                                                        |
-    rows of all, by digest of id  <--(common points)--  active  <-------+
+    passive list --(own mask)--> other passive parties in turn --> active --(own mask)--> all masks
+    active list  --(own mask)--> passive parties in turn ----------------> active         all masks
 
-The order within the list is known to its owner alone; the active party gets other parties' lists
-in another order once more. Rows train, validate or test by their place in the common order.
+    active: which points do all lists have? --(bits)--> each passive party, of its own list
+
+Only the active party ever sees a list under all masks, so no other party can compare lists. The
+order within a list is known to its owner alone. Rows train, validate or test by their place in the
+common order, which follows from the ids.
 """
 
 from __future__ import annotations
@@ -54,63 +56,52 @@ def open_run(site: Site, request: OpenRequest) -> SentReply:
     store["shuffle"] = _shuffle(len(ids))
     store["scalar"] = np.frombuffer(draw_scalar(), dtype=np.uint8)
     points = mask(hash_to_group(ids[store["shuffle"]].tolist()), store["scalar"].tobytes())
-    return SentReply(**write_mail(site, [(_next(site), MaskedList(site.name, points))]))
+    own = MaskedList(site.name, 1, points)
+    return SentReply(**write_mail(site, [(_next(site, own), own)]))
 
 
 def mask_list(site: Site, request: MaskRequest) -> SentReply:
-    """Put the own mask on another's list."""
-    store, active = site.store, site.store.facts["active"]
+    """At a passive party: put the own mask on others' lists."""
     letters = []
-    for sender, letter in read_mail(site, request).all(MaskedList).items():
-        points, owner = _masked(sender, letter, store["scalar"].tobytes()), letter.owner
-        if not request.last:
-            letters.append((_next(site), MaskedList(owner, points)))
-            continue
-        letters.append((owner, MaskedList(owner, points)))
-        if site.name == active:
-            store[f"list {owner}"] = points
-        elif owner != active:
-            letters.append((active, MaskedList(owner, points[_shuffle(len(points))])))
-    if request.last:
-        store.drop("scalar")
+    for sender, letter in read_mail(site, request).each(MaskedList):
+        points = _masked(sender, letter, site.store["scalar"].tobytes())
+        further = MaskedList(letter.owner, letter.n_masks + 1, points)
+        letters.append((_next(site, further), further))
     return SentReply(**write_mail(site, letters))
 
 
 def match(site: Site, request: MatchRequest) -> MatchReply:
     """At the active party: what all have in common, and the own rows of it."""
     store, mail = site.store, read_mail(site, request)
-    common = np.empty((0, 32), dtype=np.uint8)
-    rows = np.arange(len(store["ids"]))
+    rows, common = np.arange(len(store["ids"])), dict[str, Array]()
     if not store.facts["ordered"]:
         lists = _lists(site, mail)
-        common = intersect(list(lists.values()))
-        rows = store["shuffle"][places(lists[site.name], common)]
+        shared = _intersection(lists)
+        rows = store["shuffle"][places(lists[site.name], shared)]
+        common = {name: _bits(points, shared) for name, points in lists.items()}
     _keep(site, rows)
-    key = secrets.token_bytes(KEY_BYTES)
-    store["digest"] = _digest(site, key)
-    letter = CommonRows(common, np.frombuffer(key, dtype=np.uint8))
-    passive = [name for name in store.facts["peers"] if name != site.name]
+    key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8)
+    store["digest"] = _digest(site, key.tobytes())
+    letters = [
+        (name, CommonRows(common.get(name, np.empty(0, np.uint8)), key)) for name in _passive(site)
+    ]
     sizes = {f"n_{part}": store.facts[f"n_{part}"] for part in ("train", "valid", "test")}
-    return MatchReply(**write_mail(site, [(name, letter) for name in passive]), **sizes)
+    return MatchReply(**write_mail(site, letters), **sizes)
 
 
 def order(site: Site, request: OrderRequest) -> SentReply:
     """At a passive party: the own rows of what all have in common."""
-    store, mail, active = site.store, read_mail(site, request), site.store.facts["active"]
-    letter = mail.one(CommonRows, active)
+    store, active = site.store, site.store.facts["active"]
+    letter = read_mail(site, request).one(CommonRows, active)
     rows = np.arange(len(store["ids"]))
     if not store.facts["ordered"]:
-        own = next((one for one in mail.all(MaskedList).values() if one.owner == site.name), None)
-        if own is None:
-            raise ProtocolError(active, "MaskedList", "owner", f"must be {site.name} once")
-        try:
-            rows = store["shuffle"][places(own.points, letter.points)]
-        except ValueError as error:
-            raise ProtocolError(active, "CommonRows", "points", str(error)) from error
+        if len(letter.common) != -(-len(rows) // 8):
+            rule = f"must be {-(-len(rows) // 8)} bytes, got {len(letter.common)}"
+            raise ProtocolError(active, "CommonRows", "common", rule)
+        rows = store["shuffle"][np.unpackbits(letter.common)[: len(rows)].astype(bool)]
     _keep(site, rows)
-    return SentReply(
-        **write_mail(site, [(active, OrderDigest(_digest(site, letter.key.tobytes())))])
-    )
+    digest = OrderDigest(_digest(site, letter.key.tobytes()))
+    return SentReply(**write_mail(site, [(active, digest)]))
 
 
 def check_order(site: Site, mail: Mail) -> None:
@@ -145,18 +136,40 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
     for name in ROWS:
         if name in store:
             store[name] = np.ascontiguousarray(store[name][rows])
-    store.drop("shuffle", *(f"list {owner}" for owner in store.facts["peers"]))
+    store.drop("shuffle", "scalar")
 
 
 def _lists(site: Site, mail: Mail) -> dict[str, Array]:
-    """Every party's list under all masks, by its owner."""
-    names = set(site.store.facts["peers"])
-    lists = {name: site.store[f"list {name}"] for name in names if f"list {name}" in site.store}
-    lists |= {letter.owner: letter.points for letter in mail.all(MaskedList).values()}
-    if set(lists) != names:
-        missing = min(names - set(lists), default=site.name)
-        raise ProtocolError(missing, "MaskedList", "owner", "must be every party once")
-    return lists
+    """Every party's list under all masks, by its owner; the own mask is the last on others'."""
+    names = list(site.store.facts["peers"])
+    lists: dict[str, Array] = {}
+    for sender, letter in mail.each(MaskedList):
+        is_own = letter.owner == site.name
+        if letter.n_masks != len(names) - (not is_own) or letter.owner in lists:
+            raise ProtocolError(sender, "MaskedList", "n_masks", "must be of all parties, once")
+        scalar = site.store["scalar"].tobytes()
+        lists[letter.owner] = letter.points if is_own else _masked(sender, letter, scalar)
+    if set(lists) != set(names) or len(lists[site.name]) != len(site.store["ids"]):
+        missing = min(set(names) - set(lists), default=site.name)
+        raise ProtocolError(missing, "MaskedList", "owner", "must be every party once, whole")
+    return {name: lists[name] for name in names}
+
+
+def _intersection(lists: Mapping[str, Array]) -> Array:
+    """Points that all lists have."""
+    for name, points in lists.items():
+        try:
+            intersect([points])
+        except ValueError as error:
+            raise ProtocolError(name, "MaskedList", "points", str(error)) from error
+    return intersect(list(lists.values()))
+
+
+def _bits(points: Array, shared: Array) -> Array:
+    """A bit an entry of a list: whether all have it."""
+    bits = np.zeros(len(points), dtype=bool)
+    bits[places(points, shared)] = True
+    return np.packbits(bits)
 
 
 def _masked(sender: str, letter: MaskedList, scalar: bytes) -> Array:
@@ -170,10 +183,18 @@ def _digest(site: Site, key: bytes) -> Array:
     return np.frombuffer(order_digest(site.store["ids"].tolist(), key), dtype=np.uint8)
 
 
-def _next(site: Site) -> str:
-    """The party that masks a list after this one."""
-    names = list(site.store.facts["peers"])
-    return str(names[(names.index(site.name) + 1) % len(names)])
+def _passive(site: Site) -> list[str]:
+    return [name for name in site.store.facts["peers"] if name != site.store.facts["active"]]
+
+
+def _next(site: Site, letter: MaskedList) -> str:
+    """Who has a list next: passive parties in turn, and the active one when all of them had it."""
+    passive, active = _passive(site), str(site.store.facts["active"])
+    n_wanted = len(passive) + (letter.owner == active)
+    if letter.n_masks == n_wanted:
+        return active
+    before = -1 if site.name == active else passive.index(site.name)
+    return str(passive[(before + 1) % len(passive)])
 
 
 def _shuffle(n_rows: int) -> npt.NDArray[np.int64]:

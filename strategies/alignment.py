@@ -32,11 +32,12 @@ class Aligned:
 def align(
     parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox, settings: Settings
 ) -> Conversation[Aligned]:
-    """Everybody's ids under everybody's mask, once round; ``len(parties) + 2`` exchanges.
+    """Everybody's ids under everybody's mask; ``len(parties) + 2`` exchanges.
 
     The digests of the order lie in the mailbox afterwards, for the active party to check.
     """
     ordered = settings.align == "ordered"
+    passive = [party for party in parties if party != active]
     opening = OpenRequest(
         tuple(parties),
         active,
@@ -47,14 +48,11 @@ def align(
         settings.seed,
     )
     mailbox.collect((yield from ask(parties.all(opening), SentReply)))
-    for left in range(0 if ordered else len(parties) - 1, 0, -1):
-        masks = {
-            party: MaskRequest(**mailbox.fields_for(party), last=left == 1) for party in parties
-        }
+    for _ in () if ordered else passive:
+        masks = {party: MaskRequest(**mailbox.fields_for(party)) for party in passive}
         mailbox.collect((yield from ask(masks, SentReply)))
     found = yield from ask({active: MatchRequest(**mailbox.fields_for(active))}, MatchReply)
     mailbox.collect(found)
-    passive = [party for party in parties if party != active]
     orders = {party: OrderRequest(**mailbox.fields_for(party)) for party in passive}
     mailbox.collect((yield from ask(orders, SentReply)))
     reply = found[active]

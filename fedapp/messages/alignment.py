@@ -7,10 +7,10 @@ two and more parties.
 Reveals: ids leave no party, nor hashes of them.
 
 - The server learns how many rows each party has and how many all have in common.
-- The next party in the order of the names learns how many rows a party has. The active party learns
-  for every subset of the parties how many rows they have in common, and no more of rows that are
-  not common to all.
-- A party learns which of its own rows all parties have, and so who is known to all of them.
+- A passive party learns how many rows the others have whose lists it masks. The active party, which
+  alone sees lists under the masks of all, learns for every subset of the parties how many rows they
+  have in common, and which of its own rows any other party has.
+- A passive party learns which of its own rows all parties have, and nothing of who has the others.
 - With ``align=ordered`` a party learns whether its ids are the active party's, and nothing else.
 """
 
@@ -41,10 +41,9 @@ class OpenRequest(Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskRequest(Parcels, Request):
-    """Mask a list once more, and pass it on."""
+    """To a passive party: mask lists once more, and pass them on."""
 
     kind: ClassVar[str] = "query.alignment_mask"
-    last: bool  # every party has masked it then: it goes back to its owner, and to the active party
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,14 +79,15 @@ class MaskedList(Letter):
     """A party's ids, each as a point under the masks of all who have had the list."""
 
     owner: Annotated[str, Range(1, 64)]
+    n_masks: Annotated[int, Range(1, 1000)]
     points: Points
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommonRows(Letter):
-    """What all have in common, under all masks; nothing where rows are in order already."""
+    """Active to passive: which entries of its own list all have in common."""
 
-    points: Points
+    common: Annotated[Array, Form("uint8", "n_common_bytes")]  # bits; none where align=ordered
     key: Annotated[Array, Form("uint8", 32)]  # of the digest of the order
 
 

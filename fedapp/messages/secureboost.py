@@ -15,6 +15,7 @@ Reveals:
   in which of their nodes, which rows a round has drawn, which splits are its own, and nothing of
   labels, gradients, leaf weights or who else made a split. In the last level it sees its own
   splits alone.
+  With ``goss`` the rows drawn are mostly those of large gradients, which tells something of labels.
 - The active party learns the numbers of columns and bins of the others, under numbers in place of
   names; for every node, column and bin of theirs the sums of gradients and hessians, and how many
   values are missing; which rows a split of theirs sends left. Thresholds stay with their owner.

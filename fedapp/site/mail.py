@@ -38,6 +38,19 @@ class Mail:
     def __init__(self, name: str, letters: Sequence[tuple[str, Content]]) -> None:
         self._name, self._letters = name, letters
 
+    def each(self, kind: type[L]) -> list[tuple[str, L]]:
+        """Letters of one class with their senders, in the order in which they came.
+
+        Raises
+        ------
+        ProtocolError : a field of a letter breaks its form.
+        """
+        return [
+            (sender, put_together(kind, content, sender))
+            for sender, content in self._letters
+            if content.name == kind.__name__
+        ]
+
     def all(self, kind: type[L]) -> dict[str, L]:
         """Letters of one class by sender; the last one of each.
 
@@ -45,11 +58,7 @@ class Mail:
         ------
         ProtocolError : a field of a letter breaks its form.
         """
-        return {
-            sender: put_together(kind, content, sender)
-            for sender, content in self._letters
-            if content.name == kind.__name__
-        }
+        return dict(self.each(kind))
 
     def one(self, kind: type[L], sender: str) -> L:
         """The letter of one sender.
