@@ -47,7 +47,7 @@ ROWS = ("ids", "values", "labels", "weights")
 def open_run(site: Site, request: OpenRequest) -> SentReply:
     """Meet the others, and pass on the own ids under the own mask."""
     store = site.store
-    know(store, request.names, request.box_keys)
+    know(site, request.names, request.box_keys)
     store.facts["active"], store.facts["ordered"] = request.active, request.ordered
     store.facts["holdout"] = [request.test_fraction, request.valid_fraction, request.seed]
     if request.ordered:

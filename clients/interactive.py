@@ -25,10 +25,10 @@ from fedapp.messages.interactive import (
     WalkRequest,
 )
 from fedapp.site.answer import Handler, Site
-from fedapp.site.mail import Mail, forget_all_but_mail, read_mail, write_mail
+from fedapp.site.mail import Mail, read_mail, write_mail
 from fedapp.site.store import Store
 from fedapp.trees.model import LEAF, Ensemble, from_json
-from fedapp.trees.objective import transform
+from fedapp.trees.objective import exact_predictions
 from fedapp.trees.partition import goes_left, move_rows, rows_of
 from fedapp.trees.parts import Lookup, part_digest, read_part
 
@@ -148,16 +148,16 @@ def _take_answers(site: Site, mail: Mail, model: Ensemble, part: Mapping[str, An
 def _write(site: Site, model: Ensemble, suffix: str) -> None:
     """Add up the leaves, and write a line for every row, in the order of the party's table."""
     store = site.store
-    margins = np.full((len(store["ids"]), model.n_outputs), model.base_margin, dtype=np.float32)
+    margins = np.full((len(store["ids"]), model.n_outputs), float(model.base_margin))
     for number, tree in enumerate(model.trees):
         margins[:, number % model.n_outputs] += tree["value"][store["nodes"][number]]
     order = np.argsort(store["places"], kind="stable")
-    predictions = transform(model.objective, margins)[order]
+    predictions = exact_predictions(model.objective, margins)[order]
     named = named_predictions(model.classes, model.n_outputs, predictions)
     name = site.config.id_column or "row"
     ids: npt.NDArray[np.str_] = store["ids"][order]
     write_predictions(store.folder / f"{OUTPUT}{suffix}", name, ids, named)
-    forget_all_but_mail(store)
+    store.forget()
 
 
 HANDLERS: Mapping[type[Request], Handler] = {WalkRequest: walk, AnswerRequest: answer}

@@ -49,7 +49,7 @@ from fedapp.messages.secureboost import (
 )
 from fedapp.site.answer import Site
 from fedapp.site.labels import REGRESSION, class_ids, class_names
-from fedapp.site.mail import Mail, forget_all_but_mail, read_mail, write_mail
+from fedapp.site.mail import Mail, read_mail, write_mail
 from fedapp.site.store import Store
 from fedapp.trees.boost import Sampling
 from fedapp.trees.grow import Growth, Routes
@@ -84,10 +84,16 @@ def setup(site: Site, request: SetupRequest) -> SentReply:
 
 def begin(site: Site, request: BeginRequest) -> BeginReply:
     """Finish the round that is under way; grow alone what is grown alone; begin another."""
+    if site.store.finished:
+        # A server started anew asks again before it comes to the end.
+        return _nothing_begun(site)
     kept, mail = Kept(site), read_mail(site, request)
     if "widths" not in kept.store.facts:
         _meet(kept, mail)
     done: list[Done] = []
+    if "growth.level" in kept.store and not kept.store["growth.level"]:
+        # The server stopped early, was started anew, and asks again.
+        _drop_round(kept.store)
     if "growth.level" in kept.store:
         _make_splits(kept, mail)
         done.append(_finish_round(kept))
@@ -106,6 +112,21 @@ def begin(site: Site, request: BeginRequest) -> BeginReply:
         train_scores=_rows([list(train.values()) for train, _, _ in done]),
         valid_scores=_rows([list(valid.values()) for _, valid, _ in done]),
         purities=_rows([views for _, _, views in done]),
+    )
+
+
+def _nothing_begun(site: Site) -> BeginReply:
+    """What is left to say when the rows are forgotten."""
+    facts, nothing = site.store.facts, _rows([])
+    return BeginReply(
+        **write_mail(site, []),
+        begun=False,
+        n_trees=facts["reply"]["n_trees"],
+        n_leaves=facts["n_leaves"],
+        score_names=(),
+        train_scores=nothing,
+        valid_scores=nothing,
+        purities=nothing,
     )
 
 
@@ -148,7 +169,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
         column_counts=counts,
         model=_joined(kept, mail, model, records),
     )
-    forget_all_but_mail(store)
+    store.forget()
     _keep_reply(store, reply)
     return reply
 
@@ -452,11 +473,16 @@ def _finish_round(kept: Kept, alone: bool = False) -> Done:
     kept.add_trees(trees, store["round.records"])
     store.facts["n_leaves"] = sum(int((tree["left"] == LEAF).sum()) for tree in trees)
     purities = [] if kept.objective == REGRESSION else _purities(kept, alone)
-    growing = [f"growth.{name}" for name in GROWTH]
-    store.drop(*growing, "before", "last.routes", "last.owners", "gradients", "round.records")
+    _drop_round(store)
     scores = kept.scores(store["margins"])
     kept.note_best(scores["valid"])
     return scores["train"], scores["valid"], purities
+
+
+def _drop_round(store: Store) -> None:
+    """Forget what only a round under way needs."""
+    growing = [f"growth.{name}" for name in GROWTH]
+    store.drop(*growing, "before", "last.routes", "last.owners", "gradients", "round.records")
 
 
 def _purities(kept: Kept, alone: bool) -> list[float]:

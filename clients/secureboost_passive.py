@@ -39,7 +39,7 @@ from fedapp.messages.secureboost import (
     SumRequest,
 )
 from fedapp.site.answer import Site
-from fedapp.site.mail import Mail, forget_all_but_mail, read_mail, write_mail
+from fedapp.site.mail import Mail, read_mail, write_mail
 from fedapp.site.store import Store
 from fedapp.trees.partition import Bits, goes_left, move_rows, pack_bits, rows_of, unpack_bits
 from fedapp.trees.parts import Lookup, part_digest, read_part, sum_jobs, write_part
@@ -100,7 +100,7 @@ def hand_over(site: Site, request: HandOverRequest) -> SentReply:
     if site.config.allows_export:
         letters.append((active, Records(lookup.columns, lookup.thresholds, names)))
     reply = SentReply(**write_mail(site, letters))
-    forget_all_but_mail(store)
+    store.forget()
     return reply
 
 

@@ -41,7 +41,7 @@ def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
     facts = {**store.facts["hello"], **now}
     fields = {key: tuple(v) if isinstance(v, list) else v for key, v in facts.items()}
     names = tuple(table.columns) if config.shares_names else ()
-    return VerticalHelloReply(name=site.name, columns=names, box_key=box_key(store), **fields)  # type: ignore[arg-type]
+    return VerticalHelloReply(name=site.name, columns=names, box_key=box_key(site.name), **fields)  # type: ignore[arg-type]
 
 
 def _table(site: Site, request: VerticalHelloRequest) -> tuple[Table, bool]:

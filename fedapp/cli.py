@@ -28,6 +28,7 @@ cli = typer.Typer(
     help="Tree models trained across organisations that may not pool their rows.",
 )
 SIMULATED = {"local", "simulation"}
+INFERENCES = ("interactive", "eini")
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Console() if sys.stdout.isatty() else Console(width=120)
 
@@ -187,6 +188,10 @@ def predict(
             "SuperLink's name; there every site has its own table (predict-data)."
         ),
     ] = "local",
+    inference: Annotated[
+        str,
+        typer.Option(help="For such a model: interactive, or eini (encrypted, one round)."),
+    ] = "interactive",
 ) -> None:
     """Predict the rows of a table with a run's model."""
     from fedapp.predict import parts_of, predict_table
@@ -194,6 +199,10 @@ def predict(
     parts = parts_of(run_dir)
     if parts:
         overrides = {"data": data, "id": id_column, **parse_overrides(config or [])}
+        if inference not in INFERENCES:
+            known = ", ".join(INFERENCES)
+            raise ConfigError(f"inference must be one of {known}, got {inference!r}")
+        overrides["strategy"] = inference
         _predict_together(run_dir, parts, overrides, output, engine)
         return
     n_rows = predict_table(run_dir, data, id_column, output)
@@ -206,13 +215,15 @@ def _predict_together(
     """Have the parties predict; the predictions are written at the active one."""
     from fedapp.data.predictions import check_suffix
     from fedapp.home import home
+    from fedapp.server_app import load_strategy
 
     check_suffix(output)
     trained = tomllib.loads((run_dir / "config.toml").read_text())
     names = ("parties", "partition", "columns", "align", "align-most-rows", "seed")
-    given = {name: trained[name] for name in names} | {"strategy": "interactive"}
+    given = {name: trained[name] for name in names}
     given |= {"model": parts["model_id"], "output": output.suffix, **overrides}
     settings = load_settings(given)
+    load_strategy(settings.strategy).own_settings(settings)
     settings = settings.model_copy(update={"run_dir": _run_dir(settings, engine)})
     folder = _engine(engine)(settings)
     if engine not in SIMULATED:
@@ -223,6 +234,18 @@ def _predict_together(
     shutil.copyfile(site / f"predictions{output.suffix}", output)
     n_rows = summary["matched_rows"]["predicted"]
     console.print(f"{n_rows} rows written to {output}", soft_wrap=True)
+
+
+@cli.command()
+def key(name: Annotated[str, typer.Argument(help="The site's name in its node config.")]) -> None:
+    """Print the fingerprint of this site's key, for the others' node configs to trust."""
+    from fedapp.crypto.sealed import fingerprint_of
+    from fedapp.site.config import NAME
+    from fedapp.site.mail import box_key
+
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"name must be letters, digits, '.', '_' or '-', got {name!r}")
+    console.print(fingerprint_of(box_key(name).tobytes()), highlight=False)
 
 
 def main() -> None:

@@ -43,9 +43,14 @@ from fedapp.trees.model import from_json
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.scoring import History, model_files
-from strategies.vertical import Mailbox, VerticalStrategy, active_party, parts_file
+from strategies.vertical import (
+    Mailbox,
+    VerticalStrategy,
+    active_party,
+    check_key_bits,
+    parts_file,
+)
 
-SAFE_KEY_BITS = 2048
 Rate = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -79,9 +84,7 @@ class SecureBoost(VerticalStrategy):
     def own_settings(cls, settings: Settings) -> SecureBoostSettings:
         """``[secureboost]``, checked."""
         own = check(SecureBoostSettings, settings.sections["secureboost"], "secureboost.")
-        if own.key_bits < SAFE_KEY_BITS and not own.insecure_small_key:
-            rule = f"must be >= {SAFE_KEY_BITS} without secureboost.insecure-small-key"
-            raise ConfigError(f"secureboost.key-bits {rule}, got {own.key_bits}")
+        check_key_bits(own.key_bits, own.insecure_small_key, "secureboost")
         if own.goss and own.top_rate + own.other_rate > 1:
             total = own.top_rate + own.other_rate
             raise ConfigError(f"secureboost.top-rate + other-rate must be <= 1, got {total:g}")

@@ -18,6 +18,7 @@ from fedapp.trees.parts import PARTS
 from strategies.base import TreeStrategy
 
 FEWEST_PARTIES = 2
+SAFE_KEY_BITS = 2048
 
 
 class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
@@ -51,6 +52,18 @@ def active_party(parties: Parties[VerticalHelloReply]) -> str:
         if not hello.n_columns and name != active[0]:
             raise DataError("table must have a feature, got none", name)
     return active[0]
+
+
+def check_key_bits(key_bits: int, insecure_small_key: bool, section: str) -> None:
+    """Refuse a key that could be broken, unless that is asked for.
+
+    Raises
+    ------
+    ConfigError : fewer than 2048 bits.
+    """
+    if key_bits < SAFE_KEY_BITS and not insecure_small_key:
+        rule = f"must be >= {SAFE_KEY_BITS} without {section}.insecure-small-key"
+        raise ConfigError(f"{section}.key-bits {rule}, got {key_bits}")
 
 
 class Mailbox:

@@ -82,6 +82,25 @@ def settings(tmp_path: Path) -> MakeSettings:
 
 
 @pytest.fixture
+def vertical(settings: MakeSettings) -> MakeSettings:
+    """``settings`` of a SecureBoost run under a small key whose model is joined at the end."""
+
+    def make(**overrides: object) -> Settings:
+        given = {
+            "strategy": "secureboost",
+            "parties": 2,
+            "secureboost__key_bits": 512,
+            "secureboost__insecure_small_key": True,
+            "allow_export": True,
+            "max_bin": 32,
+            **overrides,
+        }
+        return settings(**given)
+
+    return make
+
+
+@pytest.fixture
 def sites() -> MakeSites:
     """``sites({"name": ..., "data": ...}, ...)``: contexts of parties with tables of their own; the
     label is y where nothing else is said."""

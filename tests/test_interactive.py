@@ -80,7 +80,7 @@ def test_predictions_are_those_of_the_joined_model(
     predict_table(folder.path, trained.data, "", tmp_path / "joined.csv")
     with (tmp_path / "joined.csv").open() as file:
         joined = np.array([list(map(float, row[1:])) for row in list(csv.reader(file))[1:]])
-    np.testing.assert_array_equal(written(summary), joined)
+    np.testing.assert_allclose(written(summary), joined, rtol=1e-5, atol=1e-6)
     assert summary["matched_rows"] == {"predicted": 300}
 
 

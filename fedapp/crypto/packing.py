@@ -249,6 +249,108 @@ class PairLayout:
         return _swap_pairs(fields), plaintext
 
 
+@dataclass(frozen=True, slots=True)
+class SumLayout:
+    """How sums of values of any sign lie in plaintexts: a field an output, a slot a sum.
+
+    The proof of head-room is that of ``PairLayout``, with terms in place of rows.
+
+    Parameters
+    ----------
+    key_bits : int: bits of the key's n.
+    n_terms : int, >= 1: most values that a sum has.
+    n_outputs : int, >= 1: values of a term.
+    exponent : values are below ``2**exponent`` in absolute value.
+    precision : int, bits: values are multiples of ``2**(exponent - precision)``.
+
+    Raises
+    ------
+    ValueError : one term does not fit in a plaintext.
+    """
+
+    key_bits: int
+    n_terms: int
+    n_outputs: int
+    exponent: int
+    precision: int = PRECISION
+
+    def __post_init__(self) -> None:
+        if self.n_slots < 1:
+            what = f"{self.n_outputs} outputs of {self.field_bits} bits"
+            raise ValueError(f"key-bits must be > {self.slot_bits} for {what}, got {self.key_bits}")
+
+    @property
+    def field_bits(self) -> int:
+        """Width of a field."""
+        return self.precision + self.n_terms.bit_length() + 1
+
+    @property
+    def slot_bits(self) -> int:
+        """Width of a slot."""
+        return self.field_bits * self.n_outputs
+
+    @property
+    def n_slots(self) -> int:
+        """Slots of a plaintext."""
+        return (self.key_bits - 1) // self.slot_bits
+
+    def n_plaintexts(self, n_sums: int) -> int:
+        """Plaintexts that hold this many sums."""
+        return -(-n_sums // self.n_slots)
+
+    def pack(self, values: Floats) -> list[int]:
+        """One plaintext a term, in slot 0.
+
+        Parameters
+        ----------
+        values : float64, shape (n_terms, n_outputs).
+
+        Raises
+        ------
+        ValueError : a value is not finite or too large.
+        """
+        multiples = np.rint(np.ldexp(values, self.precision - self.exponent))
+        if not (np.abs(multiples) <= 2.0**self.precision).all():
+            raise ValueError(f"values must be at most 2^{self.exponent}, got one that is not")
+        plaintexts = [0] * len(values)
+        for column in multiples.astype(np.int64).T[::-1]:
+            pairs = zip(plaintexts, column.tolist(), strict=True)
+            plaintexts = [(high << self.field_bits) + low for high, low in pairs]
+        return plaintexts
+
+    def unpack(self, plaintexts: Sequence[int], n_sums: int) -> Floats:
+        """Sums in some plaintexts, float64, shape (n_sums, n_outputs), rounded once.
+
+        Raises
+        ------
+        ValueError : another number of plaintexts, or a sum that ``n_terms`` values cannot have.
+        """
+        wanted = self.n_plaintexts(n_sums)
+        if len(plaintexts) != wanted:
+            raise ValueError(f"plaintexts must be {wanted} in number, got {len(plaintexts)}")
+        width, limit = self.field_bits, self.n_terms << self.precision
+        half, digits = 1 << (width - 1), (1 << width) - 1
+        fields: list[int] = []
+        for plaintext in plaintexts:
+            rest, end = (
+                plaintext,
+                min(len(fields) + self.n_slots * self.n_outputs, n_sums * self.n_outputs),
+            )
+            while len(fields) < end:
+                field = ((rest + half) & digits) - half
+                rest = (rest - field) >> width
+                if abs(field) > limit:
+                    raise ValueError(
+                        f"sums must be of at most {self.n_terms} terms, got one beyond"
+                    )
+                fields.append(field)
+            if rest:
+                raise ValueError("plaintexts must be 0 past their last slot, got one that is not")
+        sums = np.array([float(field) for field in fields]).reshape(n_sums, self.n_outputs)
+        reals: Floats = np.ldexp(sums, self.exponent - self.precision)
+        return reals
+
+
 def grouped_layouts(
     key_bits: int, n_rows: int, n_outputs: int, precision: int = PRECISION
 ) -> tuple[PairLayout, ...]:

@@ -22,7 +22,7 @@ from gmpy2 import mpz, powmod
 from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
 from fedapp.crypto.keys import PrivateKey, PublicKey
 from fedapp.crypto.masks import public_masks
-from fedapp.crypto.packing import FixedPoint, PairLayout
+from fedapp.crypto.packing import FixedPoint, PairLayout, SumLayout
 from fedapp.crypto.paillier import (
     check_ciphertexts,
     decrypt,
@@ -85,7 +85,29 @@ def sum_rows(
     return sums
 
 
-def pack_sums(key: PublicKey, sums: Sums, layout: PairLayout, workers: Workers) -> Bytes:
+def choose(
+    key: PublicKey, ciphertexts: Bytes, chosen: npt.NDArray[np.bool_], workers: Workers
+) -> Bytes:
+    """Chosen ciphertexts under fresh masks, and fresh encryptions of 0 in place of the others.
+
+    Parameters
+    ----------
+    ciphertexts : uint8, shape (n, ciphertext_bytes), checked.
+    chosen : bool, shape (n,).
+
+    Returns
+    -------
+    uint8, shape (n, ciphertext_bytes); whether one was chosen cannot be seen from it.
+    """
+    kept = np.array(ciphertexts)
+    kept[~chosen] = 0
+    kept[~chosen, -1] = 1  # 0 under the mask 1, which gets a fresh one like all the others
+    return rerandomise(key, kept, workers)
+
+
+def pack_sums(
+    key: PublicKey, sums: Sums, layout: PairLayout | SumLayout, workers: Workers
+) -> Bytes:
     """Put sums side by side in few ciphertexts, each under a fresh mask: fit to leave.
 
     Parameters
@@ -247,7 +269,7 @@ def _multiply_into(sums: Sums, places: Sequence[int], values: Sums, modulus: mpz
             sums[place] = old * value % modulus
 
 
-def _pack(key: PublicKey, sums: Sums, layout: PairLayout) -> list[mpz]:
+def _pack(key: PublicKey, sums: Sums, layout: PairLayout | SumLayout) -> list[mpz]:
     """One call's ciphertexts, each of several sums and under a fresh mask."""
     parts = [sums[first : first + layout.n_slots] for first in range(0, len(sums), layout.n_slots)]
     masks, n_squared = public_masks(key).draw(len(parts)), key.n_squared

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedapp.errors import ConfigError
 
 Value = bool | int | float | str
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class SiteConfig:
     shares_names : whether others may learn the names of the columns, between vertical parties.
     allows_export : whether this party's part of a model may leave it, to be joined with the others.
     predict_data : table to predict; that of ``data`` where there is no other.
+    trusted : fingerprints of the keys of other vertical parties, by name; empty trusts any.
     """
 
     name: str
@@ -44,6 +46,7 @@ class SiteConfig:
     shares_names: bool = False
     allows_export: bool = False
     predict_data: str = ""
+    trusted: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def group(self) -> str:
@@ -110,9 +113,26 @@ def _table(config: Mapping[str, Value]) -> dict[str, Any]:
         "shares_names": _is_true(config.get("share-column-names", False)),
         "allows_export": _is_true(config.get("allow-export", False)),
         "predict_data": str(config.get("predict-data", "")),
+        "trusted": _trusted(str(config.get("trusted", ""))),
     }
 
 
 def _is_true(value: Value) -> bool:
     """A switch; a node config's values may be texts."""
     return value is True or str(value).lower() == "true"
+
+
+def _trusted(text: str) -> dict[str, str]:
+    """``bank:a1b2...,shop:c3d4...`` by name; blanks in a fingerprint do not matter.
+
+    Raises
+    ------
+    ConfigError : a part is no name and fingerprint.
+    """
+    parts = [part.partition(":") for part in text.replace(" ", "").split(",") if part]
+    for name, _, fingerprint in parts:
+        if not NAME.fullmatch(name) or not FINGERPRINT.fullmatch(fingerprint):
+            raise ConfigError(
+                f"trusted must be NAME:FINGERPRINT, with commas between, got {text!r}"
+            )
+    return {name: fingerprint for name, _, fingerprint in parts}

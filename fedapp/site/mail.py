@@ -1,29 +1,39 @@
 """Letters between parties, sealed so that the server, which carries them, cannot read them.
 
-A parcel is 8 bytes of the step it was sent in, and the letter under the sender's and receiver's
-keys of this run, bound to both names, the model and the step. A request never brings what is as old
-as what an earlier request has brought: such parcels are refused as replays.
+Every site has a key pair of its own; a node config may name the keys it trusts, by fingerprint. A
+parcel is 8 bytes of the step it was sent in, and the letter under a key that follows from the
+sender's and receiver's, bound to both names, the model and the step. What is as old as something
+that an earlier request has brought is refused as a replay.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
 
-from fedapp.crypto.sealed import Address, new_private_key, public_key, seal, unseal
+from fedapp.crypto.sealed import (
+    Address,
+    fingerprint_of,
+    new_private_key,
+    public_key,
+    seal,
+    unseal,
+)
 from fedapp.errors import ProtocolError
+from fedapp.home import home
 from fedapp.messages.fields import Array, Letter
 from fedapp.messages.parcels import Parcels, pack_parcels, unpack_parcels
 from fedapp.site.answer import Site
-from fedapp.site.store import Store
 from fedapp.wire.codec import Content, put_together, take_apart
 from fedapp.wire.parcel import from_bytes, to_bytes
 
 L = TypeVar("L", bound=Letter)
 STEP_BYTES = 8
-BOX_KEY = "mail.key"
+IDENTITY = "identity.key"
 
 
 class Mail:
@@ -73,19 +83,45 @@ class Mail:
         return found[sender]
 
 
-def box_key(store: Store) -> Array:
-    """The site's public key of this run; drawn when it is first asked for. uint8, shape (32,)."""
-    if BOX_KEY not in store:
-        store[BOX_KEY] = np.frombuffer(new_private_key(), dtype=np.uint8)
-    return np.frombuffer(public_key(store[BOX_KEY].tobytes()), dtype=np.uint8)
+def identity(name: str) -> bytes:
+    """The site's private key, 32 bytes, drawn when it is first asked for and kept on its disk."""
+    path = home() / "sites" / name / IDENTITY
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(new_private_key())
+    return path.read_bytes()
 
 
-def know(store: Store, names: Sequence[str], keys: Array) -> None:
-    """Keep who takes part, and their public keys."""
-    store.facts["peers"] = {
+def box_key(name: str) -> Array:
+    """The site's public key. uint8, shape (32,)."""
+    return np.frombuffer(public_key(identity(name)), dtype=np.uint8)
+
+
+def know(site: Site, names: Sequence[str], keys: Array) -> None:
+    """Keep who takes part, and their public keys.
+
+    Raises
+    ------
+    ProtocolError : a key is not the one that the site's node config trusts, or its own was changed.
+    """
+    trusted = site.config.trusted
+    for name, key in zip(names, keys, strict=True):
+        found = fingerprint_of(key.tobytes())
+        if trusted and name != site.name and trusted.get(name) != found.replace(" ", ""):
+            raise ProtocolError(
+                name, "parcel", "key", f"must be one {site.name} trusts, got {found}"
+            )
+        if name == site.name and (key != box_key(name)).any():
+            raise ProtocolError(
+                name, "parcel", "key", "must be the site's own, the server sent another"
+            )
+    site.store.facts["peers"] = {
         name: key.tobytes().hex() for name, key in zip(names, keys, strict=True)
     }
-    store.facts["heard"] = {}
+    site.store.facts["heard"] = {}
 
 
 def read_mail(site: Site, request: Parcels) -> Mail:
@@ -119,7 +155,7 @@ def _open(site: Site, sender: str, parcel: bytes) -> tuple[int, bytes]:
         raise ProtocolError(sender, "parcel", "sender", "must be another party of the run")
     step = int.from_bytes(parcel[:STEP_BYTES], "little")
     address = Address(site.store.folder.name, sender, site.name, step)
-    private, public = site.store[BOX_KEY].tobytes(), bytes.fromhex(peers[sender])
+    private, public = identity(site.name), bytes.fromhex(peers[sender])
     try:
         return step, unseal(private, public, address, parcel[STEP_BYTES:])
     except ValueError as error:
@@ -135,14 +171,7 @@ def _close(site: Site, receiver: str, letter: Letter) -> bytes:
     store = site.store
     step = store.step + 1  # the one that is being answered
     address = Address(store.folder.name, site.name, receiver, step)
-    private = store[BOX_KEY].tobytes()
+    private = identity(site.name)
     public = bytes.fromhex(store.facts["peers"][receiver])
     content = to_bytes(take_apart(letter, site.name))
     return step.to_bytes(STEP_BYTES, "little") + seal(private, public, address, content)
-
-
-def forget_all_but_mail(store: Store) -> None:
-    """Forget the rows and all that came of them; a server started anew can still be answered."""
-    key = store[BOX_KEY]
-    store.forget()
-    store[BOX_KEY] = key

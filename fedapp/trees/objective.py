@@ -88,6 +88,25 @@ def transform(objective: Objective, margins: Array) -> Array:
     return margins
 
 
+def exact_predictions(
+    objective: Objective, margins: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """``transform`` in float64, for margins that are exact sums of leaf weights.
+
+    Parameters
+    ----------
+    margins : float64, shape (n_rows, n_outputs).
+    """
+    if objective == "binary:logistic":
+        found: npt.NDArray[np.float64] = 1 / (1 + np.exp(-np.clip(margins, -700, 700)))
+        return found
+    if objective == "multi:softprob":
+        powers = np.exp(margins - margins.max(axis=1, keepdims=True))
+        shares: npt.NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+        return shares
+    return margins
+
+
 def _exp(powers: Array) -> Array:
     """Correctly rounded float32, as the C library's expf; numpy's own is off by up to 2 ulp."""
     exact: npt.NDArray[np.float64] = np.exp(powers, dtype=np.float64)

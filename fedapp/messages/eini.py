@@ -1,0 +1,86 @@
+"""Fed-EINI: encrypted inference in one round through the parties, whatever the depth of the trees.
+
+Source: Chen et al. 2021, "Fed-EINI: An Efficient and Interpretable Inference Framework for Decision
+Tree Ensembles in Federated Learning" (arXiv:2105.09540), Eq. 7 to 14 and Algorithm 1.
+
+Reveals:
+
+- The server learns sizes: rows, trees, entries of the trees and bytes.
+- A passive party learns the structure of the trees down to the subtrees that no passive party
+  splits, and which splits are its own; of the rows nothing but its own columns. It learns neither
+  which entries another party leaves, nor weights, nor predictions.
+- The active party learns of each row the sum of the weights over all trees, which is the
+  prediction, and nothing of single splits beyond what follows from that sum. What passive parties
+  send each other is sealed against it, because it could decrypt it.
+- With ``share-column-names`` the names of the columns may be known to all, as the paper intends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
+from fedapp.messages.parcels import Parcels
+
+Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRequest(Parcels, Request):
+    """Do the own step on every batch that has come; the active party also sends the next."""
+
+    kind: ClassVar[str] = "evaluate.eini_step"
+    key_bits: Annotated[int, Range(64, 2**15)]
+    insecure_small_key: bool
+    batch_rows: Annotated[int, Range(0, 2**31)]  # 0: as many as fit into 64 MiB of ciphertexts
+    least_possibilities: Annotated[float, Range(1, 1e300)]
+    unguarded: bool
+    suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepReply(Parcels, Reply):
+    """Batches on their way; sizes are those of the active party, 0 at others."""
+
+    finished: bool
+    n_trees: Annotated[int, Range(0, 10**9)]
+    n_entries: Annotated[int, Range(0, 10**9)]  # ciphertexts a row
+    n_batches: Annotated[int, Range(0, 10**9)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Structure(Letter):
+    """Active to passive: the key of this inference, and the trees down to their entries."""
+
+    n: Annotated[Array, Form("uint8", "n_key_bytes")]  # big-endian
+    n_terms: Annotated[int, Range(1, 10**9)]  # trees of a sum
+    n_outputs: Annotated[int, Range(1, 1000)]
+    ends: Annotated[Array, Form("int64", "n_trees", low=1)]  # where each tree's nodes end
+    lefts: Annotated[Array, Form("int64", "n_nodes", low=-1)]  # within the tree; -1: entry
+    records: Annotated[Array, Form("int64", "n_nodes", low=-1)]  # the receiver's own, else -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready(Letter):
+    """Passive to active: digest of the own part of the model."""
+
+    part: Annotated[Array, Form("uint8", 32)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Elements(Letter):
+    """Active to the first passive party, from each to the next: weights and zeros of a batch."""
+
+    first_row: Annotated[int, Range(0, 2**40)]
+    n_rows: Annotated[int, Range(1, 2**31)]
+    ciphertexts: Ciphertexts  # rows in turn, entries of all trees in each
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Totals(Letter):
+    """Last passive party to active: the sum of each row's weights, several rows a ciphertext."""
+
+    first_row: Annotated[int, Range(0, 2**40)]
+    n_rows: Annotated[int, Range(1, 2**31)]
+    ciphertexts: Ciphertexts

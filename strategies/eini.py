@@ -1,0 +1,83 @@
+"""Fed-EINI: encrypted inference in one round through the parties.
+
+Source: Chen et al. 2021, "Fed-EINI: An Efficient and Interpretable Inference Framework for Decision
+Tree Ensembles in Federated Learning" (arXiv:2105.09540), Algorithm 1 and Figure 5. Rows go in
+batches, one behind the other: while the last party chooses of the first batch, the active one
+encrypts the next. So there are as many exchanges as batches and parties together, whatever the
+depth and number of the trees. Predictions are written at the active party alone.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from fedapp.config import Section, Settings, check
+from fedapp.conversation import Checkpoint, Conversation, Model, Parties, ask
+from fedapp.errors import ConfigError
+from fedapp.messages.eini import StepReply, StepRequest
+from fedapp.messages.vertical import VerticalHelloReply
+from strategies.alignment import align
+from strategies.base import Summary
+from strategies.vertical import Mailbox, VerticalStrategy, active_party, check_key_bits
+
+
+class EiniSettings(Section):
+    """``[eini]`` of the run config.
+
+    ``key_bits`` of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
+    ``batch_rows`` at once; 0: as many as fit into 64 MiB. ``least_possibilities``: ways through the
+    trees that must remain open for a row when the active party has taken its own splits into
+    account; ``unguarded`` predicts rows and trees that give splits away all the same.
+    """
+
+    key_bits: Annotated[int, Field(ge=256, le=8192)]
+    insecure_small_key: bool
+    batch_rows: Annotated[int, Field(ge=0, lt=2**31)]
+    least_possibilities: Annotated[float, Field(ge=1, le=1e300)]
+    unguarded: bool
+
+
+class Eini(VerticalStrategy):
+    """The server's side: it passes parcels on until all sums are back."""
+
+    @classmethod
+    def own_settings(cls, settings: Settings) -> EiniSettings:
+        """``[eini]``, checked; and there must be a model."""
+        own = check(EiniSettings, settings.sections["eini"], "eini.")
+        check_key_bits(own.key_bits, own.insecure_small_key, "eini")
+        if not settings.model:
+            raise ConfigError("model must be the id of a trained model, got ''")
+        return own
+
+    def conversation(
+        self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
+    ) -> Conversation[Summary]:
+        """Algorithm 1, for all trees at once."""
+        active, mailbox = active_party(parties), Mailbox(parties)
+        whole = self.settings.model_copy(update={"test_fraction": 0.0, "valid_fraction": 0.0})
+        rows = yield from align(parties, active, mailbox, whole)
+        given = {**self.own_settings(self.settings).model_dump(), "suffix": self.settings.output}
+        while True:
+            requests = {
+                party: StepRequest(**mailbox.fields_for(party), **given) for party in parties
+            }
+            replies = yield from ask(requests, StepReply)
+            mailbox.collect(replies)
+            if replies[active].finished:
+                break
+        yield Model({"model.json": f'{{"format":1,"kind":"model","id":"{self.settings.model}"}}\n'})
+        return {
+            "metrics": {},
+            "active": active,
+            "matched_rows": {"predicted": rows.n_train},
+            "trees": replies[active].n_trees,
+            "entries": replies[active].n_entries,
+            "batches": replies[active].n_batches,
+            "best_round": None,
+            "importance": {},
+        }
+
+
+STRATEGY = Eini

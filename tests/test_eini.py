@@ -1,0 +1,341 @@
+"""Fed-EINI: the predictions of the interactive way, in one encrypted round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message
+from typer.testing import CliRunner
+
+from clients import eini as client
+from fedapp.cli import cli
+from fedapp.client_app import SiteApp
+from fedapp.config import Settings
+from fedapp.crypto.keys import generate_key
+from fedapp.crypto.paillier import decrypt, encrypt
+from fedapp.crypto.sealed import Address, unseal
+from fedapp.crypto.sums import choose
+from fedapp.crypto.workers import Workers
+from fedapp.errors import ConfigError, PartyError
+from fedapp.home import home
+from fedapp.messages import alignment, eini
+from fedapp.messages.parcels import Parcels
+from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
+from fedapp.run_folder import RunFolder
+from fedapp.site import mail
+from fedapp.site.answer import Site
+from fedapp.trees.candidates import candidates, skeleton
+from fedapp.trees.parts import PART
+from fedapp.wire.codec import from_records, put_together
+from simulations.engines import run_local
+from strategies.eini import Eini
+from tests.network import run
+from tests.test_exactness import made_table
+from tests.test_interactive import inference, written
+from tests.transcript import check_declared, listen, summary_of
+
+MakeSettings = Callable[..., Settings]
+Trained = tuple[Settings, RunFolder]
+Train = Callable[..., Trained]
+SMALL = {"key_bits": 512, "insecure_small_key": True}
+KINDS = {
+    "query.vertical_hello": (VerticalHelloRequest, VerticalHelloReply),
+    "query.alignment_open": (alignment.OpenRequest, alignment.SentReply),
+    "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),
+    "query.alignment_order": (alignment.OrderRequest, alignment.SentReply),
+    "evaluate.eini_step": (eini.StepRequest, eini.StepReply),
+}
+
+
+@pytest.fixture
+def train(settings: MakeSettings, tmp_path: Path) -> Train:
+    """A trained model of 6 trees of depth 3, and its settings."""
+
+    def make(objective: str = "binary:logistic", **more: Any) -> Trained:
+        data = tmp_path / f"{objective[:5]}.csv"
+        if not data.exists():
+            made_table(data, objective, n_values=40, n_rows=120)
+        given = {"data": str(data), "label": "y", "objective": objective, "parties": 2}
+        given |= {"max_depth": 3, "num_boost_round": 6, "align": "ordered", "columns": "random"}
+        given |= {f"secureboost__{name}": value for name, value in SMALL.items()}
+        trained = settings(strategy="secureboost", **{**given, **more})
+        return trained, run_local(trained)
+
+    return make
+
+
+def encrypted(settings: MakeSettings, trained: Settings, **more: Any) -> Settings:
+    """Settings of an encrypted prediction of the rows the model was trained on."""
+    given = {f"eini__{name}": value for name, value in {**SMALL, "unguarded": True}.items()}
+    plain = {"align": "ordered", "columns": trained.columns, **given, **more}
+    return inference(settings, trained, **plain).model_copy(update={"strategy": "eini"})
+
+
+class Letters:
+    """Every letter that a run's sites open, with its receiver."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened: list[tuple[str, str, Any]] = []
+        real = mail.read_mail
+
+        def read(site: Site, request: Parcels) -> mail.Mail:
+            found = real(site, request)
+            for sender, content in found._letters:
+                self.opened.append((sender, site.name, content))
+            return found
+
+        monkeypatch.setattr(client, "read_mail", read)
+
+    def ciphertexts(self, sender: str, receiver: str) -> list[bytes]:
+        return [
+            row.tobytes()
+            for origin, end, content in self.opened
+            if (origin, end) == (sender, receiver) and "ciphertexts" in content.arrays
+            for row in content.arrays["ciphertexts"]
+        ]
+
+
+# The predictions
+
+
+@pytest.mark.parametrize(
+    ("objective", "parties"),
+    [
+        ("binary:logistic", 2),
+        ("binary:logistic", 3),
+        ("binary:logistic", 4),
+        ("multi:softprob", 3),
+        ("reg:squarederror", 2),
+    ],
+)
+def test_predictions_are_those_of_the_interactive_way(
+    train: Train, settings: MakeSettings, objective: str, parties: int
+) -> None:
+    trained, _ = train(objective, parties=parties)
+    plain = inference(settings, trained, align="ordered")
+    interactive = written(summary_of(run_local(plain)))
+    summary = summary_of(run_local(encrypted(settings, trained, eini__batch_rows=50)))
+    np.testing.assert_allclose(written(summary), interactive, rtol=0, atol=1e-9)
+    assert summary["batches"] == 3
+    # hello, three to align; the first step of all, one more a party and a batch
+    assert summary["exchanges"] == 4 + parties + summary["batches"]
+
+
+def test_a_skeleton_keeps_what_passive_parties_split() -> None:
+    #        0
+    #      1   2        1 is passive, 2 and 0 are the active party's
+    #     3 4 5 6
+    lefts = np.array([1, 3, 5, -1, -1, -1, -1], dtype=np.int32)
+    is_passive = np.array([False, True, False, False, False, False, False])
+    found = skeleton(lefts, is_passive)
+    assert found.lefts.tolist() == [1, 3, -1, -1, -1]
+    assert found.sources.tolist() == [0, 1, 2, 3, 4]
+    sides = {1: np.array([True, False])}
+    assert candidates(found.lefts, sides, 2).tolist() == [[True, True, False], [True, False, True]]
+    own = {0: np.array([True, False])}
+    assert candidates(found.lefts, own, 2).tolist() == [[False, True, True], [True, False, False]]
+
+
+# What crosses the wire
+
+
+def test_messages_hold_what_their_module_lists(train: Train, settings: MakeSettings) -> None:
+    trained, _ = train(parties=3)
+    _, app = listen(encrypted(settings, trained))
+    check_declared(app, KINDS)
+
+
+def test_no_ciphertext_comes_twice_or_unchanged(
+    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, _ = train(parties=3)
+    letters = Letters(monkeypatch)
+    run_local(encrypted(settings, trained))
+    first = letters.ciphertexts("party-1", "party-2")
+    second = letters.ciphertexts("party-2", "party-3")
+    sums = letters.ciphertexts("party-3", "party-1")
+    every = [*first, *second, *sums]
+    assert len(first) == len(second) > 1000
+    assert 0 < len(sums) < len(first)
+    assert len(set(every)) == len(every)
+    assert not any(int.from_bytes(each, "big") in (0, 1) for each in every)
+
+
+def test_the_sum_of_a_row_does_not_repeat(
+    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, _ = train()
+    letters = Letters(monkeypatch)
+    for _ in range(2):
+        run_local(encrypted(settings, trained))
+    sums = letters.ciphertexts("party-2", "party-1")
+    assert len(set(sums)) == len(sums) > 1
+
+
+def test_what_is_not_chosen_becomes_a_fresh_zero() -> None:
+    key, workers = generate_key(256, insecure_small_key=True), Workers(1)
+    rows = encrypt(key, [5, 6, 7], workers)
+    once, again = (
+        choose(key.public, rows, np.array([True, False, True]), workers) for _ in range(2)
+    )
+    assert decrypt(key, once, workers) == [5, 0, 7]
+    found = {row.tobytes() for row in np.concatenate((rows, once, again))}
+    assert len(found) == 9
+
+
+def test_the_active_party_cannot_open_what_passive_parties_send_each_other(
+    train: Train, settings: MakeSettings
+) -> None:
+    trained, _ = train(parties=3)
+    _, app = listen(encrypted(settings, trained))
+    own = mail.identity("party-1")
+    n_tried = 0
+    for request, _ in app.of_kind("eini_step"):
+        envelope, content = from_records(request.content, "party-3")
+        message = put_together(eini.StepRequest, content, "party-3")
+        for sender, parcel in mail.unpack_parcels(message):
+            step = int.from_bytes(parcel[: mail.STEP_BYTES], "little")
+            address = Address(envelope.model_id, sender, "party-3", step)
+            for peer in ("party-2", "party-3") if sender == "party-2" else ():
+                n_tried += 1
+                public = mail.box_key(peer).tobytes()
+                with pytest.raises(ValueError, match="parcel must be sealed for this address"):
+                    unseal(own, public, address, parcel[mail.STEP_BYTES :])
+    assert n_tried
+
+
+# The guard
+
+
+def test_rows_with_few_ways_through_the_trees_are_refused(
+    train: Train, settings: MakeSettings
+) -> None:
+    trained, _ = train(data="breast-cancer", label="", num_boost_round=4, max_depth=3)
+    match = r"rows must have 1e\+06 ways through .*, got 569 of 569 .* eini.unguarded=true predicts"
+    with pytest.raises(PartyError, match=match):
+        run_local(
+            encrypted(
+                settings, trained, eini__unguarded=False, eini__least_possibilities=1_000_000.0
+            )
+        )
+
+
+def test_trees_of_one_passive_party_are_refused(train: Train, settings: MakeSettings) -> None:
+    trained, _ = train(data="breast-cancer", label="", columns="sizes:1,29", num_boost_round=3)
+    match = r"trees must have splits of two parties, got \d with all splits at one"
+    with pytest.raises(PartyError, match=match):
+        run_local(encrypted(settings, trained, eini__unguarded=False))
+
+
+def test_a_model_of_many_ways_passes_the_guard(train: Train, settings: MakeSettings) -> None:
+    trained, _ = train(data="breast-cancer", label="", num_boost_round=4, max_depth=3)
+    guarded = encrypted(settings, trained, eini__unguarded=False, eini__least_possibilities=2.0)
+    assert len(written(summary_of(run_local(guarded)))) == 569
+
+
+# What is refused
+
+
+def test_a_part_of_another_model_is_refused(train: Train, settings: MakeSettings) -> None:
+    trained, folder = train()
+    path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART
+    part = json.loads(path.read_text())
+    part["records"][0][1] += 1.0
+    path.write_text(json.dumps(part) + "\n")
+    with pytest.raises(PartyError, match="party-2: model must be the one this run was trained"):
+        run_local(encrypted(settings, trained))
+
+
+class Tampering(SiteApp):
+    """A relay that changes the parcels of one party's messages from a step on."""
+
+    def __init__(self, change: Callable[[np.ndarray], np.ndarray], node: int) -> None:
+        super().__init__()
+        self._change, self._node = change, node
+        self.last: Any = None
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        arrays = message.content.array_records["arrays"]
+        is_step = message.metadata.message_type.endswith("eini_step")
+        if is_step and context.node_id == self._node and len(arrays["parcels"].data):
+            bits = np.frombuffer(arrays["parcels"].data, dtype=np.uint8)
+            arrays["parcels"].data = self._change(bits.copy()).tobytes()
+        return super().__call__(message, context)
+
+
+@pytest.mark.parametrize("node", [2, 3])
+def test_a_parcel_with_one_bit_flipped_is_refused(
+    train: Train, settings: MakeSettings, node: int
+) -> None:
+    trained, _ = train()
+
+    def flip(data: np.ndarray) -> np.ndarray:
+        data[len(data) // 2] ^= 1
+        return data
+
+    with pytest.raises(PartyError, match=r"parcel.content parcel must be sealed for this address"):
+        run(encrypted(settings, trained), app=Tampering(flip, node))
+
+
+def test_a_parcel_that_comes_again_is_refused(train: Train, settings: MakeSettings) -> None:
+    trained, _ = train()
+
+    class Replaying(Tampering):
+        def __call__(self, message: Message, context: Context) -> Message:
+            arrays = message.content.array_records["arrays"]
+            is_step = message.metadata.message_type.endswith("eini_step")
+            if is_step and context.node_id == self._node:
+                if self.last is not None and len(arrays["parcels"].data):
+                    message.content = self.last
+                    message.content.config_records["envelope"]["step"] += 1  # type: ignore[operator]
+                elif len(arrays["parcels"].data):
+                    self.last = message.content
+            return SiteApp.__call__(self, message, context)
+
+    with pytest.raises(PartyError, match=r"parcel\.step must be a new one, got one seen before"):
+        run(
+            encrypted(settings, trained, eini__batch_rows=30),
+            app=Replaying(lambda data: data, 3),
+        )
+
+
+def test_another_number_of_elements_is_refused(
+    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, _ = train(parties=3)
+    real = client.choose
+    monkeypatch.setattr(client, "choose", lambda *given: real(*given)[:-1])
+    with pytest.raises(
+        PartyError, match=r"party-2 .*: Elements.ciphertexts must be \d+ for each of"
+    ):
+        run_local(encrypted(settings, trained))
+
+
+def test_a_small_key_is_refused(settings: MakeSettings) -> None:
+    given = {"strategy": "eini", "model": "0" * 16, "eini__key_bits": 512}
+    with pytest.raises(ConfigError, match=r"^eini.key-bits must be >= 2048 without eini.insecure"):
+        Eini.own_settings(settings(**given))
+    with pytest.raises(ConfigError, match="model must be the id of a trained model"):
+        Eini.own_settings(settings(strategy="eini"))
+
+
+def test_the_command_predicts_under_encryption(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained, folder = train()
+    small = [
+        f"-ceini.{name.replace('_', '-')}={str(value).lower()}" for name, value in SMALL.items()
+    ]
+    arguments = ["predict", str(folder.path), "--data", trained.data, "--output", "out.parquet"]
+    result = CliRunner().invoke(
+        cli, [*arguments, "--inference", "eini", "-ceini.unguarded=true", *small]
+    )
+    assert result.exit_code == 0, result.output
+    assert "120 rows written to out.parquet" in result.output
+    assert Path("out.parquet").stat().st_size > 500
