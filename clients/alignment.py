@@ -129,6 +129,10 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
         raise DataError(f"ids must have {fewest} rows in common at least, got {len(rows)}")
     rows = rows[common_order(store["ids"][rows].tolist(), seed)]
     split = split_rows(len(rows), test_fraction, valid_fraction, seed)
+    least = 0 if "model" in store.facts else site.config.min_rows
+    if len(split.train) < least:
+        rule = f"must have {least} training rows in common at least (min-rows of {site.name})"
+        raise DataError(f"ids {rule}, got {len(split.train)}")
     for part in ("train", "valid", "test"):
         store.facts[f"n_{part}"] = len(getattr(split, part))
     rows = rows[np.concatenate((split.train, split.valid, split.test))]

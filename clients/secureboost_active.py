@@ -227,6 +227,9 @@ def _meet(kept: Kept, mail: Mail) -> None:
     allows = site.config.allows_export
     for name in kept.passive:
         bins = mail.one(ColumnBins, name)
+        if len(bins.names) not in (0, len(bins.widths)):
+            rule = f"must be {len(bins.widths)} or none, got {len(bins.names)}"
+            raise ProtocolError(name, "ColumnBins", "names", rule)
         widths[name], names[name] = bins.widths.tolist(), list(bins.names)
         allows = allows and bins.allows_export
     order = list(store.facts["peers"])
@@ -526,7 +529,10 @@ def _joined(kept: Kept, mail: Mail, model: Ensemble, records: list[Ints]) -> npt
     lookups = {kept.site.name: Lookup.kept(store)}
     names = {kept.site.name: list(store.facts["columns"])}
     for party in kept.passive:
-        letter = mail.one(Records, party)
+        letter, n_columns = mail.one(Records, party), len(kept.joint.widths[party])
+        if len(letter.names) != n_columns:
+            rule = f"must be {n_columns}, got {len(letter.names)}"
+            raise ProtocolError(party, "Records", "names", rule)
         defaults = np.zeros(len(letter.columns), dtype=np.uint8)  # the structure has them
         lookups[party] = Lookup(letter.columns, letter.thresholds, defaults)
         names[party] = list(letter.names)

@@ -182,6 +182,10 @@ class Kept:
         Parameters
         ----------
         lookups, names : splits and columns by party.
+
+        Raises
+        ------
+        ProtocolError : a party has told of fewer splits than it has made.
         """
         joint = self.joint
         order = list(joint.widths)
@@ -189,6 +193,12 @@ class Kept:
             np.array([order.index(joint.owner(int(column))[0]) for column in tree["column"]])
             for tree in model.trees
         ]
+        for number, party in enumerate(order):
+            own = [ids[by == number] for ids, by in zip(records, owners, strict=True)]
+            n_made = 1 + max((int(ids.max(initial=-1)) for ids in own), default=-1)
+            if n_made > len(lookups[party].thresholds):
+                rule = f"must be {n_made} at least, got {len(lookups[party].thresholds)}"
+                raise ProtocolError(party, "Records", "thresholds", rule)
         columns = [name for party in order for name in names[party]]
         return joined(model, records, owners, [lookups[party] for party in order], columns)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedapp.config import Settings
 from fedapp.conversation import Model, Parties
-from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
 from fedapp.messages.fields import Array, Reply
 from fedapp.messages.parcels import Parcel, Parcels, pack_parcels, unpack_parcels
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
@@ -32,6 +32,10 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         return VerticalHelloRequest(
             settings.align == "psi", settings.align_most_rows, settings.seed, settings.model
         )
+
+    def _leave_out(self, party: str, error: FedappError) -> None:
+        """Stop: a model of columns cannot go on without some of them, whatever ``min-parties``."""
+        raise error
 
 
 def active_party(parties: Parties[VerticalHelloReply]) -> str:

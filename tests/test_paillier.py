@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from phe.paillier import EncryptedNumber, PaillierPublicKey, generate_paillier_keypair
 
 from fedapp.crypto import sums as sums_module
-from fedapp.crypto.fixed_base import fixed_bases
+from fedapp.crypto.fixed_base import fixed_bases, square_base
 from fedapp.crypto.integers import from_bytes_array, to_bytes_array
 from fedapp.crypto.keys import PrivateKey, PublicKey, check_public_key, generate_key
 from fedapp.crypto.masks import BASE_BYTES, PublicMasks
@@ -147,6 +147,16 @@ def test_table_powers_are_plain_powers() -> None:
         )
     assert tables.powers(digits) == wanted
     assert len(set(tables.random_powers(50))) == 50
+
+
+def test_powers_mod_a_square_are_plain_powers(key: PrivateKey) -> None:
+    base, prime = mpz(3) ** 400 % key.p**2, key.p
+    table = square_base(base, prime, 5)
+    digits = RNG.integers(0, 256, (20, 6)).astype(np.uint8)
+    digits[0] = 0
+    exponents = [int.from_bytes(row.tobytes(), "little") for row in digits]
+    assert table.powers(digits) == [powmod(base, one, prime**2) for one in exponents]
+    assert len(set(table.random_powers(50))) == 50
 
 
 def test_public_masks_are_encryptions_of_zero_and_all_differ(key: PrivateKey) -> None:

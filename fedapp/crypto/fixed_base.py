@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import gmpy2
 import numpy as np
 from gmpy2 import mpz
 
@@ -57,6 +58,75 @@ class FixedBases:
         """Products with independent uniform exponents, from the system's randomness."""
         digits = np.frombuffer(secrets.token_bytes(n_powers * len(self.tables)), dtype=np.uint8)
         return self.powers(digits.reshape(n_powers, len(self.tables)))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SquareBase:
+    """Powers of one base modulo a prime's square, at little more than half the cost.
+
+    A unit w mod p^2 is r (1 + p u) for its residue r = w mod p and one u mod p, and
+
+        r (1 + p u) * r' (1 + p u') = r r' (1 + p (u + u')) mod p^2.
+
+    So a power is a product of residues, which have half the digits of p^2, and a sum.
+
+    Parameters
+    ----------
+    prime : p.
+    tables : residues r and terms u of the base's powers by a byte of the exponent; an even number.
+    """
+
+    prime: mpz
+    tables: tuple[tuple[list[mpz], list[mpz]], ...]
+
+    def powers(self, digits: Bytes) -> list[mpz]:
+        """Powers mod p^2.
+
+        Parameters
+        ----------
+        digits : uint8, shape (n, len(tables)): the exponents' bytes, lowest first.
+
+        Returns
+        -------
+        n integers, > 0 and < p^2.
+        """
+        prime, modulus, columns = self.prime, self.prime**2, digits.T.tolist()
+        products, totals = [mpz(1)] * len(digits), [mpz(0)] * len(digits)
+        for place in range(0, len(columns), 2):
+            (residues, terms), (others, more) = self.tables[place : place + 2]
+            # Two residues together are no longer than p^2 and need no reduction.
+            rows = list(zip(*columns[place : place + 2], strict=True))
+            products = [
+                product * (residues[one] * others[two]) % modulus
+                for product, (one, two) in zip(products, rows, strict=True)
+            ]
+            totals = [
+                total + (terms[one] + more[two])
+                for total, (one, two) in zip(totals, rows, strict=True)
+            ]
+        return _products(products, [1 + prime * total for total in totals], modulus)
+
+    def random_powers(self, n_powers: int) -> list[mpz]:
+        """Powers with independent uniform exponents, from the system's randomness."""
+        digits = np.frombuffer(secrets.token_bytes(n_powers * len(self.tables)), dtype=np.uint8)
+        return self.powers(digits.reshape(n_powers, len(self.tables)))
+
+
+def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
+    """Lay out the powers of a base mod ``prime**2``.
+
+    Parameters
+    ----------
+    base : integer, > 0 and < prime^2, prime to ``prime``.
+    n_bytes : int, >= 1: length of the exponent; an odd one becomes one more.
+    """
+    tables = []
+    for table in fixed_bases([base], prime**2, n_bytes + n_bytes % 2).tables:
+        inverses = _table(gmpy2.invert(table[1], prime), prime)
+        pairs = zip(table, inverses, strict=True)
+        terms = [power // prime * inverse % prime for power, inverse in pairs]
+        tables.append(([power % prime for power in table], terms))
+    return SquareBase(prime, tuple(tables))
 
 
 def fixed_bases(bases: Sequence[mpz], modulus: mpz, n_bytes: int) -> FixedBases:

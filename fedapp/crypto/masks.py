@@ -39,7 +39,7 @@ import secrets
 import gmpy2
 from gmpy2 import mpz, powmod
 
-from fedapp.crypto.fixed_base import FixedBases, fixed_bases
+from fedapp.crypto.fixed_base import FixedBases, SquareBase, fixed_bases, square_base
 from fedapp.crypto.keys import PrivateKey, PublicKey
 
 # Of the exponents e_j.
@@ -86,19 +86,21 @@ def public_masks(key: PublicKey) -> PublicMasks:
 
 
 @functools.lru_cache(maxsize=1)
-def owner_masks(key: PrivateKey) -> tuple[FixedBases, FixedBases]:
+def owner_masks(key: PrivateKey) -> tuple[SquareBase, SquareBase]:
     """Masks mod p^2 and mod q^2 by ``random_powers``, kept for the next call."""
     return _residues(key.p, key.q), _residues(key.q, key.p)
 
 
-def _residues(p: mpz, q: mpz) -> FixedBases:
+def _residues(p: mpz, q: mpz) -> SquareBase:
     """Powers of an n-th residue mod p^2 that generates all of them, as far as small primes tell."""
     primes = _small_factors(p - 1)
     n_bytes = -(-(int(p.bit_length()) + OWNER_SLACK_BITS) // 8)
     while True:
         unit = mpz(1 + secrets.randbelow(int(p - 1)))
-        if all(powmod(unit, (p - 1) // prime, p) != 1 for prime in primes):
-            return fixed_bases([powmod(unit, p * q, p**2)], p**2, n_bytes)
+        # A p that is no prime is for the self-test to find.
+        is_unit = gmpy2.gcd(unit, p) == 1
+        if is_unit and all(powmod(unit, (p - 1) // prime, p) != 1 for prime in primes):
+            return square_base(powmod(unit, p * q, p**2), p, n_bytes)
 
 
 def _small_factors(number: mpz) -> list[int]:

@@ -14,8 +14,8 @@ Reveals:
 - A passive party learns the structure of the trees down to the last level but one, which rows are
   in which of their nodes, which rows a round has drawn, which splits are its own, and nothing of
   labels, gradients, leaf weights or who else made a split. In the last level it sees its own
-  splits alone.
-  With ``goss`` the rows drawn are mostly those of large gradients, which tells something of labels.
+  splits alone. Rows without weight are never drawn. With ``goss`` the rows drawn are mostly those
+  of large gradients, which tells something of labels.
 - The active party learns the numbers of columns and bins of the others, under numbers in place of
   names; for every node, column and bin of theirs the sums of gradients and hessians, and how many
   values are missing; which rows a split of theirs sends left. Thresholds stay with their owner.
@@ -33,6 +33,7 @@ NotNegative = Annotated[float, Range(0, 1e38)]
 Places = Annotated[Array, Form("int32", "n_splits", low=0)]
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 Scores = Annotated[Array, Form("float64", "n_rounds", "n_scores", nan=True)]
+ValidScores = Annotated[Array, Form("float64", "n_rounds", "n_valid_scores", nan=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +118,7 @@ class BeginReply(Parcels, Reply):
     n_leaves: Annotated[int, Range(0, 10**9)]  # of the trees of the last finished round
     score_names: Annotated[tuple[str, ...], Range(0, 20)]
     train_scores: Scores
-    valid_scores: Scores  # no columns without validation rows
+    valid_scores: ValidScores  # no columns without validation rows
     purities: Annotated[Array, Form("float64", "n_rounds", "n_views", low=0, high=1)]
 
 

@@ -96,7 +96,7 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
         store = store.roll_back(envelope.checkpoint) or store
         if store.finished:
             # Handlers answer from what they kept of the result.
-            store.step = before
+            store.step = envelope.step - max(envelope.gap, 1)
     # A server started anew does not know yet whom it asks, and so not when it last did.
     in_order = store.step == before or (not envelope.gap and 0 < store.step < envelope.step)
     if store.step != envelope.step and not in_order:

@@ -9,6 +9,7 @@ that an earlier request has brought is refused as a replay.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -88,10 +89,14 @@ def identity(name: str) -> bytes:
     path = home() / "sites" / name / IDENTITY
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        drawn = path.with_name(f".{IDENTITY}.{secrets.token_hex(8)}")
+        descriptor = os.open(drawn, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(new_private_key())
+        # Whole or not at all, and the first of two that draw one at the same time.
         with suppress(FileExistsError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(new_private_key())
+            os.link(drawn, path)
+        drawn.unlink()
     return path.read_bytes()
 
 

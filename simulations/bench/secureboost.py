@@ -1,0 +1,357 @@
+"""How long a tree of SecureBoost takes, where the time goes, and what the bare arithmetic would.
+
+A run in this process of two parties with columns of default-credit: messages are encoded, sealed,
+checked and kept on the disk by both. First a run of deeper trees, and then the timed one itself,
+are held against XGBoost on the joined table, node for node. A tree is timed from the encryption of
+its gradients to that of the next; its parts are the calls of ``fedapp.crypto`` that both parties
+make, never at the same time.
+
+The number of modular multiplications is counted from the sizes of those calls: a mask takes one a
+table, by whatever short cut, a shift by k bits k squarings, another power a squaring a bit. Their
+bare cost is that of as many products of random numbers, reduced by ``%``, on as many cores as the
+run has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+import xgboost
+from gmpy2 import mpz
+
+from clients import secureboost_active, secureboost_passive
+from fedapp.config import Settings, load_settings
+from fedapp.crypto.keys import PrivateKey, PublicKey
+from fedapp.crypto.masks import BASE_BYTES, PublicMasks, owner_masks
+from fedapp.crypto.packing import PairLayout
+from fedapp.crypto.sums import _group_columns
+from fedapp.crypto.workers import n_cores
+from fedapp.home import home
+from simulations.baselines import join_tables, xgboost_parameters
+from simulations.bench import peak_bytes
+from simulations.bench.same_trees import count_same_nodes
+from simulations.engines import run_local
+
+DATA, COLUMNS = "default-credit", (12, 11)  # active, passive
+TEST_FRACTION, MAX_BIN, SEED = 1 / 3, 32, 42
+CHECK_TREES, CHECK_DEPTH = 10, 4
+# The first tree is left out, for tables of masks are laid out in it, and so is the last one, after
+# which nothing is encrypted.
+N_TREES, DEPTH = 7, 3
+PRODUCTS, ROUNDS = 2000, 20  # of the bare cost: so many at once, the median of so many times
+PARTS = {  # function of ``fedapp.crypto``, where it is called
+    "encrypt": secureboost_active,
+    "check_ciphertexts": secureboost_passive,
+    "sum_rows": secureboost_passive,
+    "pack_sums": secureboost_passive,
+    "read_sums": secureboost_active,
+}
+
+Counts = Counter[str]  # multiplications by their modulus: n^2, p^2, n
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of the arithmetic: when, how many multiplications, and seconds of counting them."""
+
+    part: str
+    start: float
+    end: float
+    counts: Counts
+    counting: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tree:
+    """One tree, from the encryption of its gradients to that of the next."""
+
+    seconds: float
+    calls: tuple[Call, ...]
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds by part."""
+        spent = dict.fromkeys(PARTS, 0.0)
+        for call in self.calls:
+            spent[call.part] += call.end - call.start
+        return {**spent, "rest": self.seconds - sum(spent.values())}
+
+    @property
+    def counts(self) -> dict[str, Counts]:
+        """Multiplications by part."""
+        found: dict[str, Counts] = {part: Counter() for part in PARTS}
+        for call in self.calls:
+            found[call.part] += call.counts
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stopwatch:
+    """Times every call of the arithmetic that the two parties make."""
+
+    calls: list[Call] = field(default_factory=list)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time calls while the context is open."""
+        with ExitStack() as stack:
+            for name, module in PARTS.items():
+                timed = partial(self._call, name, getattr(module, name))
+                stack.enter_context(patch.object(module, name, timed))
+            yield
+
+    def _call(self, part: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        start = time.perf_counter()
+        result = function(*arguments)
+        end = time.perf_counter()
+        counts = COUNTED[part](*arguments)
+        self.calls.append(Call(part, start, end, counts, time.perf_counter() - end))
+        return result
+
+    @property
+    def trees(self) -> list[Tree]:
+        """All trees but the last, after which nothing is encrypted."""
+        starts = [place for place, call in enumerate(self.calls) if call.part == "encrypt"]
+        found = []
+        for first, last in pairwise(starts):
+            calls = tuple(self.calls[first:last])
+            counting = sum(call.counting for call in calls)
+            found.append(Tree(self.calls[last].start - calls[0].start - counting, calls))
+        return found
+
+
+def settings_of(key_bits: int, n_trees: int, depth: int, run_dir: str) -> Settings:
+    """The run's settings."""
+    config = {
+        "strategy": "secureboost",
+        "data": DATA,
+        "parties": 2,
+        "columns": "sizes:" + ",".join(map(str, COLUMNS)),
+        "align": "ordered",
+        "allow-export": True,
+        "test-fraction": TEST_FRACTION,
+        "valid-fraction": 0.0,
+        "seed": SEED,
+        "num-boost-round": n_trees,
+        "max-depth": depth,
+        "max-bin": MAX_BIN,
+        "secureboost.key-bits": key_bits,
+        "secureboost.insecure-small-key": True,
+        "run-dir": run_dir,
+    }
+    return load_settings(config)
+
+
+def train_pooled(settings: Settings) -> xgboost.Booster:
+    """XGBoost on the joined table."""
+    rows, _, _ = join_tables(settings)
+    train = rows.split.train
+    labels, weights = rows.labels[train], rows.weights[train]
+    parameters = xgboost_parameters(settings, labels, weights, labels)
+    matrix = xgboost.QuantileDMatrix(rows.values[train], labels, max_bin=settings.max_bin)
+    return xgboost.train(parameters, matrix, settings.num_boost_round)
+
+
+def run_both(settings: Settings) -> tuple[int, Path]:
+    """Train; number of nodes that are XGBoost's on the joined table, and the run's folder.
+
+    Raises
+    ------
+    ValueError : the joined model is another one.
+    """
+    folder = run_local(settings).path
+    summary = json.loads((folder / "summary.json").read_text())
+    for party in summary["parties"]:
+        shutil.rmtree(home() / "sites" / party["name"] / summary["model_id"])
+    booster = train_pooled(settings)
+    model = json.loads((folder / "model.xgb.json").read_text())
+    return count_same_nodes(model, json.loads(booster.save_raw("json"))), folder
+
+
+# Counting
+
+
+def count_encrypt(key: PrivateKey, plaintexts: Sequence[int], *_: Any) -> Counts:
+    """Of each row: a mask's products mod p^2 and mod q^2, two plaintexts, one remainder."""
+    n_tables = sum(len(table.tables) for table in owner_masks(key))
+    return Counter({"p^2": len(plaintexts) * (n_tables + 3)})
+
+
+def count_check(_: PublicKey, ciphertexts: Sequence[Any]) -> Counts:
+    """Of each row one, mod n."""
+    return Counter({"n": len(ciphertexts)})
+
+
+def count_sums(
+    key: PublicKey,
+    ciphertexts: Sequence[Any],
+    codes: npt.NDArray[Any],
+    offsets: npt.NDArray[np.int64],
+    nodes: npt.NDArray[np.int32],
+    *_: Any,
+) -> Counts:
+    """Rows into joint cells, cells into bins; as if one process did it all."""
+    rows = np.flatnonzero(nodes >= 0)
+    bin_ids = nodes[rows, None].astype(np.int64) * offsets[-1] + offsets[:-1] + codes[rows]
+    n_products = 0
+    for group in _group_columns(bin_ids):
+        n_cells = len(group.first_rows)
+        n_products += len(rows) - n_cells
+        for column in group.columns:
+            n_products += n_cells - len(np.unique(bin_ids[:, column]))
+    return Counter({"n^2": n_products})
+
+
+def count_packing(
+    key: PublicKey, sums: Sequence[mpz | None], layout: PairLayout, *_: Any
+) -> Counts:
+    """Of each ciphertext: shifts and products of its slots, and a mask."""
+    n_ciphertexts = layout.n_plaintexts(len(sums))
+    n_shifts = len(sums) - n_ciphertexts
+    mask = PublicMasks(key).n_bases * BASE_BYTES
+    return Counter({"n^2": n_shifts * (layout.slot_bits + 1) + n_ciphertexts * (mask + 1)})
+
+
+def count_reading(key: PrivateKey, ciphertexts: Sequence[Any], *_: Any) -> Counts:
+    """Of each ciphertext: a check mod n, and powers by p - 1 mod p^2 and by q - 1 mod q^2."""
+    n_rows = len(ciphertexts)
+    return Counter({"n": n_rows, "p^2": n_rows * key.public.bits})
+
+
+COUNTED: dict[str, Callable[..., Counts]] = {
+    "encrypt": count_encrypt,
+    "check_ciphertexts": count_check,
+    "sum_rows": count_sums,
+    "pack_sums": count_packing,
+    "read_sums": count_reading,
+}
+
+
+def bare_seconds(bits: int) -> float:
+    """Seconds of one product of two random numbers modulo another one of so many bits."""
+    modulus = mpz(secrets.randbits(bits)) | 1 | mpz(1) << (bits - 1)
+    left, right = (
+        [mpz(secrets.randbelow(int(modulus))) for _ in range(PRODUCTS)] for _ in range(2)
+    )
+    seconds = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        # The form of ``fedapp.crypto``.
+        [first * second % modulus for first, second in zip(left, right, strict=True)]
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds) / PRODUCTS
+
+
+# The result
+
+
+def traffic(folder: Path) -> tuple[int, int]:
+    """Bytes and messages of a tree: the medians over the timed ones."""
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    ledger = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    by_step = Counter(line["step"] for line in ledger)
+    sizes, numbers = [], []
+    for before, after in pairwise(rounds[:-1]):
+        steps = range(before["exchanges"] + 1, after["exchanges"] + 1)
+        numbers.append(sum(by_step[step] for step in steps))
+        sizes.append(sum(after["bytes"].values()))
+    return int(statistics.median(sizes)), int(statistics.median(numbers))
+
+
+def bare_of(counts: dict[str, Counts], each: dict[str, float]) -> dict[str, float]:
+    """Seconds of a tree's multiplications by part, spread over all cores."""
+    return {
+        part: sum(n * each[modulus] for modulus, n in found.items()) / n_cores()
+        for part, found in counts.items()
+    }
+
+
+def medians(dicts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The median of each entry."""
+    return {name: statistics.median(one[name] for one in dicts) for name in dicts[0]}
+
+
+def measure(key_bits: int, n_checked: int) -> dict[str, Any]:
+    """The JSON line."""
+    watch, same, start = Stopwatch(), {}, 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        if n_checked:
+            checked = settings_of(key_bits, n_checked, CHECK_DEPTH, f"{folder}/checked")
+            same[f"{n_checked} trees of depth {CHECK_DEPTH}"], _ = run_both(checked)
+        with watch.running():
+            start = time.perf_counter()
+            timed = settings_of(key_bits, N_TREES, DEPTH, f"{folder}/timed")
+            same[f"{N_TREES} trees of depth {DEPTH}"], run = run_both(timed)
+        n_bytes, n_messages = traffic(run)
+        summary = json.loads((run / "summary.json").read_text())
+    first, *trees = watch.trees
+    each = {"n^2": bare_seconds(2 * key_bits), "p^2": bare_seconds(key_bits)}
+    each["n"] = each["p^2"]  # of the same length
+    counts = {
+        modulus: statistics.median(sum(c[modulus] for c in tree.counts.values()) for tree in trees)
+        for modulus in each
+    }
+    bare = medians([bare_of(tree.counts, each) for tree in trees])
+    seconds, a_tree = medians([t.parts for t in trees]), statistics.median(t.seconds for t in trees)
+    return {
+        "bench": "secureboost",
+        "data": DATA,
+        "key_bits": key_bits,
+        "cores": n_cores(),
+        "rows": summary["matched_rows"]["train"],
+        "columns": COLUMNS,
+        "max_bin": MAX_BIN,
+        "depth": DEPTH,
+        "seed": SEED,
+        "nodes_as_xgboost": same,
+        "repeats": len(trees),
+        "seconds_a_tree": a_tree,
+        "seconds": seconds,
+        "seconds_of_first_tree": first.seconds,
+        "seconds_before": watch.calls[0].start - start,
+        "bytes_a_tree": n_bytes,
+        "messages_a_tree": n_messages,
+        "multiplications": counts,
+        "bare_seconds_each": each,
+        "bare_seconds": bare,
+        "ratio": a_tree / sum(bare.values()),
+        "ratios": {part: seconds[part] / bare[part] for part in PARTS},
+        # Of this process; each other worker holds tables of the same size.
+        "peak_bytes": peak_bytes(),
+        "auc": summary["metrics"]["test"]["auc"],
+        # Above the number of cores, somebody else had them as well.
+        "load": os.getloadavg()[0],
+        "versions": {name: version(name) for name in ("fedapp", "flwr", "gmpy2", "xgboost")},
+    }
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--key-bits", type=int, default=2048)
+    parser.add_argument("--checked-trees", type=int, default=CHECK_TREES)
+    arguments = parser.parse_args()
+    print(json.dumps(measure(arguments.key_bits, arguments.checked_trees)))
+
+
+if __name__ == "__main__":
+    main()

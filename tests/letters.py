@@ -1,0 +1,84 @@
+"""What parties of a vertical run wrote each other: the letters in the parcels that were carried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+
+from fedapp.crypto.sealed import Address, unseal
+from fedapp.messages.parcels import Parcels, unpack_parcels
+from fedapp.site.mail import STEP_BYTES, identity
+from fedapp.wire.codec import Content
+from fedapp.wire.parcel import from_bytes
+from tests.transcript import Listener, arrays_of, scalars_of
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A letter that was sent."""
+
+    sender: str
+    receiver: str
+    content: Content
+    raw: bytes
+
+    @property
+    def name(self) -> str:
+        return self.content.name
+
+    def __getitem__(self, field: str) -> Any:
+        return {**self.content.scalars, **self.content.arrays}[field]
+
+
+def parcels_of(message: Message) -> list[tuple[str, bytes]]:
+    """Peer and content of each parcel of a message."""
+    arrays, scalars = arrays_of(message), scalars_of(message)
+    if "peers" not in scalars:
+        return []
+    peers = tuple(scalars["peers"])
+    return unpack_parcels(Parcels(peers, arrays["parcel_ends"], arrays["parcels"]))
+
+
+def letters_sent(app: Listener, model_id: str) -> list[Opened]:
+    """All letters in the order in which they were sent, each opened with its receiver's key."""
+    hellos = [reply for _, reply in app.of_kind("hello")]
+    nodes = {hello.metadata.src_node_id: str(scalars_of(hello)["name"]) for hello in hellos}
+    keys = {scalars_of(hello)["name"]: arrays_of(hello)["box_key"].tobytes() for hello in hellos}
+    found = []
+    for _, _, reply in app.heard:
+        sender = nodes[reply.metadata.src_node_id]
+        for receiver, parcel in parcels_of(reply):
+            step = int.from_bytes(parcel[:STEP_BYTES], "little")
+            address = Address(model_id, sender, receiver, step)
+            raw = unseal(identity(receiver), keys[sender], address, parcel[STEP_BYTES:])
+            found.append(Opened(sender, receiver, from_bytes(raw, sender), raw))
+    return found
+
+
+def raw_of(message: Message) -> bytes:
+    """All that a message carries, as the server sees it."""
+    arrays = b"".join(array.tobytes() for array in arrays_of(message).values())
+    texts = [repr(dict(record)) for record in message.content.config_records.values()]
+    return arrays + "".join(texts).encode()
+
+
+def written(values: Any, n_run: int) -> set[bytes]:
+    """Runs of so many neighbouring values that vary, as whoever leaks them may write them."""
+    found = set()
+    for dtype in ("<f4", "<f8", ">f4", ">f8", "<i4", "<i8", "u1"):
+        cast = np.asarray(values).astype(dtype)
+        if "f" in dtype or np.array_equal(cast, values):
+            runs = np.lib.stride_tricks.sliding_window_view(cast, n_run)
+            varied = (np.diff(runs, axis=1) != 0).sum(axis=1) >= max(1, n_run // 4)
+            found |= {run.tobytes() for run in runs[varied]}
+    return found
+
+
+def texts_of(values: Iterable[float]) -> set[bytes]:
+    """Numbers as text, where they have digits enough to be told from others."""
+    texts = {text for value in values for text in (repr(float(value)), str(np.float32(value)))}
+    return {text.encode() for text in texts if len(text) >= 6}

@@ -1,0 +1,151 @@
+"""XGBoost on the joined table of vertical parties, its rows in the order of their run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xgboost
+
+from fedapp.config import Settings
+from fedapp.data.datasets import read_source
+from fedapp.data.load import load_table
+from fedapp.data.partition import partition_columns, split_rows
+from fedapp.run_folder import RunFolder
+from fedapp.site.columns import common_order
+from fedapp.site.labels import class_ids, class_names
+from fedapp.site.table import Table
+from fedapp.trees.model import LEAF, Ensemble, load_model
+from simulations.baselines import xgboost_parameters
+from tests.reference import compare_trees
+
+
+def write_rows(path: Path, columns: Mapping[str, Any]) -> Path:
+    """A CSV of these columns, NaN as nothing."""
+    rows = zip(*columns.values(), strict=True)
+    lines = [",".join("" if value != value else str(value) for value in row) for row in rows]
+    path.write_text("\n".join([",".join(columns), *lines]) + "\n")
+    return path
+
+
+def made_columns(objective: str, n_rows: int = 400, seed: int = 3) -> dict[str, Any]:
+    """Six columns with ties and missing values, all of which say something of the label y."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 40, (n_rows, 6)).astype(np.float64)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    signal = np.nan_to_num(values) @ [1, -1, 1, -1, 1, 1] - 39 + rng.normal(0, 3, n_rows)
+    labels = {
+        "binary:logistic": (signal > 0).astype(int),
+        "multi:softprob": np.digitize(signal, [-12, 12]),
+        "reg:squarederror": signal.round(3),
+    }[objective]
+    return {**dict(zip("abcdef", values.T, strict=True)), "y": labels}
+
+
+def tables_of(settings: Settings) -> list[Table]:
+    """Tables of the simulated parties of a run, their rows in the order of the first one's."""
+    files = settings.data.split(",")
+    if len(files) > 1:
+        labels = [settings.label, *[""] * (len(files) - 1)]
+        return in_order(
+            [
+                load_table(Path(file), label=label, id_column=settings.id)
+                for file, label in zip(files, labels, strict=True)
+            ]
+        )
+    table = read_source(settings.data, label=settings.label, weight=settings.weight)
+    rng = np.random.default_rng(settings.seed)
+    shares = partition_columns(settings.columns, len(table.columns), settings.parties, rng)
+    ids = np.arange(table.n_rows).astype(str)
+    return [
+        Table(
+            tuple(table.columns[column] for column in share),
+            table.values[:, share],
+            labels=None if place else table.labels,
+            weights=None if place else table.weights,
+            ids=ids,
+        )
+        for place, share in enumerate(shares)
+    ]
+
+
+def in_order(tables: Sequence[Table]) -> list[Table]:
+    """The rows that all tables have, in the order of the first one's."""
+    lists: list[list[str]] = []
+    for table in tables:
+        assert table.ids is not None
+        lists.append(table.ids.tolist())
+    known = set.intersection(*map(set, lists))
+    common = [name for name in lists[0] if name in known]
+    places = [{name: place for place, name in enumerate(ids)} for ids in lists]
+    return [
+        table.take(np.array([place[name] for name in common], dtype=np.int64))
+        for table, place in zip(tables, places, strict=True)
+    ]
+
+
+class Pooled:
+    """The joined table of a run, and XGBoost on its training rows; cuts take no weights.
+
+    Parameters
+    ----------
+    settings : of the run.
+    tables : of the parties in the order of their names, the same rows in each.
+    """
+
+    def __init__(self, settings: Settings, tables: Sequence[Table] = ()) -> None:
+        self.settings, self.tables = settings, tables or tables_of(settings)
+        self.columns = tuple(name for table in self.tables for name in table.columns)
+        self.values = np.concatenate([table.values for table in self.tables], axis=1)
+        active = next(table for table in self.tables if table.labels is not None)
+        assert active.labels is not None
+        assert active.ids is not None
+        classes = class_names(active.labels, settings.objective)
+        self.labels = class_ids(active.labels, classes)
+        ones = np.ones(len(self.labels), np.float32)
+        self.weights = ones if active.weights is None else active.weights
+        fractions = settings.test_fraction, settings.valid_fraction
+        split = split_rows(len(ones), *fractions, settings.seed)
+        self.order = common_order(active.ids.tolist(), settings.seed)
+        self.train, self.valid = self.order[split.train], self.order[split.valid]
+        self.parameters = xgboost_parameters(
+            settings, self.labels, self.weights[self.train], self.labels[self.train]
+        )
+
+    def matrix(self, values: Any) -> Any:
+        """The training rows, with ``values`` in place of the table's."""
+        rows, max_bin = values[self.train], self.settings.max_bin
+        return xgboost.QuantileDMatrix(
+            rows,
+            self.labels[self.train],
+            weight=self.weights[self.train],
+            max_bin=max_bin,
+            ref=xgboost.QuantileDMatrix(rows, max_bin=max_bin),
+        )
+
+    def booster(self, **more: Any) -> xgboost.Booster:
+        """Trained by the settings of the run."""
+        n_rounds = self.settings.num_boost_round
+        return xgboost.train(self.parameters, self.matrix(self.values), n_rounds, **more)
+
+    def owners(self, columns: Any) -> Any:
+        """Number of the party that has each column."""
+        ends = np.cumsum([len(table.columns) for table in self.tables])
+        return np.searchsorted(ends, columns, side="right")
+
+
+def splits_of(model: Ensemble) -> Any:
+    """All nodes of a model that are split."""
+    return np.concatenate([tree[tree["left"] != LEAF] for tree in model.trees])
+
+
+def assert_xgboosts(folder: RunFolder, whole: Pooled, booster: Any = None) -> None:
+    """The joined model of a run, to which all parties add, is XGBoost's, node for node."""
+    model = load_model(folder.path / "model.json")
+    found = compare_trees(model, booster or whole.booster())
+    assert set(whole.owners(splits_of(model)["column"])) == set(range(len(whole.tables)))
+    assert found.n_nodes > 3 * found.n_trees
+    assert found.differing == 0
+    assert found.leaf_error <= 1e-6

@@ -1,0 +1,340 @@
+"""Alignment: the rows that all parties have, in one order, found without telling anyone an id."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from fedapp.config import Settings
+from fedapp.crypto.psi import hash_to_group
+from fedapp.data.load import load_table
+from fedapp.errors import FedappError
+from fedapp.site.columns import common_order
+from fedapp.trees.model import load_model
+from tests.letters import letters_sent, raw_of
+from tests.network import run
+from tests.pooled import Pooled, assert_xgboosts, in_order, write_rows
+from tests.transcript import Listener, lines_of, summary_of
+
+MakeSettings = Callable[..., Settings]
+MakeSites = Callable[..., list[Context]]
+Ids = Sequence[object]
+Federation = Callable[..., list[Context]]
+N_PEOPLE = 260
+
+
+@pytest.fixture
+def federation(tmp_path: Path, sites: MakeSites) -> Federation:
+    """``federation(bank=ids, shop=ids, ...)``: sites with two columns of these people each; the
+    bank has the label. A person's values are the same wherever the row stands."""
+    rng = np.random.default_rng(8)
+    values = rng.normal(size=(N_PEOPLE, 6)).round(3)
+    labels = (values.sum(axis=1) + rng.normal(size=N_PEOPLE) > 0).astype(int)
+
+    def make(**ids: Ids) -> list[Context]:
+        names = sorted({name for own in ids.values() for name in own}, key=str)
+        people = {name: place for place, name in enumerate(names)}
+        nodes = []
+        for number, (party, own) in enumerate(ids.items()):
+            rows = [people[name] for name in own]
+            columns = {f"{party}-{k}": values[rows, 2 * number + k] for k in range(2)}
+            label = {"y": labels[rows]} if party == "bank" else {}
+            path = write_rows(tmp_path / f"{party}.csv", {"customer": own, **columns, **label})
+            nodes.append({"name": party, "data": path, "id": "customer", "allow-export": True})
+            nodes[-1]["label"] = "y" if label else ""
+        return sites(*nodes)
+
+    return make
+
+
+def whole(settings: Settings, contexts: list[Context]) -> Pooled:
+    """The joined table of these sites."""
+    nodes = sorted((dict(one.node_config) for one in contexts), key=lambda node: node["name"])
+    tables = [
+        load_table(Path(str(node["data"])), label=str(node["label"]), id_column="customer")
+        for node in nodes
+    ]
+    return Pooled(settings, in_order(tables))
+
+
+def matched(folder: Any) -> int:
+    return sum(summary_of(folder)["matched_rows"].values())
+
+
+def shuffled(ids: Ids, seed: int) -> list[Any]:
+    return [ids[place] for place in np.random.default_rng(seed).permutation(len(ids))]
+
+
+PEOPLE = [f"customer {number:03d}" for number in range(N_PEOPLE)]
+
+
+# Which rows
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"bank": PEOPLE[:200], "shop": shuffled(PEOPLE[80:], 1)},
+        {"shop": shuffled(PEOPLE, 1), "bank": PEOPLE[100:220]},
+        {"bank": PEOPLE[:210], "clinic": shuffled(PEOPLE[40:], 1), "shop": PEOPLE[20:230]},
+        # The active party is not the first by name.
+        {"acme": shuffled(PEOPLE[50:], 1), "bank": shuffled(PEOPLE, 2), "shop": PEOPLE[:220]},
+        {"acme": PEOPLE[::-1], "aqua": shuffled(PEOPLE[20:], 3), "bank": PEOPLE[:200]},
+    ],
+    ids=["two", "two of which one has all", "three", "active second", "active last"],
+)
+def test_a_model_of_partly_overlapping_tables_is_that_of_the_rows_all_have(
+    vertical: MakeSettings, federation: Federation, tables: dict[str, list[str]]
+) -> None:
+    contexts = federation(**tables)
+    settings = vertical(parties=len(tables), num_boost_round=3, max_depth=3)
+    folder, joined = run(settings, contexts), whole(settings, contexts)
+    assert matched(folder) == len(set.intersection(*map(set, tables.values())))
+    assert summary_of(folder)["parties"] == [
+        {"name": name, "rows": len(tables[name])} for name in sorted(tables)
+    ]
+    assert_xgboosts(folder, joined)
+
+
+def test_the_order_of_a_table_changes_nothing(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    models = set()
+    for seed in (1, 2):
+        contexts = federation(bank=shuffled(PEOPLE[:150], seed), shop=shuffled(PEOPLE[50:], seed))
+        models.add((run(vertical(), contexts).path / "model.json").read_bytes())
+    assert len(models) == 1
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [f"Zoë Müller {number}" for number in range(90)],
+        [f"北京-{number}" for number in range(90)],
+        [f"🌳 {number} e\u0301" for number in range(90)],
+        [f'"quoted, {number}"' for number in range(90)],
+    ],
+    ids=["latin", "chinese", "other planes", "with commas"],
+)
+def test_ids_may_be_any_text(vertical: MakeSettings, federation: Federation, ids: Ids) -> None:
+    folder = run(vertical(), federation(bank=ids[:70], shop=shuffled(ids[20:], 1)))
+    assert matched(folder) == 50
+
+
+def test_ids_that_are_written_otherwise_are_others(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    same = [f"ü {number}" for number in range(40)]
+    mine, theirs = ["\u00e9", "7", "a", "b "], ["e\u0301", "07", "A", "b"]
+    assert matched(run(vertical(), federation(bank=same + mine, shop=theirs + same))) == 40
+
+
+def test_numbers_are_ids_whatever_the_kind_of_file(
+    vertical: MakeSettings, federation: Federation, tmp_path: Path
+) -> None:
+    from pyarrow import csv, parquet
+
+    contexts = federation(bank=range(1000, 1100), shop=shuffled(range(1040, 1140), 1))
+    as_csv = Path(str(contexts[1].node_config["data"]))
+    as_parquet = tmp_path / "shop.parquet"
+    frame = csv.read_csv(as_csv)
+    assert str(frame["customer"].type) == "int64"
+    parquet.write_table(frame, as_parquet)
+    contexts[1].node_config["data"] = str(as_parquet)
+    assert matched(run(vertical(), contexts)) == 60
+
+
+def test_a_fixed_number_of_exchanges_aligns_rows(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    for parties in (2, 3):
+        names = ("bank", "clinic", "shop")[:parties]
+        contexts = federation(**dict.fromkeys(names, PEOPLE[:60]))
+        ledger = lines_of(run(vertical(parties=parties), contexts).ledger)
+        kinds = {line["step"]: line["type"] for line in ledger}
+        assert sum(kind.startswith("query.alignment") for kind in kinds.values()) == parties + 2
+
+
+# What is refused
+
+
+def refuses(match: str, settings: Settings, contexts: list[Context]) -> None:
+    with pytest.raises(FedappError, match=match):
+        run(settings, contexts)
+    assert not (Path(settings.run_dir) / "model.json").exists()
+
+
+def test_repeated_ids_are_refused_by_column_and_number(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    contexts = federation(bank=PEOPLE[:60], shop=[*PEOPLE[:60], *PEOPLE[:3], PEOPLE[0]])
+    match = r"^shop \(step 1\): customer must be one of its own for every row, got 7 rows of 64 "
+    refuses(match, vertical(), contexts)
+
+
+@pytest.mark.parametrize("empty", ["", "NaN", "NA", "null"])
+def test_rows_without_an_id_are_refused_by_column_and_number(
+    vertical: MakeSettings, federation: Federation, empty: str
+) -> None:
+    contexts = federation(bank=PEOPLE[:60], shop=[*PEOPLE[:58], empty, empty])
+    match = r"^shop \(step 1\): id column 'customer' must have no missing values, got 2 of 60 rows$"
+    refuses(match, vertical(), contexts)
+
+
+def test_an_empty_text_is_no_id(
+    vertical: MakeSettings, federation: Federation, tmp_path: Path
+) -> None:
+    import pyarrow
+    from pyarrow import csv, parquet
+
+    contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[:60])
+    frame = csv.read_csv(Path(str(contexts[1].node_config["data"])))
+    ids = pyarrow.array(["", *PEOPLE[1:60]])
+    parquet.write_table(frame.set_column(0, "customer", ids), tmp_path / "shop.parquet")
+    contexts[1].node_config["data"] = str(tmp_path / "shop.parquet")
+    match = r"^shop \(step 1\): customer must name every row, got 1 rows without id$"
+    refuses(match, vertical(), contexts)
+
+
+@pytest.mark.parametrize("n_common", [0, 1])
+def test_tables_without_rows_in_common_are_refused(
+    vertical: MakeSettings, federation: Federation, n_common: int
+) -> None:
+    contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[60 - n_common : 120])
+    match = rf"^bank \(step \d\): ids must have 2 rows in common at least, got {n_common}$"
+    refuses(match, vertical(), contexts)
+
+
+def test_more_rows_than_the_setting_allows_are_refused_by_the_partys_name(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    contexts = federation(bank=PEOPLE[:50], shop=PEOPLE[:60])
+    rule = "align-most-rows must be >= the rows of every party, 60 at shop, got 50"
+    refuses(rf"^shop \(step 1\): {rule}$", vertical(align_most_rows=50), contexts)
+
+
+def test_a_site_that_names_no_id_column_is_refused(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    contexts = federation(bank=PEOPLE[:60], shop=range(60))
+    contexts[1].node_config["id"] = ""
+    match = r'^shop \(step 1\): id must name the column to match rows by, as in id="customer"$'
+    refuses(match, vertical(), contexts)
+
+
+def test_an_id_column_that_is_missing_is_refused_by_its_name(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[:60])
+    contexts[1].node_config["id"] = "person"
+    match = r"^shop \(step 1\): id column 'person' must be in the table"
+    refuses(match, vertical(), contexts)
+
+
+# Rows that are in order already
+
+
+def test_rows_in_order_need_no_intersection(vertical: MakeSettings, federation: Federation) -> None:
+    contexts = federation(bank=PEOPLE[:90], shop=PEOPLE[:90])
+    models = []
+    for align in ("psi", "ordered"):
+        folder = run(vertical(align=align), contexts)
+        models.append(load_model(folder.path / "model.json"))
+        assert matched(folder) == 90
+    assert all(np.array_equal(*pair) for pair in zip(*(one.trees for one in models), strict=True))
+
+
+@pytest.mark.parametrize(
+    "others",
+    [PEOPLE[1:91], PEOPLE[:89], [*PEOPLE[:89], PEOPLE[89] + " "]],
+    ids=["other rows", "fewer rows", "one other row"],
+)
+def test_other_rows_are_refused_by_the_partys_name(
+    vertical: MakeSettings, federation: Federation, others: list[str]
+) -> None:
+    contexts = federation(bank=PEOPLE[:90], clinic=PEOPLE[:90], shop=others)
+    match = r"^bank \(step \d\): shop: ids must be those of bank, in the same order$"
+    refuses(match, vertical(parties=3, align="ordered"), contexts)
+
+
+def test_rows_with_ids_may_stand_in_any_order(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    contexts = federation(bank=PEOPLE[:90], shop=shuffled(PEOPLE[:90], 1))
+    settings = vertical(align="ordered", num_boost_round=3, max_depth=3)
+    assert_xgboosts(run(settings, contexts), whole(settings, contexts))
+
+
+def test_rows_without_ids_are_matched_as_they_stand(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    contexts = federation(bank=PEOPLE[:90], shop=PEOPLE[:90])
+    for context in contexts:
+        context.node_config["id"] = ""
+        context.node_config["drop-columns"] = "customer"
+    assert matched(run(vertical(align="ordered"), contexts)) == 90
+
+
+# What is told
+
+
+HASHES = ("md5", "sha1", "sha256", "sha512", "sha3_256", "blake2b", "blake2s")
+
+
+@pytest.mark.parametrize("align", ["psi", "ordered"])
+def test_ids_are_in_no_message_and_no_letter_neither_plain_nor_hashed(
+    vertical: MakeSettings, federation: Federation, align: str
+) -> None:
+    ids = [f"customer-{number * 7919 % 100003:05d}" for number in range(90)]
+    tables = {"bank": ids[:80], "clinic": ids[:80], "shop": ids[:80]}
+    if align == "psi":
+        tables = {"bank": ids[:80], "clinic": ids[5:], "shop": shuffled(ids, 1)}
+    app, settings = Listener(), vertical(parties=3, align=align)
+    folder = run(settings, federation(**tables), app)
+    seen = b"|".join(raw_of(message) for _, *pair in app.heard for message in pair)
+    letters = letters_sent(app, summary_of(folder)["model_id"])
+    seen += b"|".join(letter.raw for letter in letters)
+    points = [point.tobytes() for point in hash_to_group(ids)]
+    key = settings.seed.to_bytes(8, "little")
+    ordered = [hashlib.blake2b(one.encode(), key=key, digest_size=16).digest() for one in ids]
+    digests = [hashlib.new(name, one.encode()) for name in HASHES for one in ids]
+    hexes = [digest.hexdigest().encode() for digest in digests]
+    secret = [one.encode() for one in ids] + points + ordered + hexes
+    secret += [digest.digest()[:16] for digest in digests]
+    assert not [one for one in secret if one in seen]
+    assert len(common_order(ids, settings.seed)) == len(ordered)
+
+
+def test_lists_of_ids_are_masked_anew_in_every_run(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    points = []
+    for _ in range(2):
+        app = Listener()
+        folder = run(vertical(), federation(bank=PEOPLE[:60], shop=PEOPLE[:60]), app)
+        letters = letters_sent(app, summary_of(folder)["model_id"])
+        lists = [letter["points"] for letter in letters if letter.name == "MaskedList"]
+        points.append({point.tobytes() for each in lists for point in each})
+    assert len(points[0]) >= 3 * 60
+    assert not points[0] & points[1]
+
+
+def test_nobody_but_the_active_party_can_hold_lists_against_each_other(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    contexts = federation(bank=PEOPLE[:70], clinic=PEOPLE[10:80], shop=PEOPLE[20:90])
+    app = Listener()
+    folder = run(vertical(parties=3), contexts, app)
+    letters = letters_sent(app, summary_of(folder)["model_id"])
+    for party in ("clinic", "shop"):
+        told = [one for one in letters if party in (one.sender, one.receiver)]
+        lists = [one["points"] for one in told if one.name == "MaskedList"]
+        points = [point.tobytes() for each in lists for point in each]
+        assert len(points) > 3 * 70
+        assert len(set(points)) == len(points)

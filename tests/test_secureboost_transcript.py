@@ -1,0 +1,314 @@
+"""SecureBoost: what the server, a passive party and the active party see, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedapp.config import load_settings
+from fedapp.data.load import load_table
+from fedapp.home import home
+from fedapp.messages import alignment, secureboost, vertical
+from fedapp.run_folder import RunFolder
+from fedapp.site.mail import STEP_BYTES
+from fedapp.trees.model import Ensemble, from_json
+from fedapp.trees.objective import base_margin, base_score, gradients
+from tests.letters import Opened, letters_sent, parcels_of, raw_of, texts_of, written
+from tests.network import run
+from tests.pooled import Pooled, in_order, write_rows
+from tests.transcript import Listener, check_declared, check_no_rows, summary_of
+
+PARTIES = ("bank", "clinic", "shop")
+COLUMNS = {
+    "bank": ("income at bank", "debt at bank"),
+    "clinic": ("pulse at clinic", "weight at clinic"),
+    "shop": ("visits at shop", "basket at shop"),
+}
+N_ROWS = 240
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run of three sites, all of its messages, and what was true."""
+
+    folder: RunFolder
+    app: Listener
+    letters: list[Opened]
+    whole: Pooled
+    parts: dict[str, Any]  # of the model, by party
+
+    @property
+    def ids(self) -> list[str]:
+        return [name for table in self.whole.tables[:1] for name in table.ids.tolist()]
+
+    @property
+    def model(self) -> Ensemble:
+        return from_json(self.parts["bank"]["model"])
+
+    def secrets_of_the_labels(self) -> set[bytes]:
+        """Labels, the first round's gradients, and leaf weights, as they may be written."""
+        whole, objective = self.whole, "binary:logistic"
+        order = np.concatenate((whole.train, whole.order[~np.isin(whole.order, whole.train)]))
+        found = written(whole.labels[order], 16) | written(whole.labels, 16)
+        labels, weights = whole.labels[whole.train], whole.weights[whole.train]
+        mean = base_score(objective, float(labels.sum()), float(len(labels)))
+        margins = np.full((len(labels), 1), base_margin(objective, mean), dtype=np.float32)
+        pairs = gradients(objective, margins, labels, weights)
+        for column in (pairs[:, 0, 0], pairs[:, 0, 1], pairs[:, 0].ravel()):
+            found |= written(column, 4)
+        for tree in self.model.trees:
+            leaves = tree["value"][tree["value"] != 0]
+            found |= written(leaves, 2) | texts_of(leaves)
+            found |= {np.float64(leaf).tobytes() for leaf in leaves}
+            assert len(leaves) > 2
+        return found
+
+    def thresholds(self, party: str) -> set[bytes]:
+        """A party's thresholds, as they may be written."""
+        values = [record[1] for record in self.parts[party]["records"]]
+        assert len(values) > 1
+        return (
+            written(np.array(values, dtype=np.float32), 2)
+            | texts_of(values)
+            | {np.float64(value).tobytes() for value in values}
+        )
+
+    def values(self, party: str) -> set[bytes]:
+        """Runs of a party's values in either order of the rows."""
+        table = self.whole.tables[PARTIES.index(party)]
+        orders = np.arange(len(table.values)), self.whole.train
+        columns = [column[order] for order in orders for column in table.values.T]
+        return set().union(*(written(column, 4) for column in columns))
+
+
+def record(home_folder: Path, patch: pytest.MonkeyPatch, **more: Any) -> Recorded:
+    """Three sites of which the bank has the label."""
+    patch.setenv("FEDAPP_HOME", str(home_folder / "home"))
+    rng = np.random.default_rng(11)
+    values = rng.normal(size=(N_ROWS, 6)) * 1000
+    labels = (values @ [1, -1, 1, 1, -1, 1] + rng.normal(size=N_ROWS) * 500 > 0).astype(int)
+    ids = [f"customer-{number:05d}" for number in rng.permutation(99999)[:N_ROWS]]
+    contexts, tables = [], []
+    for place, (name, columns) in enumerate(COLUMNS.items()):
+        own = dict(zip(columns, values.T[2 * place : 2 * place + 2], strict=True))
+        given: dict[str, Any] = {"id": ids, **own, **({} if place else {"y": labels})}
+        path = write_rows(home_folder / f"{name}.csv", given)
+        node = {"name": name, "data": str(path), "id": "id", "label": "" if place else "y"}
+        contexts.append(Context(0, place + 2, {**node, **more}, RecordDict(), {}))
+        tables.append(load_table(path, label=node["label"], id_column="id"))
+    settings = load_settings(
+        {
+            "strategy": "secureboost",
+            "secureboost.key-bits": 512,
+            "secureboost.insecure-small-key": True,
+            "num-boost-round": 3,
+            "max-depth": 3,
+            "max-bin": 32,
+            "run-dir": str(home_folder / "run"),
+        }
+    )
+    app = Listener()
+    folder = run(settings, contexts, app)
+    model_id = summary_of(folder)["model_id"]
+    parts = {
+        name: json.loads((home() / "sites" / name / model_id / "part.json").read_text())
+        for name in PARTIES
+    }
+    letters = letters_sent(app, model_id)
+    return Recorded(folder, app, letters, Pooled(settings, in_order(tables)), parts)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield record(tmp_path_factory.mktemp("transcript"), patch)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    """The same run where all parties share names and allow the export."""
+    with pytest.MonkeyPatch.context() as patch:
+        more = {"share-column-names": True, "allow-export": True}
+        yield record(tmp_path_factory.mktemp("shared"), patch, **more)
+
+
+def assert_none_in(secrets: set[bytes], seen: bytes) -> None:
+    assert len(secrets) > 1
+    assert not [secret for secret in secrets if secret in seen]
+
+
+# The server
+
+
+KINDS = {
+    "query.vertical_hello": (vertical.VerticalHelloRequest, vertical.VerticalHelloReply),
+    "query.alignment_open": (alignment.OpenRequest, alignment.SentReply),
+    "query.alignment_mask": (alignment.MaskRequest, alignment.SentReply),
+    "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),
+    "query.alignment_order": (alignment.OrderRequest, alignment.SentReply),
+    "train.secureboost_setup": (secureboost.SetupRequest, secureboost.SentReply),
+    "train.secureboost_begin": (secureboost.BeginRequest, secureboost.BeginReply),
+    "train.secureboost_sum": (secureboost.SumRequest, secureboost.SentReply),
+    "train.secureboost_split": (secureboost.SplitRequest, secureboost.SplitReply),
+    "train.secureboost_partition": (secureboost.PartitionRequest, secureboost.SentReply),
+    "evaluate.secureboost_handover": (secureboost.HandOverRequest, secureboost.SentReply),
+    "evaluate.secureboost_finish": (secureboost.FinishRequest, secureboost.FinishReply),
+}
+
+
+def test_messages_have_their_declared_fields_and_no_row_of_anybody(recorded: Recorded) -> None:
+    check_declared(recorded.app, KINDS)
+    check_no_rows(recorded.app, summary_of(recorded.folder))
+
+
+def seen_by_the_server(recorded: Recorded) -> bytes:
+    messages = [one for _, *pair in recorded.app.heard for one in pair]
+    return b"|".join(raw_of(message) for message in messages)
+
+
+def test_the_server_sees_nothing_that_follows_from_the_labels(recorded: Recorded) -> None:
+    assert_none_in(recorded.secrets_of_the_labels(), seen_by_the_server(recorded))
+
+
+@pytest.mark.parametrize("party", PARTIES)
+def test_the_server_sees_no_name_value_or_threshold_of_a_party(
+    recorded: Recorded, party: str
+) -> None:
+    names = {name.encode() for name in COLUMNS[party]}
+    secrets = names | recorded.thresholds(party) | recorded.values(party)
+    assert_none_in(secrets, seen_by_the_server(recorded))
+
+
+def test_the_server_sees_no_id(recorded: Recorded) -> None:
+    assert_none_in({name.encode() for name in recorded.ids}, seen_by_the_server(recorded))
+
+
+def test_parcels_look_like_noise_to_the_server(recorded: Recorded) -> None:
+    parcels = [parcel for _, _, reply in recorded.app.heard for _, parcel in parcels_of(reply)]
+    sealed = b"".join(parcel[STEP_BYTES:] for parcel in parcels)
+    counts = np.bincount(np.frombuffer(sealed, np.uint8), minlength=256)
+    expected = len(sealed) / 256
+    # 255 degrees of freedom: mean 255, standard deviation 22.6.
+    assert ((counts - expected) ** 2 / expected).sum() < 255 + 6 * 22.6
+    assert len(zlib.compress(sealed)) > len(sealed)
+
+
+def test_the_search_finds_what_is_shown_on_purpose(shared: Recorded) -> None:
+    seen = seen_by_the_server(shared)
+    for names in COLUMNS.values():
+        assert all(name.encode() in seen for name in names)
+    leaves = texts_of(float(leaf) for tree in shared.model.trees for leaf in tree["value"])
+    assert any(leaf in seen for leaf in leaves)
+    raw = b"".join(letter.raw for letter in shared.letters)
+    assert any(threshold in raw for threshold in shared.thresholds("shop"))
+
+
+# A passive party
+
+TO_PASSIVE = {
+    "bank": {"CommonRows", "PublicKey", "EncryptedGradients", "Splits"},
+    "passive": {"MaskedList", "Partition"},
+}
+LETTERS = {
+    letter.__name__: letter
+    for letter in (
+        *(alignment.MaskedList, alignment.CommonRows, alignment.OrderDigest),
+        *(secureboost.PublicKey, secureboost.ColumnBins, secureboost.EncryptedGradients),
+        *(secureboost.Splits, secureboost.Partition, secureboost.EncryptedSums),
+        *(secureboost.PartKept, secureboost.Records),
+    )
+}
+
+
+def test_letters_have_their_declared_fields(recorded: Recorded) -> None:
+    for letter in recorded.letters:
+        names = {*letter.content.scalars, *letter.content.arrays}
+        assert names == {field.name for field in fields(LETTERS[letter.name])}
+
+
+@pytest.mark.parametrize("party", ["clinic", "shop"])
+def test_a_passive_party_gets_letters_of_the_allowed_classes(
+    recorded: Recorded, party: str
+) -> None:
+    other = {"clinic": "shop", "shop": "clinic"}[party]
+    got = {(one.sender, one.name) for one in recorded.letters if one.receiver == party}
+    from_bank = {name for sender, name in got if sender == "bank"}
+    assert from_bank - {"MaskedList"} == TO_PASSIVE["bank"]
+    assert {name for sender, name in got if sender == other} == TO_PASSIVE["passive"]
+
+
+def seen_by(recorded: Recorded, party: str) -> bytes:
+    return b"|".join(letter.raw for letter in recorded.letters if letter.receiver == party)
+
+
+@pytest.mark.parametrize("party", ["clinic", "shop"])
+def test_a_passive_party_sees_nothing_that_follows_from_the_labels(
+    recorded: Recorded, party: str
+) -> None:
+    assert_none_in(recorded.secrets_of_the_labels(), seen_by(recorded, party))
+
+
+@pytest.mark.parametrize("party", PARTIES)
+def test_a_party_sees_no_name_value_or_threshold_of_another(recorded: Recorded, party: str) -> None:
+    others = [other for other in PARTIES if other != party]
+    secrets = {name.encode() for other in others for name in COLUMNS[other]}
+    for other in others:
+        secrets |= recorded.thresholds(other) | recorded.values(other)
+    assert_none_in(secrets, seen_by(recorded, party))
+
+
+@pytest.mark.parametrize("party", PARTIES)
+def test_a_party_sees_no_id(recorded: Recorded, party: str) -> None:
+    assert_none_in({name.encode() for name in recorded.ids}, seen_by(recorded, party))
+
+
+def test_a_party_is_told_of_its_own_splits_alone_by_column(recorded: Recorded) -> None:
+    told = {"clinic": 0, "shop": 0}
+    for letter in recorded.letters:
+        if letter.name != "Splits":
+            continue
+        own = letter["columns"] >= 0
+        told[letter.receiver] += int(own.sum())
+        assert not letter["first_rights"][~own].any()
+        assert not letter["defaults"][~own].any()
+        if not len(letter["wanted_nodes"]):
+            # In the last level a party is told of no other's splits, and of nobody's rows.
+            assert own.all()
+            assert not len(letter["bits"])
+    assert told == {name: len(recorded.parts[name]["records"]) for name in told}
+
+
+def test_record_ids_go_to_the_active_party_alone(recorded: Recorded) -> None:
+    partitions = [letter for letter in recorded.letters if letter.name == "Partition"]
+    assert any(len(letter["records"]) for letter in partitions)
+    for letter in partitions:
+        assert letter.receiver == "bank" or not len(letter["records"])
+
+
+# The active party
+
+
+def test_the_active_party_gets_letters_of_the_allowed_classes(
+    recorded: Recorded, shared: Recorded
+) -> None:
+    allowed = {"MaskedList", "OrderDigest", "ColumnBins", "EncryptedSums", "Partition", "PartKept"}
+    for run_of, more in ((recorded, set()), (shared, {"Records"})):
+        got = {letter.name for letter in run_of.letters if letter.receiver == "bank"}
+        assert got == allowed | more
+
+
+def test_the_active_party_sees_names_and_thresholds_where_they_are_shared(
+    shared: Recorded,
+) -> None:
+    seen = seen_by(shared, "bank")
+    assert all(name.encode() in seen for name in COLUMNS["shop"])
+    for party in ("clinic", "shop"):
+        assert_none_in(shared.thresholds("bank"), seen_by(shared, party))
