@@ -32,7 +32,7 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
         # The server holds the fingerprint against the one the run began with.
         now = {"fingerprint": fingerprint(parts, site_key(site.name))}
         return _reply(site.name, site.store.facts["hello"] | now)
-    labels = _labels(parts)
+    labels = _labels(parts, max(FEWEST_ROWS, site.config.min_rows))
     classes = class_names(labels, request.objective)
     for name, table in parts.items():
         site.store[f"{name}.values"] = table.values
@@ -53,11 +53,11 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
     return _reply(site.name, site.store.facts["hello"])
 
 
-def _labels(parts: Mapping[str, Table]) -> Labels:
+def _labels(parts: Mapping[str, Table], fewest: int) -> Labels:
     """All labels of the site, checked to be there, with enough rows to train on."""
     n_train = parts["train"].n_rows
-    if n_train < FEWEST_ROWS:
-        raise DataError(f"table must have at least {FEWEST_ROWS} training rows, got {n_train}")
+    if n_train < fewest:
+        raise DataError(f"table must have at least {fewest} training rows, got {n_train}")
     found = [table.labels for table in parts.values() if table.labels is not None]
     if not found:
         raise DataError('label must name the label column, as in label="y"; got none')

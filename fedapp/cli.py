@@ -251,10 +251,14 @@ def key(name: Annotated[str, typer.Argument(help="The site's name in its node co
 def main() -> None:
     """Run the command; an error of fedapp is one line and status 1."""
     from fedapp.data.commands import data_app
+    from fedapp.deploy.commands import federation_app
+    from fedapp.site.commands import site_app
 
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.ERROR)
     logging.getLogger("fedapp.site").setLevel(logging.CRITICAL)
     cli.add_typer(data_app, name="data")
+    cli.add_typer(site_app, name="site")
+    cli.add_typer(federation_app, name="federation")
     # What ends the command ends what it has started.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:

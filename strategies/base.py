@@ -134,7 +134,8 @@ class TreeStrategy(Strategy, Generic[I]):
         known = set(self._last_asked.values()) or {0}
         last = self._last_asked.get(party, known.pop() if len(known) == 1 else self.step)
         gap = self.step - last
-        return Envelope(self.model_id, self.step, self._checkpoint_step, self.attempt, gap)
+        steps = (self.step, self._checkpoint_step, self.attempt, gap)
+        return Envelope(self.model_id, *steps, self.settings.strategy)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

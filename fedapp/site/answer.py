@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedapp.errors import ProtocolError
+from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.fields import Reply, Request
 from fedapp.site.config import SiteConfig
@@ -21,6 +21,8 @@ from fedapp.wire.codec import Content, Envelope, put_together, take_apart
 
 Handler = Callable[["Site", Any], Reply]
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
+# Modules whose messages several methods send; each other one is a method.
+SHARED = frozenset({"hello", "vertical", "alignment", "labels", "booster"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,9 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
     Raises
     ------
     ProtocolError : unknown kind, broken message, or a step out of order.
-    DataError, ConfigError : the site cannot do what is asked.
+    DataError, ConfigError : the site cannot do what is asked, or does not allow it.
     """
+    check_policy(config, kind, envelope.method)
     request_class, handler = find_handler(kind, config.name)
     request = put_together(request_class, content, config.name)
     if not MODEL_ID.fullmatch(envelope.model_id):
@@ -62,15 +65,38 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
     return reply
 
 
+def check_policy(config: SiteConfig, kind: str, method: str) -> None:
+    """Hold that the site allows the method a run names, and the one its message belongs to.
+
+    A server that names another method than it runs gets no further than what those two share.
+
+    Raises
+    ------
+    ConfigError : it does not allow one of them.
+    """
+    module = module_of(kind)
+    wanted = {method} if module in SHARED else {method, module.replace("_", "-")}
+    refused = wanted - config.allowed
+    if config.allowed and refused:
+        allowed = ", ".join(sorted(config.allowed))
+        got = ", ".join(sorted(refused))
+        raise ConfigError(f"strategy must be one that the site allows ({allowed}), got {got}")
+
+
+def module_of(kind: str) -> str:
+    """The module of a message kind, ``<category>.<module>[_<name>]``."""
+    action = kind.partition(".")[2]
+    return action.rpartition("_")[0] or action
+
+
 def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
-    """The request class and the function of a message kind, ``<category>.<module>[_<name>]``.
+    """The request class and the function of a message kind.
 
     Raises
     ------
     ProtocolError : no method has such a message.
     """
-    action = kind.partition(".")[2]
-    name = action.rpartition("_")[0] or action
+    name = module_of(kind)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ProtocolError(party, "message", "kind", f"must be known, got {kind!r}")
     try:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from fedapp.errors import ConfigError
 
 Value = bool | int | float | str
+PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # Flower's own
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
+# What a node config may say. A word misspelled is refused: it could be the site's policy.
+NODE_KEYS = (
+    *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
+    *("share-column-names", "allow-export", "trusted", "allow", "min-rows"),
+    *("partition-id", "num-partitions"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,8 @@ class SiteConfig:
     allows_export : whether this party's part of a model may leave it, to be joined with the others.
     predict_data : table to predict; that of ``data`` where there is no other.
     trusted : fingerprints of the keys of other vertical parties, by name; empty trusts any.
+    allowed : methods whose runs this party takes part in; empty allows all.
+    min_rows : the fewest of its rows that a run may train on.
     """
 
     name: str
@@ -47,6 +59,8 @@ class SiteConfig:
     allows_export: bool = False
     predict_data: str = ""
     trusted: Mapping[str, str] = field(default_factory=dict, hash=False)
+    allowed: frozenset[str] = frozenset()
+    min_rows: int = 0
 
     @property
     def group(self) -> str:
@@ -74,15 +88,16 @@ def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConf
 
     Raises
     ------
-    ConfigError : the node config names no table, or no usable name.
+    ConfigError : the node config names no table, no usable name, or breaks a rule.
     """
     if "data" in node:
+        _check_keys(node)
         name = str(node.get("name", ""))
         if not NAME.fullmatch(name):
             raise ConfigError(
                 f"name in the node config must be letters, digits, '.', '_' or '-', got {name!r}"
             )
-        return SiteConfig(name, **_table(node))
+        return SiteConfig(name, **_table(node), **_policy(node))
     if "partition-id" not in node:
         raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
     part, n_parts = int(node["partition-id"]), int(node["num-partitions"])
@@ -115,6 +130,57 @@ def _table(config: Mapping[str, Value]) -> dict[str, Any]:
         "predict_data": str(config.get("predict-data", "")),
         "trusted": _trusted(str(config.get("trusted", ""))),
     }
+
+
+def parse_node_config(text: str) -> dict[str, Value]:
+    """Read a node config as ``flower-supernode --node-config`` takes it.
+
+    Parameters
+    ----------
+    text : ``name="bank" data="rows.csv"``, or the path of a TOML file that says the same.
+
+    Raises
+    ------
+    ConfigError : it is neither.
+    """
+    if text.endswith(".toml"):
+        text = Path(text).read_text()
+    else:
+        text = "\n".join(f"{key} = {value}" for key, value in PAIR.findall(text))
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f'node config must be like name="bank" data="rows.csv": {error}'
+        ) from None
+
+
+def _check_keys(node: Mapping[str, Value]) -> None:
+    """Refuse what no node config has.
+
+    Raises
+    ------
+    ConfigError : names the key, and one that is spelled alike.
+    """
+    for key in node:
+        if key not in NODE_KEYS:
+            alike = difflib.get_close_matches(key, NODE_KEYS, n=1)
+            hint = f"; did you mean {alike[0]}?" if alike else ""
+            raise ConfigError(f"{key} in the node config must be a setting{hint}")
+
+
+def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
+    """Which runs the site takes part in; its own affair, so never in a run config.
+
+    Raises
+    ------
+    ConfigError : the fewest rows are no whole number.
+    """
+    names = str(node.get("allow", "")).replace(",", " ").replace("_", "-").split()
+    fewest = str(node.get("min-rows", 0))
+    if not fewest.isdecimal():
+        raise ConfigError(f"min-rows must be a whole number >= 0, got {fewest!r}")
+    return {"allowed": frozenset(names), "min_rows": int(fewest)}
 
 
 def _is_true(value: Value) -> bool:

@@ -2,7 +2,7 @@
 
 A message becomes three records of one ``RecordDict``::
 
-    envelope  ConfigRecord   format, message class, model id, step, checkpoint, attempt
+    envelope  ConfigRecord   format, message class, method, model id, step, checkpoint, attempt, gap
     scalars   ConfigRecord   the fields that are no arrays
     arrays    ArrayRecord    raw little-endian C-order bytes
 """
@@ -38,6 +38,7 @@ class Envelope:
     checkpoint : the last step whose state a site must be able to go back to.
     attempt : how often the server has been started for this model, less one.
     gap : steps since this party was last asked; 0 where a server started anew cannot know.
+    method : of the run, for the sites to allow or refuse; "" only in tests.
     """
 
     model_id: str
@@ -45,6 +46,7 @@ class Envelope:
     checkpoint: int = 0
     attempt: int = 0
     gap: int = 1
+    method: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +107,7 @@ def to_records(content: Content, envelope: Envelope) -> RecordDict:
             "checkpoint": envelope.checkpoint,
             "attempt": envelope.attempt,
             "gap": envelope.gap,
+            "method": envelope.method,
         }
     )
     arrays = ArrayRecord({name: _to_raw(array) for name, array in content.arrays.items()})
@@ -126,10 +129,8 @@ def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:
         if head["format"] != WIRE_FORMAT:
             rule = f"must be {WIRE_FORMAT}, got {head['format']!r}; update fedapp at all parties"
             raise ProtocolError(party, name, "format", rule)
-        envelope = Envelope(
-            str(head["model-id"]),
-            *(_whole(head[key]) for key in ("step", "checkpoint", "attempt", "gap")),
-        )
+        steps = {key: _whole(head[key]) for key in ("step", "checkpoint", "attempt", "gap")}
+        envelope = Envelope(str(head["model-id"]), **steps, method=str(head["method"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(
             party, "message", "records", f"must be fedapp's, got {error!r}"

@@ -1,0 +1,1 @@
+"""What a deployment across organisations needs on disk: certificates, keys, scripts."""

@@ -1,0 +1,146 @@
+"""Certificates and keys as Flower 1.41 takes them.
+
+TLS: PEM, one CA and one server certificate. SuperNodes prove who they are with an EC key on P-384
+in OpenSSH's form.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+YEARS = 5
+CLOCK_SKEW = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A secret and what may be shown of it, as files' contents."""
+
+    secret: bytes = field(repr=False)
+    public: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """A certificate authority of one federation."""
+
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+    certificate: x509.Certificate
+
+    def files(self) -> KeyPair:
+        """Key and certificate, PEM."""
+        return _pem(self.key, self.certificate)
+
+
+def new_authority(name: str) -> Authority:
+    """Draw a key and sign it with itself.
+
+    Parameters
+    ----------
+    name : of the federation.
+    """
+    key, subject = ec.generate_private_key(ec.SECP384R1()), _name(f"{name} CA")
+    usage = _usage(key_cert_sign=True, crl_sign=True)
+    certificate = (
+        _builder(subject, subject, key)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, SHA384())
+    )
+    return Authority(key, certificate)
+
+
+def server_certificate(authority: Authority, hosts: Sequence[str]) -> KeyPair:
+    """Draw a server's key and certify it.
+
+    Parameters
+    ----------
+    hosts : names and addresses it is reached by; the first is the common name.
+
+    Returns
+    -------
+    Key and certificate, PEM.
+    """
+    key = ec.generate_private_key(ec.SECP384R1())
+    issuer = authority.certificate.subject
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    certificate = (
+        _builder(_name(hosts[0]), issuer, key)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.SubjectAlternativeName([_san(host) for host in hosts]), critical=False)
+        .sign(authority.key, SHA384())
+    )
+    return _pem(key, certificate)
+
+
+def supernode_keys(name: str) -> KeyPair:
+    """Draw the key pair by which a SuperLink knows a site's SuperNode, OpenSSH.
+
+    Parameters
+    ----------
+    name : of the site; the comment of the public key.
+    """
+    key = ec.generate_private_key(ec.SECP384R1())
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return KeyPair(secret, public + f" {name}\n".encode())
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
+    """What both certificates have."""
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + timedelta(days=365 * YEARS))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(**given: bool) -> x509.KeyUsage:
+    """What a key may be used for; nothing else."""
+    names = (
+        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+        *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+    )
+    return x509.KeyUsage(**{**dict.fromkeys(names, False), **given})
+
+
+def _name(common: str) -> x509.Name:
+    # The standard's longest common name.
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+
+
+def _san(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> KeyPair:
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return KeyPair(secret, certificate.public_bytes(Encoding.PEM))

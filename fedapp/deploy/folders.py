@@ -1,0 +1,230 @@
+"""Write the folder of a coordinator, or of a site.
+
+The folder and what is secret in it can be read by its owner alone; nothing that exists is
+overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from getpass import getuser
+from importlib.metadata import version
+from pathlib import Path
+
+from fedapp.config import app_folder
+from fedapp.deploy import templates
+from fedapp.deploy.certificates import new_authority, server_certificate, supernode_keys
+from fedapp.errors import ConfigError
+from fedapp.site.config import NAME, SiteConfig
+
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
+# What may stand in scripts, units and compose files without quotes.
+PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")
+SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o700
+LOOPBACK = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True, slots=True)
+class Federation:
+    """How a coordinator is reached.
+
+    Parameters
+    ----------
+    name : what ``--engine`` calls it.
+    host : name or address that the sites know.
+    public_port : where nginx listens for them.
+    port : where the SuperLink listens on the loopback.
+    sites : names of those that take part.
+    certificate, key : of the host, PEM, where there are some; else they are made.
+    """
+
+    name: str
+    host: str
+    public_port: int
+    port: int
+    sites: Sequence[str]
+    certificate: str = ""
+    key: str = ""
+
+
+def write_federation(folder: Path, federation: Federation) -> None:
+    """Write what the coordinator needs.
+
+    Raises
+    ------
+    ConfigError : a name is none, or the folder is not empty.
+    """
+    for name in (federation.name, *federation.sites):
+        _check(NAME, name, "a name of letters, digits, '.', '_' or '-'", "name")
+    _check(HOST, federation.host, "a host name or an address", "host")
+    if bool(federation.certificate) != bool(federation.key):
+        raise ConfigError("--certificate and --key must be given together")
+    certificate = _existing(federation.certificate) if federation.certificate else ""
+    key = _existing(federation.key) if federation.key else ""
+    folder = _new(folder)
+    authority = new_authority(federation.name)
+    hosts = tuple(dict.fromkeys((federation.host, *LOOPBACK)))
+    ca, server = authority.files(), server_certificate(authority, hosts)
+    values = _values(folder) | {
+        "NAME": federation.name,
+        "HOST": federation.host,
+        "PUBLIC_PORT": str(federation.public_port),
+        "PORT": str(federation.port),
+        "SITES": " ".join(federation.sites),
+        "CERTIFICATE": certificate or f"{folder}/server.crt",
+        "KEY": key or f"{folder}/server.key",
+        "WHAT": "SuperLink",
+        "SCRIPT": "start-superlink.sh",
+    }
+    _write(folder / "ca.key", ca.secret, SECRET)
+    _write(folder / "ca.crt", ca.public, PUBLIC)
+    _write(folder / "server.key", server.secret, SECRET)
+    _write(folder / "server.crt", server.public, PUBLIC)
+    _write(folder / "superexec.secret", secrets.token_hex(32).encode(), SECRET)
+    for part in ("sites", "flower", "home"):
+        (folder / part).mkdir(mode=0o700)
+    texts = {
+        "env.sh": (templates.ENVIRONMENT, SECRET),
+        "start-superlink.sh": (templates.START_SUPERLINK, SCRIPT),
+        "register-sites.sh": (templates.REGISTER_SITES, SCRIPT),
+        "fedapp-superlink.service": (templates.UNIT, PUBLIC),
+        "nginx.conf": (templates.NGINX, PUBLIC),
+        "flower/config.toml": (templates.FLOWER_CONFIG, SECRET),
+        "Dockerfile": (templates.DOCKERFILE, PUBLIC),
+        "compose.yaml": (templates.COMPOSE_FEDERATION, PUBLIC),
+    }
+    _write_texts(folder, texts, values)
+
+
+def write_site(folder: Path, site: SiteConfig, superlink: str, ca: str, port: int) -> None:
+    """Write what a site needs.
+
+    Parameters
+    ----------
+    site : what its node config says; ``data`` is an existing file.
+    superlink : host and port.
+    ca : file of the certificate that signed the coordinator's; empty: the system's.
+    port : where the SuperNode listens on the loopback for its own processes.
+
+    Raises
+    ------
+    ConfigError : a name or an address is none, a file is missing, or the folder is not empty.
+    """
+    _check(NAME, site.name, "letters, digits, '.', '_' or '-'", "name")
+    host, _, superlink_port = superlink.rpartition(":")
+    if not HOST.fullmatch(host.strip("[]")) or not superlink_port.isdecimal():
+        raise ConfigError(f"superlink must be HOST:PORT, got {superlink}")
+    data, ca = _existing(site.data), _existing(ca) if ca else ""
+    folder = _new(folder)
+    keys = supernode_keys(site.name)
+    _write(folder / "supernode.key", keys.secret, SECRET)
+    _write(folder / f"{site.name}.pub", keys.public, PUBLIC)
+    if ca:
+        _write(folder / "ca.crt", Path(ca).read_bytes(), PUBLIC)
+    _write(folder / "site.toml", _node_config(site, data).encode(), SECRET)
+    for part in ("flower", "home"):
+        (folder / part).mkdir(mode=0o700)
+    mounted = ["supernode.key", "site.toml", "flower", *(["ca.crt"] if ca else [])]
+    volumes = [f"{folder}/{name}:{folder}/{name}:ro" for name in mounted if name != "flower"]
+    values = _values(folder) | {
+        "SUPERLINK": superlink,
+        "ROOT": f"--root-certificates {folder}/ca.crt" if ca else "",
+        "PORT": str(port),
+        "DATA": data,
+        "KEY_VOLUMES": json.dumps([*volumes, f"{folder}/flower:{folder}/flower"]),
+        "WHAT": f"SuperNode of {site.name}",
+        "SCRIPT": "start-supernode.sh",
+    }
+    texts = {
+        "env.sh": (templates.ENVIRONMENT, SECRET),
+        "start-supernode.sh": (templates.START_SUPERNODE, SCRIPT),
+        "fedapp-supernode.service": (templates.UNIT, PUBLIC),
+        "Dockerfile": (templates.DOCKERFILE, PUBLIC),
+        "compose.yaml": (templates.COMPOSE_SITE, PUBLIC),
+    }
+    _write_texts(folder, texts, values)
+
+
+def _node_config(site: SiteConfig, data: str) -> str:
+    """A node config as TOML, with what may be added as comments."""
+    said = {
+        "name": site.name,
+        "data": data,
+        "label": site.label,
+        "id": site.id_column,
+        "allow": ",".join(sorted(site.allowed)),
+        "min-rows": site.min_rows,
+    }
+    lines = [f"{key} = {json.dumps(value)}" for key, value in said.items() if value]
+    lines += [
+        '# allow = "pax,secureboost,interactive"  # methods; without it, all',
+        "# min-rows = 100                # the fewest rows that a run may train on",
+        "# share-column-names = true     # between parties with different columns",
+        "# allow-export = true           # this site's part of a model may leave it",
+        '# trusted = "NAME:FINGERPRINT"  # of the other sites: fedapp key NAME prints its own',
+        '# predict-data = "new.csv"      # what fedapp predict predicts',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _values(folder: Path) -> dict[str, str]:
+    """What every template may name."""
+    bin_folder = str(Path(sys.executable).parent)
+    for path in (str(folder), bin_folder):
+        _check(PLAIN, path, "letters, digits and _/.+,@-", "path")
+    return {
+        "DIR": str(folder),
+        "BIN": bin_folder,
+        "APP": shlex.quote(str(app_folder())),
+        "IMAGE": f"fedapp:{version('fedapp')}",
+        "PYTHON": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "USER": getuser(),
+        "UID": str(os.getuid()),
+        "GID": str(os.getgid()),
+    }
+
+
+def _check(rule: re.Pattern[str], text: str, words: str, what: str) -> None:
+    if not rule.fullmatch(text):
+        raise ConfigError(f"{what} must be {words}, got {text!r}")
+
+
+def _existing(path: str) -> str:
+    """Absolute path of a file."""
+    found = Path(path).expanduser().resolve()
+    if not found.is_file():
+        raise ConfigError(f"{path} must be a file")
+    _check(PLAIN, str(found), "letters, digits and _/.+,@-", "path")
+    return str(found)
+
+
+def _new(folder: Path) -> Path:
+    """A folder for its owner alone, absolute; made, or empty."""
+    folder = folder.expanduser().resolve()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if any(folder.iterdir()):
+        raise ConfigError(f"{folder} must be an empty folder or a new one")
+    folder.chmod(0o700)
+    return folder
+
+
+def _write_texts(
+    folder: Path, texts: Mapping[str, tuple[str, int]], values: Mapping[str, str]
+) -> None:
+    for name, (template, mode) in texts.items():
+        _write(folder / name, templates.fill(template, values).encode(), mode)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Write a new file that nobody can read before it has its mode."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)
+        file.write(content)

@@ -1,0 +1,131 @@
+"""What a coordinator's run would find at a site: its table from the outside, and its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import ConfigError, DataError
+from fedapp.site.columns import read_columns, row_ids
+from fedapp.site.config import SiteConfig
+from fedapp.site.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One feature, without a value of it.
+
+    Parameters
+    ----------
+    kind : ``0/1``, ``whole numbers``, ``numbers``, ``one value`` or ``empty``.
+    n_missing : rows without a value.
+    """
+
+    name: str
+    kind: str
+    n_missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """A site's table from the outside.
+
+    Parameters
+    ----------
+    label, ids : what there is of them, or what is wrong, in words.
+    methods : by name, ``yes`` or why the site could not take part.
+    """
+
+    n_rows: int
+    columns: tuple[Column, ...]
+    label: str
+    ids: str
+    methods: Mapping[str, str]
+
+
+def check_site(config: SiteConfig, needs_label: Mapping[str, bool]) -> Findings:
+    """Read the site's table as a run does, and hold every method against it and the policy.
+
+    Parameters
+    ----------
+    needs_label : every method, and whether each party must have labels; a method where one party
+        alone has them matches rows by id instead.
+
+    Raises
+    ------
+    ConfigError : there is no such table, or the policy names no method.
+    DataError : the table breaks a rule.
+    """
+    check_allowed(config, needs_label)
+    table = read_columns(config, seed=0)
+    ids, has_ids = _ids(table, config)
+    methods = {
+        method: _takes_part(config, table, method, labels, has_ids)
+        for method, labels in needs_label.items()
+    }
+    columns = tuple(
+        Column(name, kind_of(values), int(np.isnan(values).sum()))
+        for name, values in zip(table.columns, table.values.T, strict=True)
+    )
+    return Findings(table.n_rows, columns, _label(table), ids, methods)
+
+
+def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:
+    """Hold that a policy names methods.
+
+    Raises
+    ------
+    ConfigError : a name is none.
+    """
+    unknown = config.allowed - set(methods)
+    if unknown:
+        known, got = ", ".join(sorted(methods)), ", ".join(sorted(unknown))
+        raise ConfigError(f"allow must name methods ({known}), got {got}")
+
+
+def kind_of(values: npt.NDArray[np.float32]) -> str:
+    """What sort of numbers a column has."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return "empty"
+    if (known == known[0]).all():
+        return "one value"
+    if np.isin(known, (0, 1)).all():
+        return "0/1"
+    return "whole numbers" if (known == np.floor(known)).all() else "numbers"
+
+
+def _label(table: Table) -> str:
+    if table.labels is None:
+        return "none: a passive party"
+    n_distinct = len(np.unique(table.labels))
+    form = "numbers" if table.labels.dtype.kind == "f" else "texts"
+    return f"{form}, {n_distinct} distinct"
+
+
+def _ids(table: Table, config: SiteConfig) -> tuple[str, bool]:
+    """What there is of ids, in words, and whether rows can be matched by them."""
+    if table.ids is None:
+        return "none", False
+    try:
+        row_ids(table, config, needs_ids=True)
+    except DataError as error:
+        return str(error), False
+    return "one of its own for every row", True
+
+
+def _takes_part(
+    config: SiteConfig, table: Table, method: str, needs_label: bool, has_ids: bool
+) -> str:
+    """``yes``, or the reason why not."""
+    if config.allowed and method not in config.allowed:
+        return "no: not in allow"
+    if table.n_rows < config.min_rows:
+        return f"no: fewer than {config.min_rows} rows (min-rows)"
+    if needs_label:
+        return "yes" if table.labels is not None else "no: needs a label"
+    role = "passive" if table.labels is None else "active"
+    return f"yes, {role}" if has_ids else f"{role}, but only with align=ordered: needs ids"

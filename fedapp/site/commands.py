@@ -1,0 +1,99 @@
+"""`fedapp site`: what a site's engineer does before the first run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from fedapp.errors import ConfigError
+
+site_app = typer.Typer(help="A site: write what it needs, check its table.", no_args_is_help=True)
+
+
+@site_app.command("init")
+def init_command(
+    folder: Annotated[Path, typer.Argument(help="New folder, for its owner alone.")],
+    name: Annotated[str, typer.Option(help="Unique in the federation.")],
+    superlink: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
+    data: Annotated[str, typer.Option(help="The site's table: CSV, Parquet or LIBSVM.")],
+    label: Annotated[str, typer.Option(help="Label column, where there is one.")] = "",
+    id_column: Annotated[str, typer.Option("--id", help="Column that names the rows.")] = "",
+    ca: Annotated[
+        str, typer.Option(help="The coordinator's ca.crt; by default the system's certificates.")
+    ] = "",
+    allow: Annotated[str, typer.Option(help="Methods to take part in; by default all.")] = "",
+    min_rows: Annotated[int, typer.Option(help="Fewest rows a run may train on.", min=0)] = 0,
+    port: Annotated[int, typer.Option(help="Where the SuperNode listens, on loopback.")] = 9094,
+) -> None:
+    """Write the node config, the SuperNode's key and scripts into a folder."""
+    from fedapp.deploy.folders import write_site
+    from fedapp.site.check import check_allowed
+    from fedapp.site.config import SiteConfig
+
+    methods = frozenset(allow.replace(",", " ").split())
+    site = SiteConfig(name, data, label, id_column, allowed=methods, min_rows=min_rows)
+    check_allowed(site, _needs_label())
+    write_site(folder, site, superlink, ca, port)
+    say = Console(soft_wrap=True, highlight=False).print
+    say(f"Written to {folder}. Next:")
+    say(f"  fedapp site check --config {folder}/site.toml")
+    say(f"  give {folder}/{name}.pub to the coordinator")
+    say(f"  {folder}/start-supernode.sh      or fedapp-supernode.service, or compose.yaml")
+
+
+@site_app.command("check")
+def check_command(
+    node_config: Annotated[
+        str, typer.Option(help='As of flower-supernode: name="bank" data="rows.csv" ...')
+    ] = "",
+    config: Annotated[str, typer.Option(help="TOML file that says the same.")] = "",
+) -> None:
+    """Show what a coordinator's run would find here; nothing is sent."""
+    from clients.hello import versions
+    from fedapp.site.check import check_site
+    from fedapp.site.config import parse_node_config, site_config
+
+    if bool(node_config) == bool(config) or (config and not config.endswith(".toml")):
+        raise ConfigError("site check must be given --node-config, or --config FILE.toml")
+    node = parse_node_config(node_config or config)
+    if "data" not in node:
+        raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
+    site = site_config(node, {})
+    found = check_site(site, _needs_label())
+    console = Console()
+    table = Grid("column", "type", "missing")
+    for column in found.columns:
+        table.add_row(escape(column.name), column.kind, str(column.n_missing))
+    console.print(table)
+    facts = Grid.grid(padding=(0, 2))
+    for fact, value in {
+        "site": site.name,
+        "rows, columns": f"{found.n_rows}, {len(found.columns)}",
+        "label": found.label,
+        "ids": found.ids,
+        "versions": ", ".join(versions()),
+        "share-column-names": "yes" if site.shares_names else "no",
+        "allow-export": "yes" if site.allows_export else "no",
+        "min-rows": str(site.min_rows),
+        "trusted": ", ".join(sorted(site.trusted)) or "any party",
+    }.items():
+        facts.add_row(fact, escape(value))
+    console.print(facts)
+    methods = Grid("method", "takes part")
+    for method, answer in found.methods.items():
+        methods.add_row(method, answer)
+    console.print(methods)
+
+
+def _needs_label() -> dict[str, bool]:
+    """Every method, and whether all its parties have labels."""
+    from fedapp.server_app import load_strategy, strategy_modules
+    from strategies.vertical import VerticalStrategy
+
+    names = [module.replace("_", "-") for module in strategy_modules()]
+    return {name: not issubclass(load_strategy(name), VerticalStrategy) for name in names}

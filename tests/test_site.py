@@ -1,0 +1,237 @@
+"""What a site allows, and what its engineer sees of it before any run."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedapp.errors import ConfigError, FedappError
+from fedapp.server_app import strategy_modules
+from fedapp.site.answer import SHARED, check_policy
+from fedapp.site.check import kind_of
+from fedapp.site.commands import site_app
+from fedapp.site.config import parse_node_config, site_config
+from simulations.engines import run_local
+from tests.conftest import MakeSettings, MakeSites, WriteTable
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def node(allow: str = "", **others: object) -> dict[str, str]:
+    return {"name": "bank", "data": "rows.csv", "allow": allow} | {
+        key.replace("_", "-"): str(value) for key, value in others.items()
+    }
+
+
+# Policy
+
+
+def test_a_site_without_a_policy_allows_every_method() -> None:
+    check_policy(site_config(node(), {}), "train.pax_grow", "pax")
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("query.hello", "bagging"),
+        ("train.bagging_boost", "bagging"),
+        ("train.bagging_boost", "pax"),
+        ("train.fedavg_linear_average", "pax"),
+        ("query.hello", ""),
+    ],
+)
+def test_a_message_of_a_method_that_is_not_allowed_is_refused(kind: str, method: str) -> None:
+    config = site_config(node("pax, secureboost"), {})
+    with pytest.raises(ConfigError, match=r"site allows \(pax, secureboost\), got "):
+        check_policy(config, kind, method)
+
+
+def test_an_allowed_method_may_send_its_own_messages_and_the_shared_ones() -> None:
+    config = site_config(node("fedavg_linear"), {})
+    for kind in ("query.hello", "query.labels", "train.fedavg_linear_average"):
+        check_policy(config, kind, "fedavg-linear")
+
+
+def test_every_module_with_handlers_is_a_method_or_shared() -> None:
+    names = {path.stem for path in (ROOT / "clients").glob("*.py")} - {"__init__"}
+    answering = {
+        name
+        for name in names
+        if getattr(importlib.import_module(f"clients.{name}"), "HANDLERS", None)
+    }
+    assert answering == set(strategy_modules()) | SHARED
+
+
+@pytest.mark.parametrize("strategy", ["bagging", "secureboost"])
+def test_a_run_of_a_method_that_a_site_does_not_allow_ends_with_its_words(
+    settings: MakeSettings, sites: MakeSites, write_table: WriteTable, strategy: str
+) -> None:
+    contexts = sites(
+        {"name": "bank", "data": write_table("bank"), "allow": "pax"},
+        {"name": "shop", "data": write_table("shop", seed=1)},
+    )
+    match = rf"^bank \(step 1\): strategy must be one that the site allows \(pax\), got {strategy}$"
+    with pytest.raises(FedappError, match=match):
+        run_local(settings(strategy=strategy, parties=2), contexts)
+
+
+def test_a_run_of_an_allowed_method_is_the_same_as_without_a_policy(
+    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
+) -> None:
+    bank, shop = write_table("bank"), write_table("shop", seed=1)
+    models = []
+    for policy in ({}, {"allow": "pax", "min-rows": "20"}):
+        contexts = sites(
+            {"name": "bank", "data": bank, **policy}, {"name": "shop", "data": shop, **policy}
+        )
+        folder = run_local(settings(parties=2), contexts)
+        models.append((folder.path / "model.json").read_bytes())
+    assert models[0] == models[1]
+
+
+def test_a_run_that_would_train_on_too_few_rows_is_refused(
+    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
+) -> None:
+    contexts = sites({"name": "bank", "data": write_table("bank"), "min-rows": "30"})
+    with pytest.raises(
+        FedappError, match=r"bank.*table must have at least 30 training rows, got 29"
+    ):
+        run_local(settings(parties=1), contexts)
+
+
+def test_vertical_parties_with_too_few_rows_in_common_are_refused(
+    vertical: MakeSettings, sites: MakeSites, write_table: WriteTable
+) -> None:
+    ids = [f"c{number}" for number in range(40)]
+    bank = write_table("bank", id=ids)
+    shop = write_table("shop", y=None, id=[f"c{number}" for number in range(25, 65)])
+    contexts = sites(
+        {"name": "bank", "data": bank, "id": "id"},
+        {"name": "shop", "data": shop, "id": "id", "label": "", "min-rows": "12"},
+    )
+    match = r"shop.*ids must have 12 training rows in common at least \(min-rows of shop\), got 11"
+    with pytest.raises(FedappError, match=match):
+        run_local(vertical(), contexts)
+
+
+@pytest.mark.parametrize("value", ["-1", "many", "1.5"])
+def test_min_rows_must_be_a_whole_number(value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^min-rows must be a whole number >= 0, got '{value}'"):
+        site_config(node(min_rows=value), {})
+
+
+def test_a_misspelled_word_of_a_node_config_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^alow in the node config.*did you mean allow"):
+        site_config({**node(), "alow": "pax"}, {})
+
+
+def test_a_run_config_has_no_say_in_a_policy() -> None:
+    run = {"data": "iris", "partition": "iid", "columns": "even", "allow": "pax", "min-rows": 9}
+    config = site_config({"partition-id": 0, "num-partitions": 2}, run)
+    assert (config.allowed, config.min_rows) == (frozenset(), 0)
+
+
+# Node configs
+
+
+def test_a_node_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
+    text = 'name="bank" data="my rows.csv" min-rows=50 allow-export=true'
+    expected = {"name": "bank", "data": "my rows.csv", "min-rows": 50, "allow-export": True}
+    assert parse_node_config(text) == expected
+    path = tmp_path / "site.toml"
+    path.write_text(text.replace('" ', '"\n').replace("50 ", "50\n"))
+    assert parse_node_config(str(path)) == expected
+
+
+def test_a_node_config_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^node config must be like name="):
+        parse_node_config("name=bank")
+
+
+# fedapp site check
+
+
+def check(*options: str) -> str:
+    result = CliRunner().invoke(site_app, ["check", *options], env={"COLUMNS": "200"})
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(
+    write_table: WriteTable,
+) -> None:
+    ids = [f"customer-{number}" for number in range(40)]
+    path = write_table("secret", id=ids, b=[""] * 3 + [7654321] * 37)
+    shown = check(
+        "--node-config",
+        f'name="bank" data="{path}" label="y" id="id" allow="pax,secureboost" min-rows=9',
+    )
+    lines = [line.replace("│", " ").split() for line in shown.splitlines()]
+    for words in (
+        ["a", "numbers", "0"],
+        ["b", "one", "value", "3"],
+        ["rows,", "columns", "40,", "2"],
+        ["label", "numbers,", "2", "distinct"],
+        ["ids", "one", "of", "its", "own", "for", "every", "row"],
+        ["min-rows", "9"],
+        ["pax", "yes"],
+        ["secureboost", "yes,", "active"],
+        ["bagging", "no:", "not", "in", "allow"],
+    ):
+        assert words in lines
+    for secret in ("7654321", "customer-", str(path), path.stem):
+        assert secret not in shown
+
+
+def test_a_check_says_what_a_site_lacks(write_table: WriteTable, tmp_path: Path) -> None:
+    path = write_table("rows", y=None, id=["same"] * 40)
+    config = tmp_path / "site.toml"
+    config.write_text(f'name = "shop"\ndata = "{path}"\nid = "id"\nmin-rows = 30\n')
+    shown = check("--config", str(config))
+    assert "none: a passive party" in shown
+    assert "40 rows of 40 that share theirs" in shown
+    assert "no: needs a label" in shown
+    assert "passive, but only with align=ordered: needs ids" in shown
+
+
+def test_a_check_says_when_a_table_is_smaller_than_its_own_policy(write_table: WriteTable) -> None:
+    path = write_table("rows")
+    shown = check("--node-config", f'name="bank" data="{path}" label="y" min-rows=41')
+    assert "no: fewer than 41 rows (min-rows)" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ([], "must be given --node-config, or --config FILE.toml"),
+        (["--config", "site.json"], "must be given --node-config, or --config FILE.toml"),
+        (["--node-config", 'name="bank"'], "data in the node config must name a table"),
+        (["--node-config", 'name="bank" data="gone.csv"'], "data must be a built-in name"),
+        (
+            ["--node-config", 'name="bank" data="breast-cancer" allow="pax,scureboost"'],
+            r"allow must name methods \(.*secureboost\), got scureboost",
+        ),
+    ],
+)
+def test_a_check_that_cannot_be_made_says_why(options: list[str], rule: str) -> None:
+    with pytest.raises(FedappError, match=rule):
+        check(*options)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([0, 1, np.nan], "0/1"),
+        ([3, 3], "one value"),
+        ([1, 2], "whole numbers"),
+        ([0.5, 2], "numbers"),
+        ([np.nan], "empty"),
+    ],
+)
+def test_a_column_has_a_kind(values: list[float], kind: str) -> None:
+    assert kind_of(np.array(values, dtype=np.float32)) == kind
