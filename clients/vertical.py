@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 
 from clients.hello import KEEP_DAYS, site_key, versions, weights_of
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.site.answer import MODEL_ID, Handler, Site
 from fedapp.site.columns import read_columns, read_rows_to_predict, row_ids
@@ -15,12 +17,23 @@ from fedapp.site.store import drop_abandoned
 from fedapp.site.table import Table
 from fedapp.trees.parts import read_part
 
+log = logging.getLogger("fedapp.site")
+# After it an error lists columns, whose names are nobody else's business.
+COLUMNS_LISTED = re.compile(r", got columns |, got text in |, lacks | \(")
+
 
 def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
     """Open a run at a site, or meet the server again after it was started anew."""
     store, config = site.store, site.config
     drop_abandoned(store.folder.parent, KEEP_DAYS)
-    table, active = _table(site, request)
+    try:
+        table, active = _table(site, request)
+    except DataError as error:
+        if config.simulated or config.shares_names:
+            raise
+        rule, *names = COLUMNS_LISTED.split(str(error))
+        log.error("%s", error)
+        raise DataError(f"{rule}; the site's own log says more" if names else rule) from None
     now = {"fingerprint": fingerprint({"all": table}, site_key(site.name))}
     if "hello" not in store.facts:
         ids = row_ids(table, config, request.needs_ids)

@@ -191,3 +191,16 @@ def test_early_stopping_without_validation_rows_is_refused(
     settings = vertical(early_stopping_rounds=2, valid_fraction=0.001)
     match = "^valid-fraction must leave validation rows for early-stopping-rounds, got 0.001$"
     refuses(ConfigError, match, settings, sites(bank, shop()))
+
+
+def test_an_error_of_a_table_does_not_list_the_columns_of_a_site_that_hides_them(
+    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
+) -> None:
+    contexts = sites(
+        {"name": "bank", "data": write_table("bank")},
+        {"name": "shop", "data": write_table("shop", secret=["text"] * 40, y=None), "label": ""},
+    )
+    given = settings(strategy="secureboost", parties=2, align="ordered")
+    match = r"^shop .*: feature columns must be numbers; the site's own log says more$"
+    with pytest.raises(PartyError, match=match):
+        run_local(given, contexts)

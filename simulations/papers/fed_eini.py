@@ -1,0 +1,300 @@
+"""Fed-EINI against its paper: scores beside interactive inference, seconds, and the crossover.
+
+Source: Chen et al. 2021 (arXiv:2105.09540), section 5: Table 2 and Figure 10, by its settings: two
+parties, 5 columns at the active one, 60/20/20 of the rows, 100 trees of depth 4, Paillier with 512
+bits, which hides nothing today (fedapp asks for 2048).
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import typer
+from rich.console import Console
+
+from clients.eini import BATCH_BYTES
+from fedapp import metrics
+from fedapp.config import Settings, load_settings
+from fedapp.crypto.keys import generate_key
+from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.workers import Workers
+from fedapp.data.datasets import read_source
+from fedapp.data.partition import split_rows
+from fedapp.errors import ConfigError
+from fedapp.home import home
+from fedapp.report.plots import _canvas, _line, _pens, _png
+from fedapp.report.summary import read_run
+from fedapp.run_folder import RunFolder
+from fedapp.site.table import Table
+from simulations.compare import _cell
+from simulations.engines import run_local, run_simulation
+from simulations.papers.pax import grouped, new_grid
+from strategies.eini import Eini
+
+Row = dict[str, Any]
+
+CREDITS = {  # Table 1 of the paper without JDYM; columns of the active party and of the other
+    "Credit 1": ("default-credit", "sizes:5,18"),
+    "Credit 2": ("give-me-some-credit", "sizes:5,5"),
+}
+SEED, TREES, DEPTH, KEY_BITS, PARTIES = 42, 100, 4, 512, 2
+TEST, VALID = 0.2, 0.25  # of all rows, and of the rest
+FEDERATION = {"parties": PARTIES, "align": "ordered", "seed": SEED}
+TRAINING: Row = {"strategy": "secureboost", "test-fraction": TEST, "valid-fraction": VALID}
+TRAINING |= {"max-depth": DEPTH, "max-bin": 32, "secureboost.key-bits": KEY_BITS}
+TRAINING |= {"secureboost.insecure-small-key": True}
+ENGINES = {"local": run_local, "simulation": run_simulation}
+SHARES, CLOSE = (10, 20, 40, 80, 100), 1e-9  # Table 2, percent of the test rows
+ROWS = (30, 100, 300)  # Figure 10; the paper's are those of Table 2
+DEPLOYED, N_TIMED, N_REPEATS = (5.0, 9.0), 200, 5  # seconds of an exchange between sites
+QUICK_TREES, QUICK_ROWS, QUICK_POINTS = 10, 200, (50, 200)
+OUTPUT = Path("runs/papers/fed_eini")
+CUT = f"""\
+--quick: {QUICK_TREES} trees, not {TREES}; {QUICK_ROWS} test rows, not all, so that a subset of \
+Table 2 may be of one class; Figure 10 of Credit 1 alone, with one small point in simulation."""
+NOTES = f"""\
+Beside the paper: JDYM is not public. Figure 10 gives no figures; by its text Fed-EINI takes half to
+a third of the interactive seconds. It names neither eta (0.3 here) nor bins (32), and no guard.
+Exchanges: interactive inference here asks about all trees and rows at once, 1 + 2 max-depth times
+at most; that of the paper tree by tree, 1 + 2 max-depth x trees times.
+Seconds: hello and alignment, alike in both ways, are left out. An exchange: median of those of the
+alignment, which compute next to nothing. Both parties share the cores of one machine.
+kB: of all messages; a ciphertext passes the server, so it counts twice.
+Crossover: below these rows Fed-EINI is faster: rows x ciphertexts x seconds of each, and seconds to
+begin (key, tables), are less than the exchanges saved; each {BATCH_BYTES >> 20} MiB costs one."""
+console = Console() if sys.stdout.isatty() else Console(width=100)
+
+
+def trained(credit: str, n_trees: int, output: Path) -> Row:
+    """Summary of the model of a set, which is trained unless it is there."""
+    data, columns = CREDITS[credit]
+    own = {"data": data, "columns": columns, "num-boost-round": n_trees}
+    settings = load_settings({**FEDERATION, **TRAINING, **own})
+    tell = partial(console.print, f"{credit}:")
+    return _cell(settings, output / f"{data}-{n_trees}", run_local, tell)
+
+
+def drawn_rows(credit: str, n_rows: int = 0) -> Table:
+    """So many test rows in a random order; 0: all."""
+    table = read_source(CREDITS[credit][0])
+    test = split_rows(table.n_rows, TEST, VALID, SEED).test
+    return table.take(np.random.default_rng(SEED).permutation(test)[: n_rows or None])
+
+
+def run_and_keep(engine: Callable[[Settings], RunFolder], settings: Settings) -> RunFolder:
+    """Predict; the predictions go into the run's folder, and the sites keep nothing."""
+    summary = read_run((folder := engine(settings)).path).summary
+    for party in summary["parties"]:
+        site = home() / "sites" / party["name"] / summary["model_id"]
+        if party["name"] == summary["active"]:
+            shutil.copy(site / "predictions.parquet", folder.path)
+        shutil.rmtree(site)
+    return folder
+
+
+def predicted(
+    credit: str, model: str, n_rows: int, key_bits: int, engine: str, output: Path
+) -> Row:
+    """One inference, which is made unless it is there; 0 bits: the interactive way."""
+    data, columns = CREDITS[credit]
+    method, rows = "eini" if key_bits else "interactive", drawn_rows(credit, n_rows)
+    folder = output / f"{data}-{model}-{n_rows}-{engine}-{key_bits}"
+    path = (output / f"{data}-{n_rows}.csv").resolve()
+    given = {**FEDERATION, "columns": columns, "id": "id", "model": model, "output": ".parquet"}
+    own = {"key-bits": key_bits or KEY_BITS, "insecure-small-key": True, "unguarded": True}
+    given |= {f"eini.{name}": value for name, value in own.items()}
+    settings = load_settings({**given, "strategy": method, "data": str(path)})
+    values = dict(zip(rows.columns, np.ascontiguousarray(rows.values.T), strict=True))
+    pa.csv.write_csv(pa.table({"id": [f"row-{row}" for row in range(n_rows)], **values}), path)
+    tell = partial(console.print, f"{credit}, {n_rows} rows, {engine}, {key_bits or 'no'} bits:")
+    summary = _cell(settings, folder, partial(run_and_keep, ENGINES[engine]), tell)
+    path.unlink()
+    row = {"credit": credit, "rows": n_rows, "key_bits": key_bits, "engine": engine}
+    row |= {name: summary.get(name, 0) for name in ("entries", "batches")}
+    folder /= f"{method}-{SEED}"
+    return {**row, "folder": str(folder), **spent(read_run(folder).ledger)}
+
+
+def spent(ledger: Sequence[Row]) -> Row:
+    """Seconds, bytes and exchanges of the inference proper; seconds of each idle exchange."""
+    own = [line for line in ledger if line["type"].startswith("evaluate.")]
+    idle = grouped((line for line in ledger if ".alignment_" in line["type"]), "step").values()
+    found = {"seconds": own[-1]["seconds"] - own[0]["seconds"]}
+    found |= {"bytes": sum(line["bytes"] for line in own)}
+    found |= {"exchanges": len({line["step"] for line in own})}
+    return {**found, "idle": [lines[-1]["seconds"] - lines[0]["seconds"] for lines in idle]}
+
+
+def table_2(*runs: Row) -> list[Row]:
+    """AUC and KS of both ways on the first rows, and the largest difference of predictions."""
+    table, both = drawn_rows(runs[0]["credit"], runs[0]["rows"]), []
+    for run in runs:
+        frame = pa.parquet.read_table(Path(run["folder"]) / "predictions.parquet")
+        both.append(np.asarray(frame[frame.column_names[-1]], dtype=np.float64))
+    found, ones = [], np.ones(table.n_rows, np.float32)
+    for share in SHARES:
+        n = max(1, table.n_rows * share // 100)
+        labels = np.asarray(table.labels, np.float32)[:n]
+        margins = [np.log(p / (1 - p))[:n, None] for p in both]
+        scores = [metrics.pooled("binary:logistic", each, labels, ones[:n]) for each in margins]
+        row = {"credit": runs[0]["credit"], "share": share, "rows": n}
+        row |= {name: [each[name] for each in scores] for name in ("auc", "ks")}
+        found.append({**row, "difference": float(np.abs(both[0] - both[1])[:n].max())})
+    return found
+
+
+def show_table_2(rows: Sequence[Row]) -> None:
+    """Print both ways side by side."""
+    names = ("data", "subset", "rows", "AUC", "KS", "AUC", "KS", "difference", f"{CLOSE:g}")
+    grid = new_grid("Table 2: interactive, then Fed-EINI; largest difference", names, 2)
+    for row in rows:
+        pairs = zip(row["auc"], row["ks"], strict=True)
+        scores = [text for auc, ks in pairs for text in (f"{auc:.6f}", f"{100 * ks:.4f}")]
+        met = "met" if row["difference"] <= CLOSE else "missed"
+        shown = [f"{row['share']} %", str(row["rows"]), *scores, f"{row['difference']:.1e}", met]
+        grid.add_row(row["credit"], *shown)
+    console.print(grid)
+
+
+def show_figure_10(rows: Sequence[Row]) -> None:
+    """Print seconds of both ways, and what Fed-EINI sends."""
+    names = ["data", "engine", "rows", "interactive", "bits", "Fed-EINI", "ratio"]
+    grid = new_grid("Figure 10: seconds", [*names, "ciphertexts a row", "kB", "batches"], 2)
+    for (credit, engine, n_rows), group in grouped(rows, "credit", "engine", "rows").items():
+        plain = next(row["seconds"] for row in group if not row["key_bits"])
+        for row in (row for row in group if row["key_bits"]):
+            shown = [str(n_rows), f"{plain:.2f}", str(row["key_bits"]), f"{row['seconds']:.2f}"]
+            shown += [f"{row['seconds'] / plain:.2g}", str(row["entries"])]
+            shown += [f"{row['bytes'] / n_rows / 1e3:.1f}", str(row["batches"])]
+            grid.add_row(credit, engine, *shown)
+    console.print(grid)
+
+
+def draw_figure_10(rows: Sequence[Row]) -> bytes:
+    """Seconds over the rows, a set below the other, as PNG."""
+    sets = grouped(rows, "credit")
+    figure, _ = _canvas(8, 3.6 * len(sets), rows=len(sets))
+    for ax, ((credit,), found) in zip(figure.axes, sets.items(), strict=True):
+        lines = grouped(found, "engine", "key_bits").items()
+        for ((engine, bits), line), (color, dash) in zip(lines, _pens(), strict=False):
+            label = f"{f'Fed-EINI, {bits} bits' if bits else 'interactive'}, {engine}"
+            places, seconds = zip(*((row["rows"], row["seconds"]) for row in line), strict=True)
+            ax.plot(places, seconds, dash, color=color, label=label, **_line(places))
+        ax.set(xscale="log", yscale="log", xlabel=f"rows of {credit}", ylabel="seconds")
+        ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return _png(figure)
+
+
+def encryption(key_bits: int) -> float:
+    """CPU microseconds of one, with the private key."""
+    key, workers, times = generate_key(key_bits, insecure_small_key=True), Workers(1), []
+    for _ in range(1 + N_REPEATS):  # the first draws up tables of powers
+        start = time.process_time()
+        encrypt(key, list(range(N_TIMED)), workers)
+        times.append(time.process_time() - start)
+    return round(statistics.median(times[1:]) / N_TIMED * 1e6, 1)
+
+
+def crossover(asked: int, exchange: float, row: Row) -> int:
+    """Rows up to which Fed-EINI is faster than so many exchanges of so many seconds; 0: never."""
+    most = 0
+    for n_batches in range(1, asked - PARTIES):
+        left = (asked - PARTIES - n_batches) * exchange - row["to_begin"]
+        most = max(most, min(n_batches * row["batch_rows"], int(left / row["per_row"])))
+    return most
+
+
+def crossovers(rows: Sequence[Row], n_trees: int) -> list[Row]:
+    """Of every set, engine and key: seconds of an exchange and a row, and the crossover."""
+    found, ways = [], {"at once": 1 + 2 * DEPTH, "tree by tree": 1 + 2 * DEPTH * n_trees}
+    for (credit, engine, bits), line in grouped(rows, "credit", "engine", "key_bits").items():
+        if not bits or len(line) < 2:
+            continue
+        idle = [one for row in rows if row["engine"] == engine for one in row["idle"]]
+        exchange, first, last = statistics.median(idle), line[0], line[-1]
+        net = [one["seconds"] - one["exchanges"] * exchange for one in (first, last)]
+        per_row = max((net[1] - net[0]) / (last["rows"] - first["rows"]), 1e-9)
+        row = {"credit": credit, "engine": engine, "key_bits": bits, "per_row": per_row}
+        row |= {"to_begin": max(0.0, net[0] - first["rows"] * per_row)}
+        row |= {"microseconds": per_row / first["entries"] * 1e6}
+        row |= {"batch_rows": max(1, BATCH_BYTES // (first["entries"] * (bits // 4)))}
+        for each in (exchange, *DEPLOYED):
+            below = {way: [asked, crossover(asked, each, row)] for way, asked in ways.items()}
+            found.append({**row, "exchange": each, **below})
+    return found
+
+
+def show_crossovers(rows: Sequence[Row], costs: Mapping[int, float]) -> None:
+    """Print what bounds Fed-EINI, the crossover and the advice."""
+    console.print(f"CPU microseconds to encrypt a weight, by bits of the key: {costs}")
+    names = ["data", "engine", "bits", "us a weight", "begin", "exchange"]
+    names += ["at once", "rows", "tree by tree", "rows"]
+    grid = new_grid("Crossover: seconds of interactive exchanges, rows", names, 2)
+    for row in rows:
+        shown = [row["credit"], row["engine"], str(row["key_bits"]), f"{row['microseconds']:.0f}"]
+        shown += [f"{row['to_begin']:.2f}", f"{row['exchange']:.2g}"]
+        for asked, below in (row["at once"], row["tree by tree"]):
+            shown += [f"{asked * row['exchange']:.3g}", str(below)]
+        grid.add_row(*shown)
+    console.print(grid)
+    last = [f"{row['at once'][1]} rows at {row['exchange']:.2g} s" for row in rows[-3:]]
+    if last:
+        where = f"{rows[-1]['credit']}, {rows[-1]['key_bits']} bits"
+        text = f"Fed-EINI is faster below {', '.join(last)} an exchange; else interactive"
+        console.print(f"Advice ({where}): {text}", soft_wrap=True)
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller runs; says which.")] = False,
+    key_bits: Annotated[str, typer.Option(help="Of Figure 10.")] = f"{KEY_BITS},2048",
+    engine: Annotated[str, typer.Option(help="local or simulation; by default both.")] = "",
+    output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
+) -> None:
+    """Compute Table 2 and Figure 10, print them, and write them as JSON and PNG."""
+    start, names = time.monotonic(), [engine] if engine else list(ENGINES)
+    if not set(names) <= set(ENGINES):
+        raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    for size in (bits := [int(part) for part in key_bits.split(",")]):
+        own = {"eini.key-bits": size, "eini.insecure-small-key": True, "model": "0" * 16}
+        Eini.own_settings(load_settings(own))
+    output.mkdir(parents=True, exist_ok=True)
+    console.print(CUT if quick else "Hours on 2 cores")
+    n_trees, most = (QUICK_TREES, QUICK_ROWS) if quick else (TREES, 0)
+    second, figure = [], []
+    for place, credit in enumerate(CREDITS):
+        n_rows, summary = drawn_rows(credit, most).n_rows, trained(credit, n_trees, output)
+        run = partial(predicted, credit, summary["model_id"], output=output)
+        pair = [run(n_rows, size, "local") for size in (0, KEY_BITS)]
+        second += table_2(*pair)
+        for name in () if quick and place else names:
+            points = QUICK_POINTS[: 1 if name == "simulation" else None] if quick else ROWS
+            figure += [run(n, size, name) for size in (0, *bits) for n in points]
+        figure += [] if quick or "local" not in names else pair
+    costs, crossed = {n: encryption(n) for n in bits}, crossovers(figure, n_trees)
+    show_table_2(second)
+    show_figure_10(figure)
+    show_crossovers(crossed, costs)
+    console.print(NOTES)
+    (output / "figure_10.png").write_bytes(draw_figure_10(figure))
+    tables: Row = {"table_2": second, "figure_10": figure, "crossover": crossed, "notes": NOTES}
+    tables |= {"encryption_microseconds": {str(n): cost for n, cost in costs.items()}}
+    tables |= {"command": " ".join(["python -m simulations.papers.fed_eini", *sys.argv[1:]])}
+    tables |= {"versions": {name: version(name) for name in ("fedapp", "flwr", "gmpy2", "numpy")}}
+    RunFolder(output).write_json("tables.json", tables)
+    console.print(f"{time.monotonic() - start:.0f} seconds; written to {output}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,159 @@
+"""The table and the figure of the Fed-EINI paper."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from fedapp.config import load_settings
+from fedapp.data.datasets import find_dataset
+from fedapp.errors import ConfigError
+from simulations.engines import run_local
+from simulations.papers import fed_eini as paper
+
+SMALL = {"secureboost.key-bits": 256, "max-bin": 8, "max-depth": 2}
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a fraction of a second."""
+    monkeypatch.setattr(
+        paper, "CREDITS", dict.fromkeys(paper.CREDITS, ("breast-cancer", "sizes:5,25"))
+    )
+    monkeypatch.setattr(paper, "TRAINING", {**paper.TRAINING, **SMALL})
+    monkeypatch.setattr(paper, "ENGINES", dict.fromkeys(paper.ENGINES, run_local))
+    sizes = {"KEY_BITS": 256, "QUICK_TREES": 3, "QUICK_ROWS": 40, "QUICK_POINTS": (10, 30)}
+    for name, value in {**sizes, "N_TIMED": 5}.items():
+        monkeypatch.setattr(paper, name, value)
+
+
+def test_the_settings_are_the_papers() -> None:
+    for data, columns in paper.CREDITS.values():
+        settings = load_settings({**paper.TRAINING, "data": data, "columns": columns})
+        passive = find_dataset(data).shape[1] - 5
+        assert (settings.columns, settings.max_depth) == (f"sizes:5,{passive}", 4)
+        assert settings.sections["secureboost"]["key-bits"] == paper.KEY_BITS == 512
+        assert (1 - settings.test_fraction) * settings.valid_fraction == pytest.approx(0.2)
+    assert paper.TREES == 100
+
+
+def row_of(**more: float) -> dict[str, Any]:
+    return {"to_begin": 0.0, "per_row": 0.01, "batch_rows": 10**6, **more}
+
+
+@pytest.mark.parametrize(
+    ("row", "exchange", "below"),
+    [
+        # 9 exchanges against 2 and one a batch: 6 are saved.
+        (row_of(), 1.0, 600),
+        (row_of(to_begin=2.0), 1.0, 400),
+        (row_of(to_begin=6.0), 1.0, 0),
+        # 100, 200 ... rows save 6, 5 ... exchanges; the fourth batch has no time for all its rows.
+        (row_of(batch_rows=100), 1.0, 300),
+        (row_of(batch_rows=90), 1.0, 300),
+        (row_of(), 0.001, 0),
+    ],
+)
+def test_a_crossover_weighs_ciphertexts_against_exchanges(
+    row: dict[str, Any], exchange: float, below: int
+) -> None:
+    assert paper.crossover(9, exchange, row) == below
+
+
+def test_the_crossover_is_found_again_from_seconds_that_follow_the_model() -> None:
+    lines = [
+        {"credit": "Credit 1", "engine": "local", "key_bits": bits, "rows": rows, "exchanges": 3}
+        | {"entries": 10, "idle": [0.5], "seconds": 3 * 0.5 + 2.0 + 0.02 * rows}
+        for bits, rows in ((0, 50), (512, 50), (512, 200), (2048, 50))
+    ]
+    found = paper.crossovers(lines, n_trees=10)
+    assert [row["exchange"] for row in found] == [0.5, *paper.DEPLOYED]
+    assert {row["key_bits"] for row in found} == {512}
+    assert found[0]["to_begin"] == pytest.approx(2.0)
+    assert found[0]["microseconds"] == pytest.approx(2000)
+    assert [row["tree by tree"][0] for row in found] == [81] * 3
+    # 6 exchanges saved less 2 seconds, at 0.02 seconds a row
+    assert [row["at once"][1] for row in found] == pytest.approx([50, 1400, 2600], abs=1)
+
+
+def test_what_comes_before_the_inference_is_left_out() -> None:
+    kinds = ["query.vertical_hello", "query.alignment_open", "evaluate.eini_step"]
+    ledger = [
+        {"step": step, "type": kind, "bytes": 10**step, "seconds": step + late}
+        for step, kind in enumerate(kinds)
+        for late in (0.0, 0.25)
+    ]
+    found = paper.spent(ledger)
+    assert found == {"seconds": 0.25, "bytes": 200, "exchanges": 1, "idle": [0.25]}
+
+
+@pytest.mark.usefixtures("_short")
+def test_a_difference_between_the_two_ways_is_seen(tmp_path: Path) -> None:
+    rng, runs = np.random.default_rng(0), []
+    scores = rng.uniform(0.1, 0.9, 100)
+    for name, last in (("a", scores[-1]), ("b", scores[-1] + 1e-6)):
+        (tmp_path / name).mkdir()
+        column = np.append(scores[:-1], last)
+        parquet.write_table(pa.table({"p": column}), tmp_path / name / "predictions.parquet")
+        runs.append({"credit": "Credit 1", "rows": 100, "folder": str(tmp_path / name)})
+    found = paper.table_2(*runs)
+    assert [row["rows"] for row in found] == [10, 20, 40, 80, 100]
+    assert [row["difference"] > paper.CLOSE for row in found] == [False] * 4 + [True]
+    assert found[0]["auc"][0] == found[0]["auc"][1]
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"engine": "cloud"}, "engine must be one of local, simulation, got 'cloud'"),
+        ({"key_bits": "512,64"}, r"eini.key-bits must be >= 256, got 64"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_the_first_run(
+    tmp_path: Path, given: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        paper.main(output=tmp_path / "out", **{"key_bits": "512", **given})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("_short")
+def test_all_is_written_and_finished_runs_are_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    paper.main(quick=True, key_bits="256", engine="", output=output)
+    first = json.loads((output / "tables.json").read_text())
+    assert len(first["table_2"]) == 2 * len(paper.SHARES)
+    assert all(row["difference"] <= paper.CLOSE for row in first["table_2"])
+    points = [(row["engine"], row["key_bits"], row["rows"]) for row in first["figure_10"]]
+    assert points == [
+        *(("local", bits, rows) for bits in (0, 256) for rows in (10, 30)),
+        *(("simulation", bits, 10) for bits in (0, 256)),
+    ]
+    encrypted = [row for row in first["figure_10"] if row["key_bits"]]
+    # 64 bytes each, which pass the server
+    assert all(row["bytes"] > 2 * 64 * row["rows"] * row["entries"] > 0 for row in encrypted)
+    assert len(first["crossover"]) == 3
+    assert (output / "figure_10.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(output.glob("*.csv"))
+    # The model's parts stay, of the predictions nothing.
+    assert len(list((tmp_path / "home" / "sites" / "party-1").glob("*/"))) == 1
+
+    def fail(*_: object) -> None:
+        raise AssertionError("must not run again")
+
+    monkeypatch.setattr(paper, "run_and_keep", fail)
+    capsys.readouterr()
+    paper.main(quick=True, key_bits="256", engine="", output=output)
+    shown = capsys.readouterr().out
+    assert "Advice (Credit 1, 256 bits): Fed-EINI is faster below " in shown
+    assert ": done" not in shown
+    again = json.loads((output / "tables.json").read_text())
+    assert again["figure_10"] == first["figure_10"]
