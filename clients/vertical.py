@@ -31,9 +31,9 @@ def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
     except DataError as error:
         if config.simulated or config.shares_names:
             raise
-        rule, *names = COLUMNS_LISTED.split(str(error))
+        rule, *listed = COLUMNS_LISTED.split(str(error))
         log.error("%s", error)
-        raise DataError(f"{rule}; the site's own log says more" if names else rule) from None
+        raise DataError(f"{rule}; the site's own log says more" if listed else rule) from None
     now = {"fingerprint": fingerprint({"all": table}, site_key(site.name))}
     if "hello" not in store.facts:
         ids = row_ids(table, config, request.needs_ids)
