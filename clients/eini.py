@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gmpy2 import mpz
 
 from clients.alignment import check_order
-from clients.interactive import model_folder, split_owners
+from clients.interactive import model_folder
 from fedapp.crypto.keys import PrivateKey, PublicKey, check_public_key, generate_key
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt
@@ -35,7 +35,7 @@ from fedapp.trees.candidates import LEAF, Skeleton, candidates, skeleton
 from fedapp.trees.model import Ensemble, Tree, from_json
 from fedapp.trees.objective import exact_predictions
 from fedapp.trees.partition import goes_left
-from fedapp.trees.parts import Lookup, part_digest, read_part
+from fedapp.trees.parts import Lookup, model_of, part_digest, read_part, split_owners
 
 BATCH_BYTES = 2**26
 Letters = list[tuple[str, Letter]]
@@ -83,7 +83,9 @@ def _begin(site: Site, request: StepRequest) -> Letters:
     """Collapse the trees, hold them against the guard, draw a key, tell the others."""
     store = site.store
     part = read_part(model_folder(store))
-    model = from_json(part["model"])
+    model = model_of(part)
+    if not isinstance(model, Ensemble):
+        raise DataError("model must be a boosted one for eini; a forest is predicted by one-round")
     owners = split_owners(model, part)
     found = [
         _skeleton(tree, names, site.name) for tree, names in zip(model.trees, owners, strict=True)

@@ -5,7 +5,7 @@ Source: Cheng et al. 2019, Figure 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from clients.alignment import check_order
 from fedapp.data.predictions import named_predictions, write_predictions
 from fedapp.errors import DataError, ProtocolError
-from fedapp.messages.fields import Request
+from fedapp.messages.fields import Array, Request
 from fedapp.messages.interactive import (
     AnswerReply,
     AnswerRequest,
@@ -27,12 +27,13 @@ from fedapp.messages.interactive import (
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Mail, read_mail, write_mail
 from fedapp.site.store import Store
-from fedapp.trees.model import LEAF, Ensemble, from_json
-from fedapp.trees.objective import exact_predictions
+from fedapp.trees.bagged import BaggedForest
+from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.partition import goes_left, move_rows, rows_of
-from fedapp.trees.parts import Lookup, part_digest, read_part
+from fedapp.trees.parts import Lookup, model_of, part_digest, read_part, split_owners
 
 OUTPUT = "predictions"
+Model = Ensemble | BaggedForest
 Asked = dict[str, list[tuple[int, int, int]]]  # by party: tree, node, record
 
 
@@ -40,7 +41,7 @@ def walk(site: Site, request: WalkRequest) -> WalkReply:
     """At the active party: move all rows as far as the answers and the own splits allow."""
     store, mail = site.store, read_mail(site, request)
     part = read_part(model_folder(store))
-    model: Ensemble = from_json(part["model"])
+    model = model_of(part)
     if "nodes" not in store:
         check_order(site, mail)
         store["nodes"] = np.zeros((len(model.trees), len(store["ids"])), dtype=np.int32)
@@ -51,7 +52,8 @@ def walk(site: Site, request: WalkRequest) -> WalkReply:
     store.facts["asked"] = asked
     reply = WalkReply(**write_mail(site, letters), finished=not asked, n_trees=len(model.trees))
     if not asked:
-        _write(site, model, request.suffix)
+        predictions = model.predictions(store["nodes"])
+        write_rows(site, predictions, model.classes, request.suffix)
     return reply
 
 
@@ -83,7 +85,7 @@ def model_folder(store: Store) -> Path:
     return store.folder.parent / str(store.facts["model"])
 
 
-def _walk_own(store: Store, model: Ensemble, part: Mapping[str, Any]) -> Asked:
+def _walk_own(store: Store, model: Model, part: Mapping[str, Any]) -> Asked:
     """Walk until every row is at a leaf or at another's split; which splits those are."""
     lookup, asked = Lookup.from_json(part), Asked()
     nodes = np.array(store["nodes"])
@@ -106,16 +108,6 @@ def _walk_own(store: Store, model: Ensemble, part: Mapping[str, Any]) -> Asked:
     return asked
 
 
-def split_owners(model: Ensemble, part: Mapping[str, Any]) -> list[list[str]]:
-    """Whose each node's split is, by tree; leaves too have a name, which means nothing."""
-    names = list(part["n_columns"])
-    ends = np.cumsum(list(part["n_columns"].values()))
-    return [
-        [names[place] for place in np.searchsorted(ends, tree["column"], side="right")]
-        for tree in model.trees
-    ]
-
-
 def _questions(store: Store, places: list[tuple[int, int, int]]) -> Questions:
     """What one party is asked."""
     rows = [rows_of(store["nodes"], tree, node) for tree, node, _ in places]
@@ -126,7 +118,7 @@ def _questions(store: Store, places: list[tuple[int, int, int]]) -> Questions:
     )
 
 
-def _take_answers(site: Site, mail: Mail, model: Ensemble, part: Mapping[str, Any]) -> None:
+def _take_answers(site: Site, mail: Mail, model: Model, part: Mapping[str, Any]) -> None:
     """Move the rows that were asked about."""
     store, lefts = site.store, {}
     for party, places in store.facts["asked"].items():
@@ -145,15 +137,16 @@ def _take_answers(site: Site, mail: Mail, model: Ensemble, part: Mapping[str, An
     store["nodes"] = move_rows(store["nodes"], lefts)
 
 
-def _write(site: Site, model: Ensemble, suffix: str) -> None:
-    """Add up the leaves, and write a line for every row, in the order of the party's table."""
+def write_rows(site: Site, predictions: Array, classes: Sequence[str], suffix: str) -> None:
+    """Write a line for every row, in the order of the party's table; forget the rows.
+
+    Parameters
+    ----------
+    predictions : shape (n_rows, n_outputs), rows in the common order.
+    """
     store = site.store
-    margins = np.full((len(store["ids"]), model.n_outputs), float(model.base_margin))
-    for number, tree in enumerate(model.trees):
-        margins[:, number % model.n_outputs] += tree["value"][store["nodes"][number]]
     order = np.argsort(store["places"], kind="stable")
-    predictions = exact_predictions(model.objective, margins)[order]
-    named = named_predictions(model.classes, model.n_outputs, predictions)
+    named = named_predictions(classes, predictions.shape[1], predictions[order])
     name = site.config.id_column or "row"
     ids: npt.NDArray[np.str_] = store["ids"][order]
     write_predictions(store.folder / f"{OUTPUT}{suffix}", name, ids, named)

@@ -28,7 +28,7 @@ cli = typer.Typer(
     help="Tree models trained across organisations that may not pool their rows.",
 )
 SIMULATED = {"local", "simulation"}
-INFERENCES = ("interactive", "eini")
+INFERENCES = ("interactive", "one-round", "eini")
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Console() if sys.stdout.isatty() else Console(width=120)
 
@@ -44,7 +44,9 @@ Overrides = Annotated[
 def run(
     strategy: Annotated[
         str,
-        typer.Argument(help="pax, fedxgbllr, bagging, cyclic, fedavg-linear or secureboost."),
+        typer.Argument(
+            help="pax, fedxgbllr, bagging, cyclic, fedavg-linear, secureboost or federated-forest."
+        ),
     ],
     config: Overrides = None,
     engine: Annotated[
@@ -190,7 +192,7 @@ def predict(
     ] = "local",
     inference: Annotated[
         str,
-        typer.Option(help="For such a model: interactive, or eini (encrypted, one round)."),
+        typer.Option(help="For such a model: interactive, one-round, or eini (encrypted)."),
     ] = "interactive",
 ) -> None:
     """Predict the rows of a table with a run's model."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,13 @@ from fedapp.data.predictions import (
 )
 from fedapp.linear import KIND as LINEAR
 from fedapp.linear import LinearModel, load_linear, predict_linear
-from fedapp.trees import stacked
+from fedapp.trees import bagged, stacked
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import Array, transform
 from fedapp.trees.parts import PARTS
 from fedapp.trees.predict import predict_margins
 
-Model = Ensemble | stacked.StackedModel | LinearModel
+Model = Ensemble | bagged.BaggedForest | stacked.StackedModel | LinearModel
 # What a model that is no boosted ensemble begins with.
 KIND = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
 
@@ -54,9 +53,9 @@ def predict_table(run_dir: Path, data: str, id_column: str, output: Path) -> int
     ConfigError : unknown kind of output.
     """
     check_suffix(output)
-    model, margins = _load(run_dir / "model.json")
+    model, predict = _load(run_dir / "model.json")
     table = read_columns_of(data, model.columns, id_column)
-    predictions = transform(model.objective, margins(table.values))
+    predictions = predict(table.values)
     named = named_predictions(model.classes, model.n_outputs, predictions)
     ids = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
     write_predictions(output, id_column or "row", ids, named)
@@ -73,14 +72,17 @@ def parts_of(run_dir: Path) -> dict[str, Any] | None:
     return found
 
 
-def _load(path: Path) -> tuple[Model, Callable[[Array], Array]]:
-    """A model of any method, and what gives the margins of rows."""
+def _load(path: Path) -> tuple[Model, Callable[[Array], Any]]:
+    """A model of any method, and what predicts rows."""
     begins = KIND.match(path.read_text()) if path.is_file() else None
+    if begins and begins[1] == bagged.KIND:
+        forest = bagged.from_json(path.read_text())
+        return forest, lambda values: forest.predictions(forest.leaves(values))
     if begins and begins[1] == stacked.KIND:
-        model = stacked.load_stacked(path)
-        return model, model.predict_margins
+        stack = stacked.load_stacked(path)
+        return stack, lambda values: transform(stack.objective, stack.predict_margins(values))
     if begins and begins[1] == LINEAR:
         linear = load_linear(path)
-        return linear, partial(predict_linear, linear)
+        return linear, lambda values: transform(linear.objective, predict_linear(linear, values))
     ensemble = load_model(path)
-    return ensemble, partial(predict_margins, ensemble)
+    return ensemble, lambda values: transform(ensemble.objective, predict_margins(ensemble, values))

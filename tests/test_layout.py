@@ -28,6 +28,8 @@ NO_METHODS = {
     "vertical",
     "alignment",
     "parcels",
+    "federated_forest_active",
+    "federated_forest_grow",
     "secureboost_active",
     "secureboost_kept",
     "secureboost_passive",

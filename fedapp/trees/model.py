@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError
-from fedapp.trees.objective import Objective, base_margin, n_outputs
+from fedapp.trees.objective import Objective, base_margin, exact_predictions, n_outputs
 
 FORMAT = 1
 LEAF = -1
@@ -63,6 +63,22 @@ class Ensemble:
     def base_margin(self) -> np.float32:
         """``base_score`` on the scale of the margins."""
         return base_margin(self.objective, self.base_score)
+
+    def predictions(self, leaves: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+        """Predictions of rows by their leaves: margins are summed in float64.
+
+        Parameters
+        ----------
+        leaves : int32, shape (n_trees, n_rows).
+
+        Returns
+        -------
+        float64, shape (n_rows, n_outputs).
+        """
+        margins = np.full((leaves.shape[1], self.n_outputs), float(self.base_margin))
+        for number, (tree, found) in enumerate(zip(self.trees, leaves, strict=True)):
+            margins[:, number % self.n_outputs] += tree["value"][found]
+        return exact_predictions(self.objective, margins)
 
     def first_rounds(self, n_rounds: int) -> Ensemble:
         """The model as it was after ``n_rounds`` boosting rounds."""

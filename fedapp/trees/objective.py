@@ -107,6 +107,20 @@ def exact_predictions(
     return margins
 
 
+def margins_of(objective: Objective, predictions: npt.NDArray[np.float64]) -> Array:
+    """Undo ``transform``, for models that predict probabilities without margins.
+
+    Probabilities of 0 and 1 are moved by 2e-16, as in scikit-learn's log loss.
+    """
+    if objective == "reg:squarederror":
+        return predictions.astype(np.float32)
+    smallest = float(np.finfo(np.float64).eps)
+    shares = np.clip(predictions, smallest, 1 - smallest)
+    odds = shares / (1 - shares) if objective == "binary:logistic" else shares
+    margins: Array = np.log(odds).astype(np.float32)
+    return margins
+
+
 def _exp(powers: Array) -> Array:
     """Correctly rounded float32, as the C library's expf; numpy's own is off by up to 2 ulp."""
     exact: npt.NDArray[np.float64] = np.exp(powers, dtype=np.float64)

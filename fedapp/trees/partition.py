@@ -12,9 +12,16 @@ Bits = npt.NDArray[np.bool_]  # rows of one node in order; True goes left
 
 
 def goes_left(
-    column: npt.NDArray[np.float32], threshold: np.float32, default_left: bool
+    column: npt.NDArray[np.float32],
+    threshold: np.float32 | npt.NDArray[np.float32],
+    default_left: bool | npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.bool_]:
-    """Side of each row by its value; NaN goes to the default side."""
+    """Side of each row by its value; NaN goes to the default side.
+
+    Parameters
+    ----------
+    threshold, default_left : of one split, or of the split each value is at.
+    """
     sides: npt.NDArray[np.bool_] = np.where(np.isnan(column), default_left, column < threshold)
     return sides
 

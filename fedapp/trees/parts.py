@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError
-from fedapp.trees.model import LEAF, Ensemble, Tree
+from fedapp.trees import bagged
+from fedapp.trees.bagged import BaggedForest
+from fedapp.trees.model import LEAF, Ensemble, Tree, from_json
 
 FORMAT = 1
 PART = "part.json"
@@ -97,6 +99,27 @@ class Lookup:
             np.array([record[1] for record in records], dtype=np.float32),
             np.array([record[2] for record in records], dtype=np.uint8),
         )
+
+
+def model_of(part: Mapping[str, Any]) -> Ensemble | BaggedForest:
+    """The model in the active party's part; its class says how leaves become predictions.
+
+    Raises
+    ------
+    DataError : it is of another format.
+    """
+    text: str = part["model"]
+    return bagged.from_json(text) if bagged.is_bagged(text) else from_json(text)
+
+
+def split_owners(model: Ensemble | BaggedForest, part: Mapping[str, Any]) -> list[list[str]]:
+    """Whose each node's split is, by tree; leaves too have a name, which means nothing."""
+    names = list(part["n_columns"])
+    ends = np.cumsum(list(part["n_columns"].values()))
+    return [
+        [names[place] for place in np.searchsorted(ends, tree["column"], side="right")]
+        for tree in model.trees
+    ]
 
 
 def write_part(folder: Path, document: Mapping[str, Any]) -> None:

@@ -1,0 +1,214 @@
+"""Federated Forest at the active party: codes of the labels, leaf values, scores.
+
+Source: Liu et al. 2019, Algorithms 2 and 6; the leaves' labels stay here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.alignment import check_order
+from clients.federated_forest_grow import (
+    begin,
+    keep_labels,
+    kept_splits,
+    make_own,
+    own_records,
+    own_worth,
+    record_ids,
+    take_splits,
+)
+from fedapp import metrics
+from fedapp.errors import DataError
+from fedapp.messages.federated_forest import (
+    FinishReply,
+    FinishRequest,
+    Labels,
+    PartKept,
+    SetupReply,
+    SetupRequest,
+)
+from fedapp.site.answer import Site
+from fedapp.site.labels import REGRESSION, class_ids, class_names
+from fedapp.site.mail import read_mail, write_mail
+from fedapp.site.store import Store
+from fedapp.trees.bagged import BaggedForest, branches, leaf_values, to_json
+from fedapp.trees.label_codes import class_codes, number_codes
+from fedapp.trees.objective import margins_of, n_outputs
+from fedapp.trees.parts import Lookup, write_part
+
+PARTS = ("train", "valid", "test")
+SCORE_BINS = 2**12
+Scores = dict[str, float]
+
+
+def setup(site: Site, request: SetupRequest) -> SetupReply:
+    """Check the rows' order, bin the columns, and send the others codes of the labels."""
+    store = site.store
+    check_order(site, read_mail(site, request))
+    begin(site, request)
+    letter = _code_labels(site, request)
+    keep_labels(store, letter)
+    others = [name for name in store.facts["peers"] if name != site.name]
+    return SetupReply(**write_mail(site, [(name, letter) for name in others]))
+
+
+def _code_labels(site: Site, request: SetupRequest) -> Labels:
+    """Labels as numbers; of those that train the codes that the others get."""
+    store, n_train = site.store, site.store.facts["n_train"]
+    classes = class_names(store["labels"], request.objective)
+    labels = class_ids(store["labels"], classes)
+    weights = store["weights"][:n_train]
+    if len(np.unique(labels[:n_train])) < 2:
+        raise DataError("label must not be the same in every training row")
+    if not ((store["counts"] > 0) @ weights.astype(np.float64) > 0).all():
+        raise DataError("weight must be > 0 in some training row of every tree")
+    store["labels"], store.facts["classes"], store.facts["unit"] = labels, list(classes), 1.0
+    if classes:
+        codes = class_codes(labels[:n_train])
+    else:
+        codes, store.facts["unit"] = number_codes(labels[:n_train])
+    return Labels(
+        int(codes.max()) + 1 if classes else 0,
+        codes,
+        weights if (weights != 1).any() else weights[:0],
+        request.min_impurity_decrease / store.facts["unit"] ** 2,
+    )
+
+
+def forest(store: Store) -> BaggedForest:
+    """The forest as it is, without thresholds; a split's column is the number of its owner."""
+    objective, n_train = store.facts["forest"]["objective"], store.facts["n_train"]
+    classes, n_nodes = tuple(store.facts["classes"]), np.asarray(store["n_nodes"])
+    n_classes = 0 if objective == REGRESSION else len(classes)
+    values = leaf_values(
+        store["nodes"][:, :n_train],
+        store["counts"] * store["row_weights"],
+        store["labels"][:n_train],
+        n_nodes,
+        n_classes,
+        n_outputs(objective, n_classes),
+    )
+    trees = branches(kept_splits(store, "splits"), n_nodes)
+    for tree, of_nodes in zip(trees, values, strict=True):
+        of_nodes[tree["left"] >= 0] = 0
+    return BaggedForest(objective, tuple(store.facts["peers"]), classes, trees, values)
+
+
+def level_scores(store: Store) -> tuple[Scores, Scores]:
+    """Scores of the training and the validation rows by the forest as it is."""
+    model = forest(store)
+    return _scores(store, model, "train"), _scores(store, model, "valid")
+
+
+def _scores(store: Store, model: BaggedForest, part: str, exact: bool = False) -> Scores:
+    """Scores of a part of the rows; none without rows."""
+    start = sum(store.facts[f"n_{name}"] for name in PARTS[: PARTS.index(part)])
+    rows = slice(start, start + store.facts[f"n_{part}"])
+    if rows.start == rows.stop:
+        return {}
+    margins = margins_of(model.objective, model.predictions(store["nodes"][:, rows]))
+    given = margins, store["labels"][rows], store["weights"][rows]
+    if exact:
+        return metrics.pooled(model.objective, *given)
+    return metrics.scores(model.objective, metrics.statistics(model.objective, *given, SCORE_BINS))
+
+
+def _oob_scores(store: Store, model: BaggedForest) -> Scores:
+    """Scores of the training rows, each by the trees that have not drawn it."""
+    n_train = store.facts["n_train"]
+    unseen = store["counts"] == 0
+    rows = np.flatnonzero(unseen.any(axis=0))
+    if not len(rows):
+        return {}
+    found = model.predictions(store["nodes"][:, rows], unseen[:, rows])
+    given = store["labels"][:n_train][rows], store["weights"][:n_train][rows]
+    return metrics.pooled(model.objective, margins_of(model.objective, found), *given)
+
+
+def finish(site: Site, request: FinishRequest) -> FinishReply:
+    """Make the last splits, score the forest, keep the own part of the model."""
+    store = site.store
+    if store.finished:
+        return _last_reply(store)
+    mail = read_mail(site, request)
+    if len(request.trees):
+        make_own(site, request)
+        take_splits(site, request, mail)
+    model = forest(store)
+    kept = {name: mail.one(PartKept, name) for name in store.facts["peers"] if name != site.name}
+    write_part(store.folder, _part(site, model, kept))
+    scores = {part: _scores(store, model, part, exact=True) for part in PARTS}
+    names, gains, counts = _importance(site, kept)
+    told = store.facts["forest"]["master_keeps_model"]
+    reply = FinishReply(
+        **write_mail(site, []),
+        score_names=tuple(scores["train"]),
+        train_scores=np.array(list(scores["train"].values())),
+        valid_scores=np.array(list(scores["valid"].values())),
+        test_scores=np.array(list(scores["test"].values())),
+        oob_scores=np.array(list(_oob_scores(store, model).values())),
+        column_names=names,
+        column_gains=gains,
+        column_counts=counts,
+        **own_records(site, told),
+        classes=model.classes if told else (),
+        leaf_values=np.concatenate(model.values) if told else np.zeros((0, model.n_outputs)),
+    )
+    store.forget()
+    _keep_reply(store, reply)
+    return reply
+
+
+def _part(site: Site, model: BaggedForest, kept: dict[str, PartKept]) -> dict[str, Any]:
+    """The active party's part: structure, leaf values, own thresholds, whose each split is."""
+    store = site.store
+    records = record_ids(kept_splits(store, "splits"), model.trees)
+    return {
+        **Lookup.kept(store).to_json(store.facts["columns"]),
+        "active": True,
+        "name": site.name,
+        "parts": {name: letter.digest.tobytes().hex() for name, letter in kept.items()},
+        "model": to_json(model),
+        "splits": [each.tolist() for each in records],
+        # Of a split nothing but its owner is known: a column a party.
+        "n_columns": dict.fromkeys(store.facts["peers"], 1),
+    }
+
+
+def _importance(
+    site: Site, kept: dict[str, PartKept]
+) -> tuple[tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Gain and splits of all columns; under numbers unless all parties share their names."""
+    store = site.store
+    worth = {name: (one.gains, one.counts, one.names) for name, one in kept.items()}
+    worth[site.name] = own_worth(site)
+    order = list(store.facts["peers"])
+    shared = all(len(worth[name][2]) == len(worth[name][0]) for name in order)
+    names = [
+        worth[party][2][place] if shared else f"{party} column {place + 1}"
+        for party in order
+        for place in range(len(worth[party][0]))
+    ]
+    gains = np.concatenate([worth[name][0] for name in order]) * store.facts["unit"] ** 2
+    return tuple(names), gains, np.concatenate([worth[name][1] for name in order])
+
+
+def _keep_reply(store: Store, reply: FinishReply) -> None:
+    """Keep what a server started anew may ask for again."""
+    told = {field.name: getattr(reply, field.name) for field in fields(FinishReply)}
+    store.facts["reply"] = {k: v for k, v in told.items() if not isinstance(v, np.ndarray)}
+    for name in told.keys() - store.facts["reply"].keys():
+        store[name] = told[name]
+
+
+def _last_reply(store: Store) -> FinishReply:
+    """Undo ``_keep_reply``."""
+    scalars = {k: tuple(v) if isinstance(v, list) else v for k, v in store.facts["reply"].items()}
+    names = [field.name for field in fields(FinishReply)]
+    kept: dict[str, Any] = {n: scalars[n] if n in scalars else store[n] for n in names}
+    return FinishReply(**kept)

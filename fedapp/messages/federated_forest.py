@@ -1,0 +1,171 @@
+"""Federated Forest: a random forest over the columns of several parties, grown level by level.
+
+Source: Liu et al. 2019, "Federated Forest" (arXiv:1905.10053v1), Algorithms 1, 2, 5 and 6. The
+server is the paper's master.
+
+What parties tell each other goes in letters (the classes of ``Letter``), which the server passes on
+sealed.
+
+Reveals:
+
+- The server learns the structure of the trees, who made each split, for every open node how much
+  each party's best split would improve it, the scores and the importance of the columns (under
+  numbers, unless ``share-column-names`` of all parties). From improvements it can tell how impure
+  nodes are. Of columns it knows how many each party has, and which it has drawn, under numbers. It
+  learns no label, no row of a node, no threshold and no leaf value; with ``master-keeps-model``, to
+  which every party must agree by ``allow-export``, it gets the whole model at the end.
+- A passive party learns codes of the labels of the training rows: which rows share a class (so two
+  classes up to a swap), or numbers up to an affine map (``fedapp.trees.label_codes``); with sample
+  weights also these, and with ``min-impurity-decrease`` above 0 the scale of the numbers. It learns
+  which rows each tree draws, the structure of the trees, who made each split and which rows each
+  sends left, how many of its own columns are drawn for a node and which of them, and never how many
+  are drawn in all. It learns no threshold of another, and no leaf value but what the codes tell.
+- The active party learns the same, and the importance of the others' columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
+from fedapp.messages.parcels import Parcels
+
+Places = Annotated[Array, Form("int32", "n_splits", low=0)]
+Owners = Annotated[Array, Form("int64", "n_splits", low=0)]  # numbers of parties, by name
+Scores = Annotated[Array, Form("float64", "n_scores", nan=True)]
+Count = Annotated[int, Range(1, 10**6)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SetupRequest(Parcels, Request):
+    """Bin the columns; at the active party also check the order of rows and code the labels."""
+
+    kind: ClassVar[str] = "train.federated_forest_setup"
+    objective: Annotated[str, Range(1, 64)]
+    max_bin: Annotated[int, Range(2, 65535)]
+    trees: Annotated[int, Range(1, 10**5)]
+    criterion: Annotated[str, Range(1, 16)]
+    min_samples_split: Count
+    min_samples_leaf: Count
+    # Told to the active party alone, because for numbers it would tell the scale.
+    min_impurity_decrease: Annotated[float, Range(0, 1e38)]
+    bootstrap: bool
+    rows_seed: Annotated[int, Range(0, 2**63 - 1)]
+    column_seeds: Annotated[Array, Form("int64", "n_columns", low=0)]  # of the receiver's columns
+    master_keeps_model: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelRequest(Parcels, Request):
+    """The splits of the last level; say how well their children could be split."""
+
+    kind: ClassVar[str] = "train.federated_forest_level"
+    trees: Places
+    nodes: Places
+    owners: Owners
+    n_drawn: Annotated[Array, Form("int64", "n_open", low=0)]  # of the receiver's columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionRequest(Parcels, Request):
+    """To those who won: make the own ones of these splits, and tell the others.
+
+    After the last level to all passive parties: also keep the own part of the model.
+    """
+
+    kind: ClassVar[str] = "train.federated_forest_partition"
+    trees: Places
+    nodes: Places
+    owners: Owners
+    last: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinishRequest(Parcels, Request):
+    """To the active party: make the last splits, score the forest, keep the own part of it."""
+
+    kind: ClassVar[str] = "evaluate.federated_forest_finish"
+    trees: Places
+    nodes: Places
+    owners: Owners
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SetupReply(Parcels, Reply):
+    """Parcels for others."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelReply(Reply):
+    """The best split of every open node: see ``fedapp.trees.cart.Candidates``.
+
+    The active party adds scores of the forest as it is.
+    """
+
+    improvements: Annotated[Array, Form("float64", "n_open", nan=True)]
+    ranks: Annotated[Array, Form("int64", "n_open", low=0)]
+    score_names: Annotated[tuple[str, ...], Range(0, 20)]
+    train_scores: Scores
+    valid_scores: Annotated[Array, Form("float64", "n_valid_scores", nan=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionReply(Parcels, Reply):
+    """Which rows go left, for the others; the own splits for the server if it keeps the model."""
+
+    columns: Annotated[Array, Form("int64", "n_records", low=0)]
+    thresholds: Annotated[Array, Form("float32", "n_records")]
+    defaults: Annotated[Array, Form("uint8", "n_records", high=1)]
+    names: Annotated[tuple[str, ...], Range(0, 10**6)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinishReply(Parcels, Reply):
+    """Scores of the finished forest, and importance; the rest for a server that keeps the model."""
+
+    score_names: Annotated[tuple[str, ...], Range(0, 20)]
+    train_scores: Scores
+    valid_scores: Annotated[Array, Form("float64", "n_valid_scores", nan=True)]
+    test_scores: Annotated[Array, Form("float64", "n_test_scores", nan=True)]
+    oob_scores: Annotated[Array, Form("float64", "n_oob_scores", nan=True)]  # with bootstrap
+    column_names: Annotated[tuple[str, ...], Range(0, 10**6)]
+    column_gains: Annotated[Array, Form("float64", "n_named", low=0)]
+    column_counts: Annotated[Array, Form("int64", "n_named", low=0)]
+    columns: Annotated[Array, Form("int64", "n_records", low=0)]
+    thresholds: Annotated[Array, Form("float32", "n_records")]
+    defaults: Annotated[Array, Form("uint8", "n_records", high=1)]
+    names: Annotated[tuple[str, ...], Range(0, 10**6)]
+    classes: Annotated[tuple[str, ...], Range(0, 1000)]
+    leaf_values: Annotated[Array, Form("float64", "n_nodes", "n_outputs")]  # trees in turn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels(Letter):
+    """Active to passive: codes of the training rows' labels."""
+
+    n_classes: Annotated[int, Range(0, 1000)]  # 0 for numbers
+    codes: Annotated[Array, Form("float64", "n_rows")]
+    weights: Annotated[Array, Form("float32", "n_weighted", low=0)]  # none where all are 1
+    least_decrease: Annotated[float, Range(0, 1e300)]  # in the unit of the codes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition(Letter):
+    """From who made some of a level's splits: which rows go left.
+
+    A bit a row of the nodes: the splits in their order, rows ascending.
+    """
+
+    level: Annotated[int, Range(0, 1000)]
+    bits: Annotated[Array, Form("uint8", "n_bytes")]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartKept(Letter):
+    """Passive to active: the own part of the model is kept; what the own columns were worth."""
+
+    digest: Annotated[Array, Form("uint8", 32)]
+    gains: Annotated[Array, Form("float64", "n_columns", low=0)]
+    counts: Annotated[Array, Form("int64", "n_columns", low=0)]
+    names: Annotated[tuple[str, ...], Range(0, 10**6)]  # where they are shared

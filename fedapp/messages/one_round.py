@@ -1,0 +1,63 @@
+"""One-round prediction: every party says which rows may end in which leaves.
+
+Source: Liu et al. 2019, "Federated Forest" (arXiv:1905.10053v1), Algorithms 3, 4, 7 and 8. A party
+walks all trees with its own splits, and both ways at the others'; a row's leaf is the one that all
+parties leave open (Proposition 1). The active party takes the place of the master, which would
+learn every row's leaf.
+
+Reveals:
+
+- The server learns sizes: rows, trees, bytes.
+- A passive party learns nothing of another: it only answers.
+- The active party learns which rows go which way at every split of a passive party whose side
+  shows in its leaf sets, of rows that reach the split and of rows that do not: more than by the
+  interactive way, where rows that do not reach a split are not asked about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
+from fedapp.messages.parcels import Parcels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WalkRequest(Parcels, Request):
+    """To a passive party: walk all trees."""
+
+    kind: ClassVar[str] = "evaluate.one_round_walk"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntersectRequest(Parcels, Request):
+    """To the active party: intersect the leaf sets, and write the predictions."""
+
+    kind: ClassVar[str] = "evaluate.one_round_intersect"
+    suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WalkReply(Parcels, Reply):
+    """Leaf sets for the active party."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntersectReply(Parcels, Reply):
+    """The predictions are written."""
+
+    n_trees: Annotated[int, Range(0, 10**9)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeafSets(Letter):
+    """Passive to active: rows that may end in each leaf, tree after tree.
+
+    Of each tree a bit a row and leaf, leaves in the order of their nodes, each in whole bytes,
+    compressed by zlib.
+    """
+
+    part: Annotated[Array, Form("uint8", 32)]  # digest of the party's part of the model
+    ends: Annotated[Array, Form("int64", "n_trees", low=0)]
+    sets: Annotated[Array, Form("uint8", "n_bytes")]

@@ -1,0 +1,255 @@
+"""A forest whose prediction is the mean over its trees: class shares, or numbers, in the leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import DataError
+from fedapp.trees.cart import Ints, Rules
+from fedapp.trees.levels import (
+    Rows,
+    Splits,
+    draw_columns,
+    moved,
+    number,
+    search,
+    sides_of,
+    sizes_of,
+    slots_of,
+    winners,
+)
+from fedapp.trees.model import LEAF
+from fedapp.trees.objective import Objective, n_outputs
+from fedapp.trees.partition import Nodes, goes_left
+
+FORMAT = 1
+KIND = "bagged"
+BRANCH = np.dtype(
+    [
+        ("left", np.int32),  # LEAF where the node is one; the right child is left + 1
+        ("column", np.int32),
+        ("threshold", np.float32),  # x < threshold goes left
+        ("default_left", np.bool_),
+    ]
+)
+Branches = npt.NDArray[Any]
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BaggedForest:
+    """Trees whose leaf values are averaged.
+
+    Parameters
+    ----------
+    objective : what is predicted.
+    columns : names of the features, in order.
+    classes : names of the classes in the order of their ids; empty for regression.
+    trees : arrays of ``BRANCH``.
+    values : of each tree, float64, shape (n_nodes, n_outputs): probability of the second of two
+        classes, of every class, or a number; 0 where the node is no leaf.
+    """
+
+    objective: Objective
+    columns: tuple[str, ...]
+    classes: tuple[str, ...]
+    trees: tuple[Branches, ...]
+    values: tuple[Values, ...]
+
+    @property
+    def n_outputs(self) -> int:
+        """Numbers of a prediction: classes for softmax, else 1."""
+        return n_outputs(self.objective, len(self.classes))
+
+    def predictions(self, leaves: Nodes, counted: npt.NDArray[np.bool_] | None = None) -> Values:
+        """Predictions of rows by their leaves; float64, shape (n_rows, n_outputs).
+
+        Parameters
+        ----------
+        leaves : int32, shape (n_trees, n_rows).
+        counted : shape (n_trees, n_rows): which trees count for each row, one at least; None: all.
+        """
+        sums = np.zeros((leaves.shape[1], self.n_outputs))
+        for tree, (values, found) in enumerate(zip(self.values, leaves, strict=True)):
+            sums += values[found] if counted is None else values[found] * counted[tree, :, None]
+        n_trees = len(self.trees) if counted is None else counted.sum(axis=0)[:, None]
+        means: Values = sums / n_trees
+        return means
+
+    def leaves(self, values: npt.NDArray[np.float32]) -> Nodes:
+        """Leaf of each row in each tree; ``values``: float32, shape (n_rows, n_columns)."""
+        found = np.zeros((len(self.trees), len(values)), dtype=np.int32)
+        for tree, nodes in zip(self.trees, found, strict=True):
+            while len(rows := np.flatnonzero(tree["left"][nodes] != LEAF)):
+                at = tree[nodes[rows]]
+                cells = values[rows, at["column"]]
+                sides = goes_left(cells, at["threshold"], at["default_left"])
+                nodes[rows] = at["left"] + ~sides
+        return found
+
+
+def branches(splits: Splits, n_nodes: Ints) -> tuple[Branches, ...]:
+    """Trees of these splits, without thresholds; a split's column is the number of its owner."""
+    trees = tuple(np.zeros(size, dtype=BRANCH) for size in n_nodes)
+    for tree in trees:
+        tree["left"] = LEAF
+    for tree, node, left, owner in zip(
+        splits.trees, splits.nodes, splits.lefts, splits.owners, strict=True
+    ):
+        trees[tree]["left"][node], trees[tree]["column"][node] = left, owner
+    return trees
+
+
+def leaf_values(
+    nodes: Nodes,
+    weights: Values,
+    labels: npt.NDArray[np.float32],
+    n_nodes: Ints,
+    n_classes: int,
+    n_outputs: int,
+) -> tuple[Values, ...]:
+    """Values of all nodes that rows are in.
+
+    Parameters
+    ----------
+    nodes : int32, shape (n_trees, n_rows).
+    weights : shape (n_trees, n_rows).
+    labels : class ids, or numbers where ``n_classes`` is 0.
+    n_outputs : shares of the last so many classes are kept.
+    """
+    found = []
+    for tree, inside in enumerate(nodes):
+        size = int(n_nodes[tree])
+        totals = np.bincount(inside, weights[tree], minlength=size)
+        if n_classes:
+            cells = inside.astype(np.int64) * n_classes + labels.astype(np.int64)
+            sums = np.bincount(cells, weights[tree], minlength=size * n_classes)
+            sums = sums.reshape(size, n_classes)[:, n_classes - n_outputs :]
+        else:
+            sums = np.bincount(inside, weights[tree] * labels, minlength=size)[:, None]
+        found.append(np.divide(sums, totals[:, None], where=totals[:, None] > 0, out=sums * 0))
+    return tuple(found)
+
+
+def grow(
+    rows: Rows,
+    values: npt.NDArray[np.float32],
+    column_seeds: Ints,
+    n_drawn: int,
+    max_depth: int,
+    rules: Rules,
+) -> tuple[tuple[Branches, ...], Nodes]:
+    """Grow a forest where all columns lie in one place.
+
+    Parameters
+    ----------
+    values : float32, shape (n_rows, n_columns): the training rows.
+    column_seeds : one a column; ``n_drawn`` of them are drawn for each node.
+
+    Returns
+    -------
+    The trees, and the leaf of each row in each of them.
+    """
+    n_trees, owners = len(rows.counts), np.zeros(len(column_seeds), dtype=np.int64)
+    nodes = np.zeros((n_trees, len(values)), dtype=np.int32)
+    n_nodes, all_splits = np.ones(n_trees, dtype=np.int64), Splits.none()
+    open_nodes = np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
+    kept = []
+    for _ in range(max_depth):
+        drawn = draw_columns(column_seeds, owners, 1, n_drawn, open_nodes)[0]
+        found = search(rows, nodes, open_nodes, column_seeds, drawn, rules)
+        won = np.flatnonzero(winners([found]) >= 0)
+        if not len(won):
+            break
+        splits, n_nodes = number(open_nodes[0][won], open_nodes[1][won], won * 0, n_nodes)
+        cut = found.columns[won], found.thresholds[won], found.defaults[won]
+        slots = slots_of(nodes, splits.trees, splits.nodes)
+        sizes = sizes_of(slots, len(won))
+        nodes = moved(nodes, splits, slots, np.cumsum(sizes) - sizes, sides_of(values, *cut, slots))
+        all_splits, open_nodes = all_splits.plus(splits), splits.children()
+        kept.append(cut)
+    trees = branches(all_splits, n_nodes)
+    if kept:
+        cuts = (np.concatenate(arrays) for arrays in zip(*kept, strict=True))
+        fill(trees, all_splits, *cuts)
+    return trees, nodes
+
+
+def fill(
+    trees: Sequence[Branches],
+    splits: Splits,
+    columns: Ints,
+    thresholds: npt.NDArray[np.float32],
+    defaults: npt.NDArray[np.uint8],
+) -> None:
+    """Write columns and thresholds of splits into trees."""
+    for place, (tree, node) in enumerate(zip(splits.trees, splits.nodes, strict=True)):
+        branch = trees[tree]
+        branch["column"][node], branch["threshold"][node] = columns[place], thresholds[place]
+        branch["default_left"][node] = defaults[place]
+
+
+def to_json(model: BaggedForest) -> str:
+    """The model as text; the same model always gives the same text."""
+    document = {
+        "format": FORMAT,
+        "kind": KIND,
+        "objective": model.objective,
+        "columns": list(model.columns),
+        "classes": list(model.classes),
+        "trees": [
+            {name: tree[name].tolist() for name in BRANCH.names or ()} | {"value": values.tolist()}
+            for tree, values in zip(model.trees, model.values, strict=True)
+        ],
+    }
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def is_bagged(text: str) -> bool:
+    """Whether a model's text is a forest's."""
+    return f'"kind":"{KIND}"' in text[:64]
+
+
+def from_json(text: str) -> BaggedForest:
+    """Read a model that ``to_json`` wrote.
+
+    Raises
+    ------
+    DataError : the text is no model of this format.
+    """
+    try:
+        document = json.loads(text)
+        known = document["objective"] in get_args(Objective)
+        if (document["format"], document["kind"], known) != (FORMAT, KIND, True):
+            raise ValueError(f"format {document['format']}, kind {document['kind']}")
+        columns = tuple(str(name) for name in document["columns"])
+        classes = tuple(str(name) for name in document["classes"])
+        objective = cast(Objective, document["objective"])
+        width = n_outputs(objective, len(classes))
+        trees = tuple(_tree(fields, len(columns)) for fields in document["trees"])
+        values = tuple(
+            np.array(fields["value"], dtype=np.float64).reshape(len(tree), width)
+            for fields, tree in zip(document["trees"], trees, strict=True)
+        )
+        return BaggedForest(objective, columns, classes, trees, values)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {error!r}") from error
+
+
+def _tree(fields: Mapping[str, Sequence[float]], n_columns: int) -> Branches:
+    """One tree from its fields; a walk down it ends, and meets no column that is not there."""
+    tree = np.zeros(len(fields["left"]), dtype=BRANCH)
+    for name in BRANCH.names or ():
+        tree[name] = fields[name]
+    inner = np.flatnonzero(tree["left"] != LEAF)
+    lefts, columns = tree["left"][inner], tree["column"][inner]
+    fits = (lefts > inner) & (lefts + 1 < len(tree)) & (columns >= 0) & (columns < n_columns)
+    if not len(tree) or not fits.all():
+        raise ValueError("every split must lead to two later nodes by a known column")
+    return tree

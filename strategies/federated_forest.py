@@ -1,0 +1,308 @@
+"""Federated Forest: a random forest over the columns of several parties, scikit-learn's rules.
+
+Source: Liu et al. 2019, "Federated Forest" (arXiv:1905.10053v1), Algorithms 2 and 6: the server is
+the master. It draws rows and columns, takes the largest improvement, tells the winner, and passes
+on which rows go left, which it cannot read.
+
+All trees grow together, level by level, in two exchanges a level: the best splits of all parties,
+then the partitions of those who won, which travel with the next level's request. With one exchange
+before and one after, growing takes ``2 + 2 max_depth`` exchanges at most, whatever the number of
+trees.
+
+Departures: the paper draws columns for a tree, here they are drawn for a node, as scikit-learn
+does. Improvements reach the server in clear: it is the master who compares them. Between sites with
+tables of their own columns are drawn from the server's own randomness instead of the run's seed,
+which every party knows.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from fedapp.config import Section, Settings, check
+from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress, ask
+from fedapp.errors import ConfigError, ProtocolError
+from fedapp.messages.federated_forest import (
+    FinishReply,
+    FinishRequest,
+    LevelReply,
+    LevelRequest,
+    PartitionReply,
+    PartitionRequest,
+    SetupReply,
+    SetupRequest,
+)
+from fedapp.messages.fields import Array
+from fedapp.messages.vertical import VerticalHelloReply
+from fedapp.run_folder import RunFolder
+from fedapp.site.labels import REGRESSION
+from fedapp.trees.bagged import BaggedForest, branches, fill, to_json
+from fedapp.trees.draws import n_features
+from fedapp.trees.levels import Splits, draw_columns, number, winners
+from strategies.alignment import align
+from strategies.base import Summary
+from strategies.vertical import Mailbox, VerticalStrategy, active_party, parts_file
+
+Kept = dict[str, PartitionReply | FinishReply]
+Rule = Literal["all", "sqrt", "log2"]
+WARNING = (
+    "labels=encoded: every party learns which training rows share a label (so two classes up to a "
+    "swap), or labels up to scale, sign and offset"
+)
+
+
+class FederatedForestSettings(Section):
+    """``[federated-forest]`` of the run config, by scikit-learn's names.
+
+    ``criterion`` is gini for classes and variance for numbers where it is ``auto``.
+    ``max_features``: columns drawn for a node, a share of all or ``all``, ``sqrt``, ``log2``.
+    """
+
+    trees: Annotated[int, Field(ge=1, le=10**5)]
+    max_depth: Annotated[int, Field(ge=1, le=100)]
+    criterion: Literal["auto", "gini", "entropy", "variance"]
+    min_samples_split: Annotated[int, Field(ge=2, le=10**6)]
+    min_samples_leaf: Annotated[int, Field(ge=1, le=10**6)]
+    min_impurity_decrease: Annotated[float, Field(ge=0, le=1e38)]
+    max_features: Rule | Annotated[float, Field(gt=0, le=1)]
+    bootstrap: bool
+    labels: Literal["encoded"]
+    master_keeps_model: bool
+
+
+class FederatedForest(VerticalStrategy):
+    """The server's side of Federated Forest: the paper's master."""
+
+    def __init__(self, settings: Settings, folder: RunFolder) -> None:
+        super().__init__(settings, folder)
+        self.own = self.own_settings(settings)
+        self.rows: dict[str, int] = {}
+        self.level, self.draws = 0, settings.seed
+        self.n_nodes = np.ones(self.own.trees, dtype=np.int64)
+        self.splits, self.last = Splits.none(), Splits.none()  # all, and the last level's
+
+    @classmethod
+    def own_settings(cls, settings: Settings) -> FederatedForestSettings:
+        """``[federated-forest]``, checked."""
+        values = dict(settings.sections["federated-forest"])
+        own = check(FederatedForestSettings, values, "federated-forest.")
+        is_variance = settings.objective == REGRESSION
+        if own.criterion != "auto" and (own.criterion == "variance") != is_variance:
+            fitting = "variance" if is_variance else "gini or entropy"
+            rule = f"must be {fitting} for {settings.objective}"
+            raise ConfigError(f"federated-forest.criterion {rule}, got {own.criterion}")
+        return own
+
+    @classmethod
+    def most_rounds(cls, settings: Settings) -> int:
+        """Levels."""
+        return cls.own_settings(settings).max_depth
+
+    def conversation(
+        self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
+    ) -> Conversation[Summary]:
+        """Algorithm 2, for all nodes of a level at once."""
+        active, mailbox = active_party(parties), Mailbox(parties)
+        if saved is None:
+            self.warn(WARNING)
+            yield from self._begin(parties, active, mailbox)
+        else:
+            self._restore(saved, mailbox)
+        while not self.grown:
+            yield self._checkpoint(mailbox)
+            won = yield from self._search(parties, active, mailbox)
+            self.last, self.n_nodes = number(*won, self.n_nodes)
+            self.splits, self.level = self.splits.plus(self.last), self.level + 1
+            who = [name for place, name in enumerate(parties) if (self.last.owners == place).any()]
+            if not self.grown:
+                yield from self._partition(who, mailbox)
+        yield self._checkpoint(mailbox)
+        return (yield from self._finish(parties, active, mailbox))
+
+    @property
+    def grown(self) -> bool:
+        """Whether the last level has been searched."""
+        return self.level == self.own.max_depth or (self.level > 0 and not len(self.last.trees))
+
+    def _begin(
+        self, parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox
+    ) -> Conversation[None]:
+        """Rows in one order, columns in bins, labels in codes."""
+        rows = yield from align(parties, active, mailbox, self.settings)
+        self.rows = {"train": rows.n_train, "valid": rows.n_valid, "test": rows.n_test}
+        if not self.simulated:
+            # Every party knows the run's seed, and could work out from it who draws how much.
+            self.draws = secrets.randbits(63)
+        own, settings = self.own, self.settings
+        criterion = "variance" if settings.objective == REGRESSION else "gini"
+        seeds, owners = self._column_seeds(parties)
+        requests = {
+            party: SetupRequest(
+                **mailbox.fields_for(party),
+                objective=settings.objective,
+                max_bin=settings.max_bin,
+                trees=own.trees,
+                criterion=criterion if own.criterion == "auto" else own.criterion,
+                min_samples_split=own.min_samples_split,
+                min_samples_leaf=own.min_samples_leaf,
+                min_impurity_decrease=own.min_impurity_decrease if party == active else 0.0,
+                bootstrap=own.bootstrap,
+                rows_seed=settings.seed,
+                column_seeds=seeds[owners == place],
+                master_keeps_model=own.master_keeps_model,
+            )
+            for place, party in enumerate(parties)
+        }
+        mailbox.collect((yield from ask(requests, SetupReply)))
+
+    def _column_seeds(
+        self, parties: Parties[VerticalHelloReply]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """A number a column, by which it is drawn, and whose each column is."""
+        sizes = [hello.n_columns for hello in parties.values()]
+        rng = np.random.default_rng([self.draws, 2])
+        seeds = rng.integers(0, 2**63 - 1, sum(sizes))
+        return seeds, np.repeat(np.arange(len(sizes)), sizes)
+
+    def _search(
+        self, parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox
+    ) -> Conversation[tuple[Array, Array, Array]]:
+        """Trees, nodes and winners of this level's splits."""
+        seeds, owners = self._column_seeds(parties)
+        open_nodes = self._open_nodes()
+        n_drawn = n_features(self.own.max_features, len(seeds))
+        drawn = draw_columns(seeds, owners, len(parties), n_drawn, open_nodes)
+        requests = {
+            party: LevelRequest(
+                **mailbox.fields_for(party), **_told(self.last), n_drawn=drawn[place]
+            )
+            for place, party in enumerate(parties)
+        }
+        replies = yield from ask(requests, LevelReply, _check_level(len(open_nodes[0])))
+        if self.level:
+            yield self._progress(replies[active])
+        best = winners(list(replies.values()))
+        won = np.flatnonzero(best >= 0)
+        return open_nodes[0][won], open_nodes[1][won], best[won]
+
+    def _open_nodes(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Trees and nodes that may be split next."""
+        if self.level:
+            return self.last.children()
+        return np.arange(self.own.trees, dtype=np.int32), np.zeros(self.own.trees, dtype=np.int32)
+
+    def _progress(self, reply: LevelReply | FinishReply) -> Progress:
+        """Scores of the forest as deep as it is."""
+        names, n_leaves = reply.score_names, self.own.trees + len(self.splits.trees)
+        scores = _named(names, reply.train_scores), _named(names, reply.valid_scores)
+        return Progress(self.level, self.own.trees, n_leaves, *scores)
+
+    def _partition(
+        self, who: list[str], mailbox: Mailbox, last: bool = False
+    ) -> Conversation[dict[str, PartitionReply]]:
+        """The winners say which rows go left."""
+        requests = {
+            party: PartitionRequest(**mailbox.fields_for(party), **_told(self.last), last=last)
+            for party in who
+        }
+        replies = yield from ask(requests, PartitionReply)
+        mailbox.collect(replies)
+        return replies
+
+    def _finish(
+        self, parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox
+    ) -> Conversation[Summary]:
+        """Every party keeps its part; the active one scores the forest."""
+        passive = [party for party in parties if party != active]
+        kept: Kept = {**(yield from self._partition(passive, mailbox, last=True))}
+        request = FinishRequest(**mailbox.fields_for(active), **_told(self.last))
+        reply = (yield from ask({active: request}, FinishReply))[active]
+        if len(self.last.trees):
+            yield self._progress(reply)
+        kept[active] = reply
+        yield self._written(parties, active, kept)
+        names, counts = reply.column_names, reply.column_counts
+        split = np.argsort(-reply.column_gains, kind="stable")
+        split = split[counts[split] > 0]
+        return {
+            "metrics": {
+                part: _named(reply.score_names, getattr(reply, f"{part}_scores"))
+                for part in ("train", "valid", "test")
+            },
+            "oob": _named(reply.score_names, reply.oob_scores),
+            "active": active,
+            "matched_rows": self.rows,
+            "importance": {
+                "gain": {names[place]: float(reply.column_gains[place]) for place in split},
+                "count": {names[place]: int(counts[place]) for place in split},
+            },
+            "trees": self.own.trees,
+            "best_round": None,
+        }
+
+    def _written(self, parties: Parties[VerticalHelloReply], active: str, kept: Kept) -> Model:
+        """The whole model where the master keeps it, else where its parts lie."""
+        if not self.own.master_keeps_model:
+            passive = [party for party in parties if party != active]
+            return parts_file(self.model_id, self.settings, active, passive)
+        reply = kept[active]
+        assert isinstance(reply, FinishReply)
+        firsts = np.cumsum([0, *(hello.n_columns for hello in parties.values())])
+        trees = branches(self.splits, self.n_nodes)
+        for place, party in enumerate(parties):
+            mine, part = self.splits.taken(self.splits.owners == place), kept[party]
+            if len(part.columns) != len(mine.trees):
+                rule = f"must be {len(mine.trees)}, got {len(part.columns)}"
+                raise ProtocolError(party, type(part).__name__, "columns", rule)
+            fill(trees, mine, part.columns + firsts[place], part.thresholds, part.defaults)
+        names = tuple(name for party in parties for name in kept[party].names)
+        values = tuple(np.split(reply.leaf_values, np.cumsum(self.n_nodes)[:-1]))
+        model = BaggedForest(self.settings.objective, names, reply.classes, trees, values)
+        return Model({"model.json": to_json(model)})
+
+    def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
+        """Splits so far, and the letters on their way."""
+        arrays = {f"splits.{name}": getattr(self.splits, name) for name in Splits.__slots__}
+        facts = {"level": self.level, "draws": self.draws, "rows": self.rows}
+        facts |= {"last": len(self.last.trees)}
+        return Checkpoint({**mailbox.arrays(), **arrays, "n_nodes": self.n_nodes}, facts)
+
+    def _restore(self, saved: Checkpoint, mailbox: Mailbox) -> None:
+        """Go on from a checkpoint."""
+        facts, arrays = saved.facts, saved.arrays
+        self.level, self.draws, self.rows = facts["level"], facts["draws"], facts["rows"]
+        self.n_nodes = arrays["n_nodes"]
+        self.splits = Splits(*(arrays[f"splits.{name}"] for name in Splits.__slots__))
+        n_splits = len(self.splits.trees)
+        self.last = self.splits.taken(np.arange(n_splits - facts["last"], n_splits))
+        mailbox.restore(arrays)
+
+
+STRATEGY = FederatedForest
+
+
+def _told(splits: Splits) -> Mapping[str, Any]:
+    """Splits as messages have them."""
+    return {"trees": splits.trees, "nodes": splits.nodes, "owners": splits.owners}
+
+
+def _check_level(n_open: int) -> Any:
+    """Hold a party's splits against the nodes that were open."""
+
+    def holds(party: str, reply: LevelReply) -> None:
+        if len(reply.improvements) != n_open:
+            rule = f"must be of {n_open} open nodes, got {len(reply.improvements)}"
+            raise ProtocolError(party, "LevelReply", "improvements", rule)
+
+    return holds
+
+
+def _named(names: tuple[str, ...], values: Array) -> dict[str, float]:
+    """Scores by name; none where there are no rows."""
+    return dict(zip(names, values.tolist(), strict=True)) if len(values) else {}

@@ -1,0 +1,289 @@
+"""CART's splits: scikit-learn's trees, prediction for prediction.
+
+scikit-learn visits columns in a random order and keeps the first of equal splits. Where trees of
+several seeds predict alike, no tie matters, and there ours must predict the same; each comparison
+holds that this is so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import datasets
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+from fedapp.data.datasets import read_source
+from fedapp.trees.bagged import BaggedForest, from_json, grow, leaf_values, to_json
+from fedapp.trees.cart import NO_RANK, Rules, between, bin_columns, code_columns
+from fedapp.trees.draws import bootstrap_counts, column_keys, n_features
+from fedapp.trees.levels import Rows, draw_columns, search
+
+SEEDS = range(6)
+EXACT = 65535
+OBJECTIVES = {0: "reg:squarederror", 2: "binary:logistic"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Settings of a tree, by scikit-learn's names."""
+
+    criterion: Any = "gini"
+    max_depth: int = 3
+    min_samples_split: int = 2
+    min_samples_leaf: int = 1
+    min_impurity_decrease: float = 0.0
+
+
+def one_tree(
+    x: Any, y: Any, limits: Limits, weights: Any = None, max_bin: int = EXACT
+) -> BaggedForest:
+    """Our tree, without bootstrap, of all columns."""
+    n_classes = 0 if limits.criterion == "variance" else int(y.max()) + 1
+    weights = np.ones(len(x)) if weights is None else weights
+    bins = bin_columns(x, max_bin)
+    rows = Rows(
+        code_columns(x, bins), bins, y.astype(np.float64), weights, np.ones((1, len(x)), np.uint8)
+    )
+    rules = Rules(
+        *(limits.criterion, n_classes, limits.min_samples_split),
+        *(limits.min_samples_leaf, limits.min_impurity_decrease),
+    )
+    n_columns = x.shape[1]
+    trees, nodes = grow(rows, x, np.arange(n_columns), n_columns, limits.max_depth, rules)
+    sizes = np.array([len(tree) for tree in trees])
+    n_outputs = 1 if n_classes < 3 else n_classes
+    given = nodes, weights[None, :], y.astype(np.float32), sizes
+    values = leaf_values(*given, n_classes, n_outputs)
+    names = tuple(map(str, range(n_columns))), tuple(map(str, range(n_classes)))
+    objective: Any = OBJECTIVES.get(n_classes, "multi:softprob")
+    return BaggedForest(objective, *names, trees, values)
+
+
+def theirs(x: Any, y: Any, limits: Limits, weights: Any, unseen: Any) -> Any:
+    """Predictions of scikit-learn's tree, of which ties decide none."""
+    found = []
+    for seed in SEEDS:
+        given = {**vars(limits), "random_state": seed}
+        if limits.criterion == "variance":
+            tree = DecisionTreeRegressor(**given | {"criterion": "squared_error"})
+            found.append(tree.fit(x, y, weights).predict(unseen)[:, None])
+        else:
+            shares = DecisionTreeClassifier(**given).fit(x, y, weights).predict_proba(unseen)
+            found.append(shares[:, 1:] if shares.shape[1] == 2 else shares)
+    assert all((each == found[0]).all() for each in found), "a tie decides"
+    return found[0]
+
+
+def assert_theirs(x: Any, y: Any, limits: Limits, weights: Any = None) -> BaggedForest:
+    """On 70 % of the rows our tree is theirs, there and on the unseen rows."""
+    x = x.astype(np.float32)
+    train = np.random.default_rng(0).permutation(len(x))[: len(x) * 7 // 10]
+    weights = None if weights is None else weights[train]
+    model = one_tree(x[train], y[train], limits, weights)
+    ours = model.predictions(model.leaves(x))
+    np.testing.assert_allclose(ours, theirs(x[train], y[train], limits, weights, x), 1e-6, 1e-6)
+    assert len(model.trees[0]) > 2
+    return model
+
+
+def holes(x: Any, share: float) -> Any:
+    """The values with some missing; each column has its own share, the first none."""
+    rng = np.random.default_rng(5)
+    shares = np.linspace(0, share, x.shape[1])
+    return np.where(rng.random(x.shape) < shares, np.nan, x)
+
+
+BREAST, WINE, IRIS, DIABETES = (
+    lambda load=load: load(return_X_y=True)
+    for load in (
+        *(datasets.load_breast_cancer, datasets.load_wine),
+        *(datasets.load_iris, datasets.load_diabetes),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("load", "limits"),
+    [
+        (BREAST, Limits()),
+        (WINE, Limits(max_depth=2)),
+        (WINE, Limits("entropy", 2)),
+        (IRIS, Limits()),
+        (IRIS, Limits("entropy", 4, min_samples_leaf=20)),
+        (DIABETES, Limits("variance", 4, min_samples_leaf=5)),
+        (DIABETES, Limits("variance", 8, min_samples_leaf=30)),
+        (DIABETES, Limits("variance", 6, min_samples_split=40)),
+        (BREAST, Limits(max_depth=5, min_impurity_decrease=0.02)),
+        (DIABETES, Limits("variance", 8, min_impurity_decrease=40.0)),
+    ],
+)
+def test_a_tree_is_scikit_learns(load: Callable[[], Any], limits: Limits) -> None:
+    assert_theirs(*load(), limits)
+
+
+@pytest.mark.parametrize("name", ["ionosphere", "spambase", "waveform"])
+@pytest.mark.parametrize("limits", [Limits(), Limits("entropy"), Limits(max_depth=2)])
+def test_a_tree_is_scikit_learns_on_real_rows(real_data: Path, name: str, limits: Limits) -> None:
+    table = read_source(name)
+    assert_theirs(table.values, np.unique(table.labels, return_inverse=True)[1], limits)
+
+
+@pytest.mark.parametrize("criterion", ["gini", "entropy", "variance"])
+def test_a_deep_tree_of_one_column_is_scikit_learns(criterion: str) -> None:
+    # Within a column both keep the lowest of equal cuts, so that chance decides nothing.
+    rng = np.random.default_rng(1)
+    x, y = rng.integers(0, 300, (500, 1)).astype(float), rng.integers(0, 3, 500)
+    y = y if criterion != "variance" else rng.normal(size=500)
+    model = assert_theirs(x, y, Limits(criterion, 30))
+    assert len(model.trees[0]) > 200
+
+
+@pytest.mark.parametrize(
+    ("load", "limits"),
+    [
+        (WINE, Limits(max_depth=2)),
+        (IRIS, Limits(min_samples_leaf=8)),
+        (DIABETES, Limits("variance", 4, min_samples_leaf=8)),
+    ],
+)
+@pytest.mark.parametrize("share", [0.1, 0.6])
+def test_missing_values_go_where_scikit_learn_sends_them(
+    load: Callable[[], Any], limits: Limits, share: float
+) -> None:
+    x, y = load()
+    assert_theirs(holes(x, share), y, limits)
+
+
+def test_a_value_missing_in_prediction_alone_goes_with_most_rows() -> None:
+    x, y = DIABETES()
+    limits = Limits("variance")
+    model = one_tree(x.astype(np.float32), y, limits)
+    unseen = holes(x, 0.9).astype(np.float32)
+    ours = model.predictions(model.leaves(unseen))
+    np.testing.assert_allclose(ours, theirs(x, y, limits, None, unseen), 1e-6)
+
+
+def test_that_a_value_is_missing_can_be_all_that_counts() -> None:
+    y = np.repeat([0, 1], 50)
+    x = np.stack((np.where(y == 1, np.nan, 3.0), np.arange(100) % 7), axis=1)
+    model = assert_theirs(x, y, Limits(max_depth=1))
+    rows = np.array([[np.nan, 0], [-1e30, 0], [1e30, 0]], dtype=np.float32)
+    np.testing.assert_array_equal(model.predictions(model.leaves(rows))[:, 0], [1, 0, 0])
+
+
+@pytest.mark.parametrize(("load", "criterion"), [(WINE, "gini"), (DIABETES, "variance")])
+def test_weights_count_as_in_scikit_learn(load: Callable[[], Any], criterion: str) -> None:
+    x, y = load()
+    weights = np.random.default_rng(2).choice([0.0, 0.5, 1.0, 2.5], len(y))
+    assert_theirs(x, y, Limits(criterion, 3, min_samples_leaf=20), weights)
+
+
+def test_values_that_are_almost_equal_are_not_cut_between() -> None:
+    x = np.array([[0.0], [5e-8], [1e-7], [1.0]])
+    model = one_tree(x.astype(np.float32), np.array([0, 1, 1, 1]), Limits(max_depth=5))
+    assert model.trees[0]["left"].tolist() == [1, -1, -1]
+    assert 0.4 < model.trees[0]["threshold"][0] < 0.6
+
+
+def test_of_equal_splits_the_lowest_column_wins_whatever_the_order_of_its_key() -> None:
+    x = np.repeat(np.random.default_rng(3).normal(size=(40, 1)), 5, axis=1).astype(np.float32)
+    y, everything = (x[:, 0] > 0).astype(np.float64), np.ones((20, 40), np.uint8)
+    bins = bin_columns(x, EXACT)
+    rows = Rows(code_columns(x, bins), bins, y, np.ones(40), everything)
+    roots = np.arange(20, dtype=np.int32), np.zeros(20, dtype=np.int32)
+    nodes = np.zeros((20, 40), dtype=np.int32)
+    five = np.full(20, 5)
+    found = search(rows, nodes, roots, np.arange(5), five, Rules("gini", 2, 2, 1, 0.0))
+    assert set(found.columns) == {0}
+
+
+def test_a_node_whose_drawn_columns_are_constant_takes_the_first_other_one() -> None:
+    x = np.zeros((40, 6), dtype=np.float32)
+    x[:, 4] = np.arange(40)
+    bins = bin_columns(x, EXACT)
+    y = (x[:, 4] > 20).astype(np.float64)
+    rows = Rows(code_columns(x, bins), bins, y, np.ones(40), np.ones((30, 40), np.uint8))
+    roots = np.arange(30, dtype=np.int32), np.zeros(30, dtype=np.int32)
+    given = rows, np.zeros((30, 40), dtype=np.int32), roots, np.arange(6), np.full(30, 2)
+    found = search(*given, Rules("gini", 2, 2, 1, 0.0))
+    assert set(found.columns) == {4}
+    keys = np.concatenate([column_keys(np.arange(6), tree, roots[1][:1]) for tree in range(30)])
+    drawn = (keys.argsort(axis=1)[:, :2] == 4).any(axis=1)
+    assert 0 < drawn.sum() < 30
+    np.testing.assert_array_equal(found.ranks, np.where(drawn, 0, keys[:, 4]))
+    constant = Rows(rows.codes * 0, *(getattr(rows, n) for n in Rows.__slots__[1:]))
+    nothing = search(constant, *given[1:], Rules("gini", 2, 2, 1, 0.0))
+    assert set(nothing.ranks) == {NO_RANK}
+    assert np.isnan(nothing.improvements).all()
+
+
+@given(st.floats(-(2.0**126), 2.0**126, width=32), st.integers(1, 50))
+def test_a_threshold_compares_as_the_midpoint_in_double_precision(value: float, steps: int) -> None:
+    below = np.float32(value)
+    ladder = [below]
+    for _ in range(steps):
+        ladder.append(np.nextafter(ladder[-1], np.float32(np.inf)))
+    values = np.array(ladder)
+    middle = float(values[0]) / 2 + float(values[-1]) / 2
+    threshold = between(values[:1], values[-1:])[0]
+    np.testing.assert_array_equal(values < threshold, values.astype(np.float64) <= middle)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(2, 12))
+def test_bins_hold_every_value_once_in_order(numbers: list[int], max_bin: int) -> None:
+    values = np.array(numbers, dtype=np.float32)[:, None]
+    bins = bin_columns(values, max_bin)
+    codes = code_columns(values, bins)[0]
+    assert len(bins.lows) <= max(max_bin, 1)
+    assert (bins.lows[codes] <= values[:, 0]).all()
+    assert (values[:, 0] <= bins.highs[codes]).all()
+    assert (bins.highs[:-1] < bins.lows[1:]).all()
+    if len(set(numbers)) <= max_bin:
+        np.testing.assert_array_equal(bins.lows, np.unique(values))
+
+
+def test_quantile_bins_have_about_as_many_rows_each() -> None:
+    values = np.random.default_rng(4).normal(size=(5000, 1)).astype(np.float32)
+    counts = np.bincount(code_columns(values, bin_columns(values, 20))[0])
+    assert len(counts) == 20
+    assert 240 <= counts.min() <= counts.max() <= 260
+
+
+def test_a_bootstrap_draws_as_many_rows_as_there_are_and_misses_a_third() -> None:
+    counts = bootstrap_counts(7, 50, 1000)
+    assert (counts.sum(axis=1) == 1000).all()
+    assert 0.35 < (counts == 0).mean() < 0.385  # 1 / e
+    assert len({row.tobytes() for row in counts}) == 50
+    np.testing.assert_array_equal(counts[:3], bootstrap_counts(7, 3, 1000))
+
+
+def test_a_columns_key_says_nothing_of_the_other_columns() -> None:
+    seeds = np.random.default_rng(6).integers(0, 2**63 - 1, 9)
+    nodes = np.arange(40, dtype=np.int32)
+    keys = column_keys(seeds, 3, nodes)
+    np.testing.assert_array_equal(column_keys(seeds[4:6], 3, nodes), keys[:, 4:6])
+    owners = np.repeat([0, 1, 2], 3)
+    places = np.full(40, 3, dtype=np.int32), nodes
+    counts = draw_columns(seeds, owners, 3, 4, places)
+    assert (counts.sum(axis=0) == 4).all()
+    assert len(set(counts[0])) > 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "n"), [("all", 57), ("sqrt", 7), ("log2", 5), (0.5, 28), ("0.1", 5), (0.001, 1)]
+)
+def test_columns_of_a_node_are_counted_as_in_scikit_learn(rule: str | float, n: int) -> None:
+    assert n_features(rule, 57) == n
+
+
+def test_a_forest_reads_back_as_it_was_written() -> None:
+    x, y = IRIS()
+    model = one_tree(x.astype(np.float32), y, Limits())
+    assert to_json(from_json(to_json(model))) == to_json(model)

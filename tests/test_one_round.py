@@ -1,0 +1,240 @@
+"""One-round prediction: the classical way's predictions, the passive parties asked once."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedapp.config import Settings
+from fedapp.errors import ConfigError, PartyError
+from fedapp.home import home
+from fedapp.messages import alignment
+from fedapp.messages import one_round as messages
+from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
+from fedapp.run_folder import RunFolder
+from fedapp.site.answer import Site
+from fedapp.site.mail import write_mail
+from fedapp.trees.leaf_sets import compress, decompress, leaves_of, walk
+from fedapp.trees.parts import PART
+from simulations.engines import run_local, run_simulation
+from strategies.one_round import OneRound
+from tests.forests import joined
+from tests.letters import letters_sent
+from tests.pooled import Pooled, made_columns, write_rows
+from tests.transcript import check_declared, lines_of, listen, summary_of
+
+MakeSettings = Callable[..., Settings]
+Train = Callable[..., tuple[Settings, RunFolder]]
+KINDS = {
+    "query.vertical_hello": (VerticalHelloRequest, VerticalHelloReply),
+    "query.alignment_open": (alignment.OpenRequest, alignment.SentReply),
+    "query.alignment_mask": (alignment.MaskRequest, alignment.SentReply),
+    "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),
+    "query.alignment_order": (alignment.OrderRequest, alignment.SentReply),
+    "evaluate.one_round_walk": (messages.WalkRequest, messages.WalkReply),
+    "evaluate.one_round_intersect": (messages.IntersectRequest, messages.IntersectReply),
+}
+
+
+@pytest.fixture
+def train(settings: MakeSettings, tmp_path: Path) -> Train:
+    """A forest of 5 trees, and its settings."""
+
+    def make(objective: str = "binary:logistic", **more: Any) -> tuple[Settings, RunFolder]:
+        data = tmp_path / f"{objective[:5]}.csv"
+        if not data.exists():
+            write_rows(data, made_columns(objective, n_rows=301))
+        given = {"strategy": "federated-forest", "data": str(data), "label": "y", "parties": 2}
+        given |= {"federated_forest__trees": 5, "federated_forest__max_depth": 4}
+        run = settings(**given | {"objective": objective, "align": "ordered", **more})
+        return run, run_local(run)
+
+    return make
+
+
+def prediction(make: MakeSettings, trained: Settings, **more: Any) -> Settings:
+    """Settings of a run that predicts the rows the model was trained on."""
+    model = summary_of(RunFolder(Path(trained.run_dir)))["model_id"]
+    given = {"strategy": "one-round", "data": trained.data, "parties": trained.parties}
+    return make(**given | {"model": model, "align": "ordered", **more})
+
+
+def written(folder: RunFolder) -> np.ndarray:
+    """Predictions as the active party has them."""
+    summary = summary_of(folder)
+    path = home() / "sites" / summary["active"] / summary["model_id"] / "predictions.csv"
+    with path.open() as file:
+        return np.array([list(map(float, row[1:])) for row in list(csv.reader(file))[1:]])
+
+
+@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
+@pytest.mark.parametrize("parties", [2, 5])
+def test_predictions_are_those_of_the_classical_way_and_of_the_joined_forest(
+    train: Train, settings: MakeSettings, objective: str, parties: int
+) -> None:
+    trained, folder = train(objective, parties=parties)
+    found = written(run_local(prediction(settings, trained)))
+    classical = written(run_local(prediction(settings, trained, strategy="interactive")))
+    np.testing.assert_array_equal(found, classical)
+    model, values = joined(folder), Pooled(trained).values
+    np.testing.assert_array_equal(found, model.predictions(model.leaves(values)))
+
+
+@pytest.mark.parametrize("trees", [1, 200])
+def test_the_passive_parties_are_asked_once_after_the_alignment(
+    train: Train, settings: MakeSettings, trees: int
+) -> None:
+    trained, _ = train(parties=3, federated_forest__trees=trees)
+    ledger = lines_of(run_local(prediction(settings, trained)).ledger)
+    steps = [(line["step"], line["type"]) for line in ledger if "one_round" in line["type"]]
+    assert len({step for step, kind in steps if kind.endswith("walk")}) == 1
+    assert len(set(steps)) == 2
+
+
+def test_messages_have_their_declared_fields_and_leaf_sets_go_to_the_active_party_alone(
+    train: Train, settings: MakeSettings
+) -> None:
+    trained, _ = train(parties=3, align="psi")
+    folder, app = listen(prediction(settings, trained, align="psi"))
+    check_declared(app, KINDS)
+    letters = letters_sent(app, summary_of(folder)["model_id"])
+    sets = {(one.sender, one.receiver) for one in letters if one.name == "LeafSets"}
+    assert sets == {("party-2", "party-1"), ("party-3", "party-1")}
+    assert summary_of(folder)["matched_rows"] == {"predicted": 301}
+
+
+def test_leaf_sets_travel_compressed(train: Train, settings: MakeSettings) -> None:
+    trained, folder = train(federated_forest__trees=50)
+    n_leaves = sum((tree["left"] < 0).sum() for tree in joined(folder).trees)
+    predicted, app = listen(prediction(settings, trained))
+    letters = letters_sent(app, summary_of(predicted)["model_id"])
+    (sets,) = [one["sets"] for one in letters if one.name == "LeafSets"]
+    assert len(sets) < 0.8 * n_leaves * 301 / 8
+
+
+def test_a_boosted_model_is_refused_because_passive_parties_do_not_know_its_structure(
+    vertical: MakeSettings, settings: MakeSettings, tmp_path: Path
+) -> None:
+    data = write_rows(tmp_path / "rows.csv", made_columns("binary:logistic", n_rows=80))
+    run = vertical(data=str(data), label="y", num_boost_round=1, secureboost__key_bits=256)
+    run_local(run)
+    with pytest.raises(PartyError, match=r"party-2.*model must be a forest for one-round"):
+        run_local(prediction(settings, run))
+
+
+def test_eini_refuses_a_forest_by_name(train: Train, settings: MakeSettings) -> None:
+    trained, _ = train()
+    with pytest.raises(PartyError, match=r"party-1.*model must be a boosted one for eini"):
+        run_local(prediction(settings, trained, strategy="eini"))
+
+
+def test_a_part_of_another_model_is_refused(train: Train, settings: MakeSettings) -> None:
+    trained, folder = train()
+    path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART
+    path.write_text(path.read_text().replace("}", "} ", 1))
+    with pytest.raises(PartyError, match="party-2: model must be the one this run was trained"):
+        run_local(prediction(settings, trained))
+
+
+def test_a_party_without_its_part_is_named(train: Train, settings: MakeSettings) -> None:
+    trained, folder = train()
+    (home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART).unlink()
+    with pytest.raises(PartyError, match=r"party-2 \(step 1\): model must have a part at this"):
+        run_local(prediction(settings, trained))
+
+
+def test_a_party_that_fails_is_named(
+    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, _ = train()
+    monkeypatch.setattr("clients.one_round.compress", lambda sets: 1 / 0)
+    with pytest.raises(PartyError, match=r"party-2 \(step \d\): ZeroDivisionError in evaluate.one"):
+        run_local(prediction(settings, trained))
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "match"),
+    [
+        ("ends", lambda ends: ends[:-1], "LeafSets.ends must be of 5 trees"),
+        ("ends", lambda ends: ends + 1, "LeafSets.ends must be of 5 trees"),
+        ("sets", lambda sets: np.zeros_like(sets), r"LeafSets.sets .*must be compressed by zlib"),
+    ],
+)
+def test_leaf_sets_that_do_not_fit_are_refused(
+    train: Train,
+    settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    change: Callable[[Any], Any],
+    match: str,
+) -> None:
+    def changed(site: Site, letters: Any) -> dict[str, Any]:
+        return write_mail(
+            site, [(n, replace(one, **{field: change(getattr(one, field))})) for n, one in letters]
+        )
+
+    trained, _ = train()
+    monkeypatch.setattr("clients.one_round.write_mail", changed)
+    with pytest.raises(PartyError, match=match):
+        run_local(prediction(settings, trained))
+
+
+def test_a_run_without_a_model_is_refused(settings: MakeSettings) -> None:
+    with pytest.raises(ConfigError, match="model must be the id of a trained model"):
+        OneRound.own_settings(settings(strategy="one-round"))
+
+
+def test_flowers_simulation_predicts_as_the_local_engine(
+    train: Train, settings: MakeSettings
+) -> None:
+    trained, _ = train()
+    local = written(run_local(prediction(settings, trained)))
+    simulated = run_simulation(prediction(settings, trained))
+    np.testing.assert_array_equal(written(simulated), local)
+
+
+# Leaf sets
+
+LEFTS = np.array([1, 3, 5, -1, -1, -1, -1], dtype=np.int32)
+
+
+@given(st.integers(1, 40), st.integers(0, 2**32 - 1), st.integers(1, 4))
+def test_a_rows_leaf_is_the_one_that_all_parties_leave_open(
+    n_rows: int, seed: int, n_parties: int
+) -> None:
+    # Proposition 1 of the paper, over random splits of random owners.
+    rng = np.random.default_rng(seed)
+    sides, owners = rng.random((3, n_rows)) < 0.5, rng.integers(0, n_parties, 3)
+    found = None
+    for party in range(n_parties):
+        own = {node: np.packbits(sides[node]) for node in range(3) if owners[node] == party}
+        sets = walk(LEFTS, own, n_rows)
+        again = decompress(compress(sets), 4, n_rows)
+        found = again if found is None else found & again
+    assert found is not None
+    inner = np.where(sides[0], 1, 2)
+    side = sides[inner, np.arange(n_rows)]
+    expected = LEFTS[inner] + ~side
+    np.testing.assert_array_equal(leaves_of(found, LEFTS, n_rows), expected)
+
+
+def test_a_row_in_two_leaves_or_none_is_refused() -> None:
+    sets = walk(LEFTS, {}, 9)
+    with pytest.raises(ValueError, match="must leave every row in one leaf"):
+        leaves_of(sets, LEFTS, 9)
+    with pytest.raises(ValueError, match="must leave every row in one leaf"):
+        leaves_of(sets * 0, LEFTS, 9)
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", compress(np.zeros((5, 2), np.uint8))])
+def test_bytes_of_something_else_are_no_sets(data: bytes) -> None:
+    with pytest.raises(ValueError, match="sets must be"):
+        decompress(data, 4, 9)
