@@ -1,4 +1,7 @@
-"""What a federated model is held against: XGBoost on pooled rows, and each party alone."""
+"""What a federated model is held against: pooled rows, and each party alone.
+
+Both by XGBoost, or by scikit-learn's random forest where the model is a forest.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ from fedapp.data.partition import Split, split_rows
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import common_order, read_columns, row_ids
 from fedapp.site.config import party_name, site_config
-from fedapp.site.labels import class_ids, class_names
+from fedapp.site.labels import REGRESSION, class_ids, class_names
 from fedapp.site.rows import Holdout, Rows, share_rows
 from fedapp.site.table import Table
-from fedapp.trees.objective import base_score, n_outputs
+from fedapp.trees.objective import base_score, margins_of, n_outputs
+from strategies.federated_forest import FederatedForest
 from strategies.vertical import VerticalStrategy
 
 
@@ -110,7 +114,8 @@ def _vertical_baselines(settings: Settings) -> dict[str, Any]:
     """All columns, and those of the party that has the labels."""
     joined, active, own_columns = join_tables(settings)
     own = replace(joined, values=np.ascontiguousarray(joined.values[:, own_columns]))
-    return {"pooled": _scores(settings, joined), "alone": {active: _scores(settings, own)}}
+    score = _forest_scores if settings.strategy == "federated-forest" else _scores
+    return {"pooled": score(settings, joined), "alone": {active: score(settings, own)}}
 
 
 def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
@@ -155,6 +160,35 @@ def _scores(settings: Settings, rows: Pooled) -> dict[str, float]:
         rows.labels[test],
         rows.weights[test],
     )
+
+
+def _forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
+    """Train scikit-learn's random forest on some rows and score it on the test rows."""
+    from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+
+    own = FederatedForest.own_settings(settings)
+    is_regression = settings.objective == REGRESSION
+    kind = RandomForestRegressor if is_regression else RandomForestClassifier
+    criterion = "squared_error" if is_regression else own.criterion.replace("auto", "gini")
+    forest = kind(
+        own.trees,
+        criterion=criterion,
+        max_depth=own.max_depth,
+        min_samples_split=own.min_samples_split,
+        min_samples_leaf=own.min_samples_leaf,
+        min_impurity_decrease=own.min_impurity_decrease,
+        max_features=None if own.max_features == "all" else own.max_features,
+        bootstrap=own.bootstrap,
+        random_state=settings.seed % 2**32,
+    )
+    train, test = rows.split.train, rows.split.test
+    forest.fit(rows.values[train], rows.labels[train], sample_weight=rows.weights[train])
+    values = rows.values[test]
+    found = forest.predict(values)[:, None] if is_regression else forest.predict_proba(values)
+    if settings.objective == "binary:logistic":
+        found = found[:, 1:]
+    margins = margins_of(settings.objective, found).astype(np.float32)
+    return metrics.pooled(settings.objective, margins, rows.labels[test], rows.weights[test])
 
 
 def xgboost_parameters(settings: Settings, labels: Any, weights: Any, drawn: Any) -> dict[str, Any]:

@@ -184,12 +184,13 @@ class _Hints(dict[type[Any], dict[str, tuple[Any, Form | Range | None]]]):
     """Plain type and declared form of every field of a message class, read once."""
 
     def __missing__(self, kind: type[Any]) -> dict[str, tuple[Any, Form | Range | None]]:
-        self[kind] = {}
+        found = {}
         for name, hint in get_type_hints(kind, include_extras=True).items():
             if name != "kind":
                 base, extra = get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
-                self[kind][name] = (get_origin(base) or base, extra)
-        return self[kind]
+                found[name] = (get_origin(base) or base, extra)
+        self[kind] = found  # whole: sites of one process read it from several threads
+        return found
 
 
 _HINTS = _Hints()
