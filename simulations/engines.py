@@ -41,6 +41,7 @@ STATUS_POLL_SECONDS = 1.0
 STOP_SECONDS = 10
 MOST_STATUS_FAILURES = 10
 LOG_LINES = 20
+STOPPED = {"SystemExit", "KeyboardInterrupt"}  # in the ServerApp's process, from outside
 
 
 class LocalGrid(Grid):
@@ -122,6 +123,21 @@ def simulated_contexts(settings: Settings) -> list[Context]:
             run_config=run_config,
         )
         for part in range(settings.parties)
+    ]
+
+
+def site_contexts(nodes: Iterable[Mapping[str, Any]]) -> list[Context]:
+    """Contexts of parties with tables of their own, as SuperNodes make them.
+
+    Parameters
+    ----------
+    nodes : the node config of each.
+    """
+    return [
+        Context(
+            run_id=0, node_id=node_id, node_config=dict(node), state=RecordDict(), run_config={}
+        )
+        for node_id, node in enumerate(nodes, start=SERVER_NODE + 1)
     ]
 
 
@@ -274,9 +290,9 @@ def _flwr_run(
     status = _wait_for(run_id, name, environment)
     folder = RunFolder(Path(settings.run_dir or "."))
     if status != "finished:completed":
-        raise RunFailedError(
-            _cause(folder) or f"Flower says {status}", _log_lines(run_id, name, environment)
-        )
+        lines = _log_lines(run_id, name, environment)
+        cause = _cause(folder) or _logged_cause(lines) or f"Flower says {status}"
+        raise RunFailedError(cause, lines)
     return folder
 
 
@@ -315,7 +331,16 @@ def _wait_for(run_id: str, name: str, environment: dict[str, str]) -> str:
 def _cause(folder: RunFolder) -> str:
     """Why a run failed, in its own words."""
     path = folder.path / "failure.json"
-    return str(json.loads(path.read_text())["message"]) if path.exists() else ""
+    failure = json.loads(path.read_text()) if path.exists() else {"error": "", "message": ""}
+    if failure["error"] in STOPPED:
+        return f"the ServerApp was stopped; -c resume={folder.path} goes on with the run"
+    return str(failure["message"])
+
+
+def _logged_cause(lines: Iterable[str]) -> str:
+    """The same for a run whose folder lies elsewhere."""
+    found = [re.fullmatch(r"fedapp\.errors\.\w+: (.+)", line) for line in lines]
+    return next((match[1] for match in found if match), "")
 
 
 def _log_lines(run_id: str, name: str, environment: dict[str, str]) -> list[str]:

@@ -87,7 +87,7 @@ def write_federation(folder: Path, federation: Federation) -> None:
     _write(folder / "ca.crt", ca.public, PUBLIC)
     _write(folder / "server.key", server.secret, SECRET)
     _write(folder / "server.crt", server.public, PUBLIC)
-    _write(folder / "superexec.secret", secrets.token_hex(32).encode(), SECRET)
+    _write_superexec_secret(folder)
     for part in ("sites", "flower", "home"):
         (folder / part).mkdir(mode=0o700)
     texts = {
@@ -125,14 +125,15 @@ def write_site(folder: Path, site: SiteConfig, superlink: str, ca: str, port: in
     folder = _new(folder)
     keys = supernode_keys(site.name)
     _write(folder / "supernode.key", keys.secret, SECRET)
+    _write_superexec_secret(folder)
     _write(folder / f"{site.name}.pub", keys.public, PUBLIC)
     if ca:
         _write(folder / "ca.crt", Path(ca).read_bytes(), PUBLIC)
     _write(folder / "site.toml", _node_config(site, data).encode(), SECRET)
     for part in ("flower", "home"):
         (folder / part).mkdir(mode=0o700)
-    mounted = ["supernode.key", "site.toml", "flower", *(["ca.crt"] if ca else [])]
-    volumes = [f"{folder}/{name}:{folder}/{name}:ro" for name in mounted if name != "flower"]
+    mounted = ["supernode.key", "site.toml", "superexec.secret", *(["ca.crt"] if ca else [])]
+    volumes = [f"{folder}/{name}:{folder}/{name}:ro" for name in mounted]
     values = _values(folder) | {
         "SUPERLINK": superlink,
         "ROOT": f"--root-certificates {folder}/ca.crt" if ca else "",
@@ -177,8 +178,7 @@ def _node_config(site: SiteConfig, data: str) -> str:
 def _values(folder: Path) -> dict[str, str]:
     """What every template may name."""
     bin_folder = str(Path(sys.executable).parent)
-    for path in (str(folder), bin_folder):
-        _check(PLAIN, path, "letters, digits and _/.+,@-", "path")
+    _check(PLAIN, bin_folder, "letters, digits and _/.+,@-", "path")
     return {
         "DIR": str(folder),
         "BIN": bin_folder,
@@ -208,6 +208,7 @@ def _existing(path: str) -> str:
 def _new(folder: Path) -> Path:
     """A folder for its owner alone, absolute; made, or empty."""
     folder = folder.expanduser().resolve()
+    _check(PLAIN, str(folder), "letters, digits and _/.+,@-", "path")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if any(folder.iterdir()):
         raise ConfigError(f"{folder} must be an empty folder or a new one")
@@ -220,6 +221,11 @@ def _write_texts(
 ) -> None:
     for name, (template, mode) in texts.items():
         _write(folder / name, templates.fill(template, values).encode(), mode)
+
+
+def _write_superexec_secret(folder: Path) -> None:
+    """What a SuperExec shows to be given work: others on the machine reach the loopback too."""
+    _write(folder / "superexec.secret", secrets.token_hex(32).encode(), SECRET)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

@@ -55,8 +55,9 @@ wait
 START_SUPERNODE = (
     """\
 #!/usr/bin/env bash
-# The site's SuperNode, started again when it ends. After a crash the SuperLink refuses the same key
-# for about 60 s, until it takes the old SuperNode for gone; so it is tried again until it works.
+# The site's SuperNode and the SuperExec that starts the process which reads the rows, each started
+# again when it ends. After a crash the SuperLink refuses the same key for about 60 s, until it
+# takes the old SuperNode for gone; so it is tried again until it works.
 set -u
 umask 077
 cd {DIR}
@@ -67,15 +68,19 @@ pause=5
     + """\
 keep flower-supernode --superlink {SUPERLINK} {ROOT} \\
   --auth-supernode-private-key {DIR}/supernode.key \\
+  --isolation process --superexec-auth-secret-file {DIR}/superexec.secret \\
   --host 127.0.0.1 --port {PORT} --node-config {DIR}/site.toml & supernode=$!
-trap 'kill "$supernode"; wait; exit 0' TERM INT
+pause=1
+keep flower-superexec --insecure --runtime-api-address 127.0.0.1:{PORT} \\
+  --superexec-auth-secret-file {DIR}/superexec.secret & superexec=$!
+trap 'kill "$superexec" "$supernode"; wait; exit 0' TERM INT
 wait
 """
 )
 
 REGISTER_SITES = """\
 #!/usr/bin/env bash
-# Tell the SuperLink the public keys of the sites, one sites/NAME.pub each; once is enough.
+# Tell the SuperLink the public keys of the sites, one sites/NAME.pub each; it may be run again.
 set -u
 cd {DIR}
 . ./env.sh
@@ -84,8 +89,13 @@ for name in {SITES}; do
   if [ ! -f "sites/$name.pub" ]; then
     echo "sites/$name.pub is missing" >&2
     status=1
+  elif shown=$(flwr supernode register "sites/$name.pub" {NAME} --name "$name" 2>&1); then
+    echo "$name is registered"
+  elif [[ $shown == *"already in use"* ]]; then
+    echo "$name was registered before"
   else
-    flwr supernode register "sites/$name.pub" {NAME} --name "$name" || status=1
+    echo "$shown" >&2
+    status=1
   fi
 done
 exit "$status"
@@ -218,7 +228,8 @@ services:
     command: >-
       flower-supernode --superlink {SUPERLINK} {ROOT}
       --auth-supernode-private-key {DIR}/supernode.key
-      --isolation process --host 0.0.0.0 --port 9094 --node-config {DIR}/site.toml
+      --isolation process --superexec-auth-secret-file {DIR}/superexec.secret
+      --host 0.0.0.0 --port 9094 --node-config {DIR}/site.toml
   superexec:
     <<: *fedapp
     depends_on: [supernode]
@@ -226,8 +237,11 @@ services:
     volumes:
       - {DIR}/home:{DIR}/home
       - {DIR}/flower:{DIR}/flower
+      - {DIR}/superexec.secret:{DIR}/superexec.secret:ro
       - {DATA}:{DATA}:ro
-    command: flower-superexec --insecure --runtime-api-address supernode:9094
+    command: >-
+      flower-superexec --insecure --runtime-api-address supernode:9094
+      --superexec-auth-secret-file {DIR}/superexec.secret
 
 networks:
   outside: {}

@@ -1,0 +1,178 @@
+"""A federation of real processes on the loopback, started by the scripts that fedapp writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fedapp.deploy.folders import Federation, write_federation, write_site
+from fedapp.site.config import parse_node_config, site_config
+from simulations.engines import _free_ports
+
+START_SECONDS, RUN_SECONDS, STOP_SECONDS = 60, 400, 20
+
+
+class Deployment:
+    """A coordinator and sites, each in a folder of its own, started by their own scripts.
+
+    Parameters
+    ----------
+    folder : new; everything is written there.
+    nodes : node config of each site, by name.
+    """
+
+    def __init__(self, folder: Path, nodes: Mapping[str, Mapping[str, Any]]) -> None:
+        self.folder, self.coordinator = folder, folder / "coordinator"
+        port, *ports = _free_ports(1 + len(nodes))
+        self.superlink = f"localhost:{port}"
+        write_federation(
+            self.coordinator, Federation("federation", "localhost", 9092, port, list(nodes))
+        )
+        self.ports = dict(zip(nodes, ports, strict=True))
+        self._scripts: dict[str, subprocess.Popen[bytes]] = {}
+        for name, node in nodes.items():
+            self.add_site(name, node)
+            public = (folder / name / f"{name}.pub").read_bytes()
+            (self.coordinator / "sites" / f"{name}.pub").write_bytes(public)
+
+    def add_site(self, name: str, node: Mapping[str, Any]) -> None:
+        """Write the folder of a site."""
+        site, ca = site_config({"name": name, **node}, {}), str(self.coordinator / "ca.crt")
+        write_site(self.folder / name, site, self.superlink, ca, self.ports[name])
+
+    def change_site(self, name: str, node: Mapping[str, Any]) -> None:
+        """Give a site that does not run another node config."""
+        lines = [f"{key} = {json.dumps(value)}" for key, value in {"name": name, **node}.items()]
+        (self.folder / name / "site.toml").write_text("\n".join(lines) + "\n")
+
+    def node_config(self, name: str) -> Mapping[str, Any]:
+        return parse_node_config(str(self.folder / name / "site.toml"))
+
+    def start(self, *names: str) -> None:
+        """Start the coordinator's script and register its sites, or a site's script."""
+        for name in names:
+            script = "start-superlink.sh" if name == "coordinator" else "start-supernode.sh"
+            with self.log(name).open("ab") as log:
+                self._scripts[name] = subprocess.Popen(
+                    [str(self.folder / name / script)],
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+
+    def register(self) -> None:
+        """Register the sites, as soon as the SuperLink answers."""
+        deadline = time.monotonic() + START_SECONDS
+        command = [str(self.coordinator / "register-sites.sh")]
+        while (done := subprocess.run(command, capture_output=True, check=False)).returncode:
+            if time.monotonic() > deadline:
+                raise AssertionError(done.stdout.decode() + done.stderr.decode())
+
+    def stop(self, *names: str) -> None:
+        """Tell scripts to stop; what they leave behind is an error."""
+        families = {name: self.family(name) for name in names}
+        for name in names:
+            self._scripts[name].send_signal(signal.SIGTERM)
+        for name in names:
+            assert self._scripts.pop(name).wait(STOP_SECONDS) == 0
+            _, alive = psutil.wait_procs(families[name], timeout=STOP_SECONDS)
+            assert not alive
+
+    def close(self) -> None:
+        """End all that runs, whatever state it is in."""
+        family = [process for name in self._scripts for process in self.family(name)]
+        for script in self._scripts.values():
+            script.terminate()
+        _, alive = psutil.wait_procs(family, timeout=STOP_SECONDS)
+        for process in alive:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for script in self._scripts.values():
+            script.wait()
+
+    def family(self, name: str) -> list[psutil.Process]:
+        """A script's process and all it has started."""
+        with suppress(psutil.NoSuchProcess):
+            script = psutil.Process(self._scripts[name].pid)
+            return [script, *script.children(recursive=True)]
+        return []
+
+    def process(self, name: str, program: str) -> psutil.Process | None:
+        """The process of a program that a script has started; None where there is none now."""
+        for process in self.family(name):
+            with suppress(psutil.NoSuchProcess):
+                if any(Path(word).name == program for word in process.cmdline()[:2]):
+                    return process
+        return None
+
+    def kill(self, name: str, program: str) -> bool:
+        """SIGKILL a process of a script, once it is there; whether it came in time."""
+        deadline = time.monotonic() + START_SECONDS
+        while (process := self.process(name, program)) is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        process.kill()
+        return True
+
+    def wait_for(self, name: str, text: str, since: int) -> None:
+        """Wait until a script's log has a text after so many bytes."""
+        log, deadline = self.log(name), time.monotonic() + START_SECONDS
+        while text.encode() not in log.read_bytes()[since:]:
+            assert time.monotonic() < deadline, log.read_text()[-2000:]
+            time.sleep(0.1)
+
+    def size_of_log(self, name: str) -> int:
+        """Bytes that a script's log has now."""
+        return self.log(name).stat().st_size
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        """Start a ``fedapp`` command at the coordinator."""
+        command = shlex.join([f"{Path(sys.executable).parent}/fedapp", *words])
+        return subprocess.Popen(
+            ["bash", "-c", f". {self.coordinator}/env.sh; exec {command}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+
+    def fedapp(self, *words: str) -> str:
+        """Run a ``fedapp`` command at the coordinator to its end."""
+        return ended(self.begin(*words))
+
+    def coordinators_files(self) -> Iterator[tuple[Path, bytes]]:
+        """What lies at the coordinator: logs, state of the SuperLink, runs; no keys of its own."""
+        own = {"ca.key", "server.key", "superexec.secret"}
+        for path in [self.log("coordinator"), *self.coordinator.rglob("*")]:
+            if path.is_file() and path.name not in own and "apps" not in path.parts:
+                yield path, path.read_bytes()
+
+
+def ended(command: subprocess.Popen[str]) -> str:
+    """What a command has printed; it must have succeeded."""
+    try:
+        shown, _ = command.communicate(timeout=RUN_SECONDS)
+    finally:
+        command.kill()
+    assert command.returncode == 0, shown
+    return shown
+
+
+def settings_of(values: Mapping[str, object]) -> list[str]:
+    """``-c key=value`` of each setting."""
+    return [word for key, value in values.items() for word in ("-c", f"{key}={value}")]

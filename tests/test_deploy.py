@@ -1,0 +1,380 @@
+"""What `fedapp federation init` and `fedapp site init` write."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import threading
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.common.config import parse_config_args
+from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+from typer.testing import CliRunner
+
+from fedapp.deploy import certificates, folders
+from fedapp.deploy.commands import federation_app
+from fedapp.deploy.templates import fill
+from fedapp.errors import ConfigError
+from fedapp.site.commands import site_app
+from fedapp.site.config import parse_node_config, site_config
+from tests.conftest import WriteTable
+
+Init = Callable[..., tuple[Path, str]]
+# All that others may read; the folder itself keeps them out.
+PUBLIC = {"ca.crt", "server.crt", "bank.pub", "nginx.conf", "compose.yaml", "Dockerfile"}
+PUBLIC |= {"fedapp-superlink.service", "fedapp-supernode.service"}
+SECRETS = ("ca.key", "server.key", "superexec.secret", "supernode.key")
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Init:
+    def init(*options: str) -> tuple[Path, str]:
+        folder = tmp_path / "coordinator"
+        options = ("--host", "fed.example.org", "--sites", "bank, insurer", *options)
+        return folder, invoke(federation_app, str(folder), *options)
+
+    return init
+
+
+@pytest.fixture
+def site(tmp_path: Path, write_table: WriteTable) -> Init:
+    def init(*options: str) -> tuple[Path, str]:
+        folder, ca = tmp_path / "bank", tmp_path / "ca.crt"
+        ca.write_text("a certificate")
+        given = {
+            "--name": "bank",
+            "--superlink": "fed.example.org:9092",
+            "--data": str(write_table("rows")),
+            "--ca": str(ca),
+        }
+        given |= dict(zip(options[::2], options[1::2], strict=True))
+        return folder, invoke(
+            site_app, str(folder), *(part for pair in given.items() for part in pair)
+        )
+
+    return init
+
+
+def invoke(app: object, *options: str) -> str:
+    result = CliRunner().invoke(app, ["init", *options])  # type: ignore[arg-type]
+    if result.exception:
+        raise result.exception
+    return result.output
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {
+        path.relative_to(folder).as_posix(): stat.S_IMODE(path.stat().st_mode)
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
+# Who can read what
+
+
+@pytest.mark.parametrize("name", ["federation", "site"])
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_nothing_but_what_is_public_can_be_read_by_others(
+    request: pytest.FixtureRequest, name: str, umask: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        folder, _ = request.getfixturevalue(name)()
+    finally:
+        os.umask(before)
+    found = modes(folder)
+    assert found["."] == 0o700
+    assert {path for path, mode in found.items() if mode & 0o077} <= PUBLIC
+    secret = [path for path in SECRETS if path in found]
+    assert secret
+    assert {found[path] for path in secret} == {0o600}
+
+
+@pytest.mark.parametrize("name", ["federation", "site"])
+def test_nothing_secret_is_printed_or_stands_in_a_public_file(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    folder, shown = request.getfixturevalue(name)()
+    public = shown + "".join(path.read_text() for path in folder.rglob("*") if path.name in PUBLIC)
+    for path in (folder / name for name in SECRETS if (folder / name).exists()):
+        lines = [line for line in path.read_text().splitlines() if "-----" not in line]
+        assert lines
+        assert not any(line in public for line in lines)
+
+
+def test_a_key_pair_hides_its_secret_in_its_repr() -> None:
+    pair = certificates.supernode_keys("bank")
+    assert "secret" not in repr(pair)
+    assert "PRIVATE" not in repr(pair)
+
+
+@pytest.mark.parametrize("name", ["federation", "site"])
+def test_nothing_that_exists_is_overwritten(request: pytest.FixtureRequest, name: str) -> None:
+    init = request.getfixturevalue(name)
+    folder, _ = init()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"must be an empty folder or a new one$"):
+        init()
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# Certificates and keys
+
+
+@pytest.mark.parametrize("host", ["fed.example.org", "localhost", "127.0.0.1"])
+def test_a_client_that_knows_the_ca_takes_the_server_for_the_host(
+    federation: Init, host: str
+) -> None:
+    folder, _ = federation()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "server.crt", folder / "server.key")
+    shake_hands(server, folder / "ca.crt", host)
+
+
+@pytest.mark.parametrize("host", ["other.example.org", "127.0.0.2"])
+def test_a_client_does_not_take_the_server_for_another_host(federation: Init, host: str) -> None:
+    folder, _ = federation()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "server.crt", folder / "server.key")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(server, folder / "ca.crt", host)
+
+
+def shake_hands(server: ssl.SSLContext, ca: Path, host: str) -> None:
+    """A TLS handshake over a pair of sockets, as strict as Python can be."""
+    client = ssl.create_default_context(cafile=str(ca))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    here, there = socket.socketpair()
+
+    def answer() -> None:
+        try:
+            server.wrap_socket(there, server_side=True).close()
+        except OSError:
+            there.close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        client.wrap_socket(here, server_hostname=host).close()
+    finally:
+        here.close()
+        thread.join()
+
+
+def test_a_site_proves_who_it_is_by_a_p384_key_in_openssh_form(site: Init) -> None:
+    folder, _ = site()
+    secret = load_ssh_private_key((folder / "supernode.key").read_bytes(), None)
+    public = load_ssh_public_key((folder / "bank.pub").read_bytes())
+    assert isinstance(secret, ec.EllipticCurvePrivateKey)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    assert isinstance(secret.curve, ec.SECP384R1)
+    assert secret.public_key().public_numbers() == public.public_numbers()
+
+
+def test_the_hosts_own_certificate_is_for_the_sites_and_a_made_one_for_the_loopback(
+    federation: Init, tmp_path: Path
+) -> None:
+    for name in ("own.crt", "own.key"):
+        (tmp_path / name).write_text(name)
+    folder, _ = federation(
+        "--certificate", str(tmp_path / "own.crt"), "--key", str(tmp_path / "own.key")
+    )
+    assert f"ssl_certificate {tmp_path}/own.crt;" in (folder / "nginx.conf").read_text()
+    assert f"ssl_certificate_key {tmp_path}/own.key;" in (folder / "nginx.conf").read_text()
+    assert f"--ssl-certfile {folder}/server.crt" in (folder / "start-superlink.sh").read_text()
+
+
+# What Flower reads
+
+
+def test_a_node_config_says_what_was_asked_for_to_flower_too(site: Init) -> None:
+    options = ("--label", "y", "--id", "a", "--allow", "pax,secureboost", "--min-rows", "30")
+    folder, _ = site(*options)
+    node = parse_node_config(str(folder / "site.toml"))
+    assert node == parse_config_args([str(folder / "site.toml")])
+    config = site_config(node, {})
+    assert (config.name, config.label, config.id_column) == ("bank", "y", "a")
+    assert (config.allowed, config.min_rows) == ({"pax", "secureboost"}, 30)
+    assert Path(config.data).is_absolute()
+
+
+def commands_of(script: Path, program: str) -> list[list[str]]:
+    """Arguments with which a script starts a program."""
+    text = script.read_text().replace("\\\n", " ")
+    lines = [line.partition("&")[0].split() for line in text.splitlines()]
+    return [words[2:] for words in lines if words[:2] == ["keep", program]]
+
+
+def test_flower_takes_the_options_of_the_superlinks_script(federation: Init) -> None:
+    folder, _ = federation("--port", "18000")
+    (words,) = commands_of(folder / "start-superlink.sh", "flower-superlink")
+    given = _parse_args_run_superlink().parse_args(words)
+    assert given.isolation == "process"
+    assert given.database == f"{folder}/superlink.db"
+    assert given.enable_supernode_auth
+    assert (given.host, given.port) == ("127.0.0.1", 18000)
+
+
+@pytest.mark.parametrize("ca", [True, False])
+def test_flower_takes_the_options_of_the_supernodes_script(site: Init, ca: bool) -> None:
+    folder, _ = site("--port", "18094", *(() if ca else ("--ca", "")))
+    (words,) = commands_of(folder / "start-supernode.sh", "flower-supernode")
+    given = _parse_args_run_supernode().parse_args(words)
+    assert given.superlink == "fed.example.org:9092"
+    assert given.root_certificates == (f"{folder}/ca.crt" if ca else None)
+    assert given.node_config == f"{folder}/site.toml"
+    assert (given.host, given.port) == ("127.0.0.1", 18094)
+
+
+def test_flower_finds_the_superlink_by_its_name(federation: Init) -> None:
+    folder, _ = federation("--name", "trial", "--port", "18000")
+    found = tomllib.loads((folder / "flower" / "config.toml").read_text())["superlink"]["trial"]
+    assert found == {"address": "127.0.0.1:18000", "root-certificates": f"{folder}/ca.crt"}
+
+
+# Scripts, containers, proxy
+
+
+@pytest.mark.parametrize("name", ["federation", "site"])
+def test_the_scripts_are_bash(request: pytest.FixtureRequest, name: str) -> None:
+    folder, _ = request.getfixturevalue(name)()
+    scripts = [*folder.glob("*.sh")]
+    assert scripts
+    for script in scripts:
+        subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def test_containers_have_pinned_images_and_flower_takes_their_options(
+    federation: Init, site: Init
+) -> None:
+    parsers = {"superlink": _parse_args_run_superlink(), "supernode": _parse_args_run_supernode()}
+    for folder in (federation()[0], site()[0]):
+        services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+        for name, service in services.items():
+            assert service["image"].rpartition(":")[2][0].isdigit()
+            if name in parsers:
+                given = parsers[name].parse_args(service["command"].split()[1:])
+                assert given.isolation == "process"
+
+
+def test_the_process_that_reads_a_sites_rows_has_no_way_out_and_the_other_one_no_rows(
+    site: Init,
+) -> None:
+    folder, _ = site()
+    data = parse_node_config(str(folder / "site.toml"))["data"]
+    document = yaml.safe_load((folder / "compose.yaml").read_text())
+    supernode, superexec = (document["services"][name] for name in ("supernode", "superexec"))
+    assert superexec["networks"] == ["inside"]
+    assert document["networks"]["inside"] == {"internal": True}
+    assert f"{data}:{data}:ro" in superexec["volumes"]
+    assert not any(str(data) in volume for volume in supernode["volumes"])
+    assert not any("supernode.key" in volume for volume in superexec["volumes"])
+
+
+def test_sites_reach_the_fleet_routes_alone(federation: Init) -> None:
+    folder, _ = federation("--public-port", "9999", "--port", "18000")
+    text = (folder / "nginx.conf").read_text()
+    assert "listen 9999 ssl;" in text
+    locations = [part.split("{")[0].strip() for part in text.split("location ")[1:]]
+    assert locations == ["/v1/fleet/", "/"]
+    assert "return 403;" in text.split("location / {")[1]
+    assert text.count("proxy_pass ") == 1
+
+
+def test_a_script_starts_its_process_again_until_it_is_told_to_stop(
+    site: Init, tmp_path: Path
+) -> None:
+    folder, _ = site()
+    starts = tmp_path / "starts"
+    for program in ("flower-supernode", "flower-superexec"):
+        stub = tmp_path / program
+        noted = starts if program == "flower-supernode" else "/dev/null"
+        stub.write_text(f"#!/bin/sh\necho $$ >> {noted}\nexec sleep 60\n")
+        stub.chmod(0o700)
+    script = folder / "start-supernode.sh"
+    script.write_text(script.read_text().replace("pause=5", "pause=0.1"))
+    with (folder / "env.sh").open("a") as file:
+        file.write(f'export PATH={tmp_path}:"$PATH"\n')
+    process = subprocess.Popen([str(script)], stderr=subprocess.DEVNULL)
+    try:
+        first = wait_for_start(starts, 1)
+        os.kill(first, signal.SIGKILL)
+        second = wait_for_start(starts, 2)
+    finally:
+        process.terminate()
+    assert process.wait(timeout=5) == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(second, 0)
+
+
+def wait_for_start(starts: Path, number: int) -> int:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        lines = starts.read_text().splitlines() if starts.exists() else []
+        if len(lines) >= number:
+            return int(lines[number - 1])
+        time.sleep(0.02)
+    raise AssertionError(f"start {number} did not happen")
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (("--host", "a b"), "host must be a host name or an address, got 'a b'"),
+        (("--name", "../x"), "name must be"),
+        (("--sites", "bank,$(id)"), r"name must be .* got '\$\(id\)'"),
+        (("--certificate", "x.crt"), "--certificate and --key must be given together"),
+        (("--certificate", "x.crt", "--key", "x.key"), "x.crt must be a file"),
+    ],
+)
+def test_a_federation_that_breaks_a_rule_is_refused(
+    federation: Init, options: tuple[str, ...], rule: str
+) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        federation(*options)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (("--name", "a b"), "name must be"),
+        (("--superlink", "fed.example.org"), "superlink must be HOST:PORT, got fed.example.org"),
+        (("--superlink", "x;y:1"), "superlink must be HOST:PORT"),
+        (("--data", "gone.csv"), "gone.csv must be a file"),
+        (("--ca", "gone.crt"), "gone.crt must be a file"),
+        (("--allow", "pax,scureboost"), "allow must name methods"),
+    ],
+)
+def test_a_site_that_breaks_a_rule_is_refused_and_nothing_is_written(
+    site: Init, tmp_path: Path, options: tuple[str, ...], rule: str
+) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        site(*options)
+    assert not (tmp_path / "bank").exists()
+
+
+def test_a_path_that_would_need_quotes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="path must be letters, digits and"):
+        folders.write_federation(
+            tmp_path / "my folder", folders.Federation("fed", "localhost", 9092, 8000, ["bank"])
+        )
+    assert not (tmp_path / "my folder").exists()
+
+
+def test_a_template_keeps_braces_that_are_no_names() -> None:
+    assert fill("location / { {NAME} } {}", {"NAME": "x"}) == "location / { x } {}"
