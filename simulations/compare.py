@@ -99,7 +99,7 @@ def compare(
         cells = []
         for seed in seeds:
             given = {**overrides, "strategy": strategy, "seed": seed}
-            cells.append(_cell(load_settings(given), output, engine, tell))
+            cells.append(finished_cell(load_settings(given), output, engine, tell))
         lines.append(_line(strategy, cells, metric))
     lines += _baselines(first, seeds, output, metric, tell)
     ordered = sorted(lines, key=lambda line: line.mean, reverse=BETTER[metric])
@@ -108,7 +108,7 @@ def compare(
     return found
 
 
-def _cell(
+def finished_cell(
     settings: Settings, output: Path, engine: Engine, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """The summary of one run, which is made unless it is there."""

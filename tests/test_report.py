@@ -278,8 +278,8 @@ def test_progress_is_a_line_a_tree_as_the_file_grows(tmp_path, monkeypatch):
     lines = [json.dumps(round_line(i, ["accuracy", "auc", "logloss"])) + "\n" for i in (3, 4)]
     pieces = ["", lines[0], lines[1][:40], lines[1][40:]]
     shown = follow_growing(tmp_path / "rounds.jsonl", pieces)
-    first = "tree  3/50  valid auc 0.5370  logloss 0.5370  exchanges 14  1.2 MB  0.31 s"
-    second = "tree  4/50  valid auc 0.5494  logloss 0.5494  exchanges 18  1.2 MB  0.31 s"
+    first = "round  3/50  valid auc 0.5370  logloss 0.5370  exchanges 14  1.2 MB  0.31 s"
+    second = "round  4/50  valid auc 0.5494  logloss 0.5494  exchanges 18  1.2 MB  0.31 s"
     assert shown == [[], [first], [first], [first, second], [first, second]]
 
 
@@ -302,7 +302,7 @@ def test_progress_waits_for_a_file_that_is_not_there_yet(tmp_path):
     timer.start()
     follow(path, 5, "auc", Console(file=out), lambda: not ended.is_set())
     timer.join()
-    assert out.getvalue().startswith("tree 1/5  valid auc 0.5123  exchanges 6")
+    assert out.getvalue().startswith("round 1/5  valid auc 0.5123  exchanges 6")
 
 
 def test_progress_shows_the_train_score_where_there_is_no_validation(tmp_path):
@@ -310,8 +310,8 @@ def test_progress_shows_the_train_score_where_there_is_no_validation(tmp_path):
     write_lines(path, [round_line(1, ["rmse", "mae"], valid={}), round_line(2, [])])
     follow(path, 5, "rmse", Console(file=out), lambda: False)
     assert out.getvalue().splitlines() == [
-        "tree 1/5  train rmse 0.5123  mae 0.5123  exchanges 6  1.2 MB  0.31 s",
-        "tree 2/5  exchanges 10  1.2 MB  0.31 s",
+        "round 1/5  train rmse 0.5123  mae 0.5123  exchanges 6  1.2 MB  0.31 s",
+        "round 2/5  exchanges 10  1.2 MB  0.31 s",
     ]
 
 
@@ -324,7 +324,7 @@ def test_progress_on_a_terminal_is_one_live_line(tmp_path):
     text = out.getvalue()
     assert text.count("\n") == 1
     assert re.search(
-        r"\rESC\[2Ktree 3/50 .*valid auc 0.5370 14 exchanges", text.replace("\x1b", "ESC")
+        r"\rESC\[2Kround 3/50 .*valid auc 0.5370 14 exchanges", text.replace("\x1b", "ESC")
     )
 
 

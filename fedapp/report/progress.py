@@ -31,7 +31,7 @@ def follow(
 ) -> None:
     """Show every round as it is written, until the run has ended and all are shown.
 
-    A terminal gets one live line, anything else a plain line a tree.
+    A terminal gets one live line, anything else a plain line a round.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def _live(n_rounds: int, metric: str, console: Console) -> Iterator[Show]:
         return
     # No spinner and no sizes: the line must fit 80 columns.
     columns = (
-        TextColumn("tree {task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
         BarColumn(bar_width=None),
         TextColumn("[bold]{task.fields[score]}", markup=True),
         TextColumn("[dim]{task.fields[exchanges]} exchanges", markup=True),
@@ -111,7 +111,7 @@ def _print_plain(entry: Round, n_rounds: int, metric: str, console: Console) -> 
     size = human_bytes(sum(entry["bytes"].values()))
     scores = _score(entry, [metric, *_SECOND_SCORES])
     parts = (
-        f"tree {entry['round']:>{len(str(n_rounds))}}/{n_rounds}",
+        f"round {entry['round']:>{len(str(n_rounds))}}/{n_rounds}",
         *([scores] if scores else []),
         f"exchanges {entry['exchanges']}",
         size,

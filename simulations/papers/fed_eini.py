@@ -38,7 +38,7 @@ from fedapp.report.plots import _canvas, _line, _pens, _png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.site.table import Table
-from simulations.compare import _cell
+from simulations.compare import finished_cell
 from simulations.engines import run_local, run_simulation
 from simulations.papers.pax import grouped, new_grid
 from strategies.eini import Eini
@@ -83,7 +83,7 @@ def trained(credit: str, n_trees: int, output: Path) -> Row:
     own = {"data": data, "columns": columns, "num-boost-round": n_trees}
     settings = load_settings({**FEDERATION, **TRAINING, **own})
     tell = partial(console.print, f"{credit}:")
-    return _cell(settings, output / f"{data}-{n_trees}", run_local, tell)
+    return finished_cell(settings, output / f"{data}-{n_trees}", run_local, tell)
 
 
 def drawn_rows(credit: str, n_rows: int = 0) -> Table:
@@ -119,7 +119,7 @@ def predicted(
     values = dict(zip(rows.columns, np.ascontiguousarray(rows.values.T), strict=True))
     pa.csv.write_csv(pa.table({"id": [f"row-{row}" for row in range(n_rows)], **values}), path)
     tell = partial(console.print, f"{credit}, {n_rows} rows, {engine}, {key_bits or 'no'} bits:")
-    summary = _cell(settings, folder, partial(run_and_keep, ENGINES[engine]), tell)
+    summary = finished_cell(settings, folder, partial(run_and_keep, ENGINES[engine]), tell)
     path.unlink()
     row = {"credit": credit, "rows": n_rows, "key_bits": key_bits, "engine": engine}
     row |= {name: summary.get(name, 0) for name in ("entries", "batches")}

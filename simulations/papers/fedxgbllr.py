@@ -40,7 +40,7 @@ from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.site.labels import REGRESSION, class_ids, class_names
 from simulations.baselines import xgboost_parameters
-from simulations.compare import _cell
+from simulations.compare import finished_cell
 from simulations.engines import run_local
 from simulations.papers.pax import grouped, mean_of, new_grid
 
@@ -127,7 +127,7 @@ def run_cell(cell: Cell, output: Path) -> Row:
     own = {"strategy": "fedxgbllr", "parties": cell.clients, "fedxgbllr.head": cell.head}
     folder, settings = cell.folder(output), settings_of(cell.data, cell.seed, own)
     tell = partial(console.print, f"{folder.parent.name}:")
-    summary = _cell(settings, folder.parent, run_and_tidy, tell)
+    summary = finished_cell(settings, folder.parent, run_and_tidy, tell)
     return {
         **asdict(cell),
         "score": score(settings.objective, summary["metrics"]["test"]),

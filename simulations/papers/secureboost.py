@@ -39,7 +39,7 @@ from fedapp.report.plots import BLUE, _canvas, _line, _png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from simulations.baselines import Pooled, join_tables
-from simulations.compare import _cell
+from simulations.compare import finished_cell
 from simulations.engines import LocalGrid, simulated_contexts
 from simulations.papers.fedxgbllr import run_and_tidy
 from simulations.papers.pax import new_grid
@@ -214,7 +214,7 @@ def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
         rows = np.sort(drawn[: value if part == "rows" else None])
         n_columns = value if part == "columns" else table.values.shape[1]
         write_table(product_columns(table.values[rows], n_columns), table.labels[rows], path)
-    summary = _cell(load_settings({**COMMON, **own}), folder, run_and_tidy, tell)
+    summary = finished_cell(load_settings({**COMMON, **own}), folder, run_and_tidy, tell)
     path.unlink(missing_ok=True)
     rounds = read_run(folder / f"secureboost-{SEED}").rounds[1:-1]
     seconds = [each["seconds"] for each in rounds]
@@ -290,7 +290,7 @@ def trained(credit: str, method: str, n_trees: int, output: Path) -> Row:
     settings = load_settings({**COMMON, **own, "secureboost.first-trees": METHODS[method]})
     name = f"{CREDITS[credit]}-{METHODS[method]}-{n_trees}"
     tell = partial(console.print, f"{credit}, {method}:")
-    summary = _cell(settings, output / name, run_and_tidy, tell)
+    summary = finished_cell(settings, output / name, run_and_tidy, tell)
     booster = xgboost.Booster()
     booster.load_model(output / name / f"secureboost-{SEED}" / "model.xgb.json")
     # The matrices below have no names.
