@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -14,7 +13,7 @@ from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_whole
 from fedapp.messages.booster import EvaluateReply, EvaluateRequest
 from fedapp.messages.fields import Array
-from fedapp.site.answer import Handler, Site
+from fedapp.site.answer import Handler, Site, keep_reply, kept_reply
 from fedapp.site.rows import PARTS
 from fedapp.site.store import Store
 from fedapp.trees.model import from_json
@@ -61,21 +60,19 @@ def score_model(
     predict : the model, values of some rows -> margins.
     """
     store, text = site.store, request.model.tobytes()
-    names = [field.name for field in fields(EvaluateReply)]
     if store.finished:
         if (store.folder / "model.json").read_bytes() != text:
             raise ProtocolError(site.name, type(request).__name__, "model", "must be the run's")
-        return EvaluateReply(**{name: store[name] for name in names})
+        return kept_reply(store, EvaluateReply)
     try:
         model = read(text.decode())
     except (DataError, UnicodeDecodeError) as error:
         raise ProtocolError(site.name, type(request).__name__, "model", str(error)) from error
-    scores = _scores(store, request, model, predict)
+    reply = EvaluateReply(**_scores(store, request, model, predict))
     write_whole(store.folder / "model.json", text)
     store.forget()
-    for name in names:
-        store[name] = scores[name]
-    return EvaluateReply(**scores)
+    keep_reply(store, reply)
+    return reply
 
 
 def _scores(

@@ -5,7 +5,6 @@ Source: Liu et al. 2019, Algorithms 2 and 6; the leaves' labels stay here.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from fedapp.messages.federated_forest import (
     SetupReply,
     SetupRequest,
 )
-from fedapp.site.answer import Site
+from fedapp.site.answer import Site, keep_reply, kept_reply
 from fedapp.site.labels import REGRESSION, class_ids, class_names
 from fedapp.site.mail import read_mail, write_mail
 from fedapp.site.store import Store
@@ -134,7 +133,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
     """Make the last splits, score the forest, keep the own part of the model."""
     store = site.store
     if store.finished:
-        return _last_reply(store)
+        return kept_reply(store, FinishReply)
     mail = read_mail(site, request)
     if len(request.trees):
         make_own(site, request)
@@ -160,7 +159,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
         leaf_values=np.concatenate(model.values) if told else np.zeros((0, model.n_outputs)),
     )
     store.forget()
-    _keep_reply(store, reply)
+    keep_reply(store, reply)
     return reply
 
 
@@ -196,19 +195,3 @@ def _importance(
     ]
     gains = np.concatenate([worth[name][0] for name in order]) * store.facts["unit"] ** 2
     return tuple(names), gains, np.concatenate([worth[name][1] for name in order])
-
-
-def _keep_reply(store: Store, reply: FinishReply) -> None:
-    """Keep what a server started anew may ask for again."""
-    told = {field.name: getattr(reply, field.name) for field in fields(FinishReply)}
-    store.facts["reply"] = {k: v for k, v in told.items() if not isinstance(v, np.ndarray)}
-    for name in told.keys() - store.facts["reply"].keys():
-        store[name] = told[name]
-
-
-def _last_reply(store: Store) -> FinishReply:
-    """Undo ``_keep_reply``."""
-    scalars = {k: tuple(v) if isinstance(v, list) else v for k, v in store.facts["reply"].items()}
-    names = [field.name for field in fields(FinishReply)]
-    kept: dict[str, Any] = {n: scalars[n] if n in scalars else store[n] for n in names}
-    return FinishReply(**kept)

@@ -27,7 +27,7 @@ from fedapp.messages.fedxgbllr import (
     ShareRequest,
 )
 from fedapp.messages.fields import Array, Request
-from fedapp.site.answer import Handler, Site
+from fedapp.site.answer import Handler, Site, keep_reply, kept_reply
 from fedapp.site.labels import REGRESSION
 from fedapp.site.rows import PARTS
 from fedapp.site.store import Store
@@ -196,11 +196,10 @@ def _scores(
 def final(site: Site, request: FinalRequest) -> FinalReply:
     """Scores of the finished model; a site that gave them before answers from what it kept."""
     store = site.store
-    names = [field.name for field in fields(FinalReply)]
     if store.finished:
         if not np.array_equal(store["weights"], request.weights):
             raise ProtocolError(site.name, "FinalRequest", "weights", "must be the run's")
-        return FinalReply(**{name: store[name] for name in names})
+        return kept_reply(store, FinalReply)
     shape = _shape(store)
     _check_weights(site, request, shape)
     scores: dict[str, Array] = {}
@@ -210,10 +209,10 @@ def final(site: Site, request: FinalRequest) -> FinalReply:
     scores["rates"] = learned_rates(shape, scaled, store["train.outputs"])
     write_whole(store.folder / "model.json", to_json(_model(store, request.weights)).encode())
     store.forget()
-    for name in names:
-        store[name] = scores[name]
+    reply = FinalReply(**scores)
+    keep_reply(store, reply)
     store["weights"] = request.weights
-    return FinalReply(**scores)
+    return reply
 
 
 def _model(store: Store, weights: Array) -> StackedModel:

@@ -11,7 +11,6 @@ ties and for missing values are XGBoost's.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +46,7 @@ from fedapp.messages.secureboost import (
     SplitRequest,
     Splits,
 )
-from fedapp.site.answer import Site
+from fedapp.site.answer import Site, keep_reply, kept_reply
 from fedapp.site.labels import REGRESSION, class_ids, class_names
 from fedapp.site.mail import Mail, read_mail, write_mail
 from fedapp.site.store import Store
@@ -150,7 +149,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
     """Cut the model back to its best round, score and keep it; join the parts if all allow it."""
     kept, store = Kept(site), site.store
     if store.finished:
-        return _last_reply(store)
+        return kept_reply(store, FinishReply)
     mail = read_mail(site, request)
     model, records = kept.model(request.best_round)
     parts = {name: mail.one(PartKept, name).digest.tobytes().hex() for name in kept.passive}
@@ -170,7 +169,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
         model=_joined(kept, mail, model, records),
     )
     store.forget()
-    _keep_reply(store, reply)
+    keep_reply(store, reply)
     return reply
 
 
@@ -538,22 +537,6 @@ def _joined(kept: Kept, mail: Mail, model: Ensemble, records: list[Ints]) -> npt
         names[party] = list(letter.names)
     text = to_json(kept.joined(model, records, lookups, names))
     return np.frombuffer(text.encode(), dtype=np.uint8)
-
-
-def _keep_reply(store: Store, reply: FinishReply) -> None:
-    """Keep what a server started anew may ask for again."""
-    told = {field.name: getattr(reply, field.name) for field in fields(FinishReply)}
-    store.facts["reply"] = {k: v for k, v in told.items() if not isinstance(v, np.ndarray)}
-    for name in told.keys() - store.facts["reply"].keys():
-        store[name] = told[name]
-
-
-def _last_reply(store: Store) -> FinishReply:
-    """Undo ``_keep_reply``."""
-    scalars = {k: tuple(v) if isinstance(v, list) else v for k, v in store.facts["reply"].items()}
-    names = [field.name for field in fields(FinishReply)]
-    kept: dict[str, Any] = {n: scalars[n] if n in scalars else store[n] for n in names}
-    return FinishReply(**kept)
 
 
 def _rows(lists: list[list[float]]) -> npt.NDArray[np.float64]:

@@ -18,7 +18,16 @@ from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from strategies.base import TreeStrategy
 
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
-NO_METHODS = {"__init__", "base", "horizontal", "vertical", "alignment", "scoring", "trees"}
+NO_METHODS = {
+    "__init__",
+    "base",
+    "horizontal",
+    "vertical",
+    "alignment",
+    "inference",
+    "scoring",
+    "trees",
+}
 
 app = ServerApp()
 

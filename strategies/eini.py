@@ -14,12 +14,11 @@ from typing import Annotated
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, Model, Parties, ask
-from fedapp.errors import ConfigError
+from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.eini import StepReply, StepRequest
 from fedapp.messages.vertical import VerticalHelloReply
-from strategies.alignment import align
 from strategies.base import Summary
+from strategies.inference import align_all, check_model, predicted
 from strategies.vertical import Mailbox, VerticalStrategy, active_party, check_key_bits
 
 
@@ -47,8 +46,7 @@ class Eini(VerticalStrategy):
         """``[eini]``, checked; and there must be a model."""
         own = check(EiniSettings, settings.sections["eini"], "eini.")
         check_key_bits(own.key_bits, own.insecure_small_key, "eini")
-        if not settings.model:
-            raise ConfigError("model must be the id of a trained model, got ''")
+        check_model(settings)
         return own
 
     def conversation(
@@ -56,8 +54,7 @@ class Eini(VerticalStrategy):
     ) -> Conversation[Summary]:
         """Algorithm 1, for all trees at once."""
         active, mailbox = active_party(parties), Mailbox(parties)
-        whole = self.settings.model_copy(update={"test_fraction": 0.0, "valid_fraction": 0.0})
-        rows = yield from align(parties, active, mailbox, whole)
+        rows = yield from align_all(parties, active, mailbox, self.settings)
         given = {**self.own_settings(self.settings).model_dump(), "suffix": self.settings.output}
         while True:
             requests = {
@@ -67,17 +64,16 @@ class Eini(VerticalStrategy):
             mailbox.collect(replies)
             if replies[active].finished:
                 break
-        yield Model({"model.json": f'{{"format":1,"kind":"model","id":"{self.settings.model}"}}\n'})
-        return {
-            "metrics": {},
-            "active": active,
-            "matched_rows": {"predicted": rows.n_train},
-            "trees": replies[active].n_trees,
-            "entries": replies[active].n_entries,
-            "batches": replies[active].n_batches,
-            "best_round": None,
-            "importance": {},
-        }
+        reply = replies[active]
+        return (
+            yield from predicted(
+                self.settings,
+                active,
+                rows,
+                reply.n_trees,
+                {"entries": reply.n_entries, "batches": reply.n_batches},
+            )
+        )
 
 
 STRATEGY = Eini

@@ -47,7 +47,7 @@ from fedapp.trees.draws import n_features
 from fedapp.trees.levels import Splits, draw_columns, number, winners
 from strategies.alignment import align
 from strategies.base import Summary
-from strategies.vertical import Mailbox, VerticalStrategy, active_party, parts_file
+from strategies.vertical import Mailbox, VerticalStrategy, active_party, named_scores, parts_file
 
 Kept = dict[str, PartitionReply | FinishReply]
 Rule = Literal["all", "sqrt", "log2"]
@@ -200,7 +200,7 @@ class FederatedForest(VerticalStrategy):
     def _progress(self, reply: LevelReply | FinishReply) -> Progress:
         """Scores of the forest as deep as it is."""
         names, n_leaves = reply.score_names, self.own.trees + len(self.splits.trees)
-        scores = _named(names, reply.train_scores), _named(names, reply.valid_scores)
+        scores = named_scores(names, reply.train_scores), named_scores(names, reply.valid_scores)
         return Progress(self.level, self.own.trees, n_leaves, *scores)
 
     def _partition(
@@ -232,10 +232,10 @@ class FederatedForest(VerticalStrategy):
         split = split[counts[split] > 0]
         return {
             "metrics": {
-                part: _named(reply.score_names, getattr(reply, f"{part}_scores"))
+                part: named_scores(reply.score_names, getattr(reply, f"{part}_scores"))
                 for part in ("train", "valid", "test")
             },
-            "oob": _named(reply.score_names, reply.oob_scores),
+            "oob": named_scores(reply.score_names, reply.oob_scores),
             "active": active,
             "matched_rows": self.rows,
             "importance": {
@@ -301,8 +301,3 @@ def _check_level(n_open: int) -> Any:
             raise ProtocolError(party, "LevelReply", "improvements", rule)
 
     return holds
-
-
-def _named(names: tuple[str, ...], values: Array) -> dict[str, float]:
-    """Scores by name; none where there are no rows."""
-    return dict(zip(names, values.tolist(), strict=True)) if len(values) else {}

@@ -9,12 +9,11 @@ written at the active party alone.
 from __future__ import annotations
 
 from fedapp.config import Settings
-from fedapp.conversation import Checkpoint, Conversation, Model, Parties, ask
-from fedapp.errors import ConfigError
+from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.interactive import AnswerReply, AnswerRequest, WalkReply, WalkRequest
 from fedapp.messages.vertical import VerticalHelloReply
-from strategies.alignment import align
 from strategies.base import Summary
+from strategies.inference import align_all, check_model, predicted
 from strategies.vertical import Mailbox, VerticalStrategy, active_party
 
 
@@ -24,8 +23,7 @@ class Interactive(VerticalStrategy):
     @classmethod
     def own_settings(cls, settings: Settings) -> None:
         """None; but there must be a model."""
-        if not settings.model:
-            raise ConfigError("model must be the id of a trained model, got ''")
+        check_model(settings)
 
     def conversation(
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
@@ -33,8 +31,7 @@ class Interactive(VerticalStrategy):
         """Ask until every row is at a leaf."""
         active, mailbox = active_party(parties), Mailbox(parties)
         passive = tuple(party for party in parties if party != active)
-        whole = self.settings.model_copy(update={"test_fraction": 0.0, "valid_fraction": 0.0})
-        rows = yield from align(parties, active, mailbox, whole)
+        rows = yield from align_all(parties, active, mailbox, self.settings)
         while True:
             request = WalkRequest(**mailbox.fields_for(active), suffix=self.settings.output)
             replies = yield from ask({active: request}, WalkReply)
@@ -43,15 +40,8 @@ class Interactive(VerticalStrategy):
                 break
             questions = {party: AnswerRequest(**mailbox.fields_for(party)) for party in passive}
             mailbox.collect((yield from ask(questions, AnswerReply)))
-        yield Model({"model.json": f'{{"format":1,"kind":"model","id":"{self.settings.model}"}}\n'})
-        return {
-            "metrics": {},
-            "active": active,
-            "matched_rows": {"predicted": rows.n_train},
-            "trees": replies[active].n_trees,
-            "best_round": None,
-            "importance": {},
-        }
+        n_trees = replies[active].n_trees
+        return (yield from predicted(self.settings, active, rows, n_trees, {}))
 
 
 STRATEGY = Interactive

@@ -22,7 +22,6 @@ from pydantic import Field
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress, ask
 from fedapp.errors import ConfigError
-from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import (
     BeginReply,
     BeginRequest,
@@ -48,6 +47,7 @@ from strategies.vertical import (
     VerticalStrategy,
     active_party,
     check_key_bits,
+    named_scores,
     parts_file,
 )
 
@@ -165,7 +165,7 @@ class SecureBoost(VerticalStrategy):
         for train, valid, views in zip(
             reply.train_scores, reply.valid_scores, reply.purities, strict=True
         ):
-            scores = _named(reply.score_names, train), _named(reply.score_names, valid)
+            scores = named_scores(reply.score_names, train), named_scores(reply.score_names, valid)
             self.history.add(scores[1])
             self.purities.append(views.tolist())
             yield Progress(len(self.history), reply.n_trees, reply.n_leaves, *scores)
@@ -183,7 +183,7 @@ class SecureBoost(VerticalStrategy):
         yield self._written(active, passive, reply)
         return {
             "metrics": {
-                part: _named(reply.score_names, getattr(reply, f"{part}_scores"))
+                part: named_scores(reply.score_names, getattr(reply, f"{part}_scores"))
                 for part in ("train", "valid", "test")
             },
             "active": active,
@@ -222,11 +222,6 @@ class SecureBoost(VerticalStrategy):
 
 
 STRATEGY = SecureBoost
-
-
-def _named(names: tuple[str, ...], values: Array) -> dict[str, float]:
-    """Scores by name; none where there are no rows."""
-    return dict(zip(names, values.tolist(), strict=True)) if len(values) else {}
 
 
 def _importance(reply: FinishReply) -> Mapping[str, Any]:

@@ -124,6 +124,11 @@ class Mailbox:
                 self._waiting[receiver].append((sender, arrays[name].tobytes()))
 
 
+def named_scores(names: tuple[str, ...], values: Array) -> dict[str, float]:
+    """Scores by name; none where there are no rows."""
+    return dict(zip(names, values.tolist(), strict=True)) if len(values) else {}
+
+
 def parts_file(model_id: str, settings: Settings, active: str, passive: Sequence[str]) -> Model:
     """What the run's folder says of a model whose parts stay with the parties."""
     document = {

@@ -27,6 +27,7 @@ NO_METHODS = {
     "horizontal",
     "vertical",
     "alignment",
+    "inference",
     "parcels",
     "federated_forest_active",
     "federated_forest_grow",

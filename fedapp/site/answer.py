@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import numpy as np
 
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
@@ -20,6 +22,7 @@ from fedapp.site.store import Store, locked
 from fedapp.wire.codec import Content, Envelope, put_together, take_apart
 
 Handler = Callable[["Site", Any], Reply]
+R = TypeVar("R", bound=Reply)
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
 # Modules whose messages several methods send; each other one is a method.
 SHARED = frozenset({"hello", "vertical", "alignment", "labels", "booster"})
@@ -63,6 +66,21 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
         stored = {"class": reply.name, "scalars": reply.scalars, "arrays": reply.arrays}
         store.commit(envelope.step, envelope.attempt, stored)
     return reply
+
+
+def keep_reply(store: Store, reply: Reply) -> None:
+    """Keep the last reply of a run, for a server started anew that asks for it again."""
+    told = {field.name: getattr(reply, field.name) for field in fields(reply)}  # type: ignore[arg-type]
+    store.facts["reply"] = {k: v for k, v in told.items() if not isinstance(v, np.ndarray)}
+    for name in told.keys() - store.facts["reply"].keys():
+        store[name] = told[name]
+
+
+def kept_reply(store: Store, kind: type[R]) -> R:
+    """What ``keep_reply`` kept, a reply of this class."""
+    scalars = {k: tuple(v) if isinstance(v, list) else v for k, v in store.facts["reply"].items()}
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: scalars[name] if name in scalars else store[name] for name in names})
 
 
 def check_policy(config: SiteConfig, kind: str, method: str) -> None:
