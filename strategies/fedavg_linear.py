@@ -44,7 +44,7 @@ from strategies.scoring import (
     History,
     check_scores,
     label_spread,
-    pooled_scores,
+    round_scores,
     score_summary,
     shares,
 )
@@ -164,14 +164,11 @@ class FedAvgLinear(HorizontalStrategy):
         """Scores of the last round's model, which come with the next round's replies."""
         if self.n_averaged == len(self.history):
             return
-        scores = {
-            part: pooled_scores(self.settings.objective, replies.values(), part)
-            for part in ("train", "valid")
-        }
-        self.history.add(scores["valid"])
+        scores = round_scores(self.settings.objective, replies)
+        self.history.add(scores[1])
         if self.history.best_round == self.n_averaged:
             self.best = self.model
-        yield Progress(self.n_averaged, 0, 0, scores["train"], scores["valid"])
+        yield Progress(self.n_averaged, 0, 0, *scores)
 
     def _finish(self, parties: Parties[HelloReply]) -> Conversation[Summary]:
         """Write and score the finished model, under early stopping the one of the best round."""

@@ -62,7 +62,7 @@ from strategies.scoring import (
     History,
     boosted_summary,
     check_scores,
-    pooled_scores,
+    round_scores,
 )
 
 TREES_OF_ALL = 500  # section 4.1: each party's share of so many
@@ -207,16 +207,13 @@ class FedXGBllr(HorizontalStrategy):
         """Scores of the last round's head, which come with the next replies."""
         if self.n_averaged == len(self.history):
             return
-        scores = {
-            part: pooled_scores(model.objective, replies.values(), part)
-            for part in ("train", "valid")
-        }
-        self.history.add(scores["valid"])
+        scores = round_scores(model.objective, replies)
+        self.history.add(scores[1])
         if self.history.best_round == self.n_averaged:
             self.best = model.weights
         trees = model.trees
         n_leaves = sum(int((tree["left"] == LEAF).sum()) for tree in trees)
-        yield Progress(self.n_averaged, len(trees), n_leaves, scores["train"], scores["valid"])
+        yield Progress(self.n_averaged, len(trees), n_leaves, *scores)
 
     def _evaluate(self, parties: Parties[HelloReply], model: StackedModel) -> Conversation[Summary]:
         """Score the finished model, with the head of its best round where that is known."""

@@ -22,7 +22,6 @@ from fedapp.conversation import Checkpoint, Conversation, Parties, Progress, ask
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches
-from fedapp.messages.booster import EvaluateReply, EvaluateRequest
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.pax import (
@@ -42,14 +41,11 @@ from fedapp.trees.objective import base_margin, base_score
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, common_table, label_sums
 from strategies.scoring import (
-    FINAL_BINS,
     ROUND_BINS,
     History,
-    boosted_summary,
     check_scores,
-    label_spread,
-    model_files,
-    pooled_scores,
+    evaluate,
+    round_scores,
 )
 
 FEWEST_BINS = 2
@@ -239,14 +235,11 @@ class PAX(HorizontalStrategy):
         """Scores of the trees so far, which come with the first reply of a round."""
         if boosting.n_rounds == len(self.history):
             return
-        scores = {
-            part: pooled_scores(boosting.objective, replies.values(), part)
-            for part in ("train", "valid")
-        }
-        self.history.add(scores["valid"])
+        scores = round_scores(boosting.objective, replies)
+        self.history.add(scores[1])
         n_leaves = sum(int((tree["left"] == LEAF).sum()) for tree in boosting.last_trees)
         n_trees = len(boosting.trees)
-        yield Progress(boosting.n_rounds, n_trees, n_leaves, scores["train"], scores["valid"])
+        yield Progress(boosting.n_rounds, n_trees, n_leaves, *scores)
 
     def _evaluate(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[Summary]:
         """Score the finished model, cut back to its best round under early stopping."""
@@ -260,17 +253,9 @@ class PAX(HorizontalStrategy):
             best_round = self.history.best_round
             model = model.first_rounds(best_round)
         yield self._checkpoint(boosting)
-        written = model_files(model)
-        yield written
-        document = np.frombuffer(written.files["model.json"].encode(), dtype=np.uint8)
-        spread = label_spread(parties)
-        scored = yield from ask(
-            parties.all(EvaluateRequest(document, FINAL_BINS, spread)),
-            EvaluateReply,
-            lambda party, reply: check_scores(party, reply, boosting.objective, boosting.width),
-        )
+        scored, summary = yield from evaluate(parties, model, best_round)
         yield from self._note_scores(scored, boosting)
-        return boosted_summary(model, scored, spread, best_round)
+        return summary
 
     def _checkpoint(self, boosting: Boosting) -> Checkpoint:
         """The model so far, and how each party's bins map to the cuts."""

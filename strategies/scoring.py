@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from fedapp import metrics
-from fedapp.conversation import Model
+from fedapp.conversation import Conversation, Model, Parties, ask
 from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.messages.booster import EvaluateReply, EvaluateRequest
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.trees.model import Ensemble, importance, to_json
@@ -18,6 +19,7 @@ from strategies.base import Summary
 # Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12
 PARTS = ("train", "valid", "test")
+Scores = dict[str, float]
 
 
 def pooled_statistics(replies: Iterable[Reply], part: str) -> metrics.Statistics:
@@ -29,10 +31,16 @@ def pooled_statistics(replies: Iterable[Reply], part: str) -> metrics.Statistics
     return sum(others, start=first)
 
 
-def pooled_scores(objective: str, replies: Iterable[Reply], part: str) -> dict[str, float]:
+def pooled_scores(objective: str, replies: Iterable[Reply], part: str) -> Scores:
     """Scores of all parties' rows together; none where there are no rows."""
     found = pooled_statistics(replies, part)
     return metrics.scores(objective, found) if found.sums[0] > 0 else {}
+
+
+def round_scores(objective: str, replies: Mapping[str, Reply]) -> tuple[Scores, Scores]:
+    """Scores of all parties' training and validation rows."""
+    found = replies.values()
+    return pooled_scores(objective, found, "train"), pooled_scores(objective, found, "valid")
 
 
 def check_scores(
@@ -125,6 +133,27 @@ def shares(weights: Mapping[str, float], parties: Iterable[str]) -> dict[str, fl
 def model_files(model: Ensemble) -> Model:
     """A boosted model as it is written."""
     return Model({"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)})
+
+
+def evaluate(
+    parties: Parties[HelloReply], model: Ensemble, best_round: int | None
+) -> Conversation[tuple[Mapping[str, EvaluateReply], Summary]]:
+    """Write the finished model and have all parties score it; replies, and the summary's part.
+
+    Parameters
+    ----------
+    best_round : see ``boosted_summary``.
+    """
+    written = model_files(model)
+    yield written
+    document = np.frombuffer(written.files["model.json"].encode(), dtype=np.uint8)
+    spread = label_spread(parties)
+    replies = yield from ask(
+        parties.all(EvaluateRequest(document, FINAL_BINS, spread)),
+        EvaluateReply,
+        lambda party, reply: check_scores(party, reply, model.objective, model.n_outputs),
+    )
+    return replies, boosted_summary(model, replies, spread, best_round)
 
 
 def boosted_summary(

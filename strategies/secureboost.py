@@ -3,7 +3,7 @@
 Source: Cheng et al. 2019, "SecureBoost: A Lossless Federated Learning Framework"
 (arXiv:1901.08755), Algorithms 1 and 2; "Completely SecureBoost" is ``first-trees``. The server
 passes on what it cannot read; what the active and the passive parties do stands in
-``clients.secureboost_active`` and ``clients.secureboost_passive``.
+``clients.secureboost_active``, ``clients.secureboost_round`` and ``clients.secureboost_passive``.
 
 With one passive party a level takes two exchanges, because which rows a split sends left travels
 with the next level's sums; with several a third tells all of them. One more begins the round, and
@@ -52,6 +52,10 @@ from strategies.vertical import (
 )
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
+SHARED = (  # settings of the run that parties are told
+    *("objective", "max_depth", "eta", "reg_lambda", "reg_alpha", "gamma", "min_child_weight"),
+    *("subsample", "colsample_bytree", "max_bin", "seed"),
+)
 
 
 class SecureBoostSettings(Section):
@@ -85,6 +89,13 @@ class SecureBoost(VerticalStrategy):
         """``[secureboost]``, checked."""
         own = check(SecureBoostSettings, settings.sections["secureboost"], "secureboost.")
         check_key_bits(own.key_bits, own.insecure_small_key, "secureboost")
+        patience = settings.early_stopping_rounds
+        if patience and own.first_trees > patience:
+            # The rounds the active party grows alone are one exchange, in which nobody can stop it.
+            raise ConfigError(
+                "secureboost.first-trees must be at most early-stopping-rounds where that is set, "
+                f"got {own.first_trees} and {patience}"
+            )
         if own.goss and own.top_rate + own.other_rate > 1:
             total = own.top_rate + own.other_rate
             raise ConfigError(f"secureboost.top-rate + other-rate must be <= 1, got {total:g}")
@@ -132,17 +143,7 @@ class SecureBoost(VerticalStrategy):
                 "valid-fraction must leave validation rows for early-stopping-rounds, "
                 f"got {self.settings.valid_fraction}"
             )
-        names: tuple[str, ...] = (
-            "objective",
-            "max_depth",
-            "eta",
-            "reg_lambda",
-            "reg_alpha",
-            "gamma",
-            "seed",
-        )
-        names += ("min_child_weight", "subsample", "colsample_bytree", "max_bin")
-        given = {name: getattr(self.settings, name) for name in names} | self.own.model_dump()
+        given = {name: getattr(self.settings, name) for name in SHARED} | self.own.model_dump()
         requests = {party: SetupRequest(**mailbox.fields_for(party), **given) for party in parties}
         mailbox.collect((yield from ask(requests, SentReply)))
 

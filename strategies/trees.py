@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import Settings
-from fedapp.conversation import Check, Checkpoint, Conversation, Parties, Progress, ask
-from fedapp.messages.booster import EvaluateReply, EvaluateRequest
+from fedapp.conversation import Check, Checkpoint, Conversation, Parties, Progress
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.trees import BoostReport, check_report, forest_of
@@ -20,14 +19,11 @@ from fedapp.trees.objective import base_score
 from strategies.base import Summary
 from strategies.horizontal import ask_for_labels, common_table, label_sums
 from strategies.scoring import (
-    FINAL_BINS,
     ROUND_BINS,
     History,
-    boosted_summary,
     check_scores,
-    label_spread,
-    model_files,
-    pooled_scores,
+    evaluate,
+    round_scores,
 )
 
 
@@ -109,14 +105,11 @@ class Boosted:
         self.n_told = len(self.trees)
         if self.n_rounds == len(self.history):
             return
-        scores = {
-            part: pooled_scores(self.model.objective, replies.values(), part)
-            for part in ("train", "valid")
-        }
-        self.history.add(scores["valid"])
+        scores = round_scores(self.model.objective, replies)
+        self.history.add(scores[1])
         start = self.ends[-2] if self.n_rounds > 1 else 0
         n_leaves = sum(int((tree["left"] == LEAF).sum()) for tree in self.trees[start:])
-        yield Progress(self.n_rounds, len(self.trees), n_leaves, scores["train"], scores["valid"])
+        yield Progress(self.n_rounds, len(self.trees), n_leaves, *scores)
 
     def add(self, trees: Sequence[Tree]) -> None:
         """Finish a round."""
@@ -192,14 +185,6 @@ def finish(
     """Write and score the finished model, cut back to its best round under early stopping."""
     yield last
     model = boosted.after(best or boosted.n_rounds)
-    written = model_files(model)
-    yield written
-    document = np.frombuffer(written.files["model.json"].encode(), dtype=np.uint8)
-    spread = label_spread(parties)
-    scored = yield from ask(
-        parties.all(EvaluateRequest(document, FINAL_BINS, spread)),
-        EvaluateReply,
-        lambda party, reply: check_scores(party, reply, model.objective, model.n_outputs),
-    )
+    scored, summary = yield from evaluate(parties, model, best)
     yield from boosted.note_scores(scored)
-    return boosted_summary(model, scored, spread, best)
+    return summary

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import xgboost
 
-from clients.secureboost_active import _draw
 from clients.secureboost_kept import Kept
+from clients.secureboost_round import _draw
 from fedapp.config import Settings
 from fedapp.data.load import Roles, read_frame
+from fedapp.errors import ConfigError
 from fedapp.metrics import default_metric
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import Site
@@ -25,6 +26,7 @@ from fedapp.trees.boost import Sampling
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
 from simulations.engines import run_local
+from strategies.secureboost import SecureBoost
 from tests.pooled import Pooled, assert_xgboosts, made_columns, splits_of, write_rows
 from tests.test_exactness import PENALTIES
 from tests.transcript import lines_of, summary_of
@@ -292,3 +294,10 @@ def test_the_joined_model_is_xgboosts_on_files_of_two_parties(
     more = {"label": label, "id": ids, "objective": objective, "max_depth": 4}
     run = vertical(data=files, num_boost_round=10, **more)
     assert_xgboosts(run_local(run), Pooled(run))
+
+
+def test_rounds_grown_alone_are_no_more_than_early_stopping_waits_for(made: MakeSettings) -> None:
+    more = {"secureboost__first_trees": 4, "early_stopping_rounds": 3, "valid_fraction": 0.3}
+    rule = "^secureboost.first-trees must be at most early-stopping-rounds where that is set, got 4"
+    with pytest.raises(ConfigError, match=rule):
+        SecureBoost.own_settings(made(**more))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients import secureboost_active, secureboost_passive
+from clients import secureboost_active, secureboost_passive, secureboost_round
 from fedapp.config import Settings
 from fedapp.crypto.keys import generate_key
 from fedapp.crypto.packing import grouped_layouts
@@ -122,8 +122,8 @@ def test_false_sums_of_a_passive_party_stop_the_run_by_its_name(
 def test_false_gradients_of_the_active_party_stop_the_run_by_its_name(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], rule: str
 ) -> None:
-    honest = secureboost_active.encrypt
-    monkeypatch.setattr(secureboost_active, "encrypt", lambda *given: change(honest(*given)))
+    honest = secureboost_round.encrypt
+    monkeypatch.setattr(secureboost_round, "encrypt", lambda *given: change(honest(*given)))
     refuses(rf"^party-1.*: EncryptedGradients.ciphertexts .*{rule}", made())
 
 

@@ -10,6 +10,7 @@ A dimension written as a name has the same size wherever the name stands in the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -65,7 +66,7 @@ class Reply:
     __slots__ = ()
 
 
-class Introduction(Reply):
+class Introduction(Reply, ABC):
     """A party's answer to the request that opens a run."""
 
     __slots__ = ()
@@ -74,9 +75,9 @@ class Introduction(Reply):
     fingerprint: str  # of the table, in hex; means something to its owner alone
 
     @property
+    @abstractmethod
     def n_rows(self) -> int:
         """Rows that the party brings."""
-        raise NotImplementedError
 
 
 class Letter:

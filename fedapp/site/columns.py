@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.datasets import read_source
 from fedapp.data.load import Roles, read_frame
 from fedapp.data.partition import partition_columns
 from fedapp.data.predictions import read_columns_of
 from fedapp.errors import DataError
 from fedapp.site.config import SiteConfig
+from fedapp.site.rows import read_table
 from fedapp.site.table import Table
 
 Rows = npt.NDArray[np.int64]
@@ -34,13 +34,13 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
     DataError, ConfigError : there is no such table, it breaks a rule, or cannot be split as asked.
     """
     if not config.simulated:
-        return _read(config)
+        return read_table(config)
     files = config.data.split(",")
     if len(files) > 1:
         if len(files) != config.n_parts:
             raise DataError(f"data must be {config.n_parts} files, one a party, got {len(files)}")
-        return _read(_with_own_roles(replace(config, data=files[config.part].strip())))
-    table = _read(config)
+        return read_table(_with_own_roles(replace(config, data=files[config.part].strip())))
+    table = read_table(config)
     rng = np.random.default_rng(seed)
     share = partition_columns(config.columns, len(table.columns), config.n_parts, rng)[config.part]
     is_first = config.part == 0
@@ -109,16 +109,6 @@ def order_digest(ids: Sequence[str], key: bytes) -> bytes:
     for name in ids:
         digest.update(len(name.encode()).to_bytes(8, "little") + name.encode())
     return digest.digest()
-
-
-def _read(config: SiteConfig) -> Table:
-    return read_source(
-        config.data,
-        label=config.label,
-        id_column=config.id_column,
-        weight=config.weight,
-        drop=config.dropped,
-    )
 
 
 def _with_own_roles(config: SiteConfig) -> SiteConfig:

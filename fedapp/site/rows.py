@@ -48,7 +48,7 @@ def read_parts(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
     ConfigError : there is no such table, or it cannot be split as asked.
     """
     if not config.simulated:
-        table = _read(config)
+        table = read_table(config)
         split = split_rows(
             table.n_rows, holdout.test_fraction, holdout.valid_fraction, holdout.seed
         )
@@ -93,7 +93,14 @@ def fingerprint(parts: dict[str, Table], key: bytes) -> str:
     return digest.hexdigest()
 
 
-def _read(config: SiteConfig) -> Table:
+def read_table(config: SiteConfig) -> Table:
+    """The table that a site's config names, with its roles.
+
+    Raises
+    ------
+    DataError : the table breaks a rule.
+    ConfigError : there is no such table.
+    """
     return read_source(
         config.data,
         label=config.label,
@@ -110,7 +117,7 @@ _READING = threading.Lock()
 @lru_cache(maxsize=1)
 def _read_once(config: SiteConfig, version: tuple[int, int]) -> Table:
     """A simulated table, read once for all parties of this process while its file stays so."""
-    return _read(config)
+    return read_table(config)
 
 
 def _version(data: str) -> tuple[int, int]:

@@ -38,7 +38,7 @@ import numpy.typing as npt
 import xgboost
 from gmpy2 import mpz
 
-from clients import secureboost_active, secureboost_passive
+from clients import secureboost_passive, secureboost_round
 from fedapp.config import Settings, load_settings
 from fedapp.crypto.keys import PrivateKey, PublicKey
 from fedapp.crypto.masks import BASE_BYTES, PublicMasks, owner_masks
@@ -59,11 +59,11 @@ CHECK_TREES, CHECK_DEPTH = 10, 4
 N_TREES, DEPTH = 7, 3
 PRODUCTS, ROUNDS = 2000, 20  # of the bare cost: so many at once, the median of so many times
 PARTS = {  # function of ``fedapp.crypto``, where it is called
-    "encrypt": secureboost_active,
+    "encrypt": secureboost_round,
     "check_ciphertexts": secureboost_passive,
     "sum_rows": secureboost_passive,
     "pack_sums": secureboost_passive,
-    "read_sums": secureboost_active,
+    "read_sums": secureboost_round,
 }
 
 Counts = Counter[str]  # multiplications by their modulus: n^2, p^2, n
