@@ -82,6 +82,24 @@ def settings(tmp_path: Path) -> MakeSettings:
 
 
 @pytest.fixture
+def boosted(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
+    """``boosted(strategy, objective, **overrides)``: trees of depth 3 on 400 rows with missing
+    values, a table an objective."""
+    from tests.test_exactness import made_table
+
+    def make(strategy: str, objective: str = "binary:logistic", **more: object) -> Settings:
+        data = tmp_path / f"{objective[:5]}.csv"
+        if not data.exists():
+            made_table(data, objective, n_values=40, n_rows=400)
+        n_runs = len(list(tmp_path.glob("boosted-*")))
+        (folder := tmp_path / f"boosted-{n_runs + 1}").mkdir()
+        given = {"run_dir": str(folder), "data": str(data), "label": "y", "max_depth": 3, **more}
+        return settings(strategy=strategy, objective=objective, **given)
+
+    return make
+
+
+@pytest.fixture
 def vertical(settings: MakeSettings) -> MakeSettings:
     """``settings`` of a SecureBoost run under a small key whose model is joined at the end."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from simulations.engines import run_local, run_simulation, simulated_contexts
 from strategies.bagging import Bagging
 from tests.network import die, fails_from, resumed, run
 from tests.reference import compare_trees
-from tests.test_exactness import made_table, pooled_booster, weighted_copy
+from tests.test_exactness import pooled_booster, weighted_copy
 from tests.transcript import arrays_of, check_declared, check_no_rows, lines_of, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -41,20 +41,9 @@ KINDS = {
 
 
 @pytest.fixture
-def bag(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
-    """Settings of a run of bagging on a table with missing values, by its objective."""
-
-    numbers = count(1)
-
-    def make(objective: str = "binary:logistic", **more: Any) -> Settings:
-        folder = str(tmp_path / f"run-{next(numbers)}")
-        data = tmp_path / f"{objective[:5]}.csv"
-        if not data.exists():
-            made_table(data, objective, n_values=40, n_rows=400)
-        given = {"run_dir": folder, "data": str(data), "label": "y", "max_depth": 3, **more}
-        return settings(strategy="bagging", objective=objective, **given)
-
-    return make
+def bag(boosted: MakeSettings) -> MakeSettings:
+    """Settings of a run of bagging, by its objective."""
+    return partial(boosted, "bagging")
 
 
 def model_of(folder: RunFolder) -> Ensemble:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from simulations.engines import run_local, simulated_contexts
 from strategies.cyclic import next_turn
 from tests.network import die, fails_from, resumed, run
 from tests.reference import compare_trees
-from tests.test_exactness import made_table, pooled_booster
+from tests.test_exactness import pooled_booster
 from tests.transcript import arrays_of, check_declared, lines_of, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -35,20 +34,9 @@ KINDS = {
 
 
 @pytest.fixture
-def turns(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
-    """Settings of a cyclic run on a table with missing values, by its objective."""
-
-    numbers = count(1)
-
-    def make(objective: str = "binary:logistic", **more: Any) -> Settings:
-        folder = str(tmp_path / f"run-{next(numbers)}")
-        data = tmp_path / f"{objective[:5]}.csv"
-        if not data.exists():
-            made_table(data, objective, n_values=40, n_rows=400)
-        given = {"run_dir": folder, "data": str(data), "label": "y", "max_depth": 3, **more}
-        return settings(strategy="cyclic", objective=objective, **given)
-
-    return make
+def turns(boosted: MakeSettings) -> MakeSettings:
+    """Settings of a cyclic run, by its objective."""
+    return partial(boosted, "cyclic")
 
 
 def model_of(settings: Settings) -> Ensemble:
