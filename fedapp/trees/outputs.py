@@ -9,7 +9,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.model import LEAF, Tree, stack_trees
+from fedapp.trees.model import Tree, stack_trees
+from fedapp.trees.predict import leaf_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -77,9 +78,5 @@ def _fill(
     for row in range(values.shape[0]):
         for tree in range(places.shape[0]):
             first = offsets[tree]
-            node = first
-            while lefts[node] != LEAF:
-                value = values[row, columns[node]]
-                goes_left = default_lefts[node] if np.isnan(value) else value < thresholds[node]
-                node = first + lefts[node] + (0 if goes_left else 1)
-            outputs[row, places[tree]] = leaf_values[node]
+            leaf = leaf_of(values[row], first, lefts, columns, thresholds, default_lefts)
+            outputs[row, places[tree]] = leaf_values[leaf]

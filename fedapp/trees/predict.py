@@ -41,6 +41,19 @@ def predict_margins(model: Ensemble, values: npt.NDArray[np.float32]) -> npt.NDA
 
 
 @numba.njit(cache=True, nogil=True)
+def leaf_of(
+    values: Any, first: int, lefts: Any, columns: Any, thresholds: Any, default_lefts: Any
+) -> Any:
+    """Place of the leaf that a row reaches in the tree whose root is at ``first``."""
+    node = first
+    while lefts[node] != LEAF:
+        value = values[columns[node]]
+        goes_left = default_lefts[node] if np.isnan(value) else value < thresholds[node]
+        node = first + lefts[node] + (0 if goes_left else 1)
+    return node
+
+
+@numba.njit(cache=True, nogil=True)
 def _add_leaves(
     lefts: Any,
     columns: Any,
@@ -54,12 +67,9 @@ def _add_leaves(
     """Add every tree's leaf value to the margin of its output."""
     for row in range(values.shape[0]):
         for tree in range(offsets.shape[0] - 1):
-            node = offsets[tree]
-            while lefts[node] != LEAF:
-                value = values[row, columns[node]]
-                goes_left = default_lefts[node] if np.isnan(value) else value < thresholds[node]
-                node = offsets[tree] + lefts[node] + (0 if goes_left else 1)
-            margins[row, tree % margins.shape[1]] += leaf_values[node]
+            first = offsets[tree]
+            leaf = leaf_of(values[row], first, lefts, columns, thresholds, default_lefts)
+            margins[row, tree % margins.shape[1]] += leaf_values[leaf]
 
 
 def route_values(
@@ -77,18 +87,7 @@ def route_values(
     -------
     int32, shape (n_trees, n_rows).
     """
-    moved = nodes.copy()
-    for tree in range(len(nodes)):
-        _move_values(
-            moved[tree],
-            _splits_of(tree, routes, nodes),
-            np.ascontiguousarray(routes["left"]),
-            np.ascontiguousarray(routes["column"]),
-            np.ascontiguousarray(routes["default_left"]),
-            np.ascontiguousarray(routes["threshold"]),
-            values,
-        )
-    return moved
+    return _routed(nodes, routes, routes["threshold"], values, np.float32(np.nan))
 
 
 def route_codes(
@@ -112,17 +111,28 @@ def route_codes(
     -------
     int32, shape (n_trees, n_rows).
     """
+    return _routed(nodes, routes, first_right, codes, missing_code)
+
+
+def _routed(
+    nodes: npt.NDArray[np.int32],
+    routes: Routes,
+    firsts: npt.NDArray[Any],
+    cells: npt.NDArray[Any],
+    missing: int | np.float32,
+) -> npt.NDArray[np.int32]:
+    """Rows moved on; a cell below the first one of its split that goes right goes left."""
     moved = nodes.copy()
     for tree in range(len(nodes)):
-        _move_codes(
+        _move(
             moved[tree],
             _splits_of(tree, routes, nodes),
             np.ascontiguousarray(routes["left"]),
             np.ascontiguousarray(routes["column"]),
             np.ascontiguousarray(routes["default_left"]),
-            first_right,
-            codes,
-            missing_code,
+            np.ascontiguousarray(firsts),
+            cells,
+            missing,
         )
     return moved
 
@@ -137,41 +147,22 @@ def _splits_of(tree: int, routes: Routes, nodes: npt.NDArray[np.int32]) -> npt.N
 
 
 @numba.njit(cache=True, nogil=True)
-def _move_values(
+def _move(
     nodes: Any,
     split_at: Any,
     lefts: Any,
     columns: Any,
     default_lefts: Any,
-    thresholds: Any,
-    values: Any,
+    firsts: Any,
+    cells: Any,
+    missing: Any,
 ) -> None:
-    """Change the nodes of one tree in place."""
+    """Change the nodes of one tree in place. NaN, which is no code, differs from itself."""
     for row in range(nodes.shape[0]):
         split = split_at[nodes[row]]
         if split < 0:
             continue
-        value = values[row, columns[split]]
-        goes_left = default_lefts[split] if np.isnan(value) else value < thresholds[split]
-        nodes[row] = lefts[split] + (0 if goes_left else 1)
-
-
-@numba.njit(cache=True, nogil=True)
-def _move_codes(
-    nodes: Any,
-    split_at: Any,
-    lefts: Any,
-    columns: Any,
-    default_lefts: Any,
-    first_right: Any,
-    codes: Any,
-    missing_code: int,
-) -> None:
-    """Change the nodes of one tree in place."""
-    for row in range(nodes.shape[0]):
-        split = split_at[nodes[row]]
-        if split < 0:
-            continue
-        code = codes[row, columns[split]]
-        goes_left = default_lefts[split] if code == missing_code else code < first_right[split]
+        cell = cells[row, columns[split]]
+        is_missing = cell == missing or cell != cell
+        goes_left = default_lefts[split] if is_missing else cell < firsts[split]
         nodes[row] = lefts[split] + (0 if goes_left else 1)
