@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from clients import federated_forest_active as active
 from clients import federated_forest_grow as grow
+from clients import federated_forest_paillier_active as chooser
+from clients import federated_forest_paillier_passive as summer
+from clients import federated_forest_part as part
+from clients import federated_forest_splits as splits
 from fedapp.messages.federated_forest import (
+    ENCODED,
+    PAILLIER,
     FinishRequest,
     LevelReply,
     LevelRequest,
+    PartitionReply,
     PartitionRequest,
     SetupReply,
     SetupRequest,
+    SplitReply,
+    SplitRequest,
+    SumReply,
+    SumRequest,
 )
-from fedapp.messages.fields import Request
+from fedapp.messages.fields import Letter, Request
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import read_mail, write_mail
 
@@ -32,28 +44,83 @@ def setup(site: Site, request: SetupRequest) -> SetupReply:
 
 def level(site: Site, request: LevelRequest) -> LevelReply:
     """Make the last level's splits, and say how well the open nodes could be split."""
+    splits.check_mode(site, ENCODED, "LevelRequest")
     store, mail = site.store, read_mail(site, request)
-    is_active = store.facts["active"] == site.name
-    if not is_active and "targets" not in store:
+    if "targets" not in store:
         grow.take_labels(site, mail)
-    train, valid = dict[str, float](), dict[str, float]()
     if len(request.trees):
-        grow.take_splits(site, request, mail)
-        if is_active:
-            train, valid = active.level_scores(store)
+        splits.keep_partitions(site, mail)
+        splits.take_splits(site, request)
+    scores = _scores(site, request)
     found = grow.search_level(site, request)
-    return LevelReply(
-        found.improvements,
-        found.ranks,
-        tuple(train),
-        np.array(list(train.values()), dtype=np.float64),
-        np.array(list(valid.values()), dtype=np.float64),
+    return LevelReply(found.improvements, found.ranks, **scores)
+
+
+def sums(site: Site, request: SumRequest) -> SumReply:
+    """Make the last level's splits, and sum encrypted labels of the open nodes."""
+    splits.check_mode(site, PAILLIER, "SumRequest")
+    mail, letters = read_mail(site, request), list[tuple[str, Letter]]()
+    summer.take_labels(site, mail)
+    if len(request.trees):
+        splits.keep_partitions(site, mail)
+        letters = summer.make_won(site, request, mail)
+        splits.take_splits(site, request)
+    letters.append((site.store.facts["active"], summer.sum_columns(site, request)))
+    return SumReply(**write_mail(site, letters))
+
+
+def split(site: Site, request: SplitRequest) -> SplitReply:
+    """Make the last level's splits, and choose those of the open nodes for all parties."""
+    splits.check_mode(site, PAILLIER, "SplitRequest")
+    mail = read_mail(site, request)
+    if len(request.trees):
+        chooser.check_told(site, request)
+        splits.keep_partitions(site, mail)
+        splits.take_splits(site, request)
+    scores = _scores(site, request)
+    chosen, letters = chooser.choose(site, request, mail)
+    return SplitReply(
+        **write_mail(site, letters),
+        trees=chosen.trees,
+        nodes=chosen.nodes,
+        owners=chosen.owners,
+        **scores,
     )
+
+
+def _scores(site: Site, request: LevelRequest | SplitRequest) -> dict[str, Any]:
+    """Scores of the forest as it is, at the active party once there is one."""
+    train, valid = dict[str, float](), dict[str, float]()
+    if len(request.trees) and site.store.facts["active"] == site.name:
+        train, valid = active.level_scores(site.store)
+    return {
+        "score_names": tuple(train),
+        "train_scores": np.array(list(train.values()), dtype=np.float64),
+        "valid_scores": np.array(list(valid.values()), dtype=np.float64),
+    }
+
+
+def partition(site: Site, request: PartitionRequest) -> PartitionReply:
+    """Make the own splits of a level and tell the others; after the last level keep the part."""
+    if site.store.finished:
+        return part.kept_reply(site)
+    mail, letters = read_mail(site, request), list[tuple[str, Letter]]()
+    splits.keep_partitions(site, mail)
+    if splits.is_encrypted(site.store):
+        letters = summer.make_won(site, request, mail)
+    else:
+        splits.make_own(site, request)
+        letters = splits.tell_others(site, splits.own_partition(site))
+    if request.last:
+        return part.hand_over(site, request)
+    return PartitionReply(**write_mail(site, letters), **part.own_records(site, told=False))
 
 
 HANDLERS: Mapping[type[Request], Handler] = {
     SetupRequest: setup,
     LevelRequest: level,
-    PartitionRequest: grow.partition,
+    SumRequest: sums,
+    SplitRequest: split,
+    PartitionRequest: partition,
     FinishRequest: active.finish,
 }

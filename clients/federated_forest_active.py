@@ -11,15 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.alignment import check_order
-from clients.federated_forest_grow import (
-    begin,
-    keep_labels,
+from clients.federated_forest_grow import begin, keep_labels
+from clients.federated_forest_paillier_active import check_told, encrypt_labels, gains_of
+from clients.federated_forest_part import own_records, own_worth, record_ids
+from clients.federated_forest_splits import (
+    is_encrypted,
+    keep_partitions,
     kept_splits,
     make_own,
-    own_records,
-    own_worth,
-    record_ids,
     take_splits,
+    tell_others,
 )
 from fedapp import metrics
 from fedapp.errors import DataError
@@ -33,7 +34,7 @@ from fedapp.messages.federated_forest import (
 )
 from fedapp.site.answer import Site, keep_reply, kept_reply
 from fedapp.site.labels import REGRESSION, class_ids, class_names
-from fedapp.site.mail import read_mail, write_mail
+from fedapp.site.mail import Mail, read_mail, write_mail
 from fedapp.site.store import Store
 from fedapp.trees.bagged import BaggedForest, branches, leaf_values, to_json
 from fedapp.trees.label_codes import class_codes, number_codes
@@ -46,14 +47,15 @@ Scores = dict[str, float]
 
 
 def setup(site: Site, request: SetupRequest) -> SetupReply:
-    """Check the rows' order, bin the columns, and send the others codes of the labels."""
+    """Check the rows' order, bin the columns, send the others labels in codes or encrypted."""
     store = site.store
     check_order(site, read_mail(site, request))
     begin(site, request)
     letter = _code_labels(site, request)
     keep_labels(store, letter)
-    others = [name for name in store.facts["peers"] if name != site.name]
-    return SetupReply(**write_mail(site, [(name, letter) for name in others]))
+    encrypted = is_encrypted(store)
+    letters = encrypt_labels(site, request) if encrypted else tell_others(site, letter)
+    return SetupReply(**write_mail(site, letters))
 
 
 def _code_labels(site: Site, request: SetupRequest) -> Labels:
@@ -136,8 +138,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
         return kept_reply(store, FinishReply)
     mail = read_mail(site, request)
     if len(request.trees):
-        make_own(site, request)
-        take_splits(site, request, mail)
+        make_last(site, request, mail)
     model = forest(store)
     kept = {name: mail.one(PartKept, name) for name in store.facts["peers"] if name != site.name}
     write_part(store.folder, _part(site, model, kept))
@@ -163,6 +164,16 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
     return reply
 
 
+def make_last(site: Site, request: FinishRequest, mail: Mail) -> None:
+    """Make the splits of the last level, the own ones where that is not done."""
+    keep_partitions(site, mail)
+    if is_encrypted(site.store):
+        check_told(site, request)
+    else:
+        make_own(site, request)
+    take_splits(site, request)
+
+
 def _part(site: Site, model: BaggedForest, kept: dict[str, PartKept]) -> dict[str, Any]:
     """The active party's part: structure, leaf values, own thresholds, whose each split is."""
     store = site.store
@@ -184,7 +195,7 @@ def _importance(
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """Gain and splits of all columns; under numbers unless all parties share their names."""
     store = site.store
-    worth = {name: (one.gains, one.counts, one.names) for name, one in kept.items()}
+    worth = {name: (_gains(site, name, one), one.counts, one.names) for name, one in kept.items()}
     worth[site.name] = own_worth(site)
     order = list(store.facts["peers"])
     shared = all(len(worth[name][2]) == len(worth[name][0]) for name in order)
@@ -195,3 +206,10 @@ def _importance(
     ]
     gains = np.concatenate([worth[name][0] for name in order]) * store.facts["unit"] ** 2
     return tuple(names), gains, np.concatenate([worth[name][1] for name in order])
+
+
+def _gains(site: Site, party: str, kept: PartKept) -> npt.NDArray[np.float64]:
+    """What another's columns have gained: by its own word, or by ours where it cannot know."""
+    if is_encrypted(site.store):
+        return gains_of(site, party, len(kept.gains))
+    return kept.gains

@@ -5,17 +5,15 @@ Source: Cheng et al. 2019, Figure 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from clients.alignment import check_order
-from fedapp.data.predictions import named_predictions, write_predictions
-from fedapp.errors import DataError, ProtocolError
-from fedapp.messages.fields import Array, Request
+from clients.explain import explain_asked, explain_scores
+from clients.inference import ActivePart, active_part, own_digest, own_part, write_rows
+from fedapp.errors import ProtocolError
+from fedapp.messages.fields import Request
 from fedapp.messages.interactive import (
     AnswerReply,
     AnswerRequest,
@@ -27,83 +25,92 @@ from fedapp.messages.interactive import (
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Mail, read_mail, write_mail
 from fedapp.site.store import Store
-from fedapp.trees.bagged import BaggedForest
-from fedapp.trees.model import LEAF, Ensemble
-from fedapp.trees.partition import goes_left, move_rows, rows_of
-from fedapp.trees.parts import Lookup, model_of, part_digest, read_part, split_owners
+from fedapp.trees.model import LEAF
+from fedapp.trees.partition import move_rows, rows_of
 
-OUTPUT = "predictions"
-Model = Ensemble | BaggedForest
-Asked = dict[str, list[tuple[int, int, int]]]  # by party: tree, node, record
+Asked = dict[str, list[tuple[int, int, int]]]  # by party: place of the tree, node, record
 
 
 def walk(site: Site, request: WalkRequest) -> WalkReply:
-    """At the active party: move all rows as far as the answers and the own splits allow."""
-    store, mail = site.store, read_mail(site, request)
-    part = read_part(model_folder(store))
-    model = model_of(part)
+    """At the active party: move rows as far as the answers and the own splits allow.
+
+    Of so many trees at once as the request says; the next ones begin when these are done.
+    """
+    store, mail, part = site.store, read_mail(site, request), active_part(site)
     if "nodes" not in store:
         check_order(site, mail)
-        store["nodes"] = np.zeros((len(model.trees), len(store["ids"])), dtype=np.int32)
+        _begin_trees(store, part, 0, request.trees_at_once)
     else:
-        _take_answers(site, mail, model, part)
-    asked = _walk_own(store, model, part)
+        _take_answers(site, mail, part)
+    asked = _walk_on(site, part, request.trees_at_once)
     letters = [(name, _questions(store, places)) for name, places in asked.items()]
     store.facts["asked"] = asked
-    reply = WalkReply(**write_mail(site, letters), finished=not asked, n_trees=len(model.trees))
+    n_trees = len(part.model.trees)
+    reply = WalkReply(**write_mail(site, letters), finished=not asked, n_trees=n_trees)
     if not asked:
-        predictions = model.predictions(store["nodes"])
-        write_rows(site, predictions, model.classes, request.suffix)
+        leaves = np.concatenate([store[f"leaves.{first}"] for first in store.facts["done"]])
+        predictions = part.model.predictions(leaves)
+        explain_scores(site, part, predictions, leaves)
+        write_rows(site, part.model, predictions, request.suffix)
     return reply
 
 
 def answer(site: Site, request: AnswerRequest) -> AnswerReply:
     """At a passive party: the side of each row asked about."""
     store, mail, active = site.store, read_mail(site, request), site.store.facts["active"]
-    lookup, folder = Lookup.from_json(read_part(model_folder(store))), model_folder(store)
     questions = mail.all(Questions).get(active)
     if questions is None:
         return AnswerReply(**write_mail(site, []))
-    n_rows, n_records = len(store["ids"]), len(lookup.columns)
-    fits = (questions.rows < n_rows).all() and (questions.records < n_records).all()
-    if not fits or questions.sizes.sum() != len(questions.rows):
+    part, values = own_part(site), store["values"]
+    n_records = len(part.lookup.columns)
+    fits = (questions.rows < len(values)).all() and (questions.records < n_records).all()
+    if not fits or not len(questions.rows) or questions.sizes.sum() != len(questions.rows):
         raise ProtocolError(active, "Questions", "rows", "must be of this table and these splits")
-    sides = np.empty(len(questions.rows), dtype=bool)
-    end = 0
-    for record, size in zip(questions.records, questions.sizes, strict=True):
-        start, end = end, end + size
-        column, is_left = lookup.columns[record], bool(lookup.defaults[record])
-        values = store["values"][questions.rows[start:end], column]
-        sides[start:end] = goes_left(values, lookup.thresholds[record], is_left)
-    digest = np.frombuffer(part_digest(folder), dtype=np.uint8)
-    letter = Answers(digest, np.packbits(sides))
+    rows = np.split(questions.rows, np.cumsum(questions.sizes)[:-1])
+    asked = zip(questions.records, rows, strict=True)
+    found = [part.lookup.sides(record, values, at) for record, at in asked]
+    explain_asked(site, part, questions.records, rows)
+    letter = Answers(own_digest(site), np.packbits(np.concatenate(found)))
     return AnswerReply(**write_mail(site, [(active, letter)]))
 
 
-def model_folder(store: Store) -> Path:
-    """Where the party's part of the model lies."""
-    return store.folder.parent / str(store.facts["model"])
+def _begin_trees(store: Store, part: ActivePart, first: int, at_once: int) -> None:
+    """Put all rows at the roots of the next trees; 0 at once: of all trees."""
+    n_trees = len(part.model.trees[first:][: at_once or None])
+    store["nodes"] = np.zeros((n_trees, len(store["ids"])), dtype=np.int32)
+    store.facts["first_tree"] = first
 
 
-def _walk_own(store: Store, model: Model, part: Mapping[str, Any]) -> Asked:
+def _walk_on(site: Site, part: ActivePart, at_once: int) -> Asked:
+    """Walk these trees, and the next ones while nothing is left to ask; what is to be asked."""
+    store = site.store
+    while not (asked := _walk_own(site, part)):
+        first = store.facts["first_tree"]
+        end = first + len(store["nodes"])
+        store[f"leaves.{first}"] = store["nodes"]
+        store.facts["done"] = [*store.facts.get("done", []), first]
+        if end >= len(part.model.trees):
+            break
+        _begin_trees(store, part, end, at_once)
+    return asked
+
+
+def _walk_own(site: Site, part: ActivePart) -> Asked:
     """Walk until every row is at a leaf or at another's split; which splits those are."""
-    lookup, asked = Lookup.from_json(part), Asked()
-    nodes = np.array(store["nodes"])
-    owners = split_owners(model, part)
-    for number, (tree, records) in enumerate(zip(model.trees, part["splits"], strict=True)):
+    store, asked = site.store, Asked()
+    nodes, values = np.array(store["nodes"]), store["values"]
+    for place, inside in enumerate(nodes):
+        number = store.facts["first_tree"] + place
+        lefts, records = part.model.trees[number]["left"], part.records[number]
+        owners = part.owners[number]
         # Children stand behind their parents, so one pass takes a row all the way.
-        for node in np.flatnonzero(tree["left"] != LEAF).tolist():
-            rows = rows_of(nodes, number, node)
-            if not len(rows):
-                continue
-            owner, record = owners[number][node], records[node]
-            if owner != part["name"]:
-                asked.setdefault(owner, []).append((number, node, record))
-                continue
-            column, is_left = lookup.columns[record], bool(lookup.defaults[record])
-            sides = goes_left(store["values"][rows, column], lookup.thresholds[record], is_left)
-            left = int(tree["left"][node])
-            nodes[number, rows] = np.where(sides, left, left + 1)
+        for node in np.flatnonzero(lefts != LEAF).tolist():
+            rows = np.flatnonzero(inside == node)
+            if len(rows) and owners[node] == site.name:
+                sides = part.lookup.sides(records[node], values, rows)
+                inside[rows] = lefts[node] + ~sides
+            elif len(rows):
+                asked.setdefault(owners[node], []).append((place, node, int(records[node])))
     store["nodes"] = nodes
     return asked
 
@@ -118,13 +125,12 @@ def _questions(store: Store, places: list[tuple[int, int, int]]) -> Questions:
     )
 
 
-def _take_answers(site: Site, mail: Mail, model: Model, part: Mapping[str, Any]) -> None:
+def _take_answers(site: Site, mail: Mail, part: ActivePart) -> None:
     """Move the rows that were asked about."""
-    store, lefts = site.store, {}
+    store, lefts, first = site.store, {}, site.store.facts["first_tree"]
     for party, places in store.facts["asked"].items():
         letter = mail.one(Answers, party)
-        if letter.part.tobytes().hex() != part["parts"][party]:
-            raise DataError("model must be the one this run was trained with", party)
+        part.check(party, letter.part)
         rows = [rows_of(store["nodes"], tree, node) for tree, node, _ in places]
         n_asked = sum(map(len, rows))
         if len(letter.bits) != -(-n_asked // 8):
@@ -133,24 +139,8 @@ def _take_answers(site: Site, mail: Mail, model: Model, part: Mapping[str, Any])
         sides = np.unpackbits(letter.bits)[:n_asked].astype(bool)
         ends = np.cumsum([len(each) for each in rows])[:-1]
         for (tree, node, _), bits in zip(places, np.split(sides, ends), strict=True):
-            lefts[tree, node] = (int(model.trees[tree]["left"][node]), bits)
+            lefts[tree, node] = (int(part.model.trees[first + tree]["left"][node]), bits)
     store["nodes"] = move_rows(store["nodes"], lefts)
-
-
-def write_rows(site: Site, predictions: Array, classes: Sequence[str], suffix: str) -> None:
-    """Write a line for every row, in the order of the party's table; forget the rows.
-
-    Parameters
-    ----------
-    predictions : shape (n_rows, n_outputs), rows in the common order.
-    """
-    store = site.store
-    order = np.argsort(store["places"], kind="stable")
-    named = named_predictions(classes, predictions.shape[1], predictions[order])
-    name = site.config.id_column or "row"
-    ids: npt.NDArray[np.str_] = store["ids"][order]
-    write_predictions(store.folder / f"{OUTPUT}{suffix}", name, ids, named)
-    store.forget()
 
 
 HANDLERS: Mapping[type[Request], Handler] = {WalkRequest: walk, AnswerRequest: answer}

@@ -72,9 +72,8 @@ def setup(site: Site, request: SetupRequest) -> SentReply:
     _code_labels(kept)
     _bin_columns(kept, request.max_bin)
     key = _draw_key(kept, request)
-    store["key"] = np.frombuffer(f"{key.p} {key.q}".encode(), dtype=np.uint8)
-    modulus = int(key.public.n).to_bytes((key.public.bits + 7) // 8, "big")
-    letter = PublicKey(np.frombuffer(modulus, np.uint8), kept.width, kept.n_train, PRECISION)
+    store["key"] = key.to_array()
+    letter = PublicKey(key.public.to_array(), kept.width, kept.n_train, PRECISION)
     return SentReply(**write_mail(site, [(name, letter) for name in kept.passive]))
 
 

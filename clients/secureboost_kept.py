@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from gmpy2 import mpz
 
 from fedapp import metrics
 from fedapp.crypto.keys import PrivateKey
@@ -94,8 +93,7 @@ class Kept:
     @property
     def key(self) -> PrivateKey:
         """Of this run."""
-        p, q = self.store["key"].tobytes().decode().split()
-        return PrivateKey(mpz(p), mpz(q))
+        return PrivateKey.from_array(self.store["key"])
 
     @property
     def layouts(self) -> tuple[PairLayout, ...]:

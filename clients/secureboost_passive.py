@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gmpy2 import mpz
 
 from fedapp.crypto.keys import PublicKey as Key
 from fedapp.crypto.keys import check_public_key
@@ -120,7 +119,7 @@ def _meet(store: Store, letter: PublicKey) -> None:
 
 
 def _key(store: Store) -> Key:
-    return Key(mpz(int.from_bytes(store["n"].tobytes(), "big")))
+    return Key.from_array(store["n"])
 
 
 def _layouts(store: Store) -> tuple[PairLayout, ...]:

@@ -179,61 +179,107 @@ def report(
 @cli.command()
 def predict(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    data: Annotated[str, typer.Option(help="Table with the columns of the model.")],
-    output: Annotated[Path, typer.Option(help="CSV or Parquet file to write.")],
+    data: Annotated[str, typer.Option(help="Table with the columns of the model.")] = "",
+    output: Annotated[str, typer.Option(help="CSV or Parquet file to write.")] = "",
     id_column: Annotated[str, typer.Option("--id", help="Column that names the rows.")] = "",
     config: Overrides = None,
     engine: Annotated[
         str,
         typer.Option(
             help="For a model whose parts lie at several parties: local, simulation, or a "
-            "SuperLink's name; there every site has its own table (predict-data)."
+            "SuperLink's name; there every site has a table of its own (predict-data), so that "
+            "--data, --id and --output are left out."
         ),
     ] = "local",
     inference: Annotated[
         str,
         typer.Option(help="For such a model: interactive, one-round, or eini (encrypted)."),
     ] = "interactive",
+    explain: Annotated[
+        str,
+        typer.Option(
+            metavar="ID,ID...",
+            help="For such a model: rows that every party explains on its own disk, as far as it "
+            "may see. Their ids pass the coordinator.",
+        ),
+    ] = "",
 ) -> None:
     """Predict the rows of a table with a run's model."""
     from fedapp.predict import parts_of, predict_table
 
     parts = parts_of(run_dir)
+    _check_tables(engine, bool(parts), {"--data": data, "--output": output, "--id": id_column})
     if parts:
-        overrides = {"data": data, "id": id_column, **parse_overrides(config or [])}
+        overrides = parse_overrides(config or [])
+        if engine in SIMULATED:
+            overrides = {"data": data, "id": id_column, **overrides}
         if inference not in INFERENCES:
             known = ", ".join(INFERENCES)
             raise ConfigError(f"inference must be one of {known}, got {inference!r}")
         overrides["strategy"] = inference
+        if explain:
+            overrides["explain"] = explain
         _predict_together(run_dir, parts, overrides, output, engine)
         return
-    n_rows = predict_table(run_dir, data, id_column, output)
+    if explain:
+        rule = "must be left out for a model that lies whole in the run's folder"
+        raise ConfigError(f"--explain {rule}, got {explain}")
+    n_rows = predict_table(run_dir, data, id_column, Path(output))
     console.print(f"{n_rows} rows written to {output}", soft_wrap=True)
 
 
+def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> None:
+    """Hold that a table is named where this command reads one, and nowhere else.
+
+    Raises
+    ------
+    ConfigError : names the option.
+    """
+    if engine not in SIMULATED:
+        if not has_parts:
+            raise ConfigError(
+                f"engine must be local for a model that lies whole in the run's folder, "
+                f"got {engine}"
+            )
+        for name, value in given.items():
+            if value:
+                rule = f"must be left out with --engine {engine}"
+                where = "the sites' node configs name the tables (predict-data)"
+                raise ConfigError(f"{name} {rule}: {where}, got {value}")
+        return
+    for name in ("--data", "--output"):
+        if not given[name]:
+            raise ConfigError(f"{name} must name a file, got none")
+
+
 def _predict_together(
-    run_dir: Path, parts: Mapping[str, Any], overrides: Mapping[str, Any], output: Path, engine: str
+    run_dir: Path, parts: Mapping[str, Any], overrides: Mapping[str, Any], output: str, engine: str
 ) -> None:
     """Have the parties predict; the predictions are written at the active one."""
     from fedapp.data.predictions import check_suffix
     from fedapp.home import home
     from fedapp.server_app import load_strategy
 
-    check_suffix(output)
+    if output:
+        check_suffix(Path(output))
     trained = tomllib.loads((run_dir / "config.toml").read_text())
     names = ("parties", "partition", "columns", "align", "align-most-rows", "seed")
     given = {name: trained[name] for name in names}
-    given |= {"model": parts["model_id"], "output": output.suffix, **overrides}
+    given |= {"model": parts["model_id"], **overrides}
+    if output:
+        given["output"] = Path(output).suffix
     settings = load_settings(given)
     load_strategy(settings.strategy).own_settings(settings)
     settings = settings.model_copy(update={"run_dir": _run_dir(settings, engine)})
     folder = _engine(engine)(settings)
+    if settings.explain:
+        console.print("Each party's explanation.txt lies in its folder under $FEDAPP_HOME/sites.")
     if engine not in SIMULATED:
         console.print(f"The predictions lie at {parts['active']}, under its $FEDAPP_HOME/sites.")
         return
     summary = json.loads((folder.path / "summary.json").read_text())
     site = home() / "sites" / parts["active"] / summary["model_id"]
-    shutil.copyfile(site / f"predictions{output.suffix}", output)
+    shutil.copyfile(site / f"predictions{settings.output}", output)
     n_rows = summary["matched_rows"]["predicted"]
     console.print(f"{n_rows} rows written to {output}", soft_wrap=True)
 

@@ -63,6 +63,7 @@ class Settings(Section):
     resume: str
     model: Annotated[str, Field(pattern="^([0-9a-f]{16})?$")]
     output: Literal[".csv", ".parquet"]
+    explain: str
     min_parties: Annotated[int, Field(ge=0)]
     start_deadline: Seconds
     exchange_deadline: Seconds

@@ -114,7 +114,7 @@ def _vertical_baselines(settings: Settings) -> dict[str, Any]:
     """All columns, and those of the party that has the labels."""
     joined, active, own_columns = join_tables(settings)
     own = replace(joined, values=np.ascontiguousarray(joined.values[:, own_columns]))
-    score = _forest_scores if settings.strategy == "federated-forest" else _scores
+    score = forest_scores if settings.strategy == "federated-forest" else _scores
     return {"pooled": score(settings, joined), "alone": {active: score(settings, own)}}
 
 
@@ -162,7 +162,7 @@ def _scores(settings: Settings, rows: Pooled) -> dict[str, float]:
     )
 
 
-def _forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
+def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
     """Train scikit-learn's random forest on some rows and score it on the test rows."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 

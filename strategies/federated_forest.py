@@ -9,10 +9,17 @@ then the partitions of those who won, which travel with the next level's request
 before and one after, growing takes ``2 + 2 max_depth`` exchanges at most, whatever the number of
 trees.
 
+``labels=paillier`` takes the paper's "encrypted label y" at its word: passive parties sum encrypted
+labels, and the active party, who can read the sums, does the comparing and tells the server who has
+won. A level takes an exchange for the sums, one for the choice, and with several passive parties a
+third for the partitions; one passive party alone sends its partitions along with the next sums. So
+growing takes ``3 + 2 max_depth`` exchanges at most with one passive party, ``2 + 3 max_depth`` with
+several.
+
 Departures: the paper draws columns for a tree, here they are drawn for a node, as scikit-learn
-does. Improvements reach the server in clear: it is the master who compares them. Between sites with
-tables of their own columns are drawn from the server's own randomness instead of the run's seed,
-which every party knows.
+does. With ``labels=encoded`` improvements reach the server in clear: it is the master who compares
+them. Between sites with tables of their own columns are drawn from the server's own randomness
+instead of the run's seed, which every party knows.
 """
 
 from __future__ import annotations
@@ -29,6 +36,7 @@ from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress, ask
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.federated_forest import (
+    PAILLIER,
     FinishReply,
     FinishRequest,
     LevelReply,
@@ -37,6 +45,10 @@ from fedapp.messages.federated_forest import (
     PartitionRequest,
     SetupReply,
     SetupRequest,
+    SplitReply,
+    SplitRequest,
+    SumReply,
+    SumRequest,
 )
 from fedapp.messages.fields import Array
 from fedapp.messages.vertical import VerticalHelloReply
@@ -47,9 +59,18 @@ from fedapp.trees.draws import n_features
 from fedapp.trees.levels import Splits, draw_columns, number, winners
 from strategies.alignment import align
 from strategies.base import Summary
-from strategies.vertical import Mailbox, VerticalStrategy, active_party, named_scores, parts_file
+from strategies.vertical import (
+    FEWEST_PARTIES,
+    Mailbox,
+    VerticalStrategy,
+    active_party,
+    check_key_bits,
+    named_scores,
+    parts_file,
+)
 
 Kept = dict[str, PartitionReply | FinishReply]
+Won = tuple[Array, Array, Array]  # trees, nodes, owners
 Rule = Literal["all", "sqrt", "log2"]
 WARNING = (
     "labels=encoded: every party learns which training rows share a label (so two classes up to a "
@@ -62,6 +83,7 @@ class FederatedForestSettings(Section):
 
     ``criterion`` is gini for classes and variance for numbers where it is ``auto``.
     ``max_features``: columns drawn for a node, a share of all or ``all``, ``sqrt``, ``log2``.
+    ``key_bits`` of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
     """
 
     trees: Annotated[int, Field(ge=1, le=10**5)]
@@ -72,7 +94,9 @@ class FederatedForestSettings(Section):
     min_impurity_decrease: Annotated[float, Field(ge=0, le=1e38)]
     max_features: Rule | Annotated[float, Field(gt=0, le=1)]
     bootstrap: bool
-    labels: Literal["encoded"]
+    labels: Literal["encoded", "paillier"]
+    key_bits: Annotated[int, Field(ge=256, le=8192)]
+    insecure_small_key: bool
     master_keeps_model: bool
 
 
@@ -97,6 +121,7 @@ class FederatedForest(VerticalStrategy):
             fitting = "variance" if is_variance else "gini or entropy"
             rule = f"must be {fitting} for {settings.objective}"
             raise ConfigError(f"federated-forest.criterion {rule}, got {own.criterion}")
+        check_key_bits(own.key_bits, own.insecure_small_key, "federated-forest")
         return own
 
     @classmethod
@@ -110,20 +135,27 @@ class FederatedForest(VerticalStrategy):
         """Algorithm 2, for all nodes of a level at once."""
         active, mailbox = active_party(parties), Mailbox(parties)
         if saved is None:
-            self.warn(WARNING)
+            if not self.encrypted:
+                self.warn(WARNING)
             yield from self._begin(parties, active, mailbox)
         else:
             self._restore(saved, mailbox)
+        search = self._search_encrypted if self.encrypted else self._search
         while not self.grown:
             yield self._checkpoint(mailbox)
-            won = yield from self._search(parties, active, mailbox)
+            won = yield from search(parties, active, mailbox)
             self.last, self.n_nodes = number(*won, self.n_nodes)
             self.splits, self.level = self.splits.plus(self.last), self.level + 1
-            who = [name for place, name in enumerate(parties) if (self.last.owners == place).any()]
-            if not self.grown:
+            who = self._partitioners(parties, active)
+            if who and not self.grown:
                 yield from self._partition(who, mailbox)
         yield self._checkpoint(mailbox)
         return (yield from self._finish(parties, active, mailbox))
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether only the active party can read labels."""
+        return self.own.labels == PAILLIER
 
     @property
     def grown(self) -> bool:
@@ -156,6 +188,9 @@ class FederatedForest(VerticalStrategy):
                 rows_seed=settings.seed,
                 column_seeds=seeds[owners == place],
                 master_keeps_model=own.master_keeps_model,
+                labels=own.labels,
+                key_bits=own.key_bits,
+                insecure_small_key=own.insecure_small_key,
             )
             for place, party in enumerate(parties)
         }
@@ -172,24 +207,56 @@ class FederatedForest(VerticalStrategy):
 
     def _search(
         self, parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox
-    ) -> Conversation[tuple[Array, Array, Array]]:
-        """Trees, nodes and winners of this level's splits."""
-        seeds, owners = self._column_seeds(parties)
-        open_nodes = self._open_nodes()
-        n_drawn = n_features(self.own.max_features, len(seeds))
-        drawn = draw_columns(seeds, owners, len(parties), n_drawn, open_nodes)
+    ) -> Conversation[Won]:
+        """Trees, nodes and winners of this level's splits: the largest improvement wins."""
+        trees, nodes = self._open_nodes()
         requests = {
-            party: LevelRequest(
-                **mailbox.fields_for(party), **_told(self.last), n_drawn=drawn[place]
-            )
-            for place, party in enumerate(parties)
+            party: LevelRequest(**mailbox.fields_for(party), **_told(self.last), n_drawn=drawn)
+            for party, drawn in self._drawn(parties).items()
         }
-        replies = yield from ask(requests, LevelReply, _check_level(len(open_nodes[0])))
+        replies = yield from ask(requests, LevelReply, _check_level(len(trees)))
         if self.level:
             yield self._progress(replies[active])
         best = winners(list(replies.values()))
         won = np.flatnonzero(best >= 0)
-        return open_nodes[0][won], open_nodes[1][won], best[won]
+        return trees[won], nodes[won], best[won]
+
+    def _search_encrypted(
+        self, parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox
+    ) -> Conversation[Won]:
+        """The same: the passive parties sum, and the active one says who has won."""
+        drawn, told = self._drawn(parties), _told(self.last)
+        requests = {
+            party: SumRequest(**mailbox.fields_for(party), **told, n_drawn=drawn[party])
+            for party in parties
+            if party != active
+        }
+        mailbox.collect((yield from ask(requests, SumReply)))
+        last = self.level + 1 == self.own.max_depth
+        request = SplitRequest(
+            **mailbox.fields_for(active), **told, n_drawn=drawn[active], last=last
+        )
+        replies = yield from ask({active: request}, SplitReply, self._check_splits(len(parties)))
+        mailbox.collect(replies)
+        reply = replies[active]
+        if self.level:
+            yield self._progress(reply)
+        return reply.trees, reply.nodes, reply.owners
+
+    def _drawn(self, parties: Parties[VerticalHelloReply]) -> dict[str, Array]:
+        """How many columns of each party are drawn for each open node."""
+        seeds, owners = self._column_seeds(parties)
+        n_drawn = n_features(self.own.max_features, len(seeds))
+        drawn = draw_columns(seeds, owners, len(parties), n_drawn, self._open_nodes())
+        return dict(zip(parties, drawn, strict=True))
+
+    def _partitioners(self, parties: Parties[VerticalHelloReply], active: str) -> list[str]:
+        """Who has won, and is to say which rows go left in an exchange of its own."""
+        who = [name for place, name in enumerate(parties) if (self.last.owners == place).any()]
+        if not self.encrypted:
+            return who
+        # The active party has told with its choice; a single passive one does with its next sums.
+        return [name for name in who if name != active and len(parties) > FEWEST_PARTIES]
 
     def _open_nodes(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Trees and nodes that may be split next."""
@@ -197,11 +264,26 @@ class FederatedForest(VerticalStrategy):
             return self.last.children()
         return np.arange(self.own.trees, dtype=np.int32), np.zeros(self.own.trees, dtype=np.int32)
 
-    def _progress(self, reply: LevelReply | FinishReply) -> Progress:
+    def _progress(self, reply: LevelReply | SplitReply | FinishReply) -> Progress:
         """Scores of the forest as deep as it is."""
         names, n_leaves = reply.score_names, self.own.trees + len(self.splits.trees)
         scores = named_scores(names, reply.train_scores), named_scores(names, reply.valid_scores)
         return Progress(self.level, self.own.trees, n_leaves, *scores)
+
+    def _check_splits(self, n_parties: int) -> Any:
+        """Hold the active party's choice against the nodes that are open."""
+        trees, nodes = (each.astype(np.int64) for each in self._open_nodes())
+
+        def holds(party: str, reply: SplitReply) -> None:
+            wanted = (reply.trees.astype(np.int64) << 32) | reply.nodes
+            fits = bool(
+                np.isin(wanted, (trees << 32) | nodes).all() and (np.diff(wanted) > 0).all()
+            )
+            if not fits or (reply.owners >= n_parties).any():
+                rule = "must be open, in order, and of parties of the run"
+                raise ProtocolError(party, "SplitReply", "nodes", rule)
+
+        return holds
 
     def _partition(
         self, who: list[str], mailbox: Mailbox, last: bool = False

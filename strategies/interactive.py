@@ -1,14 +1,24 @@
 """Interactive inference: the active party walks the trees and asks the others level by level.
 
-Source: Cheng et al. 2019, "SecureBoost" (arXiv:1901.08755), Figure 3. All trees and rows walk at
-once, so the passive parties are asked at most ``max_depth`` times, and with the active party's own
-steps between them it takes ``1 + 2 max_depth`` exchanges after the alignment. Predictions are
-written at the active party alone.
+Source: Cheng et al. 2019, "SecureBoost" (arXiv:1901.08755), Figure 3. All rows walk at once, and of
+the trees as many as ``interactive.trees-at-once`` says (0: all; 1: the papers' way, tree after
+tree). Each lot of trees asks the passive parties until its last row is at a leaf, at most
+``max_depth`` times; a lot that has nothing to ask costs no exchange. With the active party's own
+steps between the questions, the exchanges after the alignment are ::
+
+    1 + 2 * sum over the lots of the questions of the lot  <=  1 + 2 * max_depth * n_lots,
+
+where ``n_lots = ceil(n_trees / trees_at_once)``, and 1 for all at once. Predictions are the same in
+every case, and written at the active party alone.
 """
 
 from __future__ import annotations
 
-from fedapp.config import Settings
+from typing import Annotated
+
+from pydantic import Field
+
+from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.interactive import AnswerReply, AnswerRequest, WalkReply, WalkRequest
 from fedapp.messages.vertical import VerticalHelloReply
@@ -17,13 +27,23 @@ from strategies.inference import align_all, check_model, predicted
 from strategies.vertical import Mailbox, VerticalStrategy, active_party
 
 
+class InteractiveSettings(Section):
+    """``[interactive]`` of the run config.
+
+    ``trees_at_once``: how many trees the rows walk down at the same time; 0: all.
+    """
+
+    trees_at_once: Annotated[int, Field(ge=0, lt=2**31)]
+
+
 class Interactive(VerticalStrategy):
     """The server's side: it passes questions and answers on."""
 
     @classmethod
-    def own_settings(cls, settings: Settings) -> None:
-        """None; but there must be a model."""
+    def own_settings(cls, settings: Settings) -> InteractiveSettings:
+        """``[interactive]``, checked; and there must be a model."""
         check_model(settings)
+        return check(InteractiveSettings, settings.sections["interactive"], "interactive.")
 
     def conversation(
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
@@ -32,8 +52,9 @@ class Interactive(VerticalStrategy):
         active, mailbox = active_party(parties), Mailbox(parties)
         passive = tuple(party for party in parties if party != active)
         rows = yield from align_all(parties, active, mailbox, self.settings)
+        given = {**self.own_settings(self.settings).model_dump(), "suffix": self.settings.output}
         while True:
-            request = WalkRequest(**mailbox.fields_for(active), suffix=self.settings.output)
+            request = WalkRequest(**mailbox.fields_for(active), **given)
             replies = yield from ask({active: request}, WalkReply)
             mailbox.collect(replies)
             if replies[active].finished:

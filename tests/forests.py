@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,19 +13,45 @@ from fedapp.config import Settings
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.trees.bagged import BaggedForest, from_json, grow, leaf_values
-from fedapp.trees.cart import Rules, bin_columns, code_columns
+from fedapp.trees.cart import Criterion, Rules, bin_columns, code_columns
 from fedapp.trees.draws import bootstrap_counts, n_features
 from fedapp.trees.label_codes import class_codes, number_codes
 from fedapp.trees.levels import Rows
 from fedapp.trees.parts import PART, Lookup, split_owners
 from strategies.federated_forest import FederatedForest
-from tests.pooled import Pooled
+from tests.pooled import Pooled, made_columns, write_rows
 from tests.transcript import summary_of
 
 
 def part_of(party: str, model_id: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((home() / "sites" / party / model_id / PART).read_text())
     return found
+
+
+def parts_of(folder: RunFolder) -> list[dict[str, Any]]:
+    """What each party keeps of a run; the active one also knows the others' parts by digest."""
+    summary = summary_of(folder)
+    return [part_of(party["name"], summary["model_id"]) for party in summary["parties"]]
+
+
+def encrypted_forest(
+    make_settings: Callable[..., Settings], folder: Path
+) -> Callable[..., Settings]:
+    """``make(objective, parties, **more)``: settings of 3 trees of depth 3, labels under a small
+    key; words after ``own_`` are the method's own."""
+
+    def make(objective: str = "binary:logistic", parties: int = 2, **more: Any) -> Settings:
+        data = folder / f"{objective[:5]}.csv"
+        if not data.exists():
+            write_rows(data, made_columns(objective, n_rows=200))
+        given = {"data": str(data), "label": "y", "objective": objective, "parties": parties}
+        given |= {"own_trees": 3, "own_max_depth": 3, "align": "ordered", "max_bin": 16}
+        given |= {"own_labels": "paillier", "own_key_bits": 256, "own_insecure_small_key": True}
+        own = "federated-forest__"
+        values = {name.replace("own_", own, 1): value for name, value in (given | more).items()}
+        return make_settings(strategy="federated-forest", **values)
+
+    return make
 
 
 def joined(folder: RunFolder) -> BaggedForest:
@@ -64,9 +92,9 @@ def pooled(settings: Settings) -> tuple[BaggedForest, Rows, Any]:
     rows = Rows(code_columns(values, bins), bins, codes, weights, counts)
     n_classes = 0 if is_numbers else int(labels.max()) + 1
     n_outputs = n_classes if settings.objective == "multi:softprob" else 1
-    criterion = "variance" if is_numbers else "gini"
+    default: Criterion = "variance" if is_numbers else "gini"
     rules = Rules(
-        *("gini" if own.criterion == "auto" and not is_numbers else criterion, n_classes),
+        *(default if own.criterion == "auto" else own.criterion, n_classes),
         *(own.min_samples_split, own.min_samples_leaf, own.min_impurity_decrease / unit**2),
     )
     seeds = np.random.default_rng([settings.seed, 2]).integers(0, 2**63 - 1, n_columns)

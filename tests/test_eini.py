@@ -13,10 +13,11 @@ from flwr.app import Context, Message
 from typer.testing import CliRunner
 
 from clients import eini as client
+from clients import eini_active
 from fedapp.cli import cli
 from fedapp.client_app import SiteApp
 from fedapp.config import Settings
-from fedapp.crypto.keys import generate_key
+from fedapp.crypto.keys import PrivateKey, PublicKey, generate_key
 from fedapp.crypto.paillier import decrypt, encrypt
 from fedapp.crypto.sealed import Address, unseal
 from fedapp.crypto.sums import choose
@@ -29,7 +30,7 @@ from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.run_folder import RunFolder
 from fedapp.site import mail
 from fedapp.site.answer import Site
-from fedapp.trees.candidates import candidates, skeleton
+from fedapp.trees.candidates import are_trees, candidates, skeleton
 from fedapp.trees.parts import PART
 from fedapp.wire.codec import from_records, put_together
 from simulations.engines import run_local
@@ -52,8 +53,14 @@ KINDS = {
 }
 
 
+@pytest.fixture(params=["secureboost", "federated-forest"])
+def strategy(request: pytest.FixtureRequest) -> str:
+    """Both kinds of models, for the tests of ``train``."""
+    return str(request.param)
+
+
 @pytest.fixture
-def train(settings: MakeSettings, tmp_path: Path) -> Train:
+def train(settings: MakeSettings, strategy: str, tmp_path: Path) -> Train:
     """A trained model of 6 trees of depth 3, and its settings."""
 
     def make(objective: str = "binary:logistic", **more: Any) -> Trained:
@@ -63,7 +70,8 @@ def train(settings: MakeSettings, tmp_path: Path) -> Train:
         given = {"data": str(data), "label": "y", "objective": objective, "parties": 2}
         given |= {"max_depth": 3, "num_boost_round": 6, "align": "ordered", "columns": "random"}
         given |= {f"secureboost__{name}": value for name, value in SMALL.items()}
-        trained = settings(strategy="secureboost", **{**given, **more})
+        given |= {"federated_forest__trees": 6, "federated_forest__max_depth": 3}
+        trained = settings(strategy=strategy, **{**given, **more})
         return trained, run_local(trained)
 
     return make
@@ -89,7 +97,8 @@ class Letters:
                 self.opened.append((sender, site.name, content))
             return found
 
-        monkeypatch.setattr(client, "read_mail", read)
+        for module in (client, eini_active):
+            monkeypatch.setattr(module, "read_mail", read)
 
     def ciphertexts(self, sender: str, receiver: str) -> list[bytes]:
         return [
@@ -322,6 +331,48 @@ def test_a_small_key_is_refused(settings: MakeSettings) -> None:
         Eini.own_settings(settings(**given))
     with pytest.raises(ConfigError, match="model must be the id of a trained model"):
         Eini.own_settings(settings(strategy="eini"))
+
+
+@pytest.mark.parametrize("strategy", ["federated-forest"], indirect=True)
+def test_a_key_too_small_for_the_classes_of_a_leaf_is_refused(
+    train: Train, settings: MakeSettings
+) -> None:
+    small = {"federated_forest__trees": 2, "federated_forest__max_depth": 2, "columns": "even"}
+    trained, _ = train("multi:softprob", data="digits", label="", **small)
+    match = r"eini.key-bits must be > 5[56]0 for 10 outputs of 5[56] bits, got 512"
+    with pytest.raises(PartyError, match=match):
+        run_local(encrypted(settings, trained))
+    found = written(summary_of(run_local(encrypted(settings, trained, eini__key_bits=562))))
+    plain = inference(settings, trained, align="ordered", columns=trained.columns)
+    expected = written(summary_of(run_local(plain)))
+    assert found.shape == (1797, 10)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "lefts",
+    [
+        [1, -1],  # no right child
+        [1, 0, -1],  # a child before its parent
+        [-1, -1],  # two roots
+        [1, 1, -1, -1],  # a node of two parents
+        [3, -1, -1, -1, -1],  # nodes of no parent
+    ],
+)
+def test_nodes_that_are_no_tree_are_told_from_a_tree(lefts: list[int]) -> None:
+    tree = [1, -1, 3, -1, -1]
+    assert are_trees(np.array([*tree, -1, *tree]), np.array([5, 6, 11]))
+    assert not are_trees(np.array(lefts), np.array([len(lefts)]))
+    assert not are_trees(np.array([*tree, *lefts]), np.array([5, 5 + len(lefts)]))
+    assert not are_trees(np.array(tree), np.array([4]))
+    assert not are_trees(np.array(tree), np.array([0, 5]))
+
+
+def test_keys_come_back_from_their_arrays() -> None:
+    key = generate_key(256, insecure_small_key=True)
+    assert PrivateKey.from_array(key.to_array()) == key
+    assert PublicKey.from_array(key.public.to_array()) == key.public
+    assert key.public.to_array().shape == (32,)
 
 
 def test_the_command_predicts_under_encryption(

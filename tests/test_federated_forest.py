@@ -318,7 +318,7 @@ def test_a_party_that_fails_stops_the_run_by_name(
     def fail(*arguments: Any) -> None:
         raise ValueError("row 17 is 0.3")
 
-    monkeypatch.setattr("clients.federated_forest_grow.make_own", fail)
+    monkeypatch.setattr("clients.federated_forest_splits.make_own", fail)
     match = r"^party-\d \(step \d+\): ValueError in train.federated_forest_partition; the site's"
     with pytest.raises(PartyError, match=match):
         run_local(forest())
@@ -383,7 +383,7 @@ def test_a_partition_that_does_not_fit_is_refused(
             ],
         )
 
-    monkeypatch.setattr("clients.federated_forest_grow.write_mail", changed)
+    monkeypatch.setattr("clients.federated_forest.write_mail", changed)
     with pytest.raises(PartyError, match=match):
         run_local(forest())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,13 @@ from fedapp.messages import alignment, interactive
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
+from fedapp.trees.model import LEAF, load_model
+from fedapp.trees.partition import goes_left
 from fedapp.trees.parts import PART
 from simulations.engines import run_local, run_simulation
 from strategies.interactive import Interactive
+from tests.forests import joined, part_of
+from tests.pooled import Pooled
 from tests.test_exactness import made_table
 from tests.transcript import check_declared, listen, summary_of
 
@@ -50,7 +54,7 @@ def train(settings: MakeSettings, tmp_path: Path) -> Callable[..., tuple[Setting
             made_table(data, objective, n_values=40, n_rows=300)
         given = {"data": str(data), "label": "y", "objective": objective, "parties": 2}
         given |= {"max_depth": 3, "num_boost_round": 3, "align": "ordered", **SMALL_KEY, **more}
-        run = settings(strategy="secureboost", **given)
+        run = settings(**{"strategy": "secureboost", **given})
         return run, run_local(run)
 
     return make
@@ -95,6 +99,42 @@ def test_a_party_is_asked_max_depth_times_at_most(
     assert summary_of(folder)["exchanges"] <= n_opening + 1 + 2 * trained.max_depth
 
 
+def n_asked(trees: Sequence[Any], values: np.ndarray, n_own: int, at_once: int) -> int:
+    """Passive splits on the longest path of each lot of trees, summed: a question each."""
+    longest = []
+    for tree in trees:
+        nodes, passive = np.zeros(len(values), int), np.zeros(len(values), int)
+        while (rows := np.flatnonzero(tree["left"][nodes] != LEAF)).size:
+            at = tree[nodes[rows]]
+            passive[rows] += at["column"] >= n_own
+            cells = values[rows, at["column"]]
+            nodes[rows] = at["left"] + ~goes_left(cells, at["threshold"], at["default_left"])
+        longest.append(int(passive.max()))
+    lots = [longest[first:][:at_once] for first in range(0, len(longest), at_once)]
+    return sum(map(max, lots))
+
+
+@pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
+@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
+def test_trees_at_once_change_the_exchanges_and_no_prediction(
+    train: Callable[..., Any], settings: MakeSettings, strategy: str, objective: str
+) -> None:
+    more = {"federated_forest__trees": 5, "federated_forest__max_depth": 4, "columns": "random"}
+    trained, folder = train(objective, strategy=strategy, allow_export=True, **more)
+    is_forest = strategy == "federated-forest"
+    trees = joined(folder).trees if is_forest else load_model(folder.path / "model.json").trees
+    n_own = len(part_of("party-1", summary_of(folder)["model_id"])["columns"])
+    found = {}
+    for at_once in (0, 1, 2, 100):
+        own = {"columns": "random", "align": "ordered", "interactive__trees_at_once": at_once}
+        summary = summary_of(run_local(inference(settings, trained, **own)))
+        found[at_once] = written(summary)
+        n_questions = n_asked(trees, Pooled(trained).values, n_own, at_once or len(trees))
+        assert summary["exchanges"] == 4 + 1 + 2 * n_questions
+    for predictions in found.values():
+        np.testing.assert_array_equal(predictions, found[0])
+
+
 def test_no_prediction_and_no_leaf_leaves_the_active_party(
     train: Callable[..., Any], settings: MakeSettings
 ) -> None:
@@ -122,7 +162,8 @@ def test_the_command_predicts_a_new_table(
     rows = [f"{line},c{number}" for number, line in enumerate(lines[1:40])]
     new.write_text("\n".join([",".join(names), *rows]) + "\n")
     arguments = ["predict", str(folder.path), "--data", str(new), "--id", "customer"]
-    result = CliRunner().invoke(cli, [*arguments, "--output", "scores.csv"])
+    slowly = ["--output", "scores.csv", "-cinteractive.trees-at-once=1"]
+    result = CliRunner().invoke(cli, [*arguments, *slowly])
     assert result.exit_code == 0, result.output
     assert "39 rows written to scores.csv" in result.output
     with Path("scores.csv").open() as file:
@@ -167,6 +208,12 @@ def test_a_run_without_a_model_is_refused(settings: MakeSettings) -> None:
         Interactive.own_settings(settings(strategy="interactive"))
     with pytest.raises(ConfigError, match="model"):
         settings(strategy="interactive", model="../../etc")
+
+
+def test_less_than_no_tree_at_once_is_refused(settings: MakeSettings) -> None:
+    given = {"strategy": "interactive", "model": "0" * 16, "interactive__trees_at_once": -1}
+    with pytest.raises(ConfigError, match=r"interactive.trees-at-once must be >= 0, got -1"):
+        Interactive.own_settings(settings(**given))
 
 
 @pytest.mark.parametrize("n_rows", [0, 1])

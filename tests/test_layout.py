@@ -31,7 +31,12 @@ NO_METHODS = {
     "parcels",
     "federated_forest_active",
     "federated_forest_grow",
+    "federated_forest_paillier_active",
+    "federated_forest_paillier_passive",
+    "federated_forest_part",
+    "federated_forest_splits",
     "eini_active",
+    "explain",
     "secureboost_active",
     "secureboost_kept",
     "secureboost_passive",
@@ -103,7 +108,7 @@ def test_a_method_has_the_same_name_on_both_sides_and_in_its_messages_and_tests(
 
 
 @pytest.mark.parametrize(
-    "module", sorted(methods("fedapp/messages") | {"hello", "booster", "labels"})
+    "module", sorted(methods("fedapp/messages") | {"hello", "booster", "labels", "explain"})
 )
 def test_messages_say_what_they_reveal_and_have_handlers(module: str) -> None:
     messages = importlib.import_module(f"fedapp.messages.{module}")

@@ -18,6 +18,7 @@ from simulations.engines import run_local
 from simulations.papers import fed_eini as paper
 
 SMALL = {"secureboost.key-bits": 256, "max-bin": 8, "max-depth": 2}
+SMALL |= {"federated-forest.max-depth": 2}
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ def test_the_settings_are_the_papers() -> None:
         settings = load_settings({**paper.TRAINING, "data": data, "columns": columns})
         passive = find_dataset(data).shape[1] - 5
         assert (settings.columns, settings.max_depth) == (f"sizes:5,{passive}", 4)
+        assert settings.sections["federated-forest"]["max-depth"] == 4
         assert settings.sections["secureboost"]["key-bits"] == paper.KEY_BITS == 512
         assert (1 - settings.test_fraction) * settings.valid_fraction == pytest.approx(0.2)
     assert paper.TREES == 100
@@ -67,12 +69,15 @@ def test_a_crossover_weighs_ciphertexts_against_exchanges(
 
 
 def test_the_crossover_is_found_again_from_seconds_that_follow_the_model() -> None:
+    given = [("at once", 0, 50, 9), ("tree by tree", 0, 50, 60), ("tree by tree", 0, 200, 81)]
+    given += [(bits, bits, rows, 3) for bits, rows in ((512, 50), (512, 200), (2048, 50))]
     lines = [
-        {"credit": "Credit 1", "engine": "local", "key_bits": bits, "rows": rows, "exchanges": 3}
+        {"credit": "Credit 1", "engine": "local", "way": way, "key_bits": bits, "rows": rows}
         | {"entries": 10, "idle": [0.5], "seconds": 3 * 0.5 + 2.0 + 0.02 * rows}
-        for bits, rows in ((0, 50), (512, 50), (512, 200), (2048, 50))
+        | {"exchanges": exchanges}
+        for way, bits, rows, exchanges in given
     ]
-    found = paper.crossovers(lines, n_trees=10)
+    found = paper.crossovers(lines)
     assert [row["exchange"] for row in found] == [0.5, *paper.DEPLOYED]
     assert {row["key_bits"] for row in found} == {512}
     assert found[0]["to_begin"] == pytest.approx(2.0)
@@ -102,7 +107,7 @@ def test_a_difference_between_the_two_ways_is_seen(tmp_path: Path) -> None:
         column = np.append(scores[:-1], last)
         parquet.write_table(pa.table({"p": column}), tmp_path / name / "predictions.parquet")
         runs.append({"credit": "Credit 1", "rows": 100, "folder": str(tmp_path / name)})
-    found = paper.table_2(*runs)
+    found = paper.table_2("boosted", *runs)
     assert [row["rows"] for row in found] == [10, 20, 40, 80, 100]
     assert [row["difference"] > paper.CLOSE for row in found] == [False] * 4 + [True]
     assert found[0]["auc"][0] == found[0]["auc"][1]
@@ -130,21 +135,27 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     output = tmp_path / "out"
     paper.main(quick=True, key_bits="256", engine="", output=output)
     first = json.loads((output / "tables.json").read_text())
-    assert len(first["table_2"]) == 2 * len(paper.SHARES)
+    assert len(first["table_2"]) == 2 * 2 * len(paper.SHARES)
+    assert {row["model"] for row in first["table_2"]} == {"boosted", "forest"}
     assert all(row["difference"] <= paper.CLOSE for row in first["table_2"])
-    points = [(row["engine"], row["key_bits"], row["rows"]) for row in first["figure_10"]]
+    points = [(row["engine"], row["way"], row["rows"]) for row in first["figure_10"]]
+    ways = ("at once", "tree by tree", 256)
     assert points == [
-        *(("local", bits, rows) for bits in (0, 256) for rows in (10, 30)),
-        *(("simulation", bits, 10) for bits in (0, 256)),
+        *(("local", way, rows) for way in ways for rows in (10, 30)),
+        *(("simulation", way, 10) for way in ways),
     ]
+    at_once, slowly = (
+        [row["exchanges"] for row in first["figure_10"] if row["way"] == way] for way in ways[:2]
+    )
+    assert all(more > fewer for more, fewer in zip(slowly, at_once, strict=True))
     encrypted = [row for row in first["figure_10"] if row["key_bits"]]
     # 64 bytes each, which pass the server
     assert all(row["bytes"] > 2 * 64 * row["rows"] * row["entries"] > 0 for row in encrypted)
     assert len(first["crossover"]) == 3
     assert (output / "figure_10.png").read_bytes().startswith(b"\x89PNG")
     assert not list(output.glob("*.csv"))
-    # The model's parts stay, of the predictions nothing.
-    assert len(list((tmp_path / "home" / "sites" / "party-1").glob("*/"))) == 1
+    # The parts of both models stay, of the predictions nothing.
+    assert len(list((tmp_path / "home" / "sites" / "party-1").glob("*/"))) == 2
 
     def fail(*_: object) -> None:
         raise AssertionError("must not run again")

@@ -354,8 +354,8 @@ def test_the_page_has_every_score_and_every_figure(tmp_path, objective):
     rows = cells(page)
     assert ["federated", "test", *["0.8123"] * len(names)] in rows
     assert ["federated", "valid", *["0.7777"] * len(names)] in rows
-    # Two metrics, bytes and effort by round; the curve; importance; bytes by party.
-    assert len(images(page)) == 7
+    # Two metrics, bytes and effort by round; the curve; gain and splits; bytes by party.
+    assert len(images(page)) == 8
     assert all(image.shape[1] > 500 and np.ptp(image) > 0 for image in images(page))
 
 

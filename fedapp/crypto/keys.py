@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import gmpy2
 from gmpy2 import mpz
 
+from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
+
 if TYPE_CHECKING:
     from phe.paillier import PaillierPrivateKey, PaillierPublicKey
 
@@ -46,6 +48,15 @@ class PublicKey:
         """Bytes of a ciphertext as it is sent."""
         return (2 * self.bits + 7) // 8
 
+    def to_array(self) -> Bytes:
+        """The modulus, big endian; uint8, shape (bytes of n,)."""
+        return to_bytes_array([self.n], (self.bits + 7) // 8).ravel()
+
+    @staticmethod
+    def from_array(modulus: Bytes) -> PublicKey:
+        """Undo ``to_array``; what comes from outside is still to be checked."""
+        return PublicKey(from_bytes_array(modulus[None])[0])
+
     def to_phe(self) -> PaillierPublicKey:
         """The same key as phe's."""
         from phe.paillier import PaillierPublicKey
@@ -72,6 +83,16 @@ class PrivateKey:
     def public(self) -> PublicKey:
         """What the others get."""
         return PublicKey(self.p * self.q)
+
+    def to_array(self) -> Bytes:
+        """The primes, big endian, to be kept on the owner's disk; uint8, shape (2, n_bytes)."""
+        primes = (self.p, self.q)
+        return to_bytes_array(primes, (max(map(mpz.bit_length, primes)) + 7) // 8)
+
+    @staticmethod
+    def from_array(primes: Bytes) -> PrivateKey:
+        """Undo ``to_array``."""
+        return PrivateKey(*from_bytes_array(primes))
 
     def to_phe(self) -> PaillierPrivateKey:
         """The same key as phe's."""

@@ -351,6 +351,21 @@ class SumLayout:
         return reals
 
 
+def whole_layout(key_bits: int, n_terms: int, n_fields: int, bits: int) -> SumLayout:
+    """Sums of whole numbers, which come back exactly where they are below 2^53.
+
+    Parameters
+    ----------
+    n_fields : int, >= 1: numbers of a term, side by side.
+    bits : int, 0 to 53: none is above ``2**bits`` in absolute value.
+
+    Raises
+    ------
+    ValueError : see ``SumLayout``.
+    """
+    return SumLayout(key_bits, n_terms, n_fields, exponent=bits, precision=bits)
+
+
 def grouped_layouts(
     key_bits: int, n_rows: int, n_outputs: int, precision: int = PRECISION
 ) -> tuple[PairLayout, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from fedapp.crypto.keys import PrivateKey, PublicKey
 from fedapp.crypto.masks import public_masks
 from fedapp.crypto.packing import FixedPoint, PairLayout, SumLayout
 from fedapp.crypto.paillier import (
+    CALLS_PER_WORKER,
     check_ciphertexts,
     decrypt,
     encrypt,
@@ -157,6 +158,99 @@ def read_sums(
     return scale.decode(fields, layout.n_outputs)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """What is summed, where each sum has rows of its own.
+
+    Parameters
+    ----------
+    rows, places : int32, shape (n_terms,): rows, and the sum that each goes into.
+    counts : uint8, shape (n_rows,): how often each row counts, wherever it does.
+    n_sums : int: each has a term.
+    """
+
+    rows: npt.NDArray[np.int32]
+    places: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.uint8]
+    n_sums: int
+
+
+def pack_terms(
+    key: PublicKey,
+    ciphertexts: Bytes,
+    parts: Sequence[Terms],
+    layout: SumLayout,
+    workers: Workers,
+) -> Bytes:
+    """Sum encrypted rows, and put the sums of each part side by side, under fresh masks.
+
+    Parameters
+    ----------
+    ciphertexts : uint8, shape (n_rows, ciphertext_bytes), checked.
+    parts : what to sum; no ciphertext has sums of two of them.
+    workers : processes to share the parts.
+
+    Returns
+    -------
+    uint8, shape (n, ciphertext_bytes): ``layout.n_plaintexts(n_sums)`` rows a part.
+    """
+    packed = [np.empty((0, key.ciphertext_bytes), np.uint8)]
+    # A call takes its rows along, so few are made at a time.
+    n_calls = CALLS_PER_WORKER * workers.n_workers
+    for first in range(0, len(parts), n_calls):
+        own = [_own_rows(ciphertexts, part) for part in parts[first : first + n_calls]]
+        packed += workers.run(_pack_terms, [(key, *rows, layout) for rows in own])
+    return np.concatenate(packed)
+
+
+def _own_rows(ciphertexts: Bytes, part: Terms) -> tuple[Bytes, Terms]:
+    """The rows of one part alone, and its terms in their numbers."""
+    used, rows = np.unique(part.rows, return_inverse=True)
+    return ciphertexts[used], replace(part, rows=rows.astype(np.int32), counts=part.counts[used])
+
+
+def read_parts(
+    key: PrivateKey,
+    ciphertexts: Bytes,
+    layout: SumLayout,
+    wanted: Sequence[npt.NDArray[np.bool_]],
+    workers: Workers,
+) -> list[npt.NDArray[np.float64]]:
+    """Decrypt, range-check and unpack what ``pack_terms`` made.
+
+    Parameters
+    ----------
+    ciphertexts : uint8, shape (n, ciphertext_bytes); checked here.
+    wanted : of each part, bool, shape (n_sums,): which sums are to be read.
+
+    Returns
+    -------
+    Of each part, float64, shape (n_sums, n_fields); what shares no ciphertext with a wanted sum is
+    0 unread.
+
+    Raises
+    ------
+    ValueError : not ciphertexts under this key, another number of them, or a sum out of range.
+    """
+    sizes = [layout.n_plaintexts(len(part)) for part in wanted]
+    if len(ciphertexts) != sum(sizes):
+        raise ValueError(f"ciphertexts must be {sum(sizes)}, got {len(ciphertexts)}")
+    check_ciphertexts(key.public, ciphertexts)
+    ends = np.cumsum([0, *sizes]).tolist()
+    read = np.zeros(len(ciphertexts), dtype=np.bool_)
+    for part, end in zip(wanted, ends, strict=False):
+        read[end + np.flatnonzero(part) // layout.n_slots] = True
+    plaintexts = [0] * len(ciphertexts)
+    for place, found in zip(
+        np.flatnonzero(read), decrypt(key, ciphertexts[read], workers), strict=True
+    ):
+        plaintexts[place] = found
+    return [
+        layout.unpack(plaintexts[start:end], len(part))
+        for part, start, end in zip(wanted, ends, ends[1:], strict=False)
+    ]
+
+
 def self_test(key: PrivateKey) -> None:
     """Encrypt, add, pack, re-randomise, decrypt and compare, on a few rows with known sums.
 
@@ -277,6 +371,18 @@ def _pack(key: PublicKey, sums: Sums, layout: PairLayout | SumLayout) -> list[mp
         _side_by_side(part, layout.slot_bits, n_squared) * mask % n_squared
         for part, mask in zip(parts, masks, strict=True)
     ]
+
+
+def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: Terms, layout: SumLayout) -> Bytes:
+    """One part's sums."""
+    n_squared = key.n_squared
+    sums: Sums = [None] * terms.n_sums
+    pairs = zip(from_bytes_array(ciphertexts), terms.counts.tolist(), strict=True)
+    rows = [row if count == 1 else powmod(row, count, n_squared) for row, count in pairs]
+    _multiply_into(
+        sums, terms.places.tolist(), [rows[row] for row in terms.rows.tolist()], n_squared
+    )
+    return to_bytes_array(_pack(key, sums, layout), key.ciphertext_bytes)
 
 
 def _side_by_side(sums: Sums, slot_bits: int, n_squared: mpz) -> mpz:

@@ -7,11 +7,13 @@ Reveals:
 
 - The server learns sizes: rows, trees, entries of the trees and bytes.
 - A passive party learns the structure of the trees down to the subtrees that no passive party
-  splits, and which splits are its own; of the rows nothing but its own columns. It learns neither
-  which entries another party leaves, nor weights, nor predictions.
-- The active party learns of each row the sum of the weights over all trees, which is the
-  prediction, and nothing of single splits beyond what follows from that sum. What passive parties
-  send each other is sealed against it, because it could decrypt it.
+  splits (of a forest it has known all of it since the training), and which splits are its own; of
+  the rows nothing but its own columns. It learns neither which entries another party leaves, nor
+  leaf values, nor predictions.
+- The active party learns of each row the sum of the leaf values over all trees, which is the
+  margin of a boosted model and the mean of a forest times its trees, and nothing of single splits
+  beyond what follows from that sum. What passive parties send each other is sealed against it,
+  because it could decrypt it.
 - With ``share-column-names`` the names of the columns may be known to all, as the paper intends.
 """
 

@@ -6,7 +6,7 @@ server is the paper's master.
 What parties tell each other goes in letters (the classes of ``Letter``), which the server passes on
 sealed.
 
-Reveals:
+Reveals, with ``labels=encoded``:
 
 - The server learns the structure of the trees, who made each split, for every open node how much
   each party's best split would improve it, the scores and the importance of the columns (under
@@ -18,9 +18,29 @@ Reveals:
   classes up to a swap), or numbers up to an affine map (``fedapp.trees.label_codes``); with sample
   weights also these, and with ``min-impurity-decrease`` above 0 the scale of the numbers. It learns
   which rows each tree draws, the structure of the trees, who made each split and which rows each
-  sends left, how many of its own columns are drawn for a node and which of them, and never how many
-  are drawn in all. It learns no threshold of another, and no leaf value but what the codes tell.
+  sends left (in the level at ``max-depth`` its own splits alone), how many of its own columns are
+  drawn for a node and which of them, and never how many are drawn in all. It learns no threshold of
+  another, and no leaf value but what the codes tell.
 - The active party learns the same, and the importance of the others' columns.
+
+With ``labels=paillier``:
+
+- The server learns the same but for the improvements: it is told the splits alone. From how large
+  the letters are it can tell about how many sums a party sends.
+- A passive party learns nothing of labels but the number of classes; of weights which training rows
+  have none, and how many bits the weights, or weights times numbers, take. It learns which rows
+  each tree draws, the structure of the trees, who made each split, which rows each sends left and
+  which of its own columns are drawn, as above. Rows that end in one leaf tend to have the same
+  label. That a node is pure is not told: its sums are made in vain, and the node becomes a leaf
+  like any other.
+- The active party learns, for every open node with rows enough and every drawn column of another
+  party that differs there (or the first other one that does): the number of the column, how many
+  rows are in each of its bins, how many are missing, and what these rows' labels add up to, but not
+  what the bins are; which of these columns and bins the split is made of; the importance of the
+  columns. It is told no value and no threshold. Few rows in a bin of a deep node can be told apart
+  by their sums: it learns then which of its rows are near each other in another's column.
+- All are taken to follow the protocol, the active party not to work together with a passive one,
+  which together can read all labels, and the server to ask for the form of labels agreed upon.
 """
 
 from __future__ import annotations
@@ -31,10 +51,13 @@ from typing import Annotated, ClassVar
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
 from fedapp.messages.parcels import Parcels
 
+ENCODED, PAILLIER = "encoded", "paillier"  # the forms in which labels leave their party
+
 Places = Annotated[Array, Form("int32", "n_splits", low=0)]
 Owners = Annotated[Array, Form("int64", "n_splits", low=0)]  # numbers of parties, by name
 Scores = Annotated[Array, Form("float64", "n_scores", nan=True)]
 Count = Annotated[int, Range(1, 10**6)]
+Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +77,9 @@ class SetupRequest(Parcels, Request):
     rows_seed: Annotated[int, Range(0, 2**63 - 1)]
     column_seeds: Annotated[Array, Form("int64", "n_columns", low=0)]  # of the receiver's columns
     master_keeps_model: bool
+    labels: Annotated[str, Range(1, 16)]  # ENCODED or PAILLIER
+    key_bits: Annotated[int, Range(64, 2**15)]
+    insecure_small_key: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +91,29 @@ class LevelRequest(Parcels, Request):
     nodes: Places
     owners: Owners
     n_drawn: Annotated[Array, Form("int64", "n_open", low=0)]  # of the receiver's columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumRequest(Parcels, Request):
+    """To a passive party: the splits of the last level; sum the labels of their children."""
+
+    kind: ClassVar[str] = "train.federated_forest_sum"
+    trees: Places
+    nodes: Places
+    owners: Owners
+    n_drawn: Annotated[Array, Form("int64", "n_open", low=0)]  # of the receiver's columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitRequest(Parcels, Request):
+    """To the active party: the splits of the last level; choose how their children are split."""
+
+    kind: ClassVar[str] = "train.federated_forest_split"
+    trees: Places
+    nodes: Places
+    owners: Owners
+    n_drawn: Annotated[Array, Form("int64", "n_open", low=0)]  # of the receiver's columns
+    last: bool  # no level follows, so nobody else need know which rows go left
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +160,23 @@ class LevelReply(Reply):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SumReply(Parcels, Reply):
+    """Parcels for others: the sums, and which rows the own splits of the last level send left."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitReply(Parcels, Reply):
+    """This level's splits, and scores of the forest as it is."""
+
+    trees: Places
+    nodes: Places
+    owners: Owners
+    score_names: Annotated[tuple[str, ...], Range(0, 20)]
+    train_scores: Scores
+    valid_scores: Annotated[Array, Form("float64", "n_valid_scores", nan=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PartitionReply(Parcels, Reply):
     """Which rows go left, for the others; the own splits for the server if it keeps the model."""
 
@@ -142,12 +208,47 @@ class FinishReply(Parcels, Reply):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels(Letter):
-    """Active to passive: codes of the training rows' labels."""
+    """Active to passive, with ``labels=encoded``: codes of the training rows' labels."""
 
     n_classes: Annotated[int, Range(0, 1000)]  # 0 for numbers
     codes: Annotated[Array, Form("float64", "n_rows")]
     weights: Annotated[Array, Form("float32", "n_weighted", low=0)]  # none where all are 1
     least_decrease: Annotated[float, Range(0, 1e300)]  # in the unit of the codes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncryptedLabels(Letter):
+    """Active to passive, with ``labels=paillier``: a ciphertext of each row that has a weight."""
+
+    n: Annotated[Array, Form("uint8", "n_key_bytes")]  # the key's, big-endian
+    n_fields: Annotated[int, Range(1, 1000)]  # numbers of a row: see label_codes.RowFields
+    bits: Annotated[int, Range(0, 53)]  # of the largest of them
+    weighted: Annotated[Array, Form("uint8", "n_weighted_bytes")]  # bits, a training row each
+    ciphertexts: Ciphertexts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnSums(Letter):
+    """Passive to active: sums of the open nodes; see ``fedapp.trees.column_sums.Listing``."""
+
+    level: Annotated[int, Range(0, 1000)]
+    ranks: Annotated[Array, Form("int64", "n_open", low=0)]
+    n_columns: Annotated[Array, Form("int64", "n_open", low=0)]
+    columns: Annotated[Array, Form("int64", "n_listed", low=0)]
+    n_bins: Annotated[Array, Form("int64", "n_listed", low=0)]
+    missing: Annotated[Array, Form("uint8", "n_listed", high=1)]
+    sizes: Annotated[Array, Form("int32", "n_sums", low=1)]
+    ciphertexts: Ciphertexts  # a tree's sums side by side, tree after tree
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Won(Letter):
+    """Active to passive: its splits of a level, in their order."""
+
+    level: Annotated[int, Range(0, 1000)]
+    listed: Annotated[Array, Form("int64", "n_won", low=0)]  # places in its ``ColumnSums``
+    cuts: Annotated[Array, Form("int64", "n_won", low=0)]  # the last bin that goes left
+    defaults: Annotated[Array, Form("uint8", "n_won", high=1)]  # 1 where missing goes left
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,6 +267,7 @@ class PartKept(Letter):
     """Passive to active: the own part of the model is kept; what the own columns were worth."""
 
     digest: Annotated[Array, Form("uint8", 32)]
+    # Gains are 0 with ``labels=paillier``: only the active party knows them.
     gains: Annotated[Array, Form("float64", "n_columns", low=0)]
     counts: Annotated[Array, Form("int64", "n_columns", low=0)]
     names: Annotated[tuple[str, ...], Range(0, 10**6)]  # where they are shared

@@ -26,6 +26,7 @@ class WalkRequest(Parcels, Request):
 
     kind: ClassVar[str] = "evaluate.interactive_walk"
     suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
+    trees_at_once: Annotated[int, Range(0, 2**31)]  # 0: all
 
 
 @dataclass(frozen=True, slots=True, eq=False)

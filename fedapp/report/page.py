@@ -151,6 +151,8 @@ def _model(summary: Mapping[str, Any]) -> str:
     ordered = sorted(gains, key=gains.__getitem__, reverse=True)
     shown = f"first 20 of {len(gains)}" if len(gains) > 20 else f"all {len(gains)} that it uses"
     images = _curves(summary) | {f"Gain by column, {shown}": plots.importance(gains)}
+    if counts:
+        images |= {f"Splits by column, {shown}": plots.importance(counts, "splits")}
     images |= _learned(summary)
     rows = [[name, f"{gains[name]:.6g}", f"{counts.get(name, 0):,}"] for name in ordered]
     columns = folded("Gain and splits of every column", table(["column", "gain", "splits"], rows))

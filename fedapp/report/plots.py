@@ -114,19 +114,19 @@ def residuals(edges: Sequence[float], counts: Sequence[float]) -> bytes:
     return _png(figure)
 
 
-def importance(gains: Mapping[str, float]) -> bytes:
-    """Total gain of the 20 columns that have most of it."""
-    best = sorted(gains.items(), key=lambda item: item[1], reverse=True)[:_N_COLUMNS]
+def importance(worth: Mapping[str, float], label: str = "sum of gains") -> bytes:
+    """Total gain, or number of splits, of the 20 columns that have most of it."""
+    best = sorted(worth.items(), key=lambda item: item[1], reverse=True)[:_N_COLUMNS]
     figure, ax = _canvas(height=0.8 + 0.22 * len(best))
     places = range(len(best))
-    ax.barh(places, [gain for _, gain in best], color=BLUE, height=0.7)
+    ax.barh(places, [value for _, value in best], color=BLUE, height=0.7)
     ax.set_yticks(places, [_plain(name) for name, _ in best], parse_math=False)
     ax.invert_yaxis()
     ax.grid(False, axis="y")
     ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     ax.margins(y=0.01)
-    ax.set(xlabel="sum of gains")
+    ax.set(xlabel=label)
     return _png(figure)
 
 

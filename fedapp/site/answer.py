@@ -25,7 +25,7 @@ Handler = Callable[["Site", Any], Reply]
 R = TypeVar("R", bound=Reply)
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
 # Modules whose messages several methods send; each other one is a method.
-SHARED = frozenset({"hello", "vertical", "alignment", "labels", "booster"})
+SHARED = frozenset({"hello", "vertical", "alignment", "labels", "booster", "explain"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,15 @@ class BaggedForest:
         means: Values = sums / n_trees
         return means
 
+    def leaf_terms(self, tree: int) -> Values:
+        """What a tree's leaves add to a row's sums; float64, shape (n_nodes, n_outputs)."""
+        return self.values[tree]
+
+    def predictions_of(self, sums: Values) -> Values:
+        """Predictions of rows by the sums of their ``leaf_terms``, shape (n_rows, n_outputs)."""
+        means: Values = sums / len(self.trees)
+        return means
+
     def leaves(self, values: npt.NDArray[np.float32]) -> Nodes:
         """Leaf of each row in each tree; ``values``: float32, shape (n_rows, n_columns)."""
         found = np.zeros((len(self.trees), len(values)), dtype=np.int32)

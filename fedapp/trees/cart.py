@@ -137,11 +137,12 @@ def best_splits(
     bins: Bins,
     targets: npt.NDArray[np.float64],
     weights: npt.NDArray[np.float64],
+    products: npt.NDArray[np.float64],
     rows: npt.NDArray[np.int32],
     starts: Ints,
     columns: Ints,
-    n_drawn: Ints,
     keys: Ints,
+    n_drawn: Ints,
     rules: Rules,
 ) -> Candidates:
     """Search the nodes of one tree.
@@ -151,8 +152,9 @@ def best_splits(
     codes : see ``code_columns``.
     targets : shape (n_rows,): class ids, or numbers.
     weights : shape (n_rows,), > 0 in ``rows``: weight of each row, times how often it is drawn.
+    products : shape (n_rows,): weights times numbers; see ``label_codes.exact_products``.
     rows, starts : shapes (n_inside,) and (n_nodes + 1,): rows of each node, ascending.
-    columns, keys : shape (n_nodes, n_columns): the columns in the order of their keys.
+    columns, keys : shape (n_nodes, n_columns): see ``levels.columns_of``.
     n_drawn : shape (n_nodes,): so many of them are drawn. Where all of these are the same
         throughout the node, the first other column that differs stands in, as in scikit-learn.
     """
@@ -162,11 +164,11 @@ def best_splits(
     left_bins, right_bins = np.zeros((2, n_nodes), dtype=np.int64)
     defaults = np.zeros(n_nodes, dtype=np.uint8)
     least = rules.min_decrease * weights.sum() if rules.min_decrease else -np.inf
-    given = *(codes, bins.lows, bins.highs, bins.offsets, targets, weights), *(rows, starts)
+    known = codes, bins.lows, bins.highs, bins.offsets, targets, weights, products
     limits = rules.min_samples_split, rules.min_samples_leaf, least
     found = improvements, ranks, chosen, left_bins, right_bins, defaults
     kind = CRITERIA[rules.criterion], max(rules.n_classes, 2)
-    _search(*(*frozen(*given, columns, n_drawn, keys), *kind, *limits, *found))
+    _search(*(*frozen(*known, rows, starts, columns, keys, n_drawn), *kind, *limits, *found))
     thresholds = np.full(n_nodes, LOWEST, dtype=np.float32)
     cut = (chosen >= 0) & (left_bins < right_bins)
     firsts = bins.offsets[chosen[cut]]
@@ -204,11 +206,12 @@ def _search(
     offsets: Any,
     targets: Any,
     weights: Any,
+    products: Any,
     rows: Any,
     starts: Any,
     columns: Any,
-    n_drawn: Any,
     keys: Any,
+    n_drawn: Any,
     criterion: int,
     n_sums: int,
     min_split: int,
@@ -221,7 +224,6 @@ def _search(
     right_bins: Any,
     defaults: Any,
 ) -> None:
-    no_code: Any = np.int64(-1)  # a literal would be a type of its own
     widest = 0
     for column in range(len(offsets) - 1):
         widest = max(widest, int(offsets[column + 1] - offsets[column]))
@@ -238,7 +240,7 @@ def _search(
         for place in range(start, end):
             row = rows[place]
             pure = pure and targets[row] == targets[rows[start]]
-            _add(total, targets[row], weights[row], criterion)
+            _add(total, targets[row], weights[row], products[row], criterion)
         if pure:
             continue
         best, differs = -np.inf, False
@@ -248,14 +250,8 @@ def _search(
             column = columns[node, rank]
             first = offsets[column]
             missing = offsets[column + 1] - first  # its code
-            low, high, n_missing = missing, no_code, 0
-            for place in range(start, end):
-                code: Any = np.int64(codes[column, rows[place]])
-                if code == missing:
-                    n_missing += 1
-                else:
-                    low, high = min(low, code), max(high, code)
-            if high < 0 or (n_missing == 0 and lows[first + high] <= highs[first + low] + CLOSE):
+            low, high, n_missing = extent(codes[column], rows, start, end, missing)
+            if is_constant(low, high, n_missing, first, lows, highs):
                 continue
             if not differs:
                 differs = True
@@ -265,15 +261,14 @@ def _search(
             sums[missing] = 0
             for place in range(start, end):
                 row = rows[place]
-                code = np.int64(codes[column, row])
+                code: Any = np.int64(codes[column, row])
                 counts[code] += 1
-                _add(sums[code], targets[row], weights[row], criterion)
+                _add(sums[code], targets[row], weights[row], products[row], criterion)
             counts[missing] = n_missing
-            gain, left, right, side = _scan(
+            gain, left, right, side = scan(
                 sums, counts, total, low, high, missing, first, lows, highs, criterion, min_leaf
             )
-            # The column that wins a tie is the lowest, whatever the order they are drawn in.
-            if gain > best or (gain == best and gain > -np.inf and column < chosen[node]):
+            if beats(gain, column, best, chosen[node]):
                 best = gain
                 chosen[node], left_bins[node], right_bins[node] = column, left, right
                 defaults[node] = side
@@ -283,18 +278,44 @@ def _search(
             chosen[node] = -1
 
 
+@numba.njit(cache=True, nogil=True)
+def extent(codes: Any, rows: Any, start: int, end: int, missing: int) -> tuple[int, int, int]:
+    """Lowest and highest bin of a column in a node, -1 without any; rows where it is missing."""
+    no_code: Any = np.int64(-1)  # a literal would be a type of its own
+    low, high, n_missing = missing, no_code, 0
+    for place in range(start, end):
+        code: Any = np.int64(codes[rows[place]])
+        if code == missing:
+            n_missing += 1
+        else:
+            low, high = min(low, code), max(high, code)
+    return low, high, n_missing
+
+
+@numba.njit(cache=True, nogil=True)
+def is_constant(low: int, high: int, n_missing: int, first: int, lows: Any, highs: Any) -> bool:
+    """Whether a column is the same throughout a node, whose ``extent`` it is."""
+    return high < 0 or (n_missing == 0 and lows[first + high] <= highs[first + low] + CLOSE)
+
+
+@numba.njit(cache=True, nogil=True)
+def beats(gain: float, column: int, best: float, chosen: int) -> bool:
+    """The column that wins a tie is the lowest, whatever the order they are drawn in."""
+    return gain > best or (gain == best and gain > -np.inf and column < chosen)
+
+
 @numba.njit(cache=True, nogil=True, inline="always")
-def _add(sums: Any, target: float, weight: float, criterion: int) -> None:
+def _add(sums: Any, target: float, weight: float, product: float, criterion: int) -> None:
     """Class weights, or w and w y."""
     if criterion == VARIANCE:
         sums[0] += weight
-        sums[1] += weight * target
+        sums[1] += product
     else:
         sums[np.int64(target)] += weight
 
 
 @numba.njit(cache=True, nogil=True)
-def _scan(
+def scan(
     sums: Any,
     counts: Any,
     total: Any,

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.model import LEAF
-from fedapp.trees.partition import goes_left
 from fedapp.trees.parts import Lookup
 
 Sets = npt.NDArray[np.uint8]  # shape (n_leaves, n_bytes)
@@ -56,13 +55,10 @@ def own_sides(
     records : shape (n_nodes,): record id of each own split, -1 elsewhere.
     columns : float32, shape (n_columns, n_rows).
     """
-    found = {}
-    for node in np.flatnonzero(records >= 0).tolist():
-        record = records[node]
-        column, is_left = columns[lookup.columns[record]], bool(lookup.defaults[record])
-        sides = goes_left(column, lookup.thresholds[record], is_left)
-        found[node] = np.packbits(sides)
-    return found
+    return {
+        node: np.packbits(lookup.sides(records[node], columns.T))
+        for node in np.flatnonzero(records >= 0).tolist()
+    }
 
 
 def leaves_of(sets: Sets, lefts: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.int32]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fedapp.trees.cart import Bins, Candidates, Codes, Ints, Rules, best_splits, frozen
 from fedapp.trees.draws import column_keys
+from fedapp.trees.label_codes import exact_products, exact_weights
 from fedapp.trees.partition import Bits, Nodes
 
 Places = npt.NDArray[np.int32]
@@ -246,18 +247,28 @@ def search(
     n_drawn : int64, shape (n_open,): how many of these columns are drawn for each node.
     """
     trees, wanted = open_nodes
-    firsts = np.flatnonzero(np.diff(trees, prepend=-1)).tolist()
+    weights = exact_weights(rows.weights)
+    exact = weights, exact_products(weights, rows.targets)
     found = [
-        _search_tree(rows, nodes, trees[a], wanted[a:b], column_seeds, n_drawn[a:b], rules)
-        for a, b in pairwise([*firsts, len(trees)])
+        _search_tree(
+            rows, exact, nodes, int(trees[a]), wanted[a:b], column_seeds, n_drawn[a:b], rules
+        )
+        for a, b in by_tree(trees)
     ]
     return Candidates(
         *(np.concatenate([getattr(one, n) for one in found]) for n in Candidates.__slots__)
     )
 
 
+def by_tree(trees: Places) -> list[tuple[int, int]]:
+    """Where the nodes of each tree begin and end, of nodes by tree."""
+    firsts = np.flatnonzero(np.diff(trees, prepend=-1)).tolist()
+    return list(pairwise([*firsts, len(trees)]))
+
+
 def _search_tree(
     rows: Rows,
+    exact: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]],
     nodes: Nodes,
     tree: int,
     wanted: Places,
@@ -265,16 +276,37 @@ def _search_tree(
     n_drawn: Ints,
     rules: Rules,
 ) -> Candidates:
-    weights = rows.weights * rows.counts[tree]
-    # A row that is not drawn is nowhere.
-    inside = np.where(weights > 0, nodes[tree], -1).astype(np.int32)[None, :]
+    counts = rows.counts[tree]
+    weights, products = (each * counts for each in exact)
+    inside = inside_of(nodes[tree], weights > 0, wanted)
+    given = rows.codes, rows.bins, rows.targets, weights, products, *inside
+    return best_splits(*given, *columns_of(column_seeds, tree, wanted), n_drawn, rules)
+
+
+def inside_of(nodes: Places, drawn: Bits, wanted: Places) -> tuple[Places, Ints]:
+    """``rows_inside`` some nodes of one tree; a row that is not drawn is nowhere.
+
+    Parameters
+    ----------
+    nodes : int32, shape (n_rows,): where each row is in the tree.
+    drawn : bool, shape (n_rows,).
+    wanted : int32, shape (n_wanted,): nodes.
+    """
+    inside = np.where(drawn, nodes, -1).astype(np.int32)[None, :]
     slots = slots_of(inside, np.zeros_like(wanted), wanted)
-    found, starts = rows_inside(slots, sizes_of(slots, len(wanted)))
-    keys = column_keys(column_seeds, int(tree), wanted)
+    return rows_inside(slots, sizes_of(slots, len(wanted)))
+
+
+def columns_of(column_seeds: Ints, tree: int, wanted: Places) -> tuple[Ints, Ints]:
+    """Columns for each of some nodes of one tree in the order in which they are drawn, and keys.
+
+    Returns
+    -------
+    Both int64, shape (n_wanted, n_columns).
+    """
+    keys = column_keys(column_seeds, tree, wanted)
     columns = np.argsort(keys, axis=1, kind="stable")
-    keys = np.take_along_axis(keys, columns, axis=1)
-    given = rows.codes, rows.bins, rows.targets, weights, found, starts
-    return best_splits(*given, columns, n_drawn, keys, rules)
+    return columns, np.take_along_axis(keys, columns, axis=1)
 
 
 class Offer(Protocol):

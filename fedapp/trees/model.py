@@ -80,6 +80,17 @@ class Ensemble:
             margins[:, number % self.n_outputs] += tree["value"][found]
         return exact_predictions(self.objective, margins)
 
+    def leaf_terms(self, tree: int) -> npt.NDArray[np.float64]:
+        """What a tree's leaves add to a row's sums; float64, shape (n_nodes, n_outputs)."""
+        values = self.trees[tree]["value"]
+        terms = np.zeros((len(values), self.n_outputs))
+        terms[:, tree % self.n_outputs] = values
+        return terms
+
+    def predictions_of(self, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Predictions of rows by the sums of their ``leaf_terms``, shape (n_rows, n_outputs)."""
+        return exact_predictions(self.objective, float(self.base_margin) + sums)
+
     def first_rounds(self, n_rounds: int) -> Ensemble:
         """The model as it was after ``n_rounds`` boosting rounds."""
         trees = self.trees[: n_rounds * self.n_outputs]

@@ -16,6 +16,7 @@ from fedapp.errors import DataError
 from fedapp.trees import bagged
 from fedapp.trees.bagged import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble, Tree, from_json
+from fedapp.trees.partition import goes_left
 
 FORMAT = 1
 PART = "part.json"
@@ -76,6 +77,22 @@ class Lookup:
             np.concatenate((self.thresholds, thresholds)),
             np.concatenate((self.defaults, defaults)),
         )
+
+    def sides(
+        self,
+        record: int | Ints,
+        values: npt.NDArray[np.float32],
+        rows: npt.NDArray[Any] | slice | int = slice(None),
+    ) -> npt.NDArray[np.bool_]:
+        """Which rows one of the splits sends left, or which of several splits one row.
+
+        Parameters
+        ----------
+        values : float32, shape (n_rows, n_columns): the party's columns.
+        rows : those that are asked for.
+        """
+        column = values[rows, self.columns[record]]
+        return goes_left(column, self.thresholds[record], self.defaults[record].astype(bool))
 
     def to_json(self, names: Sequence[str]) -> dict[str, Any]:
         """A document that JSON can hold."""

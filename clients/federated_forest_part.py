@@ -1,0 +1,112 @@
+"""Federated Forest at any party: its part of the finished model.
+
+What a party keeps is the structure of the trees, and the lookup table of its own splits: record id
+-> column, threshold, default side. The ids count its splits in the order in which they were made,
+so that everybody knows them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.federated_forest_splits import Letters, kept_splits, note_splits, own_partition
+from fedapp.messages.federated_forest import (
+    Partition,
+    PartitionReply,
+    PartitionRequest,
+    PartKept,
+)
+from fedapp.site.answer import Site
+from fedapp.site.mail import write_mail
+from fedapp.trees.bagged import branches
+from fedapp.trees.cart import Ints
+from fedapp.trees.levels import Splits, number
+from fedapp.trees.parts import Lookup, part_digest, write_part
+
+
+def own_records(site: Site, told: bool) -> dict[str, Any]:
+    """The own splits, for a server that keeps the model; nothing else."""
+    lookup = Lookup.kept(site.store) if told else Lookup.empty()
+    names = tuple(site.store.facts["columns"]) if told else ()
+    return {name: getattr(lookup, name) for name in Lookup.__slots__} | {"names": names}
+
+
+def own_worth(site: Site) -> tuple[npt.NDArray[np.float64], Ints, tuple[str, ...]]:
+    """What the own columns have gained, how often each was split, and names that are shared."""
+    store = site.store
+    counts = np.bincount(Lookup.kept(store).columns, minlength=len(store["gains"]))
+    names = tuple(store.facts["columns"]) if site.config.shares_names else ()
+    return np.maximum(store["gains"], 0.0), counts.astype(np.int64), names
+
+
+def hand_over(site: Site, request: PartitionRequest) -> PartitionReply:
+    """Keep the own part of the model, forget the rows."""
+    store, letter = site.store, own_partition(site)
+    found = request.trees, request.nodes, request.owners
+    note_splits(store, *number(*found, np.asarray(store["n_nodes"])))
+    names = store.facts["columns"]
+    part = Lookup.kept(store).to_json(names) | {"name": site.name, "trees": _structure(site)}
+    write_part(store.folder, part)
+    gains, counts, shared = own_worth(site)
+    records = own_records(site, store.facts["forest"]["master_keeps_model"])
+    store.forget()
+    # A server started anew may ask again.
+    store.facts["last"] = {"level": letter.level, "names": shared}
+    store.facts["told_names"] = records.pop("names")
+    for name, array in (*records.items(), ("gains", gains), ("worth", counts)):
+        store[f"last.{name}"] = array
+    store["last.bits"] = letter.bits
+    return kept_reply(site)
+
+
+def kept_reply(site: Site) -> PartitionReply:
+    """The answer after the last level."""
+    store, last = site.store, site.store.facts["last"]
+    digest = np.frombuffer(part_digest(store.folder), dtype=np.uint8)
+    letters: Letters = [
+        (store.facts["active"], Partition(last["level"], store["last.bits"])),
+        (
+            store.facts["active"],
+            PartKept(digest, store["last.gains"], store["last.worth"], tuple(last["names"])),
+        ),
+    ]
+    records: dict[str, Any] = {name: store[f"last.{name}"] for name in Lookup.__slots__}
+    names = tuple(store.facts["told_names"])
+    return PartitionReply(**write_mail(site, letters), **records, names=names)
+
+
+def _structure(site: Site) -> list[dict[str, list[int]]]:
+    """All trees: left children, and the record id of each own split, -1 elsewhere."""
+    store = site.store
+    splits = kept_splits(store, "splits")
+    own = list(store.facts["peers"]).index(site.name)
+    trees = branches(splits, np.asarray(store["n_nodes"]))
+    return [
+        {"lefts": tree["left"].tolist(), "records": np.where(owners == own, ids, -1).tolist()}
+        for tree, owners, ids in zip(
+            trees, owners_of(splits, trees), record_ids(splits, trees), strict=True
+        )
+    ]
+
+
+def owners_of(splits: Splits, trees: tuple[npt.NDArray[Any], ...]) -> list[Ints]:
+    """Number of the party of each node's split; -1 for leaves."""
+    found = [np.full(len(tree), -1, dtype=np.int64) for tree in trees]
+    for tree, node, owner in zip(splits.trees, splits.nodes, splits.owners, strict=True):
+        found[tree][node] = owner
+    return found
+
+
+def record_ids(splits: Splits, trees: tuple[npt.NDArray[Any], ...]) -> list[Ints]:
+    """Record id of each node's split at its owner; -1 for leaves."""
+    ids = np.zeros(len(splits.owners), dtype=np.int64)
+    for owner in np.unique(splits.owners):
+        mine = splits.owners == owner
+        ids[mine] = np.arange(mine.sum())
+    found = [np.full(len(tree), -1, dtype=np.int64) for tree in trees]
+    for tree, node, record in zip(splits.trees, splits.nodes, ids, strict=True):
+        found[tree][node] = record
+    return found

@@ -1,0 +1,102 @@
+"""What all ways to predict share at a party: its part of the model, and the predictions' end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.data.predictions import named_predictions, write_predictions
+from fedapp.errors import DataError
+from fedapp.messages.fields import Array
+from fedapp.site.answer import Site
+from fedapp.trees.bagged import BaggedForest
+from fedapp.trees.model import Ensemble
+from fedapp.trees.parts import Lookup, model_of, part_digest, read_part, split_owners
+
+OUTPUT = "predictions"
+Model = Ensemble | BaggedForest
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnPart:
+    """What every party keeps of a model; read once a step.
+
+    Parameters
+    ----------
+    document : as it lies on the disk.
+    lookup : the party's own splits.
+    """
+
+    document: Mapping[str, Any]
+    lookup: Lookup
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActivePart(OwnPart):
+    """What the active party keeps: structure and leaves too, and whose each split is.
+
+    Parameters
+    ----------
+    model : without others' thresholds.
+    owners : of each tree, by node; leaves too have one, which means nothing.
+    records : of each tree, by node: number of the split in its owner's lookup.
+    """
+
+    model: Model
+    owners: list[list[str]]
+    records: list[Ints]
+
+    def check(self, party: str, digest: Array) -> None:
+        """Hold another party's part against the one the model was trained with.
+
+        Raises
+        ------
+        DataError : it has changed.
+        """
+        if digest.tobytes().hex() != self.document["parts"].get(party):
+            raise DataError("model must be the one this run was trained with", party)
+
+
+def own_part(site: Site) -> OwnPart:
+    """Any party's part."""
+    document = read_part(_folder(site))
+    return OwnPart(document, Lookup.from_json(document))
+
+
+def active_part(site: Site) -> ActivePart:
+    """The active party's part."""
+    document = read_part(_folder(site))
+    model, records = model_of(document), [np.array(one) for one in document["splits"]]
+    owners = split_owners(model, document)
+    return ActivePart(document, Lookup.from_json(document), model, owners, records)
+
+
+def own_digest(site: Site) -> Array:
+    """Digest of the party's part, for a letter to the active party; uint8, shape (32,)."""
+    return np.frombuffer(part_digest(_folder(site)), dtype=np.uint8)
+
+
+def write_rows(site: Site, model: Model, predictions: Array, suffix: str) -> None:
+    """Write a line for every row, in the order of the party's table; forget the rows.
+
+    Parameters
+    ----------
+    predictions : shape (n_rows, n_outputs), rows in the common order.
+    """
+    store = site.store
+    order = np.argsort(store["places"], kind="stable")
+    named = named_predictions(model.classes, predictions.shape[1], predictions[order])
+    name = site.config.id_column or "row"
+    write_predictions(store.folder / f"{OUTPUT}{suffix}", name, store["ids"][order], named)
+    store.forget()
+
+
+def _folder(site: Site) -> Path:
+    """Where the party's part of the model lies."""
+    return site.store.folder.parent / str(site.store.facts["model"])

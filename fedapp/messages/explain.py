@@ -1,0 +1,32 @@
+"""Which rows are to be explained; every party writes what it may see, on its own disk alone.
+
+Reveals:
+
+- The server learns the ids of the rows, because the run's settings name them, and nothing else: a
+  party answers alike whether it has such rows or not.
+- A party learns which of the rows are to be explained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages.fields import Range, Reply, Request
+
+MOST_ROWS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainRequest(Request):
+    """Explain these rows, as far as this party may see."""
+
+    kind: ClassVar[str] = "evaluate.explain_rows"
+    rows: Annotated[tuple[str, ...], Range(1, MOST_ROWS)]  # ids
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainReply(Reply):
+    """It will be done."""
+
+    done: bool

@@ -1,0 +1,274 @@
+"""How long a Federated Forest takes, beside scikit-learn's random forest on the joined table.
+
+Two parties, ten times the rows of spambase, encoded labels, a run in this process: messages are
+encoded, sealed, checked and kept on the disk by both. Before anything is timed, the joined forest
+is held against the one that ``fedapp.trees.bagged`` grows in one place, node for node, and its
+accuracy on the training rows against that of scikit-learn, whose draws are others.
+
+``ratio`` counts the whole run, from reading the table to the written report: alignment, training,
+scores. ``ratio_train`` counts the messages of the training alone. Both are against
+``RandomForestClassifier.fit``, which reads, aligns and scores nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet
+from sklearn.ensemble import RandomForestClassifier
+
+from fedapp.config import Settings, load_settings
+from fedapp.data.datasets import read_source
+from fedapp.home import home
+from fedapp.run_folder import RunFolder
+from fedapp.trees.bagged import BaggedForest, from_json, grow, leaf_values
+from fedapp.trees.cart import Rules, bin_columns, code_columns
+from fedapp.trees.draws import bootstrap_counts, n_features
+from fedapp.trees.label_codes import class_codes
+from fedapp.trees.levels import Rows
+from simulations.baselines import Pooled, join_tables
+from simulations.bench import peak_bytes
+from simulations.engines import run_local
+from strategies.federated_forest import FederatedForest
+
+DATA, TIMES, PARTIES = "spambase", 10, 2
+TREES, DEPTH, MAX_FEATURES, SEED, REPEATS, THREADS = 32, 8, "sqrt", 42, 5, 2
+EXACT = 65535  # bins: a cut wherever scikit-learn may have one
+WORST_ACCURACY_DIFFERENCE = 0.01
+ALIGNMENTS = ("ordered", "psi")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: its wall time in seconds, summary and ledger, and the model if the master keeps it.
+
+    Parameters
+    ----------
+    seconds : from the call to its return.
+    """
+
+    seconds: float
+    summary: Row
+    ledger: list[Row]
+    model: str
+
+
+def write_rows(name: str, times: int, path: Path) -> None:
+    """A data set, its rows one after the other so many times, as Parquet with the label y."""
+    table = read_source(name)
+    assert table.labels is not None
+    columns = {f"x{place}": np.tile(column, times) for place, column in enumerate(table.values.T)}
+    pa.parquet.write_table(pa.table({**columns, "y": np.tile(table.labels, times)}), path)
+
+
+def settings_of(data: Path, max_bin: int, align: str, keeps_model: bool = False) -> Settings:
+    """The run's settings; all rows train."""
+    config = {
+        "strategy": "federated-forest",
+        "data": str(data),
+        "label": "y",
+        "parties": PARTIES,
+        "columns": "even",
+        "align": align,
+        "allow-export": keeps_model,
+        "test-fraction": 0.0,
+        "valid-fraction": 0.0,
+        "seed": SEED,
+        "max-bin": max_bin,
+        "federated-forest.trees": TREES,
+        "federated-forest.max-depth": DEPTH,
+        "federated-forest.max-features": MAX_FEATURES,
+        "federated-forest.master-keeps-model": keeps_model,
+    }
+    return load_settings(config)
+
+
+def run_once(settings: Settings) -> Run:
+    """Train in this process, and leave nothing on the disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = str(Path(folder) / "run")
+        start = time.perf_counter()
+        run = run_local(settings.model_copy(update={"run_dir": run_dir}))
+        seconds = time.perf_counter() - start
+        found = read_all(run, seconds)
+    for party in found.summary["parties"]:
+        shutil.rmtree(home() / "sites" / party["name"] / found.summary["model_id"])
+    return found
+
+
+def read_all(run: RunFolder, seconds: float) -> Run:
+    """What a run's folder holds."""
+    summary = json.loads((run.path / "summary.json").read_text())
+    ledger = [json.loads(line) for line in run.ledger.read_text().splitlines()]
+    return Run(seconds, summary, ledger, (run.path / "model.json").read_text())
+
+
+# The reference
+
+
+def grow_pooled(settings: Settings, table: Pooled) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Trees and leaf values of the same forest, grown on the joined table by the same draws."""
+    own, train = FederatedForest.own_settings(settings), table.split.train
+    values, labels = table.values[train], table.labels[train]
+    bins = bin_columns(values, settings.max_bin)
+    counts, weights = bootstrap_counts(settings.seed, own.trees, len(values)), np.ones(len(values))
+    rows = Rows(code_columns(values, bins), bins, class_codes(labels), weights, counts)
+    rules = Rules("gini", 2, own.min_samples_split, own.min_samples_leaf, 0.0)
+    seeds = np.random.default_rng([settings.seed, 2]).integers(0, 2**63 - 1, len(values.T))
+    drawn = n_features(own.max_features, len(seeds))
+    trees, nodes = grow(rows, values, seeds, drawn, own.max_depth, rules)
+    sizes = np.array([len(tree) for tree in trees])
+    found = leaf_values(nodes, counts.astype(np.float64), labels, sizes, 2, 1)
+    return trees, [
+        np.where(t["left"][:, None] < 0, v, 0) for t, v in zip(trees, found, strict=True)
+    ]
+
+
+def check_same(model: BaggedForest, trees: Sequence[Any], values: Sequence[Any]) -> int:
+    """Hold a forest against another one, node for node; number of nodes.
+
+    Raises
+    ------
+    ValueError : they differ.
+    """
+    n_nodes = 0
+    pairs = zip(model.trees, trees, model.values, values, strict=True)
+    for place, (ours, theirs, mine, yours) in enumerate(pairs):
+        same = len(ours) == len(theirs) and bool((mine == yours).all())
+        if not same or (ours != theirs).any():
+            raise ValueError(f"trees must be those of the joined table, got another tree {place}")
+        n_nodes += len(ours)
+    return n_nodes
+
+
+def check_accuracy(ours: float, theirs: float) -> None:
+    """Hold the accuracy of the training rows against scikit-learn's.
+
+    Raises
+    ------
+    ValueError : it is another one.
+    """
+    difference, limit = ours - theirs, WORST_ACCURACY_DIFFERENCE
+    if abs(difference) > limit:
+        raise ValueError(f"accuracy must be within {limit} of theirs, got {difference:+.4f}")
+
+
+def fit_theirs(
+    values: npt.NDArray[np.float32], labels: npt.NDArray[np.float32], seed: int
+) -> tuple[float, float]:
+    """Seconds of scikit-learn's ``fit``, and the accuracy on the training rows."""
+    forest = RandomForestClassifier(
+        TREES, max_depth=DEPTH, max_features=MAX_FEATURES, n_jobs=THREADS, random_state=seed
+    )
+    start = time.perf_counter()
+    forest.fit(values, labels)
+    return time.perf_counter() - start, float(forest.score(values, labels))
+
+
+# The result
+
+
+def seconds_by_message(ledger: Sequence[Row]) -> dict[str, float]:
+    """Seconds in which some party had a message of a type; the rest is the server's own."""
+    spent: Counter[str] = Counter()
+    for step in sorted({line["step"] for line in ledger}):
+        lines = [line for line in ledger if line["step"] == step]
+        spent[lines[0]["type"]] += lines[-1]["seconds"] - lines[0]["seconds"]
+    return {kind: round(seconds, 4) for kind, seconds in spent.items()}
+
+
+def measure(max_bin: int, align: str) -> Row:
+    """The JSON line."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.parquet"
+        write_rows(DATA, TIMES, path)
+        kept = settings_of(path, max_bin, align, keeps_model=True)
+        table, _, _ = join_tables(kept)
+        checked = run_once(kept)
+        n_nodes = check_same(from_json(checked.model), *grow_pooled(kept, table))
+        timed, train = settings_of(path, max_bin, align), table.split.train
+        values, labels = table.values[train], table.labels[train]
+        # In turn, so that a busy machine is one for both; the first of each warms up.
+        pairs = [
+            (run_once(timed), fit_theirs(values, labels, SEED + place))
+            for place in range(REPEATS + 1)
+        ]
+    runs = [run for run, _ in pairs[1:]]
+    accuracies = [accuracy for _, (_, accuracy) in pairs[1:]]
+    accuracy = runs[-1].summary["metrics"]["train"]["accuracy"]
+    check_accuracy(accuracy, statistics.fmean(accuracies))
+    found = compared(runs, [seconds for _, (seconds, _) in pairs[1:]])
+    return {
+        "bench": "federated_forest",
+        "data": f"{DATA} x {TIMES}",
+        "parties": PARTIES,
+        "rows": len(train),
+        "columns": values.shape[1],
+        "trees": TREES,
+        "depth": DEPTH,
+        "max_bin": max_bin,
+        "max_features": MAX_FEATURES,
+        "align": align,
+        "seed": SEED,
+        "nodes_as_pooled": n_nodes,
+        "accuracy": accuracy,
+        "accuracy_sklearn": accuracies,
+        **found,
+        # Of this process: the server, both parties, and scikit-learn.
+        "peak_bytes": peak_bytes(),
+        # Above the number of cores, somebody else had them as well.
+        "load": os.getloadavg()[0],
+        "versions": {n: version(n) for n in ("fedapp", "flwr", "scikit-learn", "numpy", "numba")},
+    }
+
+
+def compared(runs: Sequence[Run], theirs: Sequence[float]) -> Row:
+    """Medians of both, and their ratios."""
+    seconds = statistics.median(run.seconds for run in runs)
+    train = statistics.median(run.summary["seconds"]["train"] for run in runs)
+    middle, fit = (
+        sorted(runs, key=lambda run: run.seconds)[len(runs) // 2],
+        statistics.median(theirs),
+    )
+    return {
+        "repeats": len(runs),
+        "seconds": seconds,
+        "seconds_train": train,
+        "seconds_sklearn": fit,
+        "ratio": seconds / fit,
+        "ratio_train": train / fit,
+        "seconds_by_message": seconds_by_message(middle.ledger),
+        "exchanges": middle.summary["exchanges"],
+        "messages": len(middle.ledger),
+        "bytes": sum(middle.summary["bytes"].values()),
+    }
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--max-bin", type=int, default=EXACT)
+    parser.add_argument("--align", choices=ALIGNMENTS, default=ALIGNMENTS[0])
+    arguments = parser.parse_args()
+    print(json.dumps(measure(arguments.max_bin, arguments.align)))
+
+
+if __name__ == "__main__":
+    main()

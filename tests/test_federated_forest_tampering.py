@@ -1,0 +1,343 @@
+"""Federated Forest under Paillier: what is false is refused, what breaks is survived."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients import federated_forest_paillier_active as chooser
+from clients import federated_forest_paillier_passive as summer
+from fedapp.config import Settings
+from fedapp.crypto.integers import from_bytes_array, to_bytes_array
+from fedapp.crypto.keys import generate_key
+from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.workers import Workers
+from fedapp.errors import ConfigError, FedappError, PartyError
+from fedapp.home import home
+from fedapp.messages import federated_forest as messages
+from fedapp.messages.fields import Letter
+from fedapp.messages.parcels import pack_parcels
+from fedapp.run_folder import RunFolder
+from fedapp.site.answer import Site
+from fedapp.trees.cart import NO_RANK
+from fedapp.trees.parts import PART
+from simulations.engines import simulated_contexts
+from strategies.federated_forest import FederatedForest
+from tests.forests import encrypted_forest, parts_of
+from tests.network import die, resumed, run
+from tests.pooled import made_columns, write_rows
+from tests.transcript import lines_of, summary_of
+
+MakeSettings = Callable[..., Settings]
+NUMBERS = "reg:squarederror"
+
+
+@pytest.fixture
+def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
+    """``made(objective, parties, **more)``: see ``forests.encrypted_forest``."""
+    return encrypted_forest(settings, tmp_path)
+
+
+# What is refused
+
+
+def refuses(match: str, settings: Settings, **how: Any) -> None:
+    with pytest.raises(FedappError, match=match):
+        run(settings, **how)
+    assert not (Path(settings.run_dir) / "model.json").exists()
+
+
+def first_row(value: int) -> Callable[[Any], Any]:
+    """Overwrites the first ciphertext, byte by byte."""
+
+    def change(rows: Any) -> Any:
+        changed = rows.copy()
+        changed[0] = value
+        return changed
+
+    return change
+
+
+FALSE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "zero": (first_row(0), r"must be > 0 and < n\^2, got 1 that are not"),
+    "too large": (first_row(255), r"must be > 0 and < n\^2, got 1 that are not"),
+    "truncated": (lambda rows: rows[:, :-1].copy(), "must be uint8 of shape"),
+    "one too few": (lambda rows: rows[:-1].copy(), r"must be \d+, got"),
+    "one too many": (lambda rows: np.concatenate((rows, rows[:1])), r"must be \d+, got"),
+    "none": (lambda rows: rows[:0].copy(), r"must be \d+, got 0"),
+}
+
+
+def false_sums(patch: pytest.MonkeyPatch, field: str, change: Callable[..., Any]) -> None:
+    """Every passive party changes a field of what it has summed."""
+    honest = summer.sum_columns
+
+    def changed(site: Site, request: Any) -> Letter:
+        letter = honest(site, request)
+        given = (site.store,) if field == "ciphertexts" else ()
+        return replace(letter, **{field: change(getattr(letter, field), *given)})
+
+    patch.setattr(summer, "sum_columns", changed)
+
+
+@pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
+def test_false_sums_stop_the_run_by_the_partys_name(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], rule: str
+) -> None:
+    false_sums(monkeypatch, "ciphertexts", lambda rows, store: change(rows))
+    refuses(f"^party-2.*: ColumnSums.ciphertexts .*{rule}", made())
+
+
+@pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
+def test_false_labels_stop_the_run_by_the_active_partys_name(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], rule: str
+) -> None:
+    honest = chooser.encrypt
+    monkeypatch.setattr(chooser, "encrypt", lambda *given: change(honest(*given)))
+    refuses(rf"^party-1.*: EncryptedLabels.ciphertexts .*{rule}", made())
+
+
+def plus(added: Callable[[int], int]) -> Callable[[Any, Any], Any]:
+    """Adds to the plaintext of the first ciphertext; given the bits of a sum."""
+
+    def change(rows: Any, store: Any) -> Any:
+        n, changed = int.from_bytes(store["n"].tobytes(), "big"), rows.copy()
+        layout = summer._layout(store, summer.PublicKey.from_array(store["n"]))
+        value = int(from_bytes_array(rows[:1])[0]) * (1 + added(layout.slot_bits) * n) % n**2
+        changed[0] = to_bytes_array([value], rows.shape[1])[0]
+        return changed
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        lambda bits: 1,
+        lambda bits: -1,
+        lambda bits: 1 << bits,
+        lambda bits: (1000 << bits) - 1000,  # from one bin to the next: the sum of both stays
+        lambda bits: 1 << 250,
+    ],
+)
+@pytest.mark.parametrize("objective", ["binary:logistic", NUMBERS])
+def test_sums_that_rows_cannot_have_stop_the_run_by_the_partys_name(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, objective: str, added: Any
+) -> None:
+    false_sums(monkeypatch, "ciphertexts", plus(added))
+    rule = "must add up to the labels of each node|sums must be|plaintexts must be 0 past"
+    refuses(rf"^party-2.*: ColumnSums.ciphertexts .*({rule})", made(objective))
+
+
+def test_sums_under_another_key_stop_the_run_by_the_partys_name(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = generate_key(256, insecure_small_key=True)
+    false_sums(
+        monkeypatch,
+        "ciphertexts",
+        lambda rows, store: encrypt(key, list(range(len(rows))), Workers(1)),
+    )
+    refuses("^party-2.*: ColumnSums.ciphertexts (ciphertexts|sums|plaintexts) must", made())
+
+
+FITS = "ColumnSums.columns must be of 3 open nodes"
+LISTED: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "a row": ("sizes", lambda sizes: sizes + 1, "ColumnSums.sizes must add up to the rows"),
+    "a sum fewer": ("sizes", lambda sizes: sizes[:-1], FITS),
+    "a bin more": ("n_bins", lambda n_bins: n_bins + 1, FITS),
+    "bins past all": ("n_bins", lambda n_bins: n_bins + 2**62, FITS),
+    "no bin": ("n_bins", lambda n_bins: n_bins * 0, FITS),
+    "a rank": ("ranks", lambda ranks: ranks + 1, FITS),
+    "no rank": ("ranks", lambda ranks: ranks * 0 + NO_RANK, FITS),
+    "one column again": ("columns", lambda columns: columns * 0, FITS),
+    "a column more": ("n_columns", lambda n_columns: n_columns + 1, FITS),
+}
+
+
+@pytest.mark.parametrize(("field", "change", "match"), LISTED.values(), ids=LISTED)
+def test_a_listing_that_does_not_fit_stops_the_run_by_the_partys_name(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, field: str, change: Any, match: str
+) -> None:
+    false_sums(monkeypatch, field, change)
+    refuses(rf"^party-2.*: {match}", made(own_max_features="all"))
+
+
+def test_columns_past_the_last_one_stop_the_run_by_the_partys_name(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    false_sums(monkeypatch, "columns", lambda columns: columns + 5)
+    refuses(r"^party-2.*: PartKept.gains must be \d columns at least, got 3", made())
+
+
+def test_sums_that_were_sent_before_stop_the_run_by_the_partys_name(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, sent = summer.sum_columns, list[Letter]()
+
+    def replayed(*given: Any) -> Letter:
+        sent.append(honest(*given))
+        return sent[0]
+
+    monkeypatch.setattr(summer, "sum_columns", replayed)
+    refuses("^party-2.*: ColumnSums.level must be the one being split", made())
+
+
+@pytest.mark.parametrize(
+    ("receiver", "letter"), [("party-1", "ColumnSums"), ("party-2", "EncryptedLabels")]
+)
+def test_a_letter_that_the_server_keeps_back_stops_the_run_by_its_senders_name(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, receiver: str, letter: str
+) -> None:
+    kept = {"party-1": messages.SplitRequest, "party-2": messages.SumRequest}[receiver]
+
+    def without_parcels(**given: Any) -> Any:
+        return kept(**given | pack_parcels([]))
+
+    monkeypatch.setattr(f"strategies.federated_forest.{kept.__name__}", without_parcels)
+    refuses(f"^party-[12].*: {letter}.letter must reach {receiver}", made())
+
+
+@pytest.mark.parametrize(
+    ("n", "rule"),
+    [
+        (2**255 + 2**254, "n must be the product of two odd primes"),
+        (3**40, "key-bits must be >= 128"),
+    ],
+)
+def test_a_false_public_key_stops_the_run_by_the_active_partys_name(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, n: int, rule: str
+) -> None:
+    honest, digits = chooser.EncryptedLabels, n.to_bytes((n.bit_length() + 7) // 8, "big")
+    monkeypatch.setattr(
+        chooser,
+        "EncryptedLabels",
+        lambda _, *rest: honest(np.frombuffer(digits, np.uint8), *rest),
+    )
+    refuses(f"^party-1.*: EncryptedLabels.ciphertexts {rule}", made())
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("level", lambda level: level + 1),
+        ("listed", lambda listed: listed + 1000),
+        ("listed", lambda listed: listed[::-1].copy()),
+        ("listed", lambda listed: listed[:-1]),
+        ("cuts", lambda cuts: cuts + 1000),
+    ],
+)
+@pytest.mark.parametrize("parties", [2, 3])
+def test_a_split_that_does_not_fit_is_refused_by_who_should_make_it(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, field: str, change: Any, parties: int
+) -> None:
+    honest = chooser._won
+
+    def changed(*given: Any) -> Letter:
+        letter = honest(*given)
+        found = {name: getattr(letter, name) for name in ("listed", "cuts", "defaults")}
+        shorter = {name: array[:-1] for name, array in found.items()}
+        cut = change(letter.listed) if field == "listed" else letter.listed
+        found = shorter if len(cut) < len(letter.listed) else found
+        return replace(letter, **found | {field: change(getattr(letter, field))})
+
+    monkeypatch.setattr(chooser, "_won", changed)
+    match = "^party-1.*: Won.listed must be the own splits of this level"
+    refuses(match, made(parties=parties, own_max_features="all"))
+
+
+def test_a_server_that_tells_other_splits_than_were_chosen_is_found_out(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = messages.SplitRequest
+    monkeypatch.setattr(
+        "strategies.federated_forest.SplitRequest",
+        lambda **given: honest(**given | {"owners": 1 - given["owners"]}),
+    )
+    refuses("^party-1.*: SplitRequest.nodes must be the splits that this party has chosen", made())
+
+
+def test_a_server_that_asks_for_improvements_is_refused(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FederatedForest, "encrypted", False)
+    refuses("^party-1.*: LevelRequest.labels must be encoded, got paillier", made())
+    monkeypatch.setattr(FederatedForest, "encrypted", True)
+    match = "^party-2.*: SumRequest.labels must be paillier, got encoded"
+    refuses(match, made(own_labels="encoded"))
+
+
+def test_labels_that_do_not_fit_under_the_key_are_refused(
+    made: MakeSettings, tmp_path: Path
+) -> None:
+    columns = {**made_columns("multi:softprob", n_rows=200), "y": np.arange(200) % 40}
+    data = write_rows(tmp_path / "classes.csv", columns)
+    match = r"party-1.*federated-forest.key-bits must be > \d+ for 40 outputs of 9 bits, got 256"
+    refuses(match, made("multi:softprob", data=str(data)))
+
+
+def test_a_small_key_is_refused_without_consent(made: MakeSettings) -> None:
+    match = "federated-forest.key-bits must be >= 2048 without federated-forest.insecure-small-key"
+    with pytest.raises(ConfigError, match=match):
+        FederatedForest.own_settings(made(own_insecure_small_key=False))
+
+
+# What is survived
+
+
+def same_forest(found: RunFolder, undisturbed: RunFolder) -> bool:
+    names = ("metrics", "oob", "importance", "matched_rows")
+    same = all(summary_of(found)[name] == summary_of(undisturbed)[name] for name in names)
+    return same and parts_of(found) == parts_of(undisturbed)
+
+
+@pytest.mark.parametrize("how", ["dies_before_sending", "dies_before_reading"])
+@pytest.mark.parametrize("parties", [2, 3])
+def test_a_server_that_dies_goes_on_to_the_same_forest(
+    made: MakeSettings, how: str, parties: int
+) -> None:
+    undisturbed = run(made(parties=parties, own_max_depth=2))
+    for step in sorted({line["step"] for line in lines_of(undisturbed.ledger)}):
+        settings = made(parties=parties, own_max_depth=2)
+        die(settings, **{how: step})
+        found = run(resumed(settings), simulated_contexts(settings))
+        assert same_forest(found, undisturbed), step
+
+
+@pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
+@pytest.mark.parametrize("parties", [2, 3])
+def test_a_message_that_gets_lost_once_in_every_exchange_changes_nothing(
+    made: MakeSettings, fault: str, parties: int
+) -> None:
+    faults = {fault: lambda step, before: step > 1 and before == 0}
+    found = run(made(parties=parties, resend_after=0.05), **faults)
+    assert same_forest(found, run(made(parties=parties)))
+
+
+def test_a_party_that_fails_stops_the_run_by_name(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise ValueError("row 17 is 0.3")
+
+    monkeypatch.setattr(summer, "pack_terms", fail)
+    match = r"^party-2 \(step \d+\): ValueError in train.federated_forest_sum; the site's own log"
+    with pytest.raises(PartyError, match=match):
+        run(made())
+
+
+def test_the_key_is_forgotten_with_the_rows(made: MakeSettings) -> None:
+    summary = summary_of(run(made()))
+    for party in ("party-1", "party-2"):
+        site = home() / "sites" / party / summary["model_id"]
+        assert (site / PART).exists()
+        state = json.loads((site / "state.json").read_text())
+        names = {*state["files"], *state["small"], *(path.stem for path in site.glob("*.npy"))}
+        gone = ("key", "targets", "labels", "row_weights", "ciphertexts", "values")
+        assert not [name for name in names if name.startswith(gone)]

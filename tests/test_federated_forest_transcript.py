@@ -1,0 +1,201 @@
+"""Federated Forest under Paillier: what the server, a passive party and the active party see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients import federated_forest_paillier_active as chooser
+from fedapp.config import Settings
+from fedapp.messages import alignment
+from fedapp.messages import federated_forest as messages
+from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
+from fedapp.trees.label_codes import RowFields, number_codes
+from strategies.federated_forest import WARNING
+from tests.forests import encrypted_forest, parts_of
+from tests.letters import Opened, letters_sent, raw_of, texts_of, written
+from tests.network import run
+from tests.pooled import Pooled, made_columns, write_rows
+from tests.transcript import arrays_of, check_declared, listen, summary_of
+
+MakeSettings = Callable[..., Settings]
+NUMBERS = "reg:squarederror"
+OWN = "train.federated_forest"
+KINDS = {
+    "query.vertical_hello": (VerticalHelloRequest, VerticalHelloReply),
+    "query.alignment_open": (alignment.OpenRequest, alignment.SentReply),
+    "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),
+    "query.alignment_order": (alignment.OrderRequest, alignment.SentReply),
+    f"{OWN}_setup": (messages.SetupRequest, messages.SetupReply),
+    f"{OWN}_sum": (messages.SumRequest, messages.SumReply),
+    f"{OWN}_split": (messages.SplitRequest, messages.SplitReply),
+    f"{OWN}_partition": (messages.PartitionRequest, messages.PartitionReply),
+    "evaluate.federated_forest_finish": (messages.FinishRequest, messages.FinishReply),
+}
+
+
+@pytest.fixture
+def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
+    """``made(objective, parties, **more)``: see ``forests.encrypted_forest``."""
+    return encrypted_forest(settings, tmp_path)
+
+
+@pytest.fixture
+def weighted(made: MakeSettings, tmp_path: Path) -> Settings:
+    """Three parties, numbers as labels, weights; in one column each row has a bin of its own."""
+    rng = np.random.default_rng(2)
+    columns = made_columns(NUMBERS, n_rows=160)
+    columns["f"], columns["w"] = rng.permutation(160) / 7, rng.exponential(size=160).round(4)
+    columns["w"][:10] = 0
+    data = write_rows(tmp_path / "unique.csv", columns)
+    return made(NUMBERS, 3, data=str(data), weight="w", max_bin=256)
+
+
+# What crosses the wire
+
+
+def ciphertexts(letters: list[Opened], name: str) -> list[bytes]:
+    return [row.tobytes() for one in letters if one.name == name for row in one["ciphertexts"]]
+
+
+def test_every_ciphertext_on_the_wire_is_fresh(weighted: Settings) -> None:
+    folder, app = listen(weighted)
+    letters = letters_sent(app, summary_of(folder)["model_id"])
+    came, left = ciphertexts(letters, "EncryptedLabels"), ciphertexts(letters, "ColumnSums")
+    n_weighted = int((Pooled(weighted).weights[Pooled(weighted).train] > 0).sum())
+    assert len(came) == 2 * n_weighted < 2 * summary_of(folder)["matched_rows"]["train"]
+    assert len(left) > len(came)
+    sizes = np.concatenate([one["sizes"] for one in letters if one.name == "ColumnSums"])
+    assert (sizes == 1).sum() > 100  # such a sum could leave as the very ciphertext that came in
+    assert len(set(came + left)) == len(came + left)
+    assert min(int.from_bytes(one, "big") for one in came + left) > 1
+
+
+TO_PASSIVE = {"EncryptedLabels", "Won", "Partition", "CommonRows"}
+TO_ACTIVE = {"ColumnSums", "Partition", "PartKept", "OrderDigest"}
+LETTERS = {
+    letter.__name__: letter
+    for letter in (
+        *(messages.EncryptedLabels, messages.ColumnSums, messages.Won),
+        *(messages.Partition, messages.PartKept),
+    )
+}
+
+
+def secrets_of_the_labels(run_settings: Settings) -> set[bytes]:
+    """Labels, their codes, weights and what is encrypted, as they may be written."""
+    whole = Pooled(run_settings)
+    labels, weights = whole.labels[whole.train], whole.weights[whole.train].astype(np.float64)
+    codes = number_codes(labels)[0]
+    columns = labels, codes, weights, *RowFields.of(codes, weights, 0).numbers.T
+    return set[bytes]().union(*(runs_of(column, 4) for column in columns))
+
+
+def runs_of(values: Any, n_run: int) -> set[bytes]:
+    """Numbers as they may be written, in runs or as text; not in types that cannot hold them."""
+    with np.errstate(invalid="ignore"):
+        return written(values, n_run) | texts_of(np.asarray(values).tolist())
+
+
+def test_a_passive_party_gets_no_label_no_code_and_no_weight(weighted: Settings) -> None:
+    folder, app = listen(weighted)
+    letters = letters_sent(app, summary_of(folder)["model_id"])
+    secrets = secrets_of_the_labels(weighted)
+    for party in ("party-2", "party-3"):
+        mine = [one for one in letters if one.receiver == party]
+        assert {one.name for one in mine} <= TO_PASSIVE
+        requests = [raw_of(request) for _, request, _ in app.heard]
+        seen = b"|".join([*(one.raw for one in mine), *requests])
+        assert not [secret for secret in secrets if secret in seen]
+    for one in letters:
+        if one.name in LETTERS:
+            names = {*one.content.scalars, *one.content.arrays}
+            assert names == {field.name for field in fields(LETTERS[one.name])}
+
+
+def test_the_search_finds_codes_where_they_are_sent(made: MakeSettings) -> None:
+    settings = made(NUMBERS, own_labels="encoded")
+    folder, app = listen(settings)
+    raw = b"".join(one.raw for one in letters_sent(app, summary_of(folder)["model_id"]))
+    assert any(secret in raw for secret in secrets_of_the_labels(settings))
+
+
+def test_the_active_party_sees_no_threshold_and_no_value_of_another(weighted: Settings) -> None:
+    folder, app = listen(weighted)
+    letters = letters_sent(app, summary_of(folder)["model_id"])
+    mine = [one for one in letters if one.receiver == "party-1"]
+    assert {one.name for one in mine} <= TO_ACTIVE
+    seen = b"|".join(one.raw for one in mine)
+    for part in parts_of(folder)[1:]:
+        thresholds = [record[1] for record in part["records"]]
+        secrets = runs_of(thresholds, 2)
+        assert len(secrets) > 4
+        assert not [secret for secret in secrets if secret in seen]
+
+
+def improvements_of(patch: pytest.MonkeyPatch) -> set[bytes]:
+    """Improvements that are compared from now on, as they may be written."""
+    found, honest = set[bytes](), chooser.winners
+
+    def noted(offers: Any) -> Any:
+        for offer in offers:
+            found.update(value.tobytes() for value in offer.improvements if value > 0)
+        return honest(offers)
+
+    patch.setattr(chooser, "winners", noted)
+    patch.setattr("strategies.federated_forest.winners", noted)
+    return found
+
+
+@pytest.mark.parametrize("labels", ["paillier", "encoded"])
+@pytest.mark.parametrize("parties", [2, 3])
+def test_the_server_sees_improvements_of_encoded_labels_alone(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, labels: str, parties: int
+) -> None:
+    found = improvements_of(monkeypatch)
+    _, app = listen(made(parties=parties, own_labels=labels))
+    seen = b"|".join(raw_of(message) for _, *pair in app.heard for message in pair)
+    assert len(found) > 20
+    assert any(value in seen for value in found) == (labels == "encoded")
+
+
+def test_messages_have_their_declared_fields(made: MakeSettings) -> None:
+    _, app = listen(made(parties=3))
+    check_declared(app, KINDS)
+    for request, reply in app.of_kind("forest_split"):
+        assert arrays_of(request)["n_drawn"].max(initial=0) <= 2
+        assert arrays_of(reply)["owners"].max(initial=0) <= 2
+
+
+def test_a_party_is_told_of_its_own_splits_alone(made: MakeSettings) -> None:
+    folder, app = listen(made(parties=3))
+    letters = letters_sent(app, summary_of(folder)["model_id"])
+    for party, part in zip(("party-2", "party-3"), parts_of(folder)[1:], strict=True):
+        won = [one for one in letters if one.name == "Won" and one.receiver == party]
+        assert {one.sender for one in won} == {"party-1"}
+        assert sum(len(one["listed"]) for one in won) == len(part["records"]) > 0
+
+
+@pytest.mark.parametrize("labels", ["paillier", "encoded"])
+def test_a_passive_party_is_not_told_which_rows_others_send_left_in_the_last_level(
+    made: MakeSettings, labels: str
+) -> None:
+    folder, app = listen(made(parties=3, own_labels=labels))
+    letters = letters_sent(app, summary_of(folder)["model_id"])
+    told = [one for one in letters if one.name == "Partition"]
+    assert {one["level"] for one in told if one.receiver == "party-1"} == {0, 1, 2}
+    assert {one["level"] for one in told if one.receiver != "party-1"} == {0, 1}
+
+
+def test_only_encoded_labels_are_warned_of(
+    made: MakeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(made())
+    assert WARNING not in caplog.text
+    run(made(own_labels="encoded"))
+    assert WARNING in caplog.text
