@@ -88,7 +88,8 @@ def forest(store: Store) -> BaggedForest:
     n_classes = 0 if objective == REGRESSION else len(classes)
     values = leaf_values(
         store["nodes"][:, :n_train],
-        store["counts"] * store["row_weights"],
+        store["counts"],
+        store["row_weights"],
         store["labels"][:n_train],
         n_nodes,
         n_classes,

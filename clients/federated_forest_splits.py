@@ -18,7 +18,7 @@ from fedapp.site.answer import Site
 from fedapp.site.mail import Mail
 from fedapp.site.store import Store
 from fedapp.trees.cart import Candidates, Ints
-from fedapp.trees.levels import Places, Splits, moved, number, sides_of, sizes_of, slots_of
+from fedapp.trees.levels import Places, Splits, moved, number, sides_of, slots_of
 from fedapp.trees.partition import Bits
 from fedapp.trees.parts import Lookup
 
@@ -110,7 +110,7 @@ def make_own(site: Site, told: Told) -> Bits:
         np.add.at(gains, found.columns, worth_of(store, told.trees[own], found.improvements))
         store["gains"] = gains
     slots = slots_of(store["nodes"], told.trees[own], told.nodes[own])
-    sides = sides_of(store["values"], *cut, slots)
+    sides = sides_of(store["values"], *cut, *slots)
     store[f"bits.{site.name}"] = np.packbits(sides)
     return sides
 
@@ -147,8 +147,8 @@ def take_splits(site: Site, told: Told) -> None:
     check_splits(site, told)
     found = told.trees, told.nodes, told.owners
     splits, n_nodes = number(*found, np.asarray(store["n_nodes"]))
-    slots = slots_of(store["nodes"], splits.trees, splits.nodes)
-    sizes, names = sizes_of(slots, len(splits.trees)), list(store.facts["peers"])
+    slots, sizes = slots_of(store["nodes"], splits.trees, splits.nodes)
+    names = list(store.facts["peers"])
     sides, firsts, n_known = [], np.zeros(len(sizes), dtype=np.int64), 0
     for owner in np.unique(splits.owners):
         mine = splits.owners == owner

@@ -6,6 +6,7 @@ Only what the runtime needs is imported here; a method's modules come with its f
 from __future__ import annotations
 
 import logging
+import os
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
@@ -40,8 +41,16 @@ class SiteApp(ClientApp):
             return Message(Error(REFUSED, text), reply_to=message)
         except Exception as error:
             log.exception("%s failed", kind)
-            reason = f"{name}: {type(error).__name__} in {kind}; the site's own log says more"
+            reason = f"{name}: {_told(error)} in {kind}; the site's own log says more"
             return Message(Error(FAILED, reason), reply_to=message)
+
+
+def _told(error: Exception) -> str:
+    """What the coordinator may know of an error: its kind; of a full disk and such, the system's
+    words for its number, as those of the error itself may hold a path."""
+    if isinstance(error, OSError) and error.errno:
+        return f"{type(error).__name__} ({os.strerror(error.errno)})"
+    return type(error).__name__
 
 
 app = SiteApp()

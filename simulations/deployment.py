@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from fedapp.deploy.folders import Federation, write_federation, write_site
@@ -118,13 +119,18 @@ class Deployment:
 
     def kill(self, name: str, program: str) -> bool:
         """SIGKILL a process of a script, once it is there; whether it came in time."""
+        if process := self.caught(name, program):
+            process.kill()
+        return process is not None
+
+    def caught(self, name: str, program: str) -> psutil.Process | None:
+        """A process of a script, once it is there; None where it does not come in time."""
         deadline = time.monotonic() + START_SECONDS
         while (process := self.process(name, program)) is None:
             if time.monotonic() > deadline:
-                return False
+                return None
             time.sleep(0.02)
-        process.kill()
-        return True
+        return process
 
     def wait_for(self, name: str, text: str, since: int) -> None:
         """Wait until a script's log has a text after so many bytes."""
@@ -161,6 +167,18 @@ class Deployment:
         for path in [self.log("coordinator"), *self.coordinator.rglob("*")]:
             if path.is_file() and path.name not in own and "apps" not in path.parts:
                 yield path, path.read_bytes()
+
+
+def example_nodes(folder: Path, names: Sequence[str], n_rows: int) -> dict[str, dict[str, str]]:
+    """Node configs of sites with the same columns and drawn rows of their own."""
+    nodes = {}
+    for seed, name in enumerate(names):
+        a, b, c = np.random.default_rng(seed).normal(size=(3, n_rows)).round(3)
+        table = np.column_stack([a, b, c, a + b * c > 0])
+        path = folder / f"{name}.csv"
+        np.savetxt(path, table, delimiter=",", header="a,b,c,y", comments="", fmt="%g")
+        nodes[name] = {"data": str(path), "label": "y"}
+    return nodes
 
 
 def ended(command: subprocess.Popen[str]) -> str:

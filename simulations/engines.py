@@ -30,6 +30,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedapp.client_app import app as site_app
 from fedapp.config import Settings, app_folder, flatten
+from fedapp.deploy.folders import registered_sites
 from fedapp.errors import FedappError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
@@ -184,9 +185,31 @@ def run_superlink(settings: Settings, name: str) -> RunFolder:
 
     Raises
     ------
-    RunFailedError : the run failed, or the SuperLink could not be reached.
+    RunFailedError : the run failed, or the SuperLink could not be reached; names the sites that are
+        not connected.
     """
-    return _flwr_run(settings, name, _environment(), {})
+    environment = _environment()
+    try:
+        return _flwr_run(settings, name, environment, {})
+    except RunFailedError as error:
+        gone = ", ".join(_not_connected(name, environment))
+        cause = f"{error}; not connected: {gone}" if gone else str(error)
+        raise RunFailedError(cause, error.log_lines) from None
+
+
+def _not_connected(name: str, environment: dict[str, str]) -> list[str]:
+    """Registered sites whose SuperNode is not connected; none where this is no coordinator."""
+    sites = registered_sites(Path(environment.get("FLWR_HOME", "")))
+    if not sites:
+        return []
+    command = ["flwr", "supernode", "list", name, "--format", "json"]
+    asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    nodes = _json_of(asked.stdout).get("nodes") or []
+    return sorted(
+        sites[node["node-id"]]
+        for node in nodes
+        if node["node-id"] in sites and node["status"] != "online"
+    )
 
 
 def _environment() -> dict[str, str]:

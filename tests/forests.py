@@ -101,7 +101,7 @@ def pooled(settings: Settings) -> tuple[BaggedForest, Rows, Any]:
     drawn = n_features(own.max_features, n_columns)
     trees, nodes = grow(rows, values, seeds, drawn, own.max_depth, rules)
     sizes = np.array([len(tree) for tree in trees])
-    leaves = leaf_values(nodes, counts * weights, labels, sizes, n_classes, n_outputs)
+    leaves = leaf_values(nodes, counts, weights, labels, sizes, n_classes, n_outputs)
     for tree, found in zip(trees, leaves, strict=True):
         found[tree["left"] >= 0] = 0
     classes = tuple(map(str, range(n_classes)))

@@ -59,7 +59,7 @@ def one_tree(
     trees, nodes = grow(rows, x, np.arange(n_columns), n_columns, limits.max_depth, rules)
     sizes = np.array([len(tree) for tree in trees])
     n_outputs = 1 if n_classes < 3 else n_classes
-    given = nodes, weights[None, :], y.astype(np.float32), sizes
+    given = nodes, rows.counts, weights, y.astype(np.float32), sizes
     values = leaf_values(*given, n_classes, n_outputs)
     names = tuple(map(str, range(n_columns))), tuple(map(str, range(n_classes)))
     objective: Any = OBJECTIVES.get(n_classes, "multi:softprob")

@@ -12,10 +12,12 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import yaml
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.common.config import parse_config_args
@@ -67,8 +69,8 @@ def site(tmp_path: Path, write_table: WriteTable) -> Init:
     return init
 
 
-def invoke(app: object, *options: str) -> str:
-    result = CliRunner().invoke(app, ["init", *options])  # type: ignore[arg-type]
+def invoke(app: object, *options: str, command: str = "init") -> str:
+    result = CliRunner().invoke(app, [command, *options])  # type: ignore[arg-type]
     if result.exception:
         raise result.exception
     return result.output
@@ -150,6 +152,60 @@ def test_a_client_does_not_take_the_server_for_another_host(federation: Init, ho
     server.load_cert_chain(folder / "server.crt", folder / "server.key")
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(server, folder / "ca.crt", host)
+
+
+def test_renewed_certificates_end_later_and_are_good_by_the_old_ca_and_the_new(
+    federation: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "YEARS", 1)
+        folder, _ = federation()
+    old = tmp_path / "old.crt"
+    old.write_bytes((folder / "ca.crt").read_bytes())
+    kept = {name: (folder / name).read_bytes() for name in ("ca.key", "superexec.secret")}
+    shown = invoke(federation_app, str(folder), command="renew")
+    ends = [
+        x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+        for path in (old, folder / "ca.crt", folder / "server.crt")
+    ]
+    assert min(ends[1:]) - ends[0] > timedelta(days=3 * 365)
+    assert f"{ends[1]:%Y-%m-%d}" in shown
+    assert kept == {name: (folder / name).read_bytes() for name in kept}
+    assert modes(folder)["server.key"] == 0o600
+    for ca in (old, folder / "ca.crt"):
+        for host in ("fed.example.org", "localhost", "127.0.0.1"):
+            server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            server.load_cert_chain(folder / "server.crt", folder / "server.key")
+            shake_hands(server, ca, host)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rule"),
+    [
+        ("ca.key", None, "ca.key must be a file"),
+        ("ca.key", b"no key", "ca.key and ca.crt must be PEM"),
+        ("ca.crt", b"no certificate", "ca.key and ca.crt must be PEM"),
+        ("server.crt", b"no certificate", "server.crt must be a certificate for a host"),
+    ],
+)
+def test_certificates_that_are_broken_are_not_renewed(
+    federation: Init, name: str, content: bytes | None, rule: str
+) -> None:
+    folder, _ = federation()
+    (folder / name).unlink()
+    if content:
+        (folder / name).write_bytes(content)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=rule):
+        invoke(federation_app, str(folder), command="renew")
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_key_that_is_not_the_certificates_is_not_used(federation: Init) -> None:
+    folder, _ = federation()
+    (folder / "ca.key").write_bytes(certificates.new_authority("other").files().secret)
+    with pytest.raises(ConfigError, match=r"ca\.crt must be of the key in ca\.key"):
+        invoke(federation_app, str(folder), command="renew")
 
 
 def shake_hands(server: ssl.SSLContext, ca: Path, host: str) -> None:

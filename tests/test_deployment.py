@@ -1,26 +1,55 @@
 """Real processes on the loopback: TLS, node authentication, a table at each of three sites.
 
-``pytest -m slow tests/test_deployment.py`` runs the ones that take minutes.
+``pytest -m slow tests/test_deployment.py`` runs the methods that take minutes.
 """
 
 from __future__ import annotations
 
 import csv
-import subprocess
+import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from fedapp.cli import cli
 from fedapp.config import load_settings
-from fedapp.deploy.certificates import supernode_keys
-from simulations.deployment import RUN_SECONDS, Deployment, ended, settings_of
+from fedapp.deploy.folders import registered_sites
+from fedapp.errors import ConfigError
+from fedapp.home import home
+from fedapp.trees.parts import PART
+from simulations.bench.exchange import EXCHANGES, cpu_seconds
+from simulations.deployment import Deployment, settings_of
 from simulations.engines import run_local, site_contexts
+from tests.deployed import (
+    CLASSES,
+    CUSTOMER,
+    PAX,
+    SITES,
+    local_pax,
+    locally,
+    model_in,
+    same_columns,
+    same_rows,
+    started,
+    use_tables,
+    write_csv,
+)
 
-SITES = ("bank", "insurer", "shop")
-PAX = {"num-boost-round": 2, "max-depth": 1, "max-bin": 16, "parties": 3}
+OTHERS: dict[str, dict[str, Any]] = {
+    "fedxgbllr": {
+        "fedxgbllr.trees": 3,
+        "fedxgbllr.max-depth": 2,
+        "fedxgbllr.rounds": 1,
+        "fedxgbllr.epochs": 2,
+    },
+    "bagging": {"num-boost-round": 2, "max-depth": 2},
+    "cyclic": {"num-boost-round": 3, "max-depth": 2},
+    "fedavg-linear": {"fedavg-linear.rounds": 2},
+}
 SECUREBOOST = {
     "num-boost-round": 1,
     "max-depth": 1,
@@ -29,76 +58,27 @@ SECUREBOOST = {
     "secureboost.key-bits": 512,
     "secureboost.insecure-small-key": "true",
 }
-CLASSES = ("repaid-in-full", "went-bankrupt")
-
-
-def write_csv(path: Path, columns: Mapping[str, Any]) -> str:
-    rows = zip(*columns.values(), strict=True)
-    path.write_text("\n".join(",".join(map(str, row)) for row in [tuple(columns), *rows]) + "\n")
-    return str(path)
-
-
-def same_columns(folder: Path) -> dict[str, dict[str, str]]:
-    """Node configs of sites with the same columns and rows of their own."""
-    nodes = {}
-    for seed, name in enumerate(SITES):
-        a, b = np.random.default_rng(seed).normal(size=(2, 80)).round(3)
-        ids = [f"customer-{name}-{number}" for number in range(80)]
-        table = {"id": ids, "a": a, "b": b, "y": (a + b > 0).astype(int)}
-        path = write_csv(folder / f"{name}-rows.csv", table)
-        nodes[name] = {"data": path, "label": "y", "id": "id", "allow": "pax,secureboost"}
-    return nodes
-
-
-def same_rows(folder: Path) -> dict[str, dict[str, str]]:
-    """Node configs of sites with columns of their own of the same rows; the bank has labels."""
-    a, b, c = np.random.default_rng(5).normal(size=(3, 60)).round(3)
-    ids = np.array([f"customer-common-{number}" for number in range(60)])
-    labels = np.array(CLASSES)[(a + b + c > 0).astype(int)]
-    own = {"bank": {"a": a, "outcome": labels}, "insurer": {"b": b}, "shop": {"c": c}}
-    nodes = {}
-    for seed, (name, columns) in enumerate(own.items()):
-        order = np.random.default_rng(seed).permutation(60)
-        table = {key: values[order] for key, values in {"id": ids, **columns}.items()}
-        nodes[name] = {"data": write_csv(folder / f"{name}-columns.csv", table), "id": "id"}
-    nodes["bank"]["label"] = "outcome"
-    return nodes
+# All columns at each node: which ones are drawn there is no affair of the run's seed.
+FOREST = {
+    "parties": 3,
+    "align": "ordered",
+    "max-bin": 8,
+    "federated-forest.trees": 3,
+    "federated-forest.max-depth": 1,
+    "federated-forest.max-features": "all",
+}
+EINI = {"eini.key-bits": 512, "eini.insecure-small-key": "true", "eini.unguarded": "true"}
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    folder = tmp_path_factory.mktemp("deployment")
-    deployment = Deployment(folder, same_columns(folder))
-    try:
-        deployment.start("coordinator", *SITES)
-        deployment.register()
+    with started(tmp_path_factory.mktemp("deployment")) as deployment:
         yield deployment
-    finally:
-        deployment.close()
-
-
-def use_tables(deployment: Deployment, nodes: Mapping[str, Mapping[str, str]]) -> None:
-    """Give the sites these node configs, unless they have them already."""
-    if all(deployment.node_config(name) == {"name": name, **nodes[name]} for name in SITES):
-        return
-    deployment.stop(*SITES)
-    for name, node in nodes.items():
-        deployment.change_site(name, node)
-    deployment.start(*SITES)
-
-
-@pytest.fixture
-def local_model(deployment: Deployment, tmp_path: Path) -> bytes:
-    """What the local engine makes of the same tables; the sites have them from now on."""
-    use_tables(deployment, same_columns(deployment.folder))
-    contexts = site_contexts(deployment.node_config(name) for name in SITES)
-    folder = run_local(load_settings({**PAX, "run-dir": str(tmp_path / "local")}), contexts)
-    return (folder.path / "model.json").read_bytes()
 
 
 def secrets_of(deployment: Deployment) -> list[bytes]:
     """Paths, ids, labels and keys of all sites, in the forms in which they could be written."""
-    found = [b"customer-", *(name.encode() for name in CLASSES)]
+    found = [CUSTOMER.encode(), *(name.encode() for name in CLASSES)]
     for name in SITES:
         folder = deployment.folder / name
         found += [str(folder).encode(), str(deployment.node_config(name)["data"]).encode()]
@@ -106,17 +86,6 @@ def secrets_of(deployment: Deployment) -> list[bytes]:
         for key in folder.rglob("identity.key"):
             found += [key.read_bytes(), key.read_bytes().hex().encode()]
     return found
-
-
-def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_the_sites(
-    deployment: Deployment, local_model: bytes, tmp_path: Path
-) -> None:
-    deployment.fedapp(
-        *("run", "pax", "--engine", "federation"),
-        *settings_of({**PAX, "run-dir": tmp_path / "across"}),
-    )
-    assert (tmp_path / "across" / "model.json").read_bytes() == local_model
-    no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
 
 
 def no_secret_is_at_the_coordinator(deployment: Deployment, run_dir: Path) -> None:
@@ -128,99 +97,207 @@ def no_secret_is_at_the_coordinator(deployment: Deployment, run_dir: Path) -> No
         assert [path.name for path, content in files if secret in content] == []
 
 
+def train(deployment: Deployment, method: str, run_dir: Path, settings: Mapping[str, Any]) -> None:
+    given = settings_of({**settings, "run-dir": run_dir})
+    deployment.fedapp("run", method, "--engine", "federation", *given)
+
+
+# What is said before anything starts
+
+
+PARTS_MODEL = '{"format":1,"kind":"parts","model_id":"0123456789abcdef","active":"bank"}'
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "rule"),
+    [
+        (
+            PARTS_MODEL,
+            ("--engine", "federation", "--data", "new.csv"),
+            r"^--data must be left out with --engine federation: the sites' node configs name the "
+            r"tables \(predict-data\), got new\.csv$",
+        ),
+        (
+            PARTS_MODEL,
+            ("--engine", "federation", "--output", "out.csv"),
+            r"^--output must be left out with --engine federation: .*, got out\.csv$",
+        ),
+        (PARTS_MODEL, ("--output", "out.csv"), "^--data must name a file, got none$"),
+        (PARTS_MODEL, ("--data", "new.csv"), "^--output must name a file, got none$"),
+        (
+            "{}",
+            ("--engine", "federation"),
+            "^engine must be local for a model that lies whole in the run's folder, got federation",
+        ),
+    ],
+    ids=["data", "output", "no data", "no output", "whole model"],
+)
+def test_a_prediction_takes_a_table_where_it_reads_one_and_nowhere_else(
+    tmp_path: Path, model: str, given: tuple[str, ...], rule: str
+) -> None:
+    (tmp_path / "model.json").write_text(model)
+    error = CliRunner().invoke(cli, ["predict", str(tmp_path), *given]).exception
+    assert isinstance(error, ConfigError)
+    assert re.search(rule, str(error))
+
+
+# The same columns
+
+
+def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_the_sites(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    expected = local_pax(deployment, tmp_path / "local")
+    train(deployment, "pax", tmp_path / "across", PAX)
+    assert model_in(tmp_path / "across") == expected
+    known = registered_sites(deployment.coordinator / "flower")
+    assert sorted(known.values()) == sorted(SITES)
+    no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", OTHERS)
+def test_a_method_across_sites_makes_the_model_of_the_local_engine_and_predicts(
+    deployment: Deployment, tmp_path: Path, method: str
+) -> None:
+    use_tables(deployment, same_columns(deployment.folder))
+    settings = {"parties": 3, "max-bin": 16, **OTHERS[method]}
+    local = locally(deployment, tmp_path / "local", {**settings, "strategy": method})
+    train(deployment, method, tmp_path / "across", settings)
+    assert model_in(tmp_path / "across") == model_in(local.path)
+    new = write_csv(tmp_path / "new.csv", {"id": ["n1", "n2"], "a": [-1.0, 1.0], "b": [-1.0, 1.0]})
+    scores = tmp_path / "scores.csv"
+    given = ("--data", new, "--id", "id", "--output", str(scores))
+    deployment.fedapp("predict", str(tmp_path / "across"), *given)
+    lines = list(csv.DictReader(scores.read_text().splitlines()))
+    assert [line["id"] for line in lines] == ["n1", "n2"]
+    assert float(lines[0]["probability_1"]) < float(lines[1]["probability_1"])
+
+
 @pytest.mark.slow
 def test_a_run_that_a_site_does_not_allow_ends_with_the_sites_words(
     deployment: Deployment,
 ) -> None:
-    command = deployment.begin(
-        *("run", "bagging", "--engine", "federation"), *settings_of({"parties": 3})
-    )
+    use_tables(deployment, same_columns(deployment.folder))
+    given = settings_of(SECUREBOOST)
+    command = deployment.begin("run", "secureboost", "--engine", "federation", *given)
     shown, _ = command.communicate(timeout=120)
     assert command.returncode == 1
     last = shown.splitlines()[-1]
-    assert "strategy must be one that the site allows (pax, secureboost), got bagging" in last
+    rule = "strategy must be one that the site allows (bagging, cyclic, fedavg-linear, fedxgbllr,"
+    assert f"{rule} pax), got secureboost" in last
 
 
-@pytest.mark.slow
-def test_a_site_with_a_key_that_is_not_registered_is_refused(deployment: Deployment) -> None:
-    deployment.stop("shop")
-    key = deployment.folder / "shop" / "supernode.key"
-    own = key.read_bytes()
-    key.write_bytes(supernode_keys("shop").secret)
-    before = {name: deployment.size_of_log(name) for name in ("coordinator", "shop")}
-    try:
-        deployment.start("shop")
-        deployment.wait_for("shop", "has ended; starting it again", before["shop"])
-    finally:
-        deployment.stop("shop")
-        key.write_bytes(own)
-        deployment.start("shop")
-    refused = deployment.log("coordinator").read_bytes()[before["coordinator"] :]
-    assert b'activate-node HTTP/1.1" 412' in refused
+# Different columns of the same rows
 
 
-@pytest.mark.slow
-def test_secureboost_across_sites_trains_and_predicts(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def parts_of(places: Mapping[str, Path], model: str) -> dict[str, bytes]:
+    """What each site keeps of a model."""
+    return {
+        name: (place / "sites" / name / model / PART).read_bytes() for name, place in places.items()
+    }
+
+
+def makes_the_same_parts(
+    deployment: Deployment, method: str, folder: Path, settings: Mapping[str, Any]
+) -> str:
+    """Train across sites and by the local engine; the id of the local model."""
     use_tables(deployment, same_rows(deployment.folder))
-    run_dir = tmp_path / "run"
-    deployment.fedapp(
-        *("run", "secureboost", "--engine", "federation"),
-        *settings_of({**SECUREBOOST, "run-dir": run_dir}),
-    )
-    deployment.fedapp(
-        *("predict", str(run_dir), "--engine", "federation"),
-        *("--data", "at-the-sites", "--output", "scores.csv"),
-    )
-    (written,) = (deployment.folder / "bank" / "home").rglob("predictions.csv")
+    local = locally(deployment, folder / "local", {**settings, "strategy": method})
+    train(deployment, method, folder / "across", settings)
+    models = [json.loads(model_in(path)) for path in (folder / "across", local.path)]
+    there = {name: deployment.folder / name / "home" for name in SITES}
+    here = dict.fromkeys(SITES, home())
+    across, expected = (model.pop("model_id") for model in models)
+    assert models[0] == models[1]
+    assert parts_of(there, across) == parts_of(here, expected)
+    return str(expected)
+
+
+def predicts_the_same(
+    deployment: Deployment, folder: Path, model: str, inference: str, settings: Mapping[str, Any]
+) -> None:
+    """Predict across sites; the bank gets what it gets from the local engine."""
+    bank = deployment.folder / "bank" / "home" / "sites" / "bank"
+    before = set(bank.glob("*/predictions.csv"))
+    given = {**(EINI if inference == "eini" else {}), "align": settings.get("align", "psi")}
+    ways = ("--engine", "federation", "--inference", inference)
+    deployment.fedapp("predict", str(folder / "across"), *ways, *settings_of(given))
+    (written,) = set(bank.glob("*/predictions.csv")) - before
+    wanted = {**given, "parties": 3, "strategy": inference, "model": model}
+    local = locally(deployment, folder / f"local-{inference}", wanted)
+    summary = json.loads((local.path / "summary.json").read_text())
+    expected = home() / "sites" / "bank" / summary["model_id"] / "predictions.csv"
+    assert written.read_bytes() == expected.read_bytes()
     lines = list(csv.DictReader(written.read_text().splitlines()))
-    assert {line["id"] for line in lines} == {f"customer-common-{number}" for number in range(60)}
-    column = f"probability_{CLASSES[1]}"
-    assert len({line[column] for line in lines}) == 2  # a tree of one split
-    no_secret_is_at_the_coordinator(deployment, run_dir)
+    assert {line["id"] for line in lines} == {f"{CUSTOMER}-common-{number}" for number in range(60)}
+    assert len({line[f"probability_{CLASSES[1]}"] for line in lines}) > 1
 
 
-# Failures: the same model as without them
-
-
-def killed(
-    deployment: Deployment, run_dir: Path, place: str, program: str
-) -> subprocess.Popen[str]:
-    """A PAX run, one of whose processes is killed while trees grow."""
-    settings = {**PAX, "resend-after": 15, "run-dir": run_dir}
-    before = deployment.size_of_log("bank")
-    run = deployment.begin("run", "pax", "--engine", "federation", *settings_of(settings))
-    deployment.wait_for("bank", "train.pax_grow", before)
-    assert deployment.kill(place, program)
-    return run
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("place", "program"),
+    ("method", "settings", "ways"),
     [
-        ("bank", "flwr-clientapp"),
-        ("bank", "flower-superexec"),
-        ("bank", "flower-supernode"),
-        ("coordinator", "flower-superlink"),
+        ("federated-forest", FOREST, ("one-round",)),
+        pytest.param("federated-forest", FOREST, ("interactive", "eini"), marks=pytest.mark.slow),
+        pytest.param("secureboost", SECUREBOOST, ("interactive", "eini"), marks=pytest.mark.slow),
+    ],
+    ids=["forest in one round", "forest", "secureboost"],
+)
+def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_predicts_the_same(
+    deployment: Deployment,
+    tmp_path: Path,
+    method: str,
+    settings: Mapping[str, Any],
+    ways: tuple[str, ...],
+) -> None:
+    model = makes_the_same_parts(deployment, method, tmp_path, settings)
+    for inference in ways:
+        predicts_the_same(deployment, tmp_path, model, inference, settings)
+    no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
+
+
+# How long an exchange takes, and how many there are
+
+
+def test_a_process_that_answers_is_ready_in_a_second_and_a_half_of_cpu_beyond_flowers_own() -> None:
+    modules = ", ".join(f"clients.{name.replace('-', '_')}" for name in EXCHANGES)
+    flower = cpu_seconds("", repeats=1)
+    assert cpu_seconds(f"import fedapp.client_app, {modules}", repeats=1) - flower < 1.5
+
+
+def exchanges_of(run_dir: Path, nodes: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
+    """Exchanges of a run, which must not be more than the benchmark's table says."""
+    given = load_settings({"parties": 3, **settings, "run-dir": str(run_dir)})
+    local = run_local(given, site_contexts({"name": name, **nodes[name]} for name in SITES))
+    taken = json.loads((local.path / "summary.json").read_text())["exchanges"]
+    assert isinstance(taken, int)
+    assert taken <= EXCHANGES[given.strategy](given, 3)
+    return taken
+
+
+@pytest.mark.parametrize("method", ["pax", *OTHERS])
+def test_the_benchmark_knows_the_exchanges_of_methods_for_different_rows(
+    tmp_path: Path, method: str
+) -> None:
+    given = {**PAX, **OTHERS.get(method, {}), "strategy": method}
+    taken = exchanges_of(tmp_path / "run", same_columns(tmp_path), given)
+    assert taken == EXCHANGES[method](load_settings(given), 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "ways"),
+    [
+        ("secureboost", SECUREBOOST, ("interactive", "eini")),
+        ("federated-forest", {**FOREST, "align": "psi"}, ("interactive", "one-round")),
     ],
 )
-def test_a_run_survives_the_death_of_a_process(
-    deployment: Deployment, local_model: bytes, tmp_path: Path, place: str, program: str
+def test_the_benchmark_knows_the_most_exchanges_of_methods_for_different_columns(
+    tmp_path: Path, method: str, settings: Mapping[str, Any], ways: tuple[str, ...]
 ) -> None:
-    ended(killed(deployment, tmp_path / "across", place, program))
-    assert (tmp_path / "across" / "model.json").read_bytes() == local_model
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", ["flower-superexec", "flwr-serverapp"])
-def test_a_run_whose_server_dies_is_resumed_to_the_same_model(
-    deployment: Deployment, local_model: bytes, tmp_path: Path, program: str
-) -> None:
-    run = killed(deployment, tmp_path / "across", "coordinator", program)
-    run.communicate(timeout=RUN_SECONDS)
-    assert run.returncode == 1
-    resume = settings_of({"resume": tmp_path / "across"})
-    deployment.fedapp("run", "pax", "--engine", "federation", *resume)
-    assert (tmp_path / "across" / "model.json").read_bytes() == local_model
+    nodes = same_rows(tmp_path)
+    exchanges_of(tmp_path / "run", nodes, {**settings, "strategy": method})
+    model = json.loads(model_in(tmp_path / "run"))["model_id"]
+    depth = settings.get("federated-forest.max-depth", settings.get("max-depth"))
+    for way in ways:
+        given = {**EINI, "strategy": way, "model": model, "max-depth": depth}
+        exchanges_of(tmp_path / way, nodes, given)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import (
@@ -19,8 +20,11 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedapp.errors import ConfigError
 
 YEARS = 5
 CLOCK_SKEW = timedelta(hours=1)
@@ -53,7 +57,46 @@ def new_authority(name: str) -> Authority:
     ----------
     name : of the federation.
     """
-    key, subject = ec.generate_private_key(ec.SECP384R1()), _name(f"{name} CA")
+    return _signed_by_itself(ec.generate_private_key(ec.SECP384R1()), _name(f"{name} CA"))
+
+
+def renewed_authority(files: KeyPair) -> Authority:
+    """The same authority with a new certificate of the same key.
+
+    What the authority signs, sites take by the old certificate too, until that one ends.
+
+    Raises
+    ------
+    ConfigError : the files hold no key and certificate that belong together.
+    """
+    try:
+        key = load_pem_private_key(files.secret, None)
+        certificate = x509.load_pem_x509_certificate(files.public)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"ca.key and ca.crt must be PEM: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"ca.key must be an EC key, got {type(key).__name__}")
+    if key.public_key() != certificate.public_key():
+        raise ConfigError("ca.crt must be of the key in ca.key, got another one's")
+    return _signed_by_itself(key, certificate.subject)
+
+
+def hosts_of(certificate: bytes) -> tuple[str, ...]:
+    """Names and addresses that a server's certificate is for, as ``server_certificate`` takes them.
+
+    Raises
+    ------
+    ConfigError : it is no certificate, or for no host.
+    """
+    try:
+        extensions = x509.load_pem_x509_certificate(certificate).extensions
+        found = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise ConfigError(f"server.crt must be a certificate for a host: {error}") from None
+    return tuple(str(name.value) for name in found)
+
+
+def _signed_by_itself(key: ec.EllipticCurvePrivateKey, subject: x509.Name) -> Authority:
     usage = _usage(key_cert_sign=True, crl_sign=True)
     certificate = (
         _builder(subject, subject, key)

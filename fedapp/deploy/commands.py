@@ -41,3 +41,18 @@ def init_command(
         say(f"  give {folder}/ca.crt to every site")
     say(f"  put the sites' public keys into {folder}/sites, then {folder}/register-sites.sh")
     say(f"  . {folder}/env.sh; fedapp run pax --engine {name} -c parties={len(names)}")
+
+
+@federation_app.command("renew")
+def renew_command(
+    folder: Annotated[Path, typer.Argument(help="The coordinator's folder.")],
+) -> None:
+    """Write new certificates in place of those that end soon; keys of the sites stay."""
+    from fedapp.deploy.folders import renew_certificates
+
+    ends = renew_certificates(folder)
+    say = Console(soft_wrap=True, highlight=False).print
+    say(f"The certificates in {folder} are valid until {ends:%Y-%m-%d}. Next:")
+    say(f"  start the SuperLink again: {folder}/start-superlink.sh")
+    say("  reload nginx, where it uses them")
+    say(f"  give {folder}/ca.crt to every site; the one they have is good until it ends")

@@ -1,7 +1,7 @@
 """Write the folder of a coordinator, or of a site.
 
 The folder and what is secret in it can be read by its owner alone; nothing that exists is
-overwritten.
+overwritten, but certificates where that is asked for.
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from getpass import getuser
 from importlib.metadata import version
 from pathlib import Path
 
 from fedapp.config import app_folder
 from fedapp.deploy import templates
-from fedapp.deploy.certificates import new_authority, server_certificate, supernode_keys
+from fedapp.deploy.certificates import (
+    KeyPair,
+    hosts_of,
+    new_authority,
+    renewed_authority,
+    server_certificate,
+    supernode_keys,
+)
 from fedapp.errors import ConfigError
 from fedapp.site.config import NAME, SiteConfig
 
@@ -103,6 +111,29 @@ def write_federation(folder: Path, federation: Federation) -> None:
     _write_texts(folder, texts, values)
 
 
+def renew_certificates(folder: Path) -> datetime:
+    """Write new certificates of a coordinator, signed by the key that its sites trust already.
+
+    Returns
+    -------
+    When they end, UTC.
+
+    Raises
+    ------
+    ConfigError : the folder is no coordinator's, or its certificates are broken.
+    """
+    paths = {name: folder / name for name in ("ca.key", "ca.crt", "server.key", "server.crt")}
+    for path in paths.values():
+        _existing(str(path))
+    ca = KeyPair(paths["ca.key"].read_bytes(), paths["ca.crt"].read_bytes())
+    authority = renewed_authority(ca)
+    server = server_certificate(authority, hosts_of(paths["server.crt"].read_bytes()))
+    _replace(paths["ca.crt"], authority.files().public, PUBLIC)
+    _replace(paths["server.key"], server.secret, SECRET)
+    _replace(paths["server.crt"], server.public, PUBLIC)
+    return authority.certificate.not_valid_after_utc
+
+
 def write_site(folder: Path, site: SiteConfig, superlink: str, ca: str, port: int) -> None:
     """Write what a site needs.
 
@@ -151,6 +182,17 @@ def write_site(folder: Path, site: SiteConfig, superlink: str, ca: str, port: in
         "compose.yaml": (templates.COMPOSE_SITE, PUBLIC),
     }
     _write_texts(folder, texts, values)
+
+
+def registered_sites(flower_home: Path) -> dict[str, str]:
+    """Names of the sites that a coordinator's ``register-sites.sh`` has registered, by node id.
+
+    Parameters
+    ----------
+    flower_home : ``$FLWR_HOME`` as the coordinator's ``env.sh`` sets it.
+    """
+    files = sorted((flower_home.parent / "sites").glob("*.node"))
+    return {path.read_text().strip(): path.stem for path in files}
 
 
 def _node_config(site: SiteConfig, data: str) -> str:
@@ -226,6 +268,14 @@ def _write_texts(
 def _write_superexec_secret(folder: Path) -> None:
     """What a SuperExec shows to be given work: others on the machine reach the loopback too."""
     _write(folder / "superexec.secret", secrets.token_hex(32).encode(), SECRET)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Write a file in the place of one that exists."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    _write(temporary, content, mode)
+    temporary.replace(path)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

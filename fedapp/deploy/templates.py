@@ -17,7 +17,7 @@ export FLWR_HOME={DIR}/flower FEDAPP_HOME={DIR}/home
 # A shell function: what ends is started again, what is told to stop stops what it has started.
 KEEP = """\
 keep() {
-  trap 'kill "$child" 2>/dev/null; wait; exit 0' TERM INT
+  trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
   while true; do
     "$@" & child=$!
     wait "$child"
@@ -38,16 +38,16 @@ umask 077
 cd {DIR}
 . ./env.sh
 pause=1
+trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
 """
     + KEEP
     + """\
 keep flower-superlink --isolation process --database {DIR}/superlink.db \\
   --host 127.0.0.1 --port {PORT} --enable-supernode-auth \\
   --ssl-ca-certfile {DIR}/ca.crt --ssl-certfile {DIR}/server.crt --ssl-keyfile {DIR}/server.key \\
-  --superexec-auth-secret-file {DIR}/superexec.secret & superlink=$!
+  --superexec-auth-secret-file {DIR}/superexec.secret &
 keep flower-superexec --runtime-api-address 127.0.0.1:{PORT} --root-certificates {DIR}/ca.crt \\
-  --superexec-auth-secret-file {DIR}/superexec.secret & superexec=$!
-trap 'kill "$superexec" "$superlink"; wait; exit 0' TERM INT
+  --superexec-auth-secret-file {DIR}/superexec.secret &
 wait
 """
 )
@@ -63,17 +63,17 @@ umask 077
 cd {DIR}
 . ./env.sh
 pause=5
+trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
 """
     + KEEP
     + """\
 keep flower-supernode --superlink {SUPERLINK} {ROOT} \\
   --auth-supernode-private-key {DIR}/supernode.key \\
   --isolation process --superexec-auth-secret-file {DIR}/superexec.secret \\
-  --host 127.0.0.1 --port {PORT} --node-config {DIR}/site.toml & supernode=$!
+  --host 127.0.0.1 --port {PORT} --node-config {DIR}/site.toml &
 pause=1
 keep flower-superexec --insecure --runtime-api-address 127.0.0.1:{PORT} \\
-  --superexec-auth-secret-file {DIR}/superexec.secret & superexec=$!
-trap 'kill "$superexec" "$supernode"; wait; exit 0' TERM INT
+  --superexec-auth-secret-file {DIR}/superexec.secret &
 wait
 """
 )
@@ -81,6 +81,7 @@ wait
 REGISTER_SITES = """\
 #!/usr/bin/env bash
 # Tell the SuperLink the public keys of the sites, one sites/NAME.pub each; it may be run again.
+# Flower lists SuperNodes by number alone, so sites/NAME.node keeps whose number is whose.
 set -u
 cd {DIR}
 . ./env.sh
@@ -90,6 +91,7 @@ for name in {SITES}; do
     echo "sites/$name.pub is missing" >&2
     status=1
   elif shown=$(flwr supernode register "sites/$name.pub" {NAME} --name "$name" 2>&1); then
+    sed -n 's/.*SuperNode \\([0-9]*\\) registered.*/\\1/p' <<< "$shown" > "sites/$name.node"
     echo "$name is registered"
   elif [[ $shown == *"already in use"* ]]; then
     echo "$name was registered before"

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError
-from fedapp.trees.cart import Ints, Rules
+from fedapp.trees.cart import Ints, Rules, frozen
 from fedapp.trees.levels import (
     Rows,
     Splits,
@@ -20,7 +21,6 @@ from fedapp.trees.levels import (
     number,
     search,
     sides_of,
-    sizes_of,
     slots_of,
     winners,
 )
@@ -40,6 +40,7 @@ BRANCH = np.dtype(
 )
 Branches = npt.NDArray[Any]
 Values = npt.NDArray[np.float64]
+ALL = np.empty(0, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +78,8 @@ class BaggedForest:
         """
         sums = np.zeros((leaves.shape[1], self.n_outputs))
         for tree, (values, found) in enumerate(zip(self.values, leaves, strict=True)):
-            sums += values[found] if counted is None else values[found] * counted[tree, :, None]
+            is_counted = ALL if counted is None else counted[tree]
+            _add_leaves(*(*frozen(values, found, is_counted), sums))
         n_trees = len(self.trees) if counted is None else counted.sum(axis=0)[:, None]
         means: Values = sums / n_trees
         return means
@@ -105,18 +107,17 @@ class BaggedForest:
 
 def branches(splits: Splits, n_nodes: Ints) -> tuple[Branches, ...]:
     """Trees of these splits, without thresholds; a split's column is the number of its owner."""
-    trees = tuple(np.zeros(size, dtype=BRANCH) for size in n_nodes)
-    for tree in trees:
-        tree["left"] = LEAF
-    for tree, node, left, owner in zip(
-        splits.trees, splits.nodes, splits.lefts, splits.owners, strict=True
-    ):
-        trees[tree]["left"][node], trees[tree]["column"][node] = left, owner
-    return trees
+    ends = np.cumsum(n_nodes)
+    nodes = np.zeros(n_nodes.sum(), dtype=BRANCH)
+    places = (ends - n_nodes)[splits.trees] + splits.nodes
+    nodes["left"] = LEAF
+    nodes["left"][places], nodes["column"][places] = splits.lefts, splits.owners
+    return tuple(np.split(nodes, ends[:-1]))
 
 
 def leaf_values(
     nodes: Nodes,
+    draws: npt.NDArray[np.uint8],
     weights: Values,
     labels: npt.NDArray[np.float32],
     n_nodes: Ints,
@@ -128,22 +129,38 @@ def leaf_values(
     Parameters
     ----------
     nodes : int32, shape (n_trees, n_rows).
-    weights : shape (n_trees, n_rows).
+    draws : shape (n_trees, n_rows): how often each tree draws each row.
+    weights : shape (n_rows,).
     labels : class ids, or numbers where ``n_classes`` is 0.
     n_outputs : shares of the last so many classes are kept.
     """
     found = []
-    for tree, inside in enumerate(nodes):
-        size = int(n_nodes[tree])
-        totals = np.bincount(inside, weights[tree], minlength=size)
-        if n_classes:
-            cells = inside.astype(np.int64) * n_classes + labels.astype(np.int64)
-            sums = np.bincount(cells, weights[tree], minlength=size * n_classes)
-            sums = sums.reshape(size, n_classes)[:, n_classes - n_outputs :]
-        else:
-            sums = np.bincount(inside, weights[tree] * labels, minlength=size)[:, None]
-        found.append(np.divide(sums, totals[:, None], where=totals[:, None] > 0, out=sums * 0))
+    for inside, drawn, size in zip(nodes, draws, n_nodes.tolist(), strict=True):
+        sums = np.zeros((size, 1 + max(n_classes, 1)))  # of all rows, and by class or w y
+        _add_rows(*(*frozen(inside, drawn, weights, labels), n_classes > 0, sums))
+        totals, shares = sums[:, :1], sums[:, sums.shape[1] - n_outputs :]
+        found.append(np.divide(shares, totals, where=totals > 0, out=shares * 0))
     return tuple(found)
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_rows(nodes: Any, draws: Any, weights: Any, labels: Any, is_class: bool, sums: Any) -> None:
+    for row in range(len(nodes)):
+        weight = draws[row] * weights[row]
+        sums[nodes[row], 0] += weight
+        if is_class:
+            sums[nodes[row], 1 + np.int64(labels[row])] += weight
+        else:
+            sums[nodes[row], 1] += weight * labels[row]
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_leaves(values: Any, leaves: Any, counted: Any, sums: Any) -> None:
+    """Add a tree's values to those of the rows it counts for; none named: for all."""
+    for row in range(len(leaves)):
+        if len(counted) == 0 or counted[row]:
+            for output in range(sums.shape[1]):
+                sums[row, output] += values[leaves[row], output]
 
 
 def grow(
@@ -178,9 +195,9 @@ def grow(
             break
         splits, n_nodes = number(open_nodes[0][won], open_nodes[1][won], won * 0, n_nodes)
         cut = found.columns[won], found.thresholds[won], found.defaults[won]
-        slots = slots_of(nodes, splits.trees, splits.nodes)
-        sizes = sizes_of(slots, len(won))
-        nodes = moved(nodes, splits, slots, np.cumsum(sizes) - sizes, sides_of(values, *cut, slots))
+        slots, sizes = slots_of(nodes, splits.trees, splits.nodes)
+        sides = sides_of(values, *cut, slots, sizes)
+        nodes = moved(nodes, splits, slots, np.cumsum(sizes) - sizes, sides)
         all_splits, open_nodes = all_splits.plus(splits), splits.children()
         kept.append(cut)
     trees = branches(all_splits, n_nodes)

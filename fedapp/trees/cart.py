@@ -138,6 +138,7 @@ def best_splits(
     targets: npt.NDArray[np.float64],
     weights: npt.NDArray[np.float64],
     products: npt.NDArray[np.float64],
+    draws: npt.NDArray[np.uint8],
     rows: npt.NDArray[np.int32],
     starts: Ints,
     columns: Ints,
@@ -151,8 +152,9 @@ def best_splits(
     ----------
     codes : see ``code_columns``.
     targets : shape (n_rows,): class ids, or numbers.
-    weights : shape (n_rows,), > 0 in ``rows``: weight of each row, times how often it is drawn.
+    weights : shape (n_rows,), > 0 in ``rows``.
     products : shape (n_rows,): weights times numbers; see ``label_codes.exact_products``.
+    draws : shape (n_rows,), > 0 in ``rows``: how often the tree draws each row.
     rows, starts : shapes (n_inside,) and (n_nodes + 1,): rows of each node, ascending.
     columns, keys : shape (n_nodes, n_columns): see ``levels.columns_of``.
     n_drawn : shape (n_nodes,): so many of them are drawn. Where all of these are the same
@@ -163,8 +165,8 @@ def best_splits(
     chosen = np.full(n_nodes, -1, dtype=np.int64)
     left_bins, right_bins = np.zeros((2, n_nodes), dtype=np.int64)
     defaults = np.zeros(n_nodes, dtype=np.uint8)
-    least = rules.min_decrease * weights.sum() if rules.min_decrease else -np.inf
-    known = codes, bins.lows, bins.highs, bins.offsets, targets, weights, products
+    least = rules.min_decrease * (weights * draws).sum() if rules.min_decrease else -np.inf
+    known = codes, bins.lows, bins.highs, bins.offsets, targets, weights, products, draws
     limits = rules.min_samples_split, rules.min_samples_leaf, least
     found = improvements, ranks, chosen, left_bins, right_bins, defaults
     kind = CRITERIA[rules.criterion], max(rules.n_classes, 2)
@@ -207,6 +209,7 @@ def _search(
     targets: Any,
     weights: Any,
     products: Any,
+    draws: Any,
     rows: Any,
     starts: Any,
     columns: Any,
@@ -224,12 +227,16 @@ def _search(
     right_bins: Any,
     defaults: Any,
 ) -> None:
+    no_code: Any = np.int64(-1)  # a literal would be a type of its own
     widest = 0
     for column in range(len(offsets) - 1):
         widest = max(widest, int(offsets[column + 1] - offsets[column]))
     sums = np.zeros((widest + 1, n_sums))
     counts = np.zeros(widest + 1, np.int64)
     total = np.zeros(n_sums)
+    # Each is read once a column: side by side, in the order of the rows of the nodes.
+    adds = np.empty((len(rows), 2))
+    kinds = np.empty(len(rows), np.int64)
     for node in range(len(starts) - 1):
         start, end = starts[node], starts[node + 1]
         n_inside = end - start
@@ -240,7 +247,10 @@ def _search(
         for place in range(start, end):
             row = rows[place]
             pure = pure and targets[row] == targets[rows[start]]
-            _add(total, targets[row], weights[row], products[row], criterion)
+            adds[place, 0] = weights[row] * draws[row]
+            adds[place, 1] = products[row] * draws[row]
+            kinds[place] = 0 if criterion == VARIANCE else np.int64(targets[row])
+            _add(total, kinds[place], adds[place], criterion)
         if pure:
             continue
         best, differs = -np.inf, False
@@ -250,28 +260,28 @@ def _search(
             column = columns[node, rank]
             first = offsets[column]
             missing = offsets[column + 1] - first  # its code
-            low, high, n_missing = extent(codes[column], rows, start, end, missing)
-            if is_constant(low, high, n_missing, first, lows, highs):
-                continue
-            if not differs:
-                differs = True
-                ranks[node] = DRAWN if rank < n_drawn[node] else keys[node, rank]
+            low, high = missing, no_code
+            for place in range(start, end):
+                code: Any = np.int64(codes[column, rows[place]])
+                counts[code] += 1
+                _add(sums[code], kinds[place], adds[place], criterion)
+                if code != missing:
+                    low, high = min(low, code), max(high, code)
+            if not is_constant(low, high, counts[missing], first, lows, highs):
+                if not differs:
+                    differs = True
+                    ranks[node] = DRAWN if rank < n_drawn[node] else keys[node, rank]
+                gain, left, right, side = scan(
+                    sums, counts, total, low, high, missing, first, lows, highs, criterion, min_leaf
+                )
+                if beats(gain, column, best, chosen[node]):
+                    best = gain
+                    chosen[node], left_bins[node], right_bins[node] = column, left, right
+                    defaults[node] = side
             sums[low : high + 1] = 0
             counts[low : high + 1] = 0
             sums[missing] = 0
-            for place in range(start, end):
-                row = rows[place]
-                code: Any = np.int64(codes[column, row])
-                counts[code] += 1
-                _add(sums[code], targets[row], weights[row], products[row], criterion)
-            counts[missing] = n_missing
-            gain, left, right, side = scan(
-                sums, counts, total, low, high, missing, first, lows, highs, criterion, min_leaf
-            )
-            if beats(gain, column, best, chosen[node]):
-                best = gain
-                chosen[node], left_bins[node], right_bins[node] = column, left, right
-                defaults[node] = side
+            counts[missing] = 0
         if best > -np.inf and best + EPSILON >= least:
             improvements[node] = best
         else:
@@ -305,13 +315,11 @@ def beats(gain: float, column: int, best: float, chosen: int) -> bool:
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def _add(sums: Any, target: float, weight: float, product: float, criterion: int) -> None:
+def _add(sums: Any, kind: int, weighted: Any, criterion: int) -> None:
     """Class weights, or w and w y."""
+    sums[kind] += weighted[0]
     if criterion == VARIANCE:
-        sums[0] += weight
-        sums[1] += product
-    else:
-        sums[np.int64(target)] += weight
+        sums[1] += weighted[1]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -347,7 +355,10 @@ def scan(
             n_left = n_missing
         code = low
         while code < high:
-            left += sums[code]
+            # Element by element: an expression of arrays would make a new one for every cut.
+            for kind in range(len(total)):
+                left[kind] += sums[code, kind]
+                right[kind] = total[kind] - left[kind]
             n_left += counts[code]
             after = code + 1
             while counts[after] == 0:
@@ -355,7 +366,6 @@ def scan(
             n_right = n_inside - n_left
             is_cut = lows[first + after] > highs[first + code] + CLOSE
             if is_cut and n_left >= min_leaf and n_right >= min_leaf:
-                right[:] = total - left
                 gain = _improvement(left, right, parent, criterion)
                 if gain > best:
                     best, best_left, best_right = gain, code, after

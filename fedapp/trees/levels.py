@@ -78,22 +78,28 @@ def number(trees: Places, nodes: Places, owners: Ints, n_nodes: Ints) -> tuple[S
     return Splits(trees, nodes, lefts.astype(np.int32), owners), n_nodes + 2 * counts
 
 
-def slots_of(nodes: Nodes, trees: Places, wanted: Places) -> Places:
-    """Which of some nodes each row is in, -1 for none; int32, shape of ``nodes``.
+def slots_of(nodes: Nodes, trees: Places, wanted: Places) -> tuple[Places, Ints]:
+    """Which of some nodes each row is in, and how many rows each of them has.
 
     Parameters
     ----------
-    nodes : int32, shape (n_trees, n_rows): where each row is; negative leaves a row out.
+    nodes : int32, shape (n_trees, n_rows), >= 0: where each row is.
     trees, wanted : shape (n_wanted,): which nodes, by tree.
+
+    Returns
+    -------
+    slots : int32, shape (n_trees, n_rows): places among the nodes, -1 for none.
+    sizes : int64, shape (n_wanted,).
     """
     slots = np.full(nodes.shape, -1, dtype=np.int32)
-    numbers = np.full(int(wanted.max(initial=0)) + 1, -1, dtype=np.int32)
-    _find(*(*frozen(nodes, trees, wanted), numbers, slots))
-    return slots
+    numbers = np.full(int(nodes.max(initial=0)) + 1, -1, dtype=np.int32)
+    sizes = np.zeros(len(wanted) + 1, dtype=np.int64)  # the last is of all others: place -1
+    _find(*(*frozen(nodes, trees, wanted), numbers, slots, sizes))
+    return slots, sizes[:-1]
 
 
 @numba.njit(cache=True, nogil=True)
-def _find(nodes: Any, trees: Any, wanted: Any, numbers: Any, slots: Any) -> None:
+def _find(nodes: Any, trees: Any, wanted: Any, numbers: Any, slots: Any, sizes: Any) -> None:
     place = 0
     while place < len(trees):
         tree, first = trees[place], place
@@ -101,49 +107,10 @@ def _find(nodes: Any, trees: Any, wanted: Any, numbers: Any, slots: Any) -> None
             numbers[wanted[place]] = place
             place += 1
         for row in range(nodes.shape[1]):
-            node = nodes[tree, row]
-            if 0 <= node < len(numbers):
-                slots[tree, row] = numbers[node]
+            slots[tree, row] = numbers[nodes[tree, row]]
+            sizes[slots[tree, row]] += 1
         for each in range(first, place):
             numbers[wanted[each]] = -1
-
-
-def sizes_of(slots: Places, n_wanted: int) -> Ints:
-    """Rows of each node; int64, shape (n_wanted,)."""
-    sizes = np.zeros(n_wanted, dtype=np.int64)
-    _count(*(*frozen(slots), sizes))
-    return sizes
-
-
-@numba.njit(cache=True, nogil=True)
-def _count(slots: Any, sizes: Any) -> None:
-    for tree in range(slots.shape[0]):
-        for row in range(slots.shape[1]):
-            if slots[tree, row] >= 0:
-                sizes[slots[tree, row]] += 1
-
-
-def rows_inside(slots: Places, sizes: Ints) -> tuple[Places, Ints]:
-    """Rows of nodes, node after node, ascending within each; and where each node begins and ends.
-
-    Returns
-    -------
-    int32, shape (n_inside,), and int64, shape (n_wanted + 1,).
-    """
-    starts = np.concatenate(([0], np.cumsum(sizes)))
-    rows = np.empty(starts[-1], dtype=np.int32)
-    _list(*(*frozen(slots), starts[:-1].copy(), rows))
-    return rows, starts
-
-
-@numba.njit(cache=True, nogil=True)
-def _list(slots: Any, ends: Any, rows: Any) -> None:
-    for tree in range(slots.shape[0]):
-        for row in range(slots.shape[1]):
-            slot = slots[tree, row]
-            if slot >= 0:
-                rows[ends[slot]] = row
-                ends[slot] += 1
 
 
 def sides_of(
@@ -152,6 +119,7 @@ def sides_of(
     thresholds: npt.NDArray[np.float32],
     defaults: npt.NDArray[np.uint8],
     slots: Places,
+    sizes: Ints,
 ) -> Bits:
     """Which rows go left: a bit a row of the nodes, node after node, rows ascending.
 
@@ -159,9 +127,8 @@ def sides_of(
     ----------
     values : float32, shape (n_rows, n_columns).
     columns, thresholds, defaults : of the split of each node.
-    slots : see ``slots_of``.
+    slots, sizes : see ``slots_of``.
     """
-    sizes = sizes_of(slots, len(columns))
     sides = np.empty(sizes.sum(), dtype=np.bool_)
     given = frozen(values, columns, thresholds, defaults, slots)
     _cut(*(*given, np.cumsum(sizes) - sizes, sides))
@@ -276,25 +243,46 @@ def _search_tree(
     n_drawn: Ints,
     rules: Rules,
 ) -> Candidates:
-    counts = rows.counts[tree]
-    weights, products = (each * counts for each in exact)
-    inside = inside_of(nodes[tree], weights > 0, wanted)
-    given = rows.codes, rows.bins, rows.targets, weights, products, *inside
+    weights, draws = exact[0], rows.counts[tree]
+    inside = inside_of(nodes[tree], (draws > 0) & (weights > 0), wanted)
+    given = rows.codes, rows.bins, rows.targets, *exact, draws, *inside
     return best_splits(*given, *columns_of(column_seeds, tree, wanted), n_drawn, rules)
 
 
 def inside_of(nodes: Places, drawn: Bits, wanted: Places) -> tuple[Places, Ints]:
-    """``rows_inside`` some nodes of one tree; a row that is not drawn is nowhere.
+    """Rows of some nodes of one tree, node after node, ascending within each.
 
     Parameters
     ----------
-    nodes : int32, shape (n_rows,): where each row is in the tree.
-    drawn : bool, shape (n_rows,).
+    nodes : int32, shape (n_rows,), >= 0: where each row is in the tree.
+    drawn : bool, shape (n_rows,): a row that is not drawn is nowhere.
     wanted : int32, shape (n_wanted,): nodes.
+
+    Returns
+    -------
+    rows : int32, shape (n_inside,).
+    starts : int64, shape (n_wanted + 1,): where each node begins and ends among them.
     """
-    inside = np.where(drawn, nodes, -1).astype(np.int32)[None, :]
-    slots = slots_of(inside, np.zeros_like(wanted), wanted)
-    return rows_inside(slots, sizes_of(slots, len(wanted)))
+    # By node, from place 1 on; in place 0 stands where rows go that are in none of the nodes.
+    numbers = np.full(int(nodes.max(initial=0)) + 2, len(wanted), dtype=np.int32)
+    numbers[wanted + 1] = np.arange(len(wanted))
+    rows, starts = _list(*(*frozen(nodes, drawn, numbers), len(wanted)))
+    return rows[: starts[-1]], starts
+
+
+@numba.njit(cache=True, nogil=True)
+def _list(nodes: Any, drawn: Any, numbers: Any, n_wanted: int) -> tuple[Any, Any]:
+    """Sort by node, without a branch, which would be foretold wrong for every third row."""
+    slots, ends = np.empty(len(nodes), np.int32), np.zeros(n_wanted + 2, np.int64)
+    for row in range(len(nodes)):
+        slots[row] = numbers[(nodes[row] + 1) * drawn[row]]
+        ends[slots[row] + 1] += 1
+    ends = np.cumsum(ends)
+    starts, rows = ends[:-1].copy(), np.empty(len(nodes), np.int32)
+    for row in range(len(nodes)):
+        rows[ends[slots[row]]] = row
+        ends[slots[row]] += 1
+    return rows, starts
 
 
 def columns_of(column_seeds: Ints, tree: int, wanted: Places) -> tuple[Ints, Ints]:

@@ -127,7 +127,7 @@ def list_columns(
     Parameters
     ----------
     codes, bins : see ``cart``.
-    inside : rows of the nodes, see ``levels.rows_inside``.
+    inside : rows of the nodes, see ``levels.inside_of``.
     columns, keys, n_drawn : see ``cart.best_splits``, which looks at the same columns.
     fewest : ``min_samples_split`` and ``min_samples_leaf``.
     """

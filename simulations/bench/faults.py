@@ -20,10 +20,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-
 from fedapp.config import load_settings
-from simulations.deployment import RUN_SECONDS, Deployment, ended, settings_of
+from simulations.deployment import (
+    RUN_SECONDS,
+    Deployment,
+    ended,
+    example_nodes,
+    settings_of,
+)
 from simulations.engines import run_local, site_contexts
 
 SITES = ("bank", "insurer", "shop")
@@ -58,7 +62,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["FEDAPP_HOME"] = str(folder / "home")
-        deployment = Deployment(folder, _nodes(folder))
+        deployment = Deployment(folder, example_nodes(folder, SITES, ROWS))
         expected = _undisturbed(folder, deployment)
         try:
             deployment.start("coordinator", *SITES)
@@ -71,18 +75,6 @@ def main() -> int:
             deployment.close()
     print(json.dumps({"runs": given.n, "seconds undisturbed": round(seconds, 1), **tally}))
     return int(not GOOD.issuperset(tally))
-
-
-def _nodes(folder: Path) -> dict[str, dict[str, str]]:
-    """Tables of the sites, and their node configs."""
-    nodes = {}
-    for seed, name in enumerate(SITES):
-        a, b, c = np.random.default_rng(seed).normal(size=(3, ROWS)).round(3)
-        table = np.column_stack([a, b, c, a + b * c > 0])
-        path = folder / f"{name}.csv"
-        np.savetxt(path, table, delimiter=",", header="a,b,c,y", comments="", fmt="%g")
-        nodes[name] = {"data": str(path), "label": "y"}
-    return nodes
 
 
 def _undisturbed(folder: Path, deployment: Deployment) -> bytes:

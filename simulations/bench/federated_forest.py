@@ -135,7 +135,7 @@ def grow_pooled(settings: Settings, table: Pooled) -> tuple[Sequence[Any], Seque
     drawn = n_features(own.max_features, len(seeds))
     trees, nodes = grow(rows, values, seeds, drawn, own.max_depth, rules)
     sizes = np.array([len(tree) for tree in trees])
-    found = leaf_values(nodes, counts.astype(np.float64), labels, sizes, 2, 1)
+    found = leaf_values(nodes, counts, np.ones(len(labels)), labels, sizes, 2, 1)
     return trees, [
         np.where(t["left"][:, None] < 0, v, 0) for t, v in zip(trees, found, strict=True)
     ]

@@ -1,0 +1,94 @@
+"""Sites of a deployment: their tables, and what the local engine makes of the same tables."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedapp.config import load_settings
+from fedapp.run_folder import RunFolder
+from simulations.deployment import Deployment
+from simulations.engines import run_local, site_contexts
+
+SITES = ("bank", "insurer", "shop")
+HORIZONTAL = "pax,fedxgbllr,bagging,cyclic,fedavg-linear"
+# Drawn, so that they are not in the app itself, which the coordinator has.
+CUSTOMER = f"customer-{secrets.token_hex(8)}"
+CLASSES = (f"repaid-{secrets.token_hex(8)}", f"unpaid-{secrets.token_hex(8)}")
+PAX = {"num-boost-round": 2, "max-depth": 1, "max-bin": 16, "parties": 3}
+
+
+def write_csv(path: Path, columns: Mapping[str, Any]) -> str:
+    rows = zip(*columns.values(), strict=True)
+    path.write_text("\n".join(",".join(map(str, row)) for row in [tuple(columns), *rows]) + "\n")
+    return str(path)
+
+
+def same_columns(folder: Path) -> dict[str, dict[str, str]]:
+    """Node configs of sites with the same columns and rows of their own."""
+    nodes = {}
+    for seed, name in enumerate(SITES):
+        a, b = np.random.default_rng(seed).normal(size=(2, 80)).round(3)
+        ids = [f"{CUSTOMER}-{name}-{number}" for number in range(80)]
+        table = {"id": ids, "a": a, "b": b, "y": (a + b > 0).astype(int)}
+        path = write_csv(folder / f"{name}-rows.csv", table)
+        nodes[name] = {"data": path, "label": "y", "id": "id", "allow": HORIZONTAL}
+    return nodes
+
+
+def same_rows(folder: Path) -> dict[str, dict[str, str]]:
+    """Node configs of sites with columns of their own of the same rows; the bank has labels."""
+    a, b, c = np.random.default_rng(5).normal(size=(3, 60)).round(3)
+    ids = np.array([f"{CUSTOMER}-common-{number}" for number in range(60)])
+    labels = np.array(CLASSES)[(a + b + c > 0).astype(int)]
+    own = {"bank": {"a": a, "outcome": labels}, "insurer": {"b": b}, "shop": {"c": c}}
+    nodes = {}
+    for seed, (name, columns) in enumerate(own.items()):
+        order = np.random.default_rng(seed).permutation(60)
+        table = {key: values[order] for key, values in {"id": ids, **columns}.items()}
+        nodes[name] = {"data": write_csv(folder / f"{name}-columns.csv", table), "id": "id"}
+    nodes["bank"]["label"] = "outcome"
+    return nodes
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[Deployment]:
+    """A coordinator and three sites with the same columns, running."""
+    deployment = Deployment(folder, same_columns(folder))
+    try:
+        deployment.start("coordinator", *SITES)
+        deployment.register()
+        yield deployment
+    finally:
+        deployment.close()
+
+
+def use_tables(deployment: Deployment, nodes: Mapping[str, Mapping[str, str]]) -> None:
+    """Give the sites these node configs, unless they have them already."""
+    if all(deployment.node_config(name) == {"name": name, **nodes[name]} for name in SITES):
+        return
+    deployment.stop(*SITES)
+    for name, node in nodes.items():
+        deployment.change_site(name, node)
+    deployment.start(*SITES)
+
+
+def locally(deployment: Deployment, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
+    """The same run by the local engine, with the tables that the sites have."""
+    contexts = site_contexts(deployment.node_config(name) for name in SITES)
+    return run_local(load_settings({**settings, "run-dir": str(run_dir)}), contexts)
+
+
+def local_pax(deployment: Deployment, run_dir: Path) -> bytes:
+    """The PAX model of the sites' own rows."""
+    use_tables(deployment, same_columns(deployment.folder))
+    return model_in(locally(deployment, run_dir, PAX).path)
+
+
+def model_in(run_dir: Path) -> bytes:
+    return (run_dir / "model.json").read_bytes()
