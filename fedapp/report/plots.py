@@ -33,39 +33,39 @@ _N_COLUMNS = 20
 
 def scores_by_tree(rounds: Rounds, metric: str, best_round: int | None = None) -> bytes:
     """A metric of one run, on training and validation rows, tree by tree."""
-    figure, ax = _canvas()
+    figure, ax = new_canvas()
     trees = [entry["round"] for entry in rounds]
     for split, color, dash in (("train", ORANGE, "--"), ("valid", BLUE, "-")):
         values = _values(rounds, split, metric)
         if np.isfinite(values).any():
-            ax.plot(trees, values, dash, color=color, label=split, **_line(trees))
+            ax.plot(trees, values, dash, color=color, label=split, **line_style(trees))
     if best_round is not None:
         ax.axvline(best_round, color=_GREY, linewidth=1, linestyle=":", label="best round")
     _label_trees(ax, metric)
     _legend(ax)
-    return _png(figure)
+    return to_png(figure)
 
 
 def compared_scores(runs: Mapping[str, Rounds], metric: str) -> bytes:
     """A metric of several runs: on validation rows, or on training rows where a run has none."""
-    figure, ax = _canvas()
-    for (name, rounds), (color, dash) in zip(runs.items(), _pens(), strict=False):
+    figure, ax = new_canvas()
+    for (name, rounds), (color, dash) in zip(runs.items(), new_pens(), strict=False):
         trees, split = [entry["round"] for entry in rounds], "valid"
         if not np.isfinite(_values(rounds, split, metric)).any():
             split = "train"
         values = _values(rounds, split, metric)
         label = _plain(f"{name}, {split}")
-        ax.plot(trees, values, dash, color=color, label=label, **_line(trees))
+        ax.plot(trees, values, dash, color=color, label=label, **line_style(trees))
     _label_trees(ax, metric)
     _legend(ax)
-    return _png(figure)
+    return to_png(figure)
 
 
 def roc(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> bytes:
     """ROC curves, by the run's name: each with fpr and tpr."""
-    figure, ax = _canvas(width=4.6, height=4.4)
+    figure, ax = new_canvas(width=4.6, height=4.4)
     ax.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle=":")
-    for (name, curve), (color, dash) in zip(runs.items(), _pens(), strict=False):
+    for (name, curve), (color, dash) in zip(runs.items(), new_pens(), strict=False):
         ax.plot(curve["fpr"], curve["tpr"], dash, color=color, linewidth=2, label=_plain(name))
     if len(runs) == 1:
         only = next(iter(runs.values()))
@@ -74,7 +74,7 @@ def roc(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> bytes:
         _legend(ax)
     ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
     ax.set(xlabel="false positive rate", ylabel="true positive rate")
-    return _png(figure)
+    return to_png(figure)
 
 
 def confusion(counts: Sequence[Sequence[float]]) -> bytes:
@@ -82,7 +82,7 @@ def confusion(counts: Sequence[Sequence[float]]) -> bytes:
     cells = np.asarray(counts, dtype=np.float64)
     totals = cells.sum(axis=1, keepdims=True)
     shares = np.divide(cells, totals, out=np.zeros_like(cells), where=totals > 0)
-    figure, ax = _canvas(width=5.2, height=4.4)
+    figure, ax = new_canvas(width=5.2, height=4.4)
     ax.grid(False)
     image = ax.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
     if len(cells) <= _N_NAMED_CLASSES:
@@ -97,7 +97,7 @@ def confusion(counts: Sequence[Sequence[float]]) -> bytes:
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=_GREY, labelsize=9)
     ax.set(xlabel="predicted class", ylabel="true class")
-    return _png(figure)
+    return to_png(figure)
 
 
 def residuals(edges: Sequence[float], counts: Sequence[float]) -> bytes:
@@ -107,17 +107,17 @@ def residuals(edges: Sequence[float], counts: Sequence[float]) -> bytes:
     first, last = (used[0], used[-1] + 1) if used.size else (0, weights.size)
     starts = np.arange(first, last, -(-(last - first) // _N_BARS))
     sums = np.add.reduceat(weights[:last], starts)
-    figure, ax = _canvas()
+    figure, ax = new_canvas()
     ax.stairs(sums, np.append(cuts[starts], cuts[last]), fill=True, color=BLUE)
     ax.axvline(0, color=BLACK, linewidth=1, linestyle=":")
     ax.set(xlabel="residual: label - prediction (units of the label)", ylabel="rows (weighted)")
-    return _png(figure)
+    return to_png(figure)
 
 
 def importance(worth: Mapping[str, float], label: str = "sum of gains") -> bytes:
     """Total gain, or number of splits, of the 20 columns that have most of it."""
     best = sorted(worth.items(), key=lambda item: item[1], reverse=True)[:_N_COLUMNS]
-    figure, ax = _canvas(height=0.8 + 0.22 * len(best))
+    figure, ax = new_canvas(height=0.8 + 0.22 * len(best))
     places = range(len(best))
     ax.barh(places, [value for _, value in best], color=BLUE, height=0.7)
     ax.set_yticks(places, [_plain(name) for name, _ in best], parse_math=False)
@@ -127,36 +127,36 @@ def importance(worth: Mapping[str, float], label: str = "sum of gains") -> bytes
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     ax.margins(y=0.01)
     ax.set(xlabel=label)
-    return _png(figure)
+    return to_png(figure)
 
 
 def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> bytes:
     """Learned rate of each tree, a line a party; the party's weight stands beside its name."""
-    figure, ax = _canvas()
-    for (name, values), (color, dash) in zip(rates.items(), _pens(), strict=False):
+    figure, ax = new_canvas()
+    for (name, values), (color, dash) in zip(rates.items(), new_pens(), strict=False):
         label = f"{_plain(name)}, Z {weights[name]:.3g}"
         trees = np.arange(1, len(values) + 1)
         ax.plot(trees, values, dash, color=color, label=label, linewidth=1)
     ax.axhline(0.0, color=_GREY, linewidth=1)
     ax.set(xlabel="tree of the party", ylabel="learned rate")
     _legend(ax)
-    return _png(figure)
+    return to_png(figure)
 
 
 def purity(shares: Mapping[str, Sequence[float]]) -> bytes:
     """Leaf purity round by round, a line a view."""
-    figure, ax = _canvas()
-    for (name, values), (color, dash) in zip(shares.items(), _pens(), strict=False):
+    figure, ax = new_canvas()
+    for (name, values), (color, dash) in zip(shares.items(), new_pens(), strict=False):
         trees = list(range(1, len(values) + 1))
-        ax.plot(trees, values, dash, color=color, label=_plain(name), **_line(trees))
+        ax.plot(trees, values, dash, color=color, label=_plain(name), **line_style(trees))
     _label_trees(ax, "purity")
     _legend(ax)
-    return _png(figure)
+    return to_png(figure)
 
 
 def traffic_by_tree(rounds: Rounds) -> bytes:
     """Bytes of each tree, those to the server on top of those to the parties."""
-    figure, ax = _canvas()
+    figure, ax = new_canvas()
     edges = _edges(rounds)
     down, up = (_of(rounds, "bytes", way) for way in ("to_parties", "to_server"))
     ax.stairs(down, edges, fill=True, color=ORANGE, label="to parties")
@@ -164,12 +164,12 @@ def traffic_by_tree(rounds: Rounds) -> bytes:
     ax.yaxis.set_major_formatter(EngFormatter(unit="B"))
     _label_trees(ax, "size of messages")
     _legend(ax)
-    return _png(figure)
+    return to_png(figure)
 
 
 def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> bytes:
     """Bytes of the whole run, by party: (to the party, from the party)."""
-    figure, ax = _canvas(height=1.4 + 0.25 * len(sizes))
+    figure, ax = new_canvas(height=1.4 + 0.25 * len(sizes))
     places = np.arange(len(sizes))
     down, up = np.asarray(list(sizes.values()), dtype=np.float64).reshape(-1, 2).T
     ax.barh(places, down, color=ORANGE, height=0.7, label="to the party")
@@ -181,12 +181,12 @@ def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> bytes:
     ax.xaxis.set_major_formatter(EngFormatter(unit="B"))
     ax.set(xlabel="size of messages")
     _legend(ax)
-    return _png(figure)
+    return to_png(figure)
 
 
 def effort_by_tree(rounds: Rounds) -> bytes:
     """Exchanges (above) and seconds (below) of each tree."""
-    figure, upper = _canvas(rows=2)
+    figure, upper = new_canvas(rows=2)
     edges, lower = _edges(rounds), figure.axes[1]
     totals = np.asarray([entry["exchanges"] for entry in rounds], dtype=np.float64)
     upper.stairs(np.diff(totals, prepend=0.0), edges, fill=True, color=GREEN)
@@ -196,7 +196,7 @@ def effort_by_tree(rounds: Rounds) -> bytes:
     upper.set_ylabel("exchanges")
     upper.tick_params(labelbottom=False)
     _label_trees(lower, "seconds")
-    return _png(figure)
+    return to_png(figure)
 
 
 def tradeoff(
@@ -206,8 +206,8 @@ def tradeoff(
     in_words: Callable[[float], str],
 ) -> bytes:
     """A metric against what it costs, a named point a strategy; the cost on a logarithmic scale."""
-    figure, ax = _canvas()
-    for (name, spent, score), (color, _) in zip(points, _pens(), strict=False):
+    figure, ax = new_canvas()
+    for (name, spent, score), (color, _) in zip(points, new_pens(), strict=False):
         ax.plot([max(spent, 1e-3)], [score], "o", color=color, markersize=8)
         ax.annotate(
             _plain(name),
@@ -223,12 +223,12 @@ def tradeoff(
     ax.xaxis.set_major_formatter(lambda spent, _: in_words(spent))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.tick_params(axis="x", rotation=30)
-    return _png(figure)
+    return to_png(figure)
 
 
 def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> bytes:
     """A metric with its spread, a point each; baselines paler than strategies."""
-    figure, ax = _canvas(height=max(2.2, 0.36 * len(points) + 0.8))
+    figure, ax = new_canvas(height=max(2.2, 0.36 * len(points) + 0.8))
     for place, (_, mean, spread, is_baseline) in enumerate(points):
         color = SKY if is_baseline else BLUE
         ax.errorbar(mean, place, xerr=spread, fmt="o", color=color, markersize=8, capsize=3)
@@ -237,10 +237,12 @@ def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> by
     ax.invert_yaxis()
     ax.margins(y=0.1)
     ax.set_xlabel(metric)
-    return _png(figure)
+    return to_png(figure)
 
 
-def _canvas(width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1) -> tuple[Figure, Axes]:
+def new_canvas(
+    width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1
+) -> tuple[Figure, Axes]:
     """A figure with a light grid; the first of its axes, which stand one above the other."""
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
@@ -256,7 +258,7 @@ def _canvas(width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1) -> tu
     return figure, every[0]
 
 
-def _png(figure: Figure) -> bytes:
+def to_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         # A column's name may be in a script that the font lacks; the page has it in full.
@@ -265,12 +267,12 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _pens() -> Any:
+def new_pens() -> Any:
     """Colour and dash of line after line: no two of the first 28 agree in both."""
     return zip(cycle(PALETTE), cycle(DASHES), strict=False)
 
 
-def _line(points: Sequence[Any]) -> dict[str, Any]:
+def line_style(points: Sequence[Any]) -> dict[str, Any]:
     return {"linewidth": 2, "marker": "o" if len(points) <= 30 else "", "markersize": 3.5}
 
 

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import typer
-from rich.console import Console
 
 from clients.eini_active import BATCH_BYTES
 from fedapp import metrics
@@ -35,16 +32,14 @@ from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.report.plots import _canvas, _line, _pens, _png
+from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.site.table import Table
 from simulations.compare import finished_cell
 from simulations.engines import run_local, run_simulation
-from simulations.papers.pax import grouped, new_grid
+from simulations.papers.tables import Row, console, grouped, new_grid, write_tables
 from strategies.eini import Eini
-
-Row = dict[str, Any]
 
 CREDITS = {  # Table 1 of the paper without JDYM; columns of the active party and of the other
     "Credit 1": ("default-credit", "sizes:5,18"),
@@ -87,7 +82,6 @@ kB: of all messages; a ciphertext passes the server, so it counts twice.
 Crossover: below these rows Fed-EINI is faster: rows x ciphertexts x seconds of each, and seconds to
 begin (key, tables), are less than the exchanges saved, which were counted; each
 {BATCH_BYTES >> 20} MiB costs one."""
-console = Console() if sys.stdout.isatty() else Console(width=100)
 
 
 def trained(credit: str, kind: str, n_trees: int, output: Path) -> Row:
@@ -205,17 +199,17 @@ def show_figure_10(rows: Sequence[Row]) -> None:
 def draw_figure_10(rows: Sequence[Row]) -> bytes:
     """Seconds over the rows, a set below the other, as PNG."""
     sets = grouped(rows, "credit")
-    figure, _ = _canvas(8, 3.6 * len(sets), rows=len(sets))
+    figure, _ = new_canvas(8, 3.6 * len(sets), rows=len(sets))
     for ax, ((credit,), found) in zip(figure.axes, sets.items(), strict=True):
         lines = grouped(found, "engine", "way").items()
-        for ((engine, way), line), (color, dash) in zip(lines, _pens(), strict=False):
+        for ((engine, way), line), (color, dash) in zip(lines, new_pens(), strict=False):
             label = f"interactive, {way}" if way in PLAIN else f"Fed-EINI, {way} bits"
             label += f", {engine}"
             places, seconds = zip(*((row["rows"], row["seconds"]) for row in line), strict=True)
-            ax.plot(places, seconds, dash, color=color, label=label, **_line(places))
+            ax.plot(places, seconds, dash, color=color, label=label, **line_style(places))
         ax.set(xscale="log", yscale="log", xlabel=f"rows of {credit}", ylabel="seconds")
         ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    return _png(figure)
+    return to_png(figure)
 
 
 def encryption(key_bits: int) -> float:
@@ -337,10 +331,7 @@ def main(
     (output / "figure_10.png").write_bytes(draw_figure_10(figure))
     tables: Row = {"table_2": second, "figure_10": figure, "crossover": crossed, "notes": NOTES}
     tables |= {"encryption_microseconds": {str(n): cost for n, cost in costs.items()}}
-    tables |= {"command": " ".join(["python -m simulations.papers.fed_eini", *sys.argv[1:]])}
-    tables |= {"versions": {name: version(name) for name in ("fedapp", "flwr", "gmpy2", "numpy")}}
-    RunFolder(output).write_json("tables.json", tables)
-    console.print(f"{time.monotonic() - start:.0f} seconds; written to {output}", soft_wrap=True)
+    write_tables(output, "fed_eini", start, ["gmpy2"], tables)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 
 from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import find_dataset, read_source
-from fedapp.report.plots import _canvas, _line, _pens, _png
+from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.site.labels import REGRESSION
@@ -51,7 +49,6 @@ from simulations.papers.one_round import (
     SEED,
     TIMED,
     check_same,
-    console,
     draw,
     own_settings,
     planned,
@@ -61,10 +58,8 @@ from simulations.papers.one_round import (
     verdicts,
     write_rows,
 )
-from simulations.papers.pax import mean_of, new_grid
+from simulations.papers.tables import Row, console, mean_of, new_grid, write_tables
 from strategies.federated_forest import WARNING
-
-Row = dict[str, Any]
 
 REPEATS, QUICK_REPEATS = 40, 10
 # The paper names neither trees nor depth of Table 1: the largest ones of its Figures 4 and 5.
@@ -309,22 +304,22 @@ def show_figure_3(rows: Sequence[Row]) -> None:
 
 def draw_figure_3(rows: Sequence[Row]) -> bytes:
     """Accuracy above seconds, as PNG."""
-    figure, upper = _canvas(7.5, 5, rows=2)
-    lower, places, pens = figure.axes[1], [row["domains"] for row in rows], _pens()
+    figure, upper = new_canvas(7.5, 5, rows=2)
+    lower, places, pens = figure.axes[1], [row["domains"] for row in rows], new_pens()
     means, deviations = zip(*(row["accuracy"] for row in rows), strict=True)
     color, _ = next(pens)
-    upper.errorbar(places, means, yerr=deviations, color=color, capsize=3, **_line(rows))
+    upper.errorbar(places, means, yerr=deviations, color=color, capsize=3, **line_style(rows))
     for name, label in (("train", "training"), ("predict", "one-round prediction")):
         color, dash = next(pens)
         seconds = [row[name] for row in rows]
-        lower.plot(places, seconds, dash, color=color, label=label, **_line(rows))
+        lower.plot(places, seconds, dash, color=color, label=label, **line_style(rows))
     upper.set_ylabel("accuracy")
     lower.set(xlabel="domains", ylabel="seconds")
     lower.set_ylim(bottom=0)
     lower.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     for ax in (upper, lower):
         ax.xaxis.set_major_locator(FixedLocator(places))
-    return _png(figure)
+    return to_png(figure)
 
 
 def main(
@@ -361,14 +356,7 @@ def main(
         (output / f"{figure}.png").write_bytes(draw(figure, timed))
     tables: Row = {"table_1": first, "figure_3": third, "figures_4_to_6": timed, "notes": NOTES}
     tables |= {"verdicts": shown}
-    tables |= {
-        "command": " ".join(["python -m simulations.papers.federated_forest", *sys.argv[1:]])
-    }
-    packages = ("fedapp", "flwr", "scikit-learn", "numpy", "numba")
-    tables |= {"versions": {name: version(name) for name in packages}}
-    RunFolder(output).write_json("tables.json", tables)
-    spent_seconds = f"{time.monotonic() - start:.0f} seconds"
-    console.print(f"{spent_seconds}; written to {output / 'tables.json'}", soft_wrap=True)
+    write_tables(output, "federated_forest", start, ["scikit-learn", "numba"], tables)
 
 
 if __name__ == "__main__":

@@ -17,18 +17,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 
 from fedapp import metrics
 from fedapp.config import Settings, load_settings
@@ -42,9 +39,7 @@ from fedapp.site.labels import REGRESSION, class_ids, class_names
 from simulations.baselines import xgboost_parameters
 from simulations.compare import finished_cell
 from simulations.engines import run_local
-from simulations.papers.pax import grouped, mean_of, new_grid
-
-Row = dict[str, Any]
+from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables
 
 HEADS, HEADS_CLIENTS = ("cnn", "cnn3", "fcnn"), 5
 PAPER = {  # Table 2 by number of clients, 1 is centralized; accuracy in percent, or MSE
@@ -79,7 +74,6 @@ trains on all of them for all epochs, and averages 5 draws.
 Pooled: 500 trees of depth 8 on all rows but the test rows. The paper names no lambda, alpha, gamma.
 Table 3: Eq. 6 with Table 5's head (of one output) and trees at 0 bytes, as the paper has it (6.0 at
 10 clients); its 48 bytes for 500 trees cannot be their size."""
-console = Console() if sys.stdout.isatty() else Console(width=100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,12 +282,7 @@ def main(
         show_table_4(heads, how)
     console.print(NOTES)
     tables: Row = {"table_2": rows, "pooled": pooled, "table_4": heads, "notes": NOTES}
-    packages = ("fedapp", "flwr", "xgboost", "torch", "numpy")
-    tables |= {"command": " ".join(["python -m simulations.papers.fedxgbllr", *sys.argv[1:]])}
-    tables |= {"versions": {name: version(name) for name in packages}}
-    RunFolder(output).write_json("tables.json", tables)
-    spent = f"{time.monotonic() - start:.0f} seconds"
-    console.print(f"{spent}; written to {output / 'tables.json'}", soft_wrap=True)
+    write_tables(output, "fedxgbllr", start, ["xgboost", "torch"], tables)
 
 
 if __name__ == "__main__":

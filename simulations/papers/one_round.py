@@ -6,7 +6,6 @@ Source: Liu et al. 2019 (arXiv:1905.10053v1), section 5.4. ``federated_forest`` 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,12 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 from matplotlib.ticker import FixedLocator
-from rich.console import Console
 
 from fedapp.config import load_settings
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.partition import split_rows
-from fedapp.report.plots import _canvas, _line, _pens, _png
+from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
 from fedapp.site.labels import REGRESSION
 from fedapp.site.table import Table
@@ -30,9 +28,8 @@ from simulations.compare import finished_cell
 from simulations.engines import run_local, run_simulation
 from simulations.papers.fed_eini import run_and_keep, spent
 from simulations.papers.fedxgbllr import OBJECTIVES
-from simulations.papers.pax import grouped, new_grid
+from simulations.papers.tables import Row, console, grouped, new_grid
 
-Row = dict[str, Any]
 Point = tuple[int, int, float]  # trees, depth, share of the rows
 
 SEED, EXACT = 42, 65535  # bins: a cut at every value
@@ -57,8 +54,6 @@ IN_PROCESS, SIMULATION = "in process", "simulation"
 ENGINES = {IN_PROCESS: run_local, SIMULATION: run_simulation}
 TIMED, QUICK_TIMED = {IN_PROCESS: 5, SIMULATION: 1}, {IN_PROCESS: 3, SIMULATION: 1}
 FASTER = 10  # times: the target in the simulation engine
-
-console = Console() if sys.stdout.isatty() else Console(width=100)
 
 
 def write_rows(path: Path, table: Table, rows: npt.NDArray[Any], labelled: bool = True) -> str:
@@ -208,14 +203,18 @@ def show_verdicts(rows: Sequence[Row]) -> None:
 def draw(figure: str, rows: Sequence[Row]) -> bytes:
     """Seconds of all ways, a set below the other, as PNG."""
     name, sets = FIGURES[figure][0], grouped(rows_of(figure, rows), "data")
-    canvas, _ = _canvas(7.5, 3.2 * len(sets), rows=len(sets))
-    pens = dict(zip(((way, engine) for engine in ENGINES for way in WAYS), _pens(), strict=False))
+    canvas, _ = new_canvas(7.5, 3.2 * len(sets), rows=len(sets))
+    pens = dict(
+        zip(((way, engine) for engine in ENGINES for way in WAYS), new_pens(), strict=False)
+    )
     for ax, ((data,), found) in zip(canvas.axes, sets.items(), strict=True):
         for (way, engine), line in grouped(found, "way", "engine").items():
             color, dash = pens[way, engine]
             places, seconds = [row[name] for row in line], [row["seconds"] for row in line]
-            ax.plot(places, seconds, dash, color=color, label=f"{way}, {engine}", **_line(line))
+            ax.plot(
+                places, seconds, dash, color=color, label=f"{way}, {engine}", **line_style(line)
+            )
             ax.xaxis.set_major_locator(FixedLocator(places))
         ax.set(yscale="log", xlabel=f"{AXES[name]}, {data}", ylabel="seconds")
         ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    return _png(canvas)
+    return to_png(canvas)

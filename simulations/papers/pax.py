@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +19,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 import typer
-from rich.console import Console
-from rich.table import Table as Grid
 
 from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import read_source
@@ -28,14 +26,13 @@ from fedapp.home import home
 from fedapp.site.table import Table
 from simulations.baselines import run_baselines
 from simulations.engines import run_local
-
-Row = dict[str, Any]
+from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables
 
 DATA = ("default-credit", "ijcnn1", "cod-rna", "airline")
 BINS = ("share", "equal")
 FIRST_SEED = 42
 TREES, PAPER_TREES, QUICK_TREES = 50, 100, 10
-OUTPUT = Path("runs/papers/pax.json")
+OUTPUT = Path("runs/papers/pax")
 COMMON = {"strategy": "pax", "parties": 3, "valid-fraction": 0.0, "max-depth": 6, "eta": 0.3}
 QUALITY = {**COMMON, "max-bin": 255, "test-fraction": 0.2}
 
@@ -74,7 +71,6 @@ DIFFERENCES = (
     "Partitions 4 and 5 sum to 2,999 in the paper too: there one of the 3,000 rows is at nobody.",
     "Scores: of the one model on all test rows; the paper averages over the parties' evaluations.",
 )
-console = Console()
 
 
 def run_pax(settings: Settings) -> Row:
@@ -164,27 +160,6 @@ def _picked(scores: Mapping[str, float]) -> Row:
     return {name: scores[name] for name in METRICS}
 
 
-def mean_of(rows: Sequence[Row], name: str) -> float:
-    """Mean over the seeds."""
-    return float(np.mean([row[name] for row in rows]))
-
-
-def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by the values of some fields, in order of appearance."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    return groups
-
-
-def new_grid(heading: str, names: Sequence[str], n_texts: int) -> Grid:
-    """An empty table narrow enough for 80 characters; columns after the texts are numbers."""
-    grid = Grid(title=heading, box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for place, name in enumerate(names):
-        grid.add_column(name, justify="left" if place < n_texts else "right", no_wrap=True)
-    return grid
-
-
 def show_quality(rows: Sequence[Row], heading: str) -> None:
     """Print test AUC beside that of pooled rows; worst is over the seeds."""
     names = ["data", "bins", "PAX", "pooled", "PAX-pool"]
@@ -215,27 +190,13 @@ def show_partitions(rows: Sequence[Row], heading: str) -> None:
     console.print(grid)
 
 
-def write(output: Path, quick: bool, scores: Sequence[Row], dealt: Sequence[Row]) -> None:
-    """Write every run as JSON."""
-    content = {
-        "quick": quick,
-        "quality": scores,
-        "partitions": dealt,
-        "differs": DIFFERENCES,
-        "versions": {name: version(name) for name in ("fedapp", "xgboost", "numpy", "flwr")},
-    }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(content, indent=2) + "\n")
-    console.print(f"written to {output}", soft_wrap=True)
-
-
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="1 seed, 10 trees.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Draws to average over.")] = 1,
-    output: Annotated[Path, typer.Option(help="JSON file to write.")] = OUTPUT,
+    output: Annotated[Path, typer.Option(help="Folder to write tables.json to.")] = OUTPUT,
 ) -> None:
     """Compute both tables, print them, and write every run as JSON."""
-    drawn = range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
+    start, drawn = time.monotonic(), range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
     how = f"{len(drawn)} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
     trees = QUICK_TREES if quick else TREES
     scores = [row for data in DATA for seed in drawn for row in quality(data, seed, trees)]
@@ -249,7 +210,9 @@ def main(
     show_partitions(dealt, f"Airline, {trees} trees, {how}")
     for line in DIFFERENCES:
         console.print(line, soft_wrap=True)
-    write(output, quick, scores, dealt)
+    tables: Row = {"quick": quick, "quality": scores, "partitions": dealt, "differs": DIFFERENCES}
+    output.mkdir(parents=True, exist_ok=True)
+    write_tables(output, "pax", start, ["xgboost"], tables)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,10 @@ import itertools
 import json
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +25,6 @@ import pyarrow.parquet
 import typer
 import xgboost
 from matplotlib.ticker import FixedLocator
-from rich.console import Console
 
 from fedapp import metrics
 from fedapp.config import load_settings
@@ -35,19 +32,18 @@ from fedapp.conversation import Checkpoint, Conversation, Parties
 from fedapp.data.datasets import read_source
 from fedapp.home import home
 from fedapp.messages.vertical import VerticalHelloReply
-from fedapp.report.plots import BLUE, _canvas, _line, _png
+from fedapp.report.plots import BLUE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from simulations.baselines import Pooled, join_tables
 from simulations.compare import finished_cell
 from simulations.engines import LocalGrid, simulated_contexts
 from simulations.papers.fedxgbllr import run_and_tidy
-from simulations.papers.pax import new_grid
+from simulations.papers.tables import Row, console, new_grid, write_tables
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.vertical import Mailbox, VerticalStrategy, active_party
 
-Row = dict[str, Any]
 Matrix = npt.NDArray[np.float32]
 
 CREDITS = {"Credit 1": "give-me-some-credit", "Credit 2": "default-credit"}
@@ -97,7 +93,6 @@ neither does it fall much from the first tree to the second, as the paper says i
 at the mean label, as XGBoost's do, where the paper has some 0 < a < 1.
 Table 3: on test rows; F1 at a threshold of 0.5, which after one tree no row passes from the mean
 label. "First tree": the same model after one tree."""
-console = Console() if sys.stdout.isatty() else Console(width=100)
 
 
 # Table 1
@@ -237,15 +232,15 @@ def show_figure_5(rows: Sequence[Row]) -> None:
 
 def draw_figure_5(rows: Sequence[Row]) -> bytes:
     """The three parts one above the other, as PNG."""
-    figure, _ = _canvas(height=7.5, rows=len(AXES))
+    figure, _ = new_canvas(height=7.5, rows=len(AXES))
     for ax, (part, label) in zip(figure.axes, AXES.items(), strict=True):
         found = [row for row in rows if row["part"] == part]
         places = [row["value"] for row in found]
-        ax.plot(places, [row["seconds"] for row in found], color=BLUE, **_line(found))
+        ax.plot(places, [row["seconds"] for row in found], color=BLUE, **line_style(found))
         ax.xaxis.set_major_locator(FixedLocator(places))
         ax.set_ylim(bottom=0)
         ax.set(xlabel=label, ylabel="seconds a stage")
-    return _png(figure)
+    return to_png(figure)
 
 
 # Tables 2 and 3
@@ -353,12 +348,7 @@ def main(
     show_table_3(runs, TREES)
     console.print(NOTES)
     tables: Row = {"table_1": first, "figure_5": figure, "tables_2_and_3": runs, "notes": NOTES}
-    packages = ("fedapp", "flwr", "gmpy2", "xgboost", "numpy")
-    tables |= {"command": " ".join(["python -m simulations.papers.secureboost", *sys.argv[1:]])}
-    tables |= {"versions": {name: version(name) for name in packages}}
-    RunFolder(output).write_json("tables.json", tables)
-    spent = f"{time.monotonic() - start:.0f} seconds"
-    console.print(f"{spent}; written to {output / 'tables.json'}", soft_wrap=True)
+    write_tables(output, "secureboost", start, ["gmpy2", "xgboost"], tables)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+"""What the papers' experiments share: rows of results, tables on the screen and in a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table as Grid
+
+from fedapp.run_folder import RunFolder
+
+Row = dict[str, Any]
+
+console = Console() if sys.stdout.isatty() else Console(width=100)
+
+
+def mean_of(rows: Sequence[Row], name: str) -> float:
+    """Mean over the seeds."""
+    return float(np.mean([row[name] for row in rows]))
+
+
+def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by the values of some fields, in order of appearance."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def new_grid(heading: str, names: Sequence[str], n_texts: int) -> Grid:
+    """An empty table narrow enough for 80 characters; columns after the texts are numbers."""
+    grid = Grid(title=heading, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for place, name in enumerate(names):
+        grid.add_column(name, justify="left" if place < n_texts else "right", no_wrap=True)
+    return grid
+
+
+def write_tables(
+    output: Path, paper: str, start: float, packages: Sequence[str], tables: Mapping[str, Any]
+) -> None:
+    """Write ``tables.json``: with the command, and the versions of packages; print where.
+
+    Parameters
+    ----------
+    output : folder.
+    paper : module of ``simulations.papers``.
+    start : of the command, by ``time.monotonic``.
+    """
+    command = " ".join([f"python -m simulations.papers.{paper}", *sys.argv[1:]])
+    versions = {name: version(name) for name in ("fedapp", "flwr", "numpy", *packages)}
+    document = {**tables, "command": command, "versions": versions}
+    RunFolder(output).write_json("tables.json", document)
+    spent = f"{time.monotonic() - start:.0f} seconds"
+    console.print(f"{spent}; written to {output / 'tables.json'}", soft_wrap=True)
