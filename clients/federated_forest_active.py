@@ -23,7 +23,7 @@ from clients.federated_forest_splits import (
     tell_others,
 )
 from fedapp import metrics
-from fedapp.errors import DataError
+from fedapp.errors import ConfigError, DataError
 from fedapp.messages.federated_forest import (
     FinishReply,
     FinishRequest,
@@ -51,9 +51,12 @@ def setup(site: Site, request: SetupRequest) -> SetupReply:
     store = site.store
     check_order(site, read_mail(site, request))
     begin(site, request)
+    encrypted = is_encrypted(store)
+    if site.config.encrypts_labels and not encrypted:
+        rule = "must be paillier where a node config has encrypted-labels"
+        raise ConfigError(f"federated-forest.labels {rule}, got {request.labels}")
     letter = _code_labels(site, request)
     keep_labels(store, letter)
-    encrypted = is_encrypted(store)
     letters = encrypt_labels(site, request) if encrypted else tell_others(site, letter)
     return SetupReply(**write_mail(site, letters))
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from fedapp.config import Settings
+from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.trees.bagged import to_json
 from simulations.engines import run_local
 from tests.forests import encrypted_forest, joined, parts_of, pooled
+from tests.network import run
 from tests.pooled import made_columns, write_rows
 from tests.transcript import lines_of, summary_of
 
@@ -154,3 +156,20 @@ def test_the_parts_predict_as_those_of_labels_in_codes(
         found.append(path.read_text())
     assert found[0] == found[1]
     assert len(found[0].splitlines()) == 201
+
+
+def test_a_site_that_wants_its_labels_encrypted_refuses_codes(
+    settings: MakeSettings, sites: Callable[..., Any], write_table: Callable[..., Path]
+) -> None:
+    ids = [f"p{row}" for row in range(60)]
+    bank = {"name": "bank", "data": write_table("bank", 60, id=ids), "id": "id"}
+    columns = {"a": None, "b": None, "y": None, "c": range(60), "id": ids}
+    shop = {"name": "shop", "data": write_table("shop", 60, **columns), "id": "id", "label": ""}
+    contexts = sites({**bank, "encrypted-labels": "true"}, shop)
+    given = {"strategy": "federated-forest", "parties": 2, "federated_forest__trees": 2}
+    small = {"federated_forest__key_bits": 512, "federated_forest__insecure_small_key": True}
+    rule = r"^bank \(step \d+\): federated-forest.labels must be paillier where a node config has"
+    with pytest.raises(PartyError, match=rule):
+        run(settings(**given), contexts)
+    hidden = settings(**given, **small, federated_forest__labels="paillier")
+    assert summary_of(run(hidden, contexts))["trees"] == 2

@@ -211,6 +211,7 @@ def _node_config(site: SiteConfig, data: str) -> str:
         "# min-rows = 100                # the fewest rows that a run may train on",
         "# share-column-names = true     # between parties with different columns",
         "# allow-export = true           # this site's part of a model may leave it",
+        "# encrypted-labels = true       # labels may leave this site under encryption alone",
         '# trusted = "NAME:FINGERPRINT"  # of the other sites: fedapp key NAME prints its own',
         '# predict-data = "new.csv"      # what fedapp predict predicts',
     ]

@@ -19,7 +19,7 @@ FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 # What a node config may say. A word misspelled is refused: it could be the site's policy.
 NODE_KEYS = (
     *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
-    *("share-column-names", "allow-export", "trusted", "allow", "min-rows"),
+    *("share-column-names", "allow-export", "trusted", "allow", "min-rows", "encrypted-labels"),
     *("partition-id", "num-partitions"),
 )
 
@@ -43,6 +43,7 @@ class SiteConfig:
     trusted : fingerprints of the keys of other vertical parties, by name; empty trusts any.
     allowed : methods whose runs this party takes part in; empty allows all.
     min_rows : the fewest of its rows that a run may train on.
+    encrypts_labels : whether its labels may leave it under encryption alone, not in codes.
     """
 
     name: str
@@ -61,6 +62,7 @@ class SiteConfig:
     trusted: Mapping[str, str] = field(default_factory=dict, hash=False)
     allowed: frozenset[str] = frozenset()
     min_rows: int = 0
+    encrypts_labels: bool = False
 
     @property
     def group(self) -> str:
@@ -180,7 +182,11 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
     fewest = str(node.get("min-rows", 0))
     if not fewest.isdecimal():
         raise ConfigError(f"min-rows must be a whole number >= 0, got {fewest!r}")
-    return {"allowed": frozenset(names), "min_rows": int(fewest)}
+    return {
+        "allowed": frozenset(names),
+        "min_rows": int(fewest),
+        "encrypts_labels": _is_true(node.get("encrypted-labels", False)),
+    }
 
 
 def _is_true(value: Value) -> bool:
