@@ -24,9 +24,8 @@ from fedapp.crypto.sums import choose
 from fedapp.crypto.workers import Workers
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
-from fedapp.messages import alignment, eini
+from fedapp.messages import eini
 from fedapp.messages.parcels import Parcels
-from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.run_folder import RunFolder
 from fedapp.site import mail
 from fedapp.site.answer import Site
@@ -38,17 +37,14 @@ from strategies.eini import Eini
 from tests.network import run
 from tests.test_exactness import made_table
 from tests.test_interactive import inference, written
-from tests.transcript import check_declared, listen, summary_of
+from tests.transcript import ORDERED, check_declared, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
 Trained = tuple[Settings, RunFolder]
 Train = Callable[..., Trained]
 SMALL = {"key_bits": 512, "insecure_small_key": True}
 KINDS = {
-    "query.vertical_hello": (VerticalHelloRequest, VerticalHelloReply),
-    "query.alignment_open": (alignment.OpenRequest, alignment.SentReply),
-    "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),
-    "query.alignment_order": (alignment.OrderRequest, alignment.SentReply),
+    **ORDERED,
     "evaluate.eini_step": (eini.StepRequest, eini.StepReply),
 }
 

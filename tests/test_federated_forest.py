@@ -15,9 +15,7 @@ from sklearn.metrics import accuracy_score
 
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, PartyError
-from fedapp.messages import alignment
 from fedapp.messages import federated_forest as messages
-from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import Site
@@ -31,16 +29,21 @@ from tests.letters import letters_sent
 from tests.network import die, resumed, run
 from tests.pooled import Pooled, made_columns, write_rows
 from tests.test_cart import Limits, theirs
-from tests.transcript import arrays_of, check_declared, lines_of, listen, scalars_of, summary_of
+from tests.transcript import (
+    ORDERED,
+    arrays_of,
+    check_declared,
+    lines_of,
+    listen,
+    scalars_of,
+    summary_of,
+)
 
 MakeSettings = Callable[..., Settings]
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
 SETUP = 5  # steps: hello, alignment of two ordered parties, and then
 KINDS = {
-    "query.vertical_hello": (VerticalHelloRequest, VerticalHelloReply),
-    "query.alignment_open": (alignment.OpenRequest, alignment.SentReply),
-    "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),
-    "query.alignment_order": (alignment.OrderRequest, alignment.SentReply),
+    **ORDERED,
     "train.federated_forest_setup": (messages.SetupRequest, messages.SetupReply),
     "train.federated_forest_level": (messages.LevelRequest, messages.LevelReply),
     "train.federated_forest_partition": (messages.PartitionRequest, messages.PartitionReply),

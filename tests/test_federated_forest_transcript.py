@@ -12,25 +12,20 @@ import pytest
 
 from clients import federated_forest_paillier_active as chooser
 from fedapp.config import Settings
-from fedapp.messages import alignment
 from fedapp.messages import federated_forest as messages
-from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.trees.label_codes import RowFields, number_codes
 from strategies.federated_forest import WARNING
 from tests.forests import encrypted_forest, parts_of
 from tests.letters import Opened, letters_sent, raw_of, texts_of, written
 from tests.network import run
 from tests.pooled import Pooled, made_columns, write_rows
-from tests.transcript import arrays_of, check_declared, listen, summary_of
+from tests.transcript import ORDERED, arrays_of, check_declared, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
 NUMBERS = "reg:squarederror"
 OWN = "train.federated_forest"
 KINDS = {
-    "query.vertical_hello": (VerticalHelloRequest, VerticalHelloReply),
-    "query.alignment_open": (alignment.OpenRequest, alignment.SentReply),
-    "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),
-    "query.alignment_order": (alignment.OrderRequest, alignment.SentReply),
+    **ORDERED,
     f"{OWN}_setup": (messages.SetupRequest, messages.SetupReply),
     f"{OWN}_sum": (messages.SumRequest, messages.SumReply),
     f"{OWN}_split": (messages.SplitRequest, messages.SplitReply),

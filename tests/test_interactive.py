@@ -17,8 +17,7 @@ from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
-from fedapp.messages import alignment, interactive
-from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
+from fedapp.messages import interactive
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import LEAF, load_model
@@ -29,16 +28,12 @@ from strategies.interactive import Interactive
 from tests.forests import joined, part_of
 from tests.pooled import Pooled
 from tests.test_exactness import made_table
-from tests.transcript import check_declared, listen, summary_of
+from tests.transcript import ALIGNED, check_declared, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
 SMALL_KEY = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
 KINDS = {
-    "query.vertical_hello": (VerticalHelloRequest, VerticalHelloReply),
-    "query.alignment_open": (alignment.OpenRequest, alignment.SentReply),
-    "query.alignment_mask": (alignment.MaskRequest, alignment.SentReply),
-    "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),
-    "query.alignment_order": (alignment.OrderRequest, alignment.SentReply),
+    **ALIGNED,
     "evaluate.interactive_walk": (interactive.WalkRequest, interactive.WalkReply),
     "evaluate.interactive_answer": (interactive.AnswerRequest, interactive.AnswerReply),
 }

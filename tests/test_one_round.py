@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
-from fedapp.messages import alignment
 from fedapp.messages import one_round as messages
-from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import Site
 from fedapp.site.mail import write_mail
@@ -30,16 +28,12 @@ from strategies.one_round import OneRound
 from tests.forests import joined
 from tests.letters import letters_sent
 from tests.pooled import Pooled, made_columns, write_rows
-from tests.transcript import check_declared, lines_of, listen, summary_of
+from tests.transcript import ALIGNED, check_declared, lines_of, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
 Train = Callable[..., tuple[Settings, RunFolder]]
 KINDS = {
-    "query.vertical_hello": (VerticalHelloRequest, VerticalHelloReply),
-    "query.alignment_open": (alignment.OpenRequest, alignment.SentReply),
-    "query.alignment_mask": (alignment.MaskRequest, alignment.SentReply),
-    "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),
-    "query.alignment_order": (alignment.OrderRequest, alignment.SentReply),
+    **ALIGNED,
     "evaluate.one_round_walk": (messages.WalkRequest, messages.WalkReply),
     "evaluate.one_round_intersect": (messages.IntersectRequest, messages.IntersectReply),
 }

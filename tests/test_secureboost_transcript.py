@@ -16,7 +16,7 @@ from flwr.app import Context, RecordDict
 from fedapp.config import load_settings
 from fedapp.data.load import load_table
 from fedapp.home import home
-from fedapp.messages import alignment, secureboost, vertical
+from fedapp.messages import alignment, secureboost
 from fedapp.run_folder import RunFolder
 from fedapp.site.mail import STEP_BYTES
 from fedapp.trees.model import Ensemble, from_json
@@ -24,7 +24,7 @@ from fedapp.trees.objective import base_margin, base_score, gradients
 from tests.letters import Opened, letters_sent, parcels_of, raw_of, texts_of, written
 from tests.network import run
 from tests.pooled import Pooled, in_order, write_rows
-from tests.transcript import Listener, check_declared, check_no_rows, summary_of
+from tests.transcript import ALIGNED, Listener, check_declared, check_no_rows, summary_of
 
 PARTIES = ("bank", "clinic", "shop")
 COLUMNS = {
@@ -149,11 +149,7 @@ def assert_none_in(secrets: set[bytes], seen: bytes) -> None:
 
 
 KINDS = {
-    "query.vertical_hello": (vertical.VerticalHelloRequest, vertical.VerticalHelloReply),
-    "query.alignment_open": (alignment.OpenRequest, alignment.SentReply),
-    "query.alignment_mask": (alignment.MaskRequest, alignment.SentReply),
-    "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),
-    "query.alignment_order": (alignment.OrderRequest, alignment.SentReply),
+    **ALIGNED,
     "train.secureboost_setup": (secureboost.SetupRequest, secureboost.SentReply),
     "train.secureboost_begin": (secureboost.BeginRequest, secureboost.BeginReply),
     "train.secureboost_sum": (secureboost.SumRequest, secureboost.SentReply),
