@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from fedapp.config import load_settings
 from fedapp.data.datasets import read_source
+from fedapp.errors import ConfigError
 from simulations.baselines import join_tables, run_baselines
 from simulations.engines import run_local
 from simulations.papers import federated_forest as paper
@@ -220,3 +221,9 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     assert ": done" not in capsys.readouterr().out
     again = json.loads((output / "tables.json").read_text())
     assert again["figures_4_to_6"] == timed_rows
+
+
+def test_one_repeat_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="^repeats must be 2 at least, or 0, got 1$"):
+        paper.main(repeats=1, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
