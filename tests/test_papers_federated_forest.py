@@ -224,6 +224,6 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
 
 
 def test_one_repeat_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="^repeats must be 2 at least, or 0, got 1$"):
+    with pytest.raises(ConfigError, match=r"^repeats must be 2 at least, or 0, got 1$"):
         paper.main(repeats=1, output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
