@@ -22,6 +22,7 @@ keep() {
     "$@" & child=$!
     wait "$child"
     echo "$1 has ended; starting it again in $pause s" >&2
+    [ -z "$node" ] || pkill -KILL -P "$node"
     sleep "$pause" & child=$!
     wait "$child"
   done
@@ -37,7 +38,7 @@ set -u
 umask 077
 cd {DIR}
 . ./env.sh
-pause=1
+pause=1 node=
 trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
 """
     + KEEP
@@ -62,7 +63,7 @@ set -u
 umask 077
 cd {DIR}
 . ./env.sh
-pause=5
+pause=5 node=
 trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
 """
     + KEEP
@@ -71,7 +72,9 @@ keep flower-supernode --superlink {SUPERLINK} {ROOT} \\
   --auth-supernode-private-key {DIR}/supernode.key \\
   --isolation process --superexec-auth-secret-file {DIR}/superexec.secret \\
   --host 127.0.0.1 --port {PORT} --node-config {DIR}/site.toml &
-pause=1
+# A SuperExec that dies takes the process along that reads the rows, for whose answer Flower's
+# SuperNode then waits for ever: so it is ended too.
+pause=1 node=$!
 keep flower-superexec --insecure --runtime-api-address 127.0.0.1:{PORT} \\
   --superexec-auth-secret-file {DIR}/superexec.secret &
 wait
