@@ -13,7 +13,7 @@ import numpy.typing as npt
 from clients.alignment import check_order
 from clients.federated_forest_grow import begin, keep_labels
 from clients.federated_forest_paillier_active import check_told, encrypt_labels, gains_of
-from clients.federated_forest_part import own_records, own_worth, record_ids
+from clients.federated_forest_part import own_records, own_worth
 from clients.federated_forest_splits import (
     is_encrypted,
     keep_partitions,
@@ -181,7 +181,8 @@ def make_last(site: Site, request: FinishRequest, mail: Mail) -> None:
 def _part(site: Site, model: BaggedForest, kept: dict[str, PartKept]) -> dict[str, Any]:
     """The active party's part: structure, leaf values, own thresholds, whose each split is."""
     store = site.store
-    records = record_ids(kept_splits(store, "splits"), model.trees)
+    splits, n_nodes = kept_splits(store, "splits"), np.asarray(store["n_nodes"])
+    records = splits.spread(splits.records, n_nodes, -1)
     return {
         **Lookup.kept(store).to_json(store.facts["columns"]),
         "active": True,

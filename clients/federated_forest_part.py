@@ -21,9 +21,9 @@ from fedapp.messages.federated_forest import (
 )
 from fedapp.site.answer import Site
 from fedapp.site.mail import write_mail
-from fedapp.trees.bagged import branches
 from fedapp.trees.cart import Ints
-from fedapp.trees.levels import Splits, number
+from fedapp.trees.levels import number
+from fedapp.trees.model import LEAF
 from fedapp.trees.parts import Lookup, part_digest, write_part
 
 
@@ -81,32 +81,11 @@ def kept_reply(site: Site) -> PartitionReply:
 def _structure(site: Site) -> list[dict[str, list[int]]]:
     """All trees: left children, and the record id of each own split, -1 elsewhere."""
     store = site.store
-    splits = kept_splits(store, "splits")
+    splits, n_nodes = kept_splits(store, "splits"), np.asarray(store["n_nodes"])
     own = list(store.facts["peers"]).index(site.name)
-    trees = branches(splits, np.asarray(store["n_nodes"]))
+    lefts = splits.spread(splits.lefts, n_nodes, LEAF)
+    records = splits.spread(np.where(splits.owners == own, splits.records, -1), n_nodes, -1)
     return [
-        {"lefts": tree["left"].tolist(), "records": np.where(owners == own, ids, -1).tolist()}
-        for tree, owners, ids in zip(
-            trees, owners_of(splits, trees), record_ids(splits, trees), strict=True
-        )
+        {"lefts": children.tolist(), "records": ids.tolist()}
+        for children, ids in zip(lefts, records, strict=True)
     ]
-
-
-def owners_of(splits: Splits, trees: tuple[npt.NDArray[Any], ...]) -> list[Ints]:
-    """Number of the party of each node's split; -1 for leaves."""
-    found = [np.full(len(tree), -1, dtype=np.int64) for tree in trees]
-    for tree, node, owner in zip(splits.trees, splits.nodes, splits.owners, strict=True):
-        found[tree][node] = owner
-    return found
-
-
-def record_ids(splits: Splits, trees: tuple[npt.NDArray[Any], ...]) -> list[Ints]:
-    """Record id of each node's split at its owner; -1 for leaves."""
-    ids = np.zeros(len(splits.owners), dtype=np.int64)
-    for owner in np.unique(splits.owners):
-        mine = splits.owners == owner
-        ids[mine] = np.arange(mine.sum())
-    found = [np.full(len(tree), -1, dtype=np.int64) for tree in trees]
-    for tree, node, record in zip(splits.trees, splits.nodes, ids, strict=True):
-        found[tree][node] = record
-    return found

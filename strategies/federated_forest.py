@@ -54,7 +54,7 @@ from fedapp.messages.fields import Array
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.run_folder import RunFolder
 from fedapp.site.labels import REGRESSION
-from fedapp.trees.bagged import BaggedForest, branches, fill, to_json
+from fedapp.trees.bagged import BaggedForest, branches, to_json
 from fedapp.trees.draws import n_features
 from fedapp.trees.levels import Splits, draw_columns, number, winners
 from strategies.alignment import align
@@ -336,13 +336,17 @@ class FederatedForest(VerticalStrategy):
         reply = kept[active]
         assert isinstance(reply, FinishReply)
         firsts = np.cumsum([0, *(hello.n_columns for hello in parties.values())])
-        trees = branches(self.splits, self.n_nodes)
-        for place, party in enumerate(parties):
-            mine, part = self.splits.taken(self.splits.owners == place), kept[party]
-            if len(part.columns) != len(mine.trees):
-                rule = f"must be {len(mine.trees)}, got {len(part.columns)}"
+        counts = np.bincount(self.splits.owners, minlength=len(parties))
+        cuts = []
+        for party, first, n_splits in zip(parties, firsts, counts, strict=False):
+            part = kept[party]
+            if len(part.columns) != n_splits:
+                rule = f"must be {n_splits}, got {len(part.columns)}"
                 raise ProtocolError(party, type(part).__name__, "columns", rule)
-            fill(trees, mine, part.columns + firsts[place], part.thresholds, part.defaults)
+            cuts.append((part.columns + first, part.thresholds, part.defaults))
+        by_party = self.splits.taken(np.argsort(self.splits.owners, kind="stable"))
+        joined = [np.concatenate(arrays) for arrays in zip(*cuts, strict=True)]
+        trees = branches(by_party, self.n_nodes, joined)
         names = tuple(name for party in parties for name in kept[party].names)
         values = tuple(np.split(reply.leaf_values, np.cumsum(self.n_nodes)[:-1]))
         model = BaggedForest(self.settings.objective, names, reply.classes, trees, values)

@@ -105,14 +105,22 @@ class BaggedForest:
         return found
 
 
-def branches(splits: Splits, n_nodes: Ints) -> tuple[Branches, ...]:
-    """Trees of these splits, without thresholds; a split's column is the number of its owner."""
-    ends = np.cumsum(n_nodes)
-    nodes = np.zeros(n_nodes.sum(), dtype=BRANCH)
-    places = (ends - n_nodes)[splits.trees] + splits.nodes
-    nodes["left"] = LEAF
-    nodes["left"][places], nodes["column"][places] = splits.lefts, splits.owners
-    return tuple(np.split(nodes, ends[:-1]))
+def branches(
+    splits: Splits, n_nodes: Ints, cuts: Sequence[npt.NDArray[Any]] = ()
+) -> tuple[Branches, ...]:
+    """Trees of these splits.
+
+    Parameters
+    ----------
+    n_nodes : int64, shape (n_trees,): nodes of each tree.
+    cuts : columns, thresholds and default sides of the splits; without them a split has no
+        threshold, and its column is the number of its owner.
+    """
+    found, leaf = np.zeros(len(splits.trees), dtype=BRANCH), np.zeros((), dtype=BRANCH)
+    found["left"], found["column"], leaf["left"] = splits.lefts, splits.owners, LEAF
+    for name, of_splits in zip(("column", "threshold", "default_left"), cuts, strict=False):
+        found[name] = of_splits
+    return splits.spread(found, n_nodes, leaf)
 
 
 def leaf_values(
@@ -200,25 +208,8 @@ def grow(
         nodes = moved(nodes, splits, slots, np.cumsum(sizes) - sizes, sides)
         all_splits, open_nodes = all_splits.plus(splits), splits.children()
         kept.append(cut)
-    trees = branches(all_splits, n_nodes)
-    if kept:
-        cuts = (np.concatenate(arrays) for arrays in zip(*kept, strict=True))
-        fill(trees, all_splits, *cuts)
-    return trees, nodes
-
-
-def fill(
-    trees: Sequence[Branches],
-    splits: Splits,
-    columns: Ints,
-    thresholds: npt.NDArray[np.float32],
-    defaults: npt.NDArray[np.uint8],
-) -> None:
-    """Write columns and thresholds of splits into trees."""
-    for place, (tree, node) in enumerate(zip(splits.trees, splits.nodes, strict=True)):
-        branch = trees[tree]
-        branch["column"][node], branch["threshold"][node] = columns[place], thresholds[place]
-        branch["default_left"][node] = defaults[place]
+    cuts = [np.concatenate(arrays) for arrays in zip(*kept, strict=True)]
+    return branches(all_splits, n_nodes, cuts), nodes
 
 
 def to_json(model: BaggedForest) -> str:

@@ -59,6 +59,31 @@ class Splits:
         nodes = np.stack((self.lefts, self.lefts + 1), axis=1).ravel()
         return np.repeat(self.trees, 2), nodes.astype(np.int32)
 
+    @property
+    def records(self) -> Ints:
+        """Record id of each at its owner: how many of the owner's were made before."""
+        order = np.argsort(self.owners, kind="stable")
+        counts = np.bincount(self.owners)
+        ids = np.empty(len(order), dtype=np.int64)
+        ids[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return ids
+
+    def spread(
+        self, values: npt.NDArray[Any], n_nodes: Ints, otherwise: Any
+    ) -> tuple[npt.NDArray[Any], ...]:
+        """A value a node, tree by tree.
+
+        Parameters
+        ----------
+        values : shape (n_splits,): of the nodes that are split.
+        n_nodes : int64, shape (n_trees,): nodes of each tree.
+        otherwise : of all other nodes.
+        """
+        ends = np.cumsum(n_nodes)
+        found = np.full(ends[-1], otherwise, dtype=values.dtype)
+        found[(ends - n_nodes)[self.trees] + self.nodes] = values
+        return tuple(np.split(found, ends[:-1]))
+
 
 def number(trees: Places, nodes: Places, owners: Ints, n_nodes: Ints) -> tuple[Splits, Ints]:
     """Give the children of a level's splits their numbers.
