@@ -5,6 +5,7 @@ Both by XGBoost, or by scikit-learn's random forest where the model is a forest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +22,14 @@ from fedapp.site.config import party_name, site_config
 from fedapp.site.labels import REGRESSION, class_ids, class_names
 from fedapp.site.rows import Holdout, Rows, share_rows
 from fedapp.site.table import Table
+from fedapp.trees.bagged import BaggedForest, grow, leaf_values
+from fedapp.trees.cart import Criterion, Rules, bin_columns, code_columns
+from fedapp.trees.draws import bootstrap_counts, n_features
+from fedapp.trees.label_codes import class_codes, number_codes
+from fedapp.trees.levels import Rows as TreeRows
+from fedapp.trees.model import LEAF
 from fedapp.trees.objective import base_score, margins_of, n_outputs
+from fedapp.trees.partition import Nodes
 from strategies.federated_forest import FederatedForest
 from strategies.vertical import VerticalStrategy
 
@@ -189,6 +197,53 @@ def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
         found = found[:, 1:]
     margins = margins_of(settings.objective, found).astype(np.float32)
     return metrics.pooled(settings.objective, margins, rows.labels[test], rows.weights[test])
+
+
+def pooled_forest(
+    settings: Settings,
+    columns: Sequence[str],
+    values: npt.NDArray[np.float32],
+    labels: npt.NDArray[np.float32],
+    weights: npt.NDArray[np.float32],
+) -> tuple[BaggedForest, TreeRows, Nodes]:
+    """The forest of a run by the same draws, grown where all columns lie in one place.
+
+    Parameters
+    ----------
+    columns : names of all columns, parties in turn.
+    values, labels, weights : of the training rows, in the run's order.
+
+    Returns
+    -------
+    The forest, what it grew from, and the leaf of each row in each tree.
+    """
+    own, is_numbers = FederatedForest.own_settings(settings), settings.objective == REGRESSION
+    n_rows, n_columns = values.shape
+    codes, unit = number_codes(labels) if is_numbers else (class_codes(labels), 1.0)
+    bins = bin_columns(values, settings.max_bin)
+    counts = np.ones((own.trees, n_rows), np.uint8)
+    if own.bootstrap:
+        counts = bootstrap_counts(settings.seed, own.trees, n_rows)
+    exact_weights = weights.astype(np.float64)
+    rows = TreeRows(code_columns(values, bins), bins, codes, exact_weights, counts)
+    n_classes = 0 if is_numbers else int(labels.max()) + 1
+    default: Criterion = "variance" if is_numbers else "gini"
+    rules = Rules(
+        default if own.criterion == "auto" else own.criterion,
+        n_classes,
+        own.min_samples_split,
+        own.min_samples_leaf,
+        own.min_impurity_decrease / unit**2,
+    )
+    seeds = np.random.default_rng([settings.seed, 2]).integers(0, 2**63 - 1, (n_columns,))
+    drawn = n_features(own.max_features, n_columns)
+    trees, nodes = grow(rows, values, seeds, drawn, own.max_depth, rules)
+    sizes, width = np.array([len(tree) for tree in trees]), n_outputs(settings.objective, n_classes)
+    leaves = leaf_values(nodes, counts, exact_weights, labels, sizes, n_classes, width)
+    for tree, of_nodes in zip(trees, leaves, strict=True):
+        of_nodes[tree["left"] != LEAF] = 0
+    classes = tuple(map(str, range(n_classes)))
+    return BaggedForest(settings.objective, tuple(columns), classes, trees, leaves), rows, nodes
 
 
 def xgboost_parameters(settings: Settings, labels: Any, weights: Any, drawn: Any) -> dict[str, Any]:

@@ -12,13 +12,10 @@ import numpy as np
 from fedapp.config import Settings
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.trees.bagged import BaggedForest, from_json, grow, leaf_values
-from fedapp.trees.cart import Criterion, Rules, bin_columns, code_columns
-from fedapp.trees.draws import bootstrap_counts, n_features
-from fedapp.trees.label_codes import class_codes, number_codes
+from fedapp.trees.bagged import BaggedForest, from_json
 from fedapp.trees.levels import Rows
 from fedapp.trees.parts import PART, Lookup, split_owners
-from strategies.federated_forest import FederatedForest
+from simulations.baselines import pooled_forest
 from tests.pooled import Pooled, made_columns, write_rows
 from tests.transcript import summary_of
 
@@ -79,31 +76,6 @@ def joined(folder: RunFolder) -> BaggedForest:
 
 def pooled(settings: Settings) -> tuple[BaggedForest, Rows, Any]:
     """The forest of the joined table by the same draws; what it grew from, and where rows ended."""
-    whole, own = Pooled(settings), FederatedForest.own_settings(settings)
-    values, labels = whole.values[whole.train], whole.labels[whole.train]
-    weights = whole.weights[whole.train].astype(np.float64)
-    n_rows, n_columns = values.shape
-    is_numbers = settings.objective == "reg:squarederror"
-    codes, unit = number_codes(labels) if is_numbers else (class_codes(labels), 1.0)
-    bins = bin_columns(values, settings.max_bin)
-    counts = np.ones((own.trees, n_rows), np.uint8)
-    if own.bootstrap:
-        counts = bootstrap_counts(settings.seed, own.trees, n_rows)
-    rows = Rows(code_columns(values, bins), bins, codes, weights, counts)
-    n_classes = 0 if is_numbers else int(labels.max()) + 1
-    n_outputs = n_classes if settings.objective == "multi:softprob" else 1
-    default: Criterion = "variance" if is_numbers else "gini"
-    rules = Rules(
-        *(default if own.criterion == "auto" else own.criterion, n_classes),
-        *(own.min_samples_split, own.min_samples_leaf, own.min_impurity_decrease / unit**2),
-    )
-    seeds = np.random.default_rng([settings.seed, 2]).integers(0, 2**63 - 1, n_columns)
-    drawn = n_features(own.max_features, n_columns)
-    trees, nodes = grow(rows, values, seeds, drawn, own.max_depth, rules)
-    sizes = np.array([len(tree) for tree in trees])
-    leaves = leaf_values(nodes, counts, weights, labels, sizes, n_classes, n_outputs)
-    for tree, found in zip(trees, leaves, strict=True):
-        found[tree["left"] >= 0] = 0
-    classes = tuple(map(str, range(n_classes)))
-    model = BaggedForest(settings.objective, whole.columns, classes, trees, leaves)
-    return model, rows, nodes
+    whole = Pooled(settings)
+    given = (array[whole.train] for array in (whole.values, whole.labels, whole.weights))
+    return pooled_forest(settings, whole.columns, *given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from fedapp.data.datasets import read_source
 from fedapp.trees.bagged import from_json
-from simulations.baselines import join_tables
+from simulations.baselines import join_tables, pooled_forest
 from simulations.bench import federated_forest as bench
 
 
@@ -37,18 +38,21 @@ def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path:
     path = tmp_path / "rows.parquet"
     bench.write_rows("breast-cancer", 1, path)
     settings = bench.settings_of(path, bench.EXACT, "ordered", keeps_model=True)
-    trees, values = bench.grow_pooled(settings, join_tables(settings)[0])
+    table, _, _ = join_tables(settings)
+    given = (array[table.split.train] for array in (table.values, table.labels, table.weights))
     model = from_json(bench.run_once(settings).model)
-    assert bench.check_same(model, trees, values) == sum(map(len, trees)) > 10 * 5
+    pooled, _, _ = pooled_forest(settings, model.columns, *given)
+    assert bench.check_same(model, pooled) == sum(map(len, pooled.trees)) > 10 * 5
     for changed in ("threshold", "left"):
-        other = [tree.copy() for tree in trees]
-        other[4][changed][0] += 1
+        trees = [tree.copy() for tree in pooled.trees]
+        trees[4][changed][0] += 1
         with pytest.raises(
             ValueError, match="trees must be those of the joined table, got another tree 4"
         ):
-            bench.check_same(model, other, values)
+            bench.check_same(model, replace(pooled, trees=tuple(trees)))
+    values = *pooled.values[:-1], pooled.values[-1] + 0.5
     with pytest.raises(ValueError, match="got another tree 9"):
-        bench.check_same(model, trees, [*values[:-1], values[-1] + 0.5])
+        bench.check_same(model, replace(pooled, values=values))
 
 
 def test_another_accuracy_is_refused() -> None:

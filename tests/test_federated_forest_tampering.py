@@ -18,7 +18,7 @@ from fedapp.crypto.integers import from_bytes_array, to_bytes_array
 from fedapp.crypto.keys import generate_key
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.workers import Workers
-from fedapp.errors import ConfigError, FedappError, PartyError
+from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.fields import Letter
@@ -32,6 +32,7 @@ from strategies.federated_forest import FederatedForest
 from tests.forests import encrypted_forest, parts_of
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
+from tests.tampering import FALSE, refuses
 from tests.transcript import lines_of, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -45,33 +46,6 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
 
 
 # What is refused
-
-
-def refuses(match: str, settings: Settings, **how: Any) -> None:
-    with pytest.raises(FedappError, match=match):
-        run(settings, **how)
-    assert not (Path(settings.run_dir) / "model.json").exists()
-
-
-def first_row(value: int) -> Callable[[Any], Any]:
-    """Overwrites the first ciphertext, byte by byte."""
-
-    def change(rows: Any) -> Any:
-        changed = rows.copy()
-        changed[0] = value
-        return changed
-
-    return change
-
-
-FALSE: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "zero": (first_row(0), r"must be > 0 and < n\^2, got 1 that are not"),
-    "too large": (first_row(255), r"must be > 0 and < n\^2, got 1 that are not"),
-    "truncated": (lambda rows: rows[:, :-1].copy(), "must be uint8 of shape"),
-    "one too few": (lambda rows: rows[:-1].copy(), r"must be \d+, got"),
-    "one too many": (lambda rows: np.concatenate((rows, rows[:1])), r"must be \d+, got"),
-    "none": (lambda rows: rows[:0].copy(), r"must be \d+, got 0"),
-}
 
 
 def false_sums(patch: pytest.MonkeyPatch, field: str, change: Callable[..., Any]) -> None:

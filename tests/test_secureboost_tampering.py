@@ -16,7 +16,6 @@ from fedapp.crypto.keys import generate_key
 from fedapp.crypto.packing import grouped_layouts
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.workers import Workers
-from fedapp.errors import FedappError
 from fedapp.messages.fields import Letter
 from fedapp.messages.parcels import Parcel, Parcels, pack_parcels, unpack_parcels
 from fedapp.site.mail import STEP_BYTES
@@ -24,6 +23,7 @@ from strategies.vertical import Mailbox
 from tests.letters import Opened, letters_sent
 from tests.network import run
 from tests.pooled import made_columns, write_rows
+from tests.tampering import FALSE, refuses
 from tests.transcript import Listener, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -72,36 +72,9 @@ def test_no_ciphertext_leaves_a_passive_party_that_came_in_or_has_left_before(
 # False ciphertexts
 
 
-def refuses(match: str, settings: Settings) -> None:
-    with pytest.raises(FedappError, match=match):
-        run(settings)
-    assert not (Path(settings.run_dir) / "model.json").exists()
-
-
 def under_another_key(ciphertexts: Any) -> Any:
     key = generate_key(512, insecure_small_key=True)
     return encrypt(key, list(range(len(ciphertexts))), Workers(1))
-
-
-def first_row(value: int) -> Callable[[Any], Any]:
-    """Overwrites the first ciphertext, byte by byte."""
-
-    def change(ciphertexts: Any) -> Any:
-        changed = ciphertexts.copy()
-        changed[0] = value
-        return changed
-
-    return change
-
-
-FALSE: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "zero": (first_row(0), r"must be > 0 and < n\^2, got 1 that are not"),
-    "too large": (first_row(255), r"must be > 0 and < n\^2, got 1 that are not"),
-    "truncated": (lambda found: found[:, :-1].copy(), "must be uint8 of shape"),
-    "one too few": (lambda found: found[:-1].copy(), "must be"),
-    "one too many": (lambda found: np.concatenate((found, found[:1])), "must be"),
-    "none": (lambda found: found[:0].copy(), "must be"),
-}
 
 
 @pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)

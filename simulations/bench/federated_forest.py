@@ -36,15 +36,10 @@ from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import read_source
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.trees.bagged import BaggedForest, from_json, grow, leaf_values
-from fedapp.trees.cart import Rules, bin_columns, code_columns
-from fedapp.trees.draws import bootstrap_counts, n_features
-from fedapp.trees.label_codes import class_codes
-from fedapp.trees.levels import Rows
-from simulations.baselines import Pooled, join_tables
+from fedapp.trees.bagged import BaggedForest, from_json
+from simulations.baselines import join_tables, pooled_forest
 from simulations.bench import peak_bytes
 from simulations.engines import run_local
-from strategies.federated_forest import FederatedForest
 
 DATA, TIMES, PARTIES = "spambase", 10, 2
 TREES, DEPTH, MAX_FEATURES, SEED, REPEATS, THREADS = 32, 8, "sqrt", 42, 5, 2
@@ -123,25 +118,7 @@ def read_all(run: RunFolder, seconds: float) -> Run:
 # The reference
 
 
-def grow_pooled(settings: Settings, table: Pooled) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Trees and leaf values of the same forest, grown on the joined table by the same draws."""
-    own, train = FederatedForest.own_settings(settings), table.split.train
-    values, labels = table.values[train], table.labels[train]
-    bins = bin_columns(values, settings.max_bin)
-    counts, weights = bootstrap_counts(settings.seed, own.trees, len(values)), np.ones(len(values))
-    rows = Rows(code_columns(values, bins), bins, class_codes(labels), weights, counts)
-    rules = Rules("gini", 2, own.min_samples_split, own.min_samples_leaf, 0.0)
-    seeds = np.random.default_rng([settings.seed, 2]).integers(0, 2**63 - 1, len(values.T))
-    drawn = n_features(own.max_features, len(seeds))
-    trees, nodes = grow(rows, values, seeds, drawn, own.max_depth, rules)
-    sizes = np.array([len(tree) for tree in trees])
-    found = leaf_values(nodes, counts, np.ones(len(labels)), labels, sizes, 2, 1)
-    return trees, [
-        np.where(t["left"][:, None] < 0, v, 0) for t, v in zip(trees, found, strict=True)
-    ]
-
-
-def check_same(model: BaggedForest, trees: Sequence[Any], values: Sequence[Any]) -> int:
+def check_same(model: BaggedForest, other: BaggedForest) -> int:
     """Hold a forest against another one, node for node; number of nodes.
 
     Raises
@@ -149,7 +126,7 @@ def check_same(model: BaggedForest, trees: Sequence[Any], values: Sequence[Any])
     ValueError : they differ.
     """
     n_nodes = 0
-    pairs = zip(model.trees, trees, model.values, values, strict=True)
+    pairs = zip(model.trees, other.trees, model.values, other.values, strict=True)
     for place, (ours, theirs, mine, yours) in enumerate(pairs):
         same = len(ours) == len(theirs) and bool((mine == yours).all())
         if not same or (ours != theirs).any():
@@ -201,10 +178,11 @@ def measure(max_bin: int, align: str) -> Row:
         write_rows(DATA, TIMES, path)
         kept = settings_of(path, max_bin, align, keeps_model=True)
         table, _, _ = join_tables(kept)
-        checked = run_once(kept)
-        n_nodes = check_same(from_json(checked.model), *grow_pooled(kept, table))
-        timed, train = settings_of(path, max_bin, align), table.split.train
+        train = table.split.train
         values, labels = table.values[train], table.labels[train]
+        model = from_json(run_once(kept).model)
+        pooled, _, _ = pooled_forest(kept, model.columns, values, labels, table.weights[train])
+        n_nodes, timed = check_same(model, pooled), settings_of(path, max_bin, align)
         # In turn, so that a busy machine is one for both; the first of each warms up.
         pairs = [
             (run_once(timed), fit_theirs(values, labels, SEED + place))

@@ -1,0 +1,44 @@
+"""What a dishonest party sends, and that the run ends by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.config import Settings
+from fedapp.errors import FedappError
+from tests.network import run
+
+
+def refuses(match: str, settings: Settings, **how: Any) -> None:
+    """Hold that a run ends with this error, and without a model."""
+    with pytest.raises(FedappError, match=match):
+        run(settings, **how)
+    assert not (Path(settings.run_dir) / "model.json").exists()
+
+
+def first_row(value: int) -> Callable[[Any], Any]:
+    """Overwrites the first ciphertext, byte by byte."""
+
+    def change(rows: Any) -> Any:
+        changed = rows.copy()
+        changed[0] = value
+        return changed
+
+    return change
+
+
+FALSE: dict[
+    str, tuple[Callable[[Any], Any], str]
+] = {  # how ciphertexts change; the rule they break
+    "zero": (first_row(0), r"must be > 0 and < n\^2, got 1 that are not"),
+    "too large": (first_row(255), r"must be > 0 and < n\^2, got 1 that are not"),
+    "truncated": (lambda rows: rows[:, :-1].copy(), "must be uint8 of shape"),
+    "one too few": (lambda rows: rows[:-1].copy(), r"must be \d+"),
+    "one too many": (lambda rows: np.concatenate((rows, rows[:1])), r"must be \d+"),
+    "none": (lambda rows: rows[:0].copy(), r"must be \d+"),
+}
