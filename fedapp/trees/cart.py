@@ -240,7 +240,7 @@ def _search(
     for node in range(len(starts) - 1):
         start, end = starts[node], starts[node + 1]
         n_inside = end - start
-        if n_inside < min_split or n_inside < 2 * min_leaf or n_inside < 2:
+        if not may_split(n_inside, min_split, min_leaf):
             continue
         total[:] = 0
         pure = True
@@ -289,22 +289,21 @@ def _search(
 
 
 @numba.njit(cache=True, nogil=True)
-def extent(codes: Any, rows: Any, start: int, end: int, missing: int) -> tuple[int, int, int]:
-    """Lowest and highest bin of a column in a node, -1 without any; rows where it is missing."""
-    no_code: Any = np.int64(-1)  # a literal would be a type of its own
-    low, high, n_missing = missing, no_code, 0
-    for place in range(start, end):
-        code: Any = np.int64(codes[rows[place]])
-        if code == missing:
-            n_missing += 1
-        else:
-            low, high = min(low, code), max(high, code)
-    return low, high, n_missing
+def may_split(n_inside: int, min_split: int, min_leaf: int) -> bool:
+    """Whether a node of so many rows may be split."""
+    return n_inside >= max(min_split, 2 * min_leaf, 2)
 
 
 @numba.njit(cache=True, nogil=True)
 def is_constant(low: int, high: int, n_missing: int, first: int, lows: Any, highs: Any) -> bool:
-    """Whether a column is the same throughout a node, whose ``extent`` it is."""
+    """Whether a column is the same throughout a node.
+
+    Parameters
+    ----------
+    low, high : lowest and highest bin of its values there; without any, ``high`` is -1.
+    n_missing : rows without a value.
+    first : place of its first bin in ``lows`` and ``highs``.
+    """
     return high < 0 or (n_missing == 0 and lows[first + high] <= highs[first + low] + CLOSE)
 
 

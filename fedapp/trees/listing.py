@@ -31,9 +31,9 @@ from fedapp.trees.cart import (
     Floats,
     Ints,
     between,
-    extent,
     frozen,
     is_constant,
+    may_split,
 )
 
 Places = npt.NDArray[np.int32]
@@ -177,7 +177,7 @@ def _list(
     for node in range(len(starts) - 1):
         start, end = starts[node], starts[node + 1]
         n_inside = end - start
-        if n_inside < min_split or n_inside < 2 * min_leaf or n_inside < 2:
+        if not may_split(n_inside, min_split, min_leaf):
             continue
         differs = False
         for rank in range(columns.shape[1]):
@@ -186,13 +186,27 @@ def _list(
             column = columns[node, rank]
             first = offsets[column]
             missing = offsets[column + 1] - first
-            low, high, n_missing = extent(codes[column], rows, start, end, missing)
+            low, high, n_missing = _extent(codes[column], rows, start, end, missing)
             if is_constant(low, high, n_missing, first, lows, highs):
                 continue
             if not differs:
                 differs = True
                 ranks[node] = DRAWN if rank < n_drawn[node] else keys[node, rank]
             is_listed[node, column] = True
+
+
+@numba.njit(cache=True, nogil=True)
+def _extent(codes: Any, rows: Any, start: int, end: int, missing: int) -> tuple[int, int, int]:
+    """Lowest and highest bin of a column in a node, -1 without any; rows where it is missing."""
+    no_code: Any = np.int64(-1)  # a literal would be a type of its own
+    low, high, n_missing = missing, no_code, 0
+    for place in range(start, end):
+        code: Any = np.int64(codes[rows[place]])
+        if code == missing:
+            n_missing += 1
+        else:
+            low, high = min(low, code), max(high, code)
+    return low, high, n_missing
 
 
 def _terms(
