@@ -19,7 +19,7 @@ import psutil
 
 from fedapp.deploy.folders import Federation, write_federation, write_site
 from fedapp.site.config import parse_node_config, site_config
-from simulations.engines import _free_ports
+from simulations.engines import free_ports
 
 START_SECONDS, RUN_SECONDS, STOP_SECONDS = 60, 400, 20
 
@@ -35,7 +35,7 @@ class Deployment:
 
     def __init__(self, folder: Path, nodes: Mapping[str, Mapping[str, Any]]) -> None:
         self.folder, self.coordinator = folder, folder / "coordinator"
-        port, *ports = _free_ports(1 + len(nodes))
+        port, *ports = free_ports(1 + len(nodes))
         self.superlink = f"localhost:{port}"
         write_federation(
             self.coordinator, Federation("federation", "localhost", 9092, port, list(nodes))

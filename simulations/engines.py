@@ -231,7 +231,7 @@ def superlink() -> Iterator[dict[str, str]]:
     """
     flower_home = home() / "flower"
     flower_home.mkdir(parents=True, exist_ok=True)
-    http_port, control_port = _free_ports(2)
+    http_port, control_port = free_ports(2)
     environment = {
         **_environment(),
         "FLWR_HOME": str(flower_home),
@@ -254,7 +254,7 @@ def superlink() -> Iterator[dict[str, str]]:
         log.unlink(missing_ok=True)
 
 
-def _free_ports(n: int) -> list[int]:
+def free_ports(n: int) -> list[int]:
     """Ports nobody listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
     ports = [one.getsockname()[1] for one in sockets]

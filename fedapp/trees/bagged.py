@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
@@ -24,7 +24,7 @@ from fedapp.trees.levels import (
     slots_of,
     winners,
 )
-from fedapp.trees.model import LEAF
+from fedapp.trees.model import LEAF, read_tree
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.partition import Nodes, goes_left
 
@@ -249,7 +249,7 @@ def from_json(text: str) -> BaggedForest:
         classes = tuple(str(name) for name in document["classes"])
         objective = cast(Objective, document["objective"])
         width = n_outputs(objective, len(classes))
-        trees = tuple(_tree(fields, len(columns)) for fields in document["trees"])
+        trees = tuple(read_tree(fields, len(columns), BRANCH) for fields in document["trees"])
         values = tuple(
             np.array(fields["value"], dtype=np.float64).reshape(len(tree), width)
             for fields, tree in zip(document["trees"], trees, strict=True)
@@ -257,16 +257,3 @@ def from_json(text: str) -> BaggedForest:
         return BaggedForest(objective, columns, classes, trees, values)
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {error!r}") from error
-
-
-def _tree(fields: Mapping[str, Sequence[float]], n_columns: int) -> Branches:
-    """One tree from its fields; a walk down it ends, and meets no column that is not there."""
-    tree = np.zeros(len(fields["left"]), dtype=BRANCH)
-    for name in BRANCH.names or ():
-        tree[name] = fields[name]
-    inner = np.flatnonzero(tree["left"] != LEAF)
-    lefts, columns = tree["left"][inner], tree["column"][inner]
-    fits = (lefts > inner) & (lefts + 1 < len(tree)) & (columns >= 0) & (columns < n_columns)
-    if not len(tree) or not fits.all():
-        raise ValueError("every split must lead to two later nodes by a known column")
-    return tree

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -161,22 +161,28 @@ def from_json(text: str) -> Ensemble:
             np.float32(document["base_score"]),
             columns,
             tuple(str(name) for name in document["classes"]),
-            tuple(_tree(tree, len(columns)) for tree in document["trees"]),
+            tuple(read_tree(tree, len(columns), NODE) for tree in document["trees"]),
         )
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {error!r}") from error
 
 
-def _tree(fields: dict[str, list[float]], n_columns: int) -> Tree:
-    """One tree from its fields; a walk down it ends, and meets no column that is not there."""
-    tree = np.zeros(len(fields["left"]), dtype=NODE)
-    for name in NODE.names or ():
+def read_tree(
+    fields: Mapping[str, Sequence[float]], n_columns: int, nodes: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    """One tree from its fields; a walk down it ends, and meets no column that is not there.
+
+    Parameters
+    ----------
+    fields : a list a field of ``nodes``, ``left`` and ``column`` among them.
+    """
+    tree = np.zeros(len(fields["left"]), dtype=nodes)
+    for name in nodes.names or ():
         tree[name] = fields[name]
-    inner = tree["left"] != LEAF
-    nodes = np.arange(len(tree))[inner]
-    leads_on = (tree["left"][inner] > nodes) & (tree["left"][inner] + 1 < len(tree))
-    known = (tree["column"][inner] >= 0) & (tree["column"][inner] < n_columns)
-    if not len(tree) or not (leads_on & known).all():
+    inner = np.flatnonzero(tree["left"] != LEAF)
+    lefts, columns = tree["left"][inner], tree["column"][inner]
+    fits = (lefts > inner) & (lefts + 1 < len(tree)) & (columns >= 0) & (columns < n_columns)
+    if not len(tree) or not fits.all():
         raise ValueError("every split must lead to two later nodes by a known column")
     return tree
 
