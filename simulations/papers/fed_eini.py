@@ -32,7 +32,7 @@ from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
+from fedapp.report.plots import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.site.table import Table
@@ -197,16 +197,20 @@ def show_figure_10(rows: Sequence[Row]) -> None:
 
 
 def draw_figure_10(rows: Sequence[Row]) -> bytes:
-    """Seconds over the rows, a set below the other, as PNG."""
-    sets = grouped(rows, "credit")
+    """Seconds over the rows, a set below the other, a colour a way and a dash an engine, as PNG."""
+    sets, ways = grouped(rows, "credit"), dict.fromkeys(row["way"] for row in rows)
+    colors, dashes = (
+        dict(zip(ways, PALETTE, strict=False)),
+        dict(zip(ENGINES, DASHES, strict=False)),
+    )
     figure, _ = new_canvas(8, 3.6 * len(sets), rows=len(sets))
     for ax, ((credit,), found) in zip(figure.axes, sets.items(), strict=True):
-        lines = grouped(found, "engine", "way").items()
-        for ((engine, way), line), (color, dash) in zip(lines, new_pens(), strict=False):
+        for (engine, way), line in grouped(found, "engine", "way").items():
             label = f"interactive, {way}" if way in PLAIN else f"Fed-EINI, {way} bits"
             label += f", {engine}"
             places, seconds = zip(*((row["rows"], row["seconds"]) for row in line), strict=True)
-            ax.plot(places, seconds, dash, color=color, label=label, **line_style(places))
+            pen = {"color": colors[way], "linestyle": dashes[engine], **line_style(places)}
+            ax.plot(places, seconds, label=label, **pen)
         ax.set(xscale="log", yscale="log", xlabel=f"rows of {credit}", ylabel="seconds")
         ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return to_png(figure)
