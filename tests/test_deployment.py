@@ -67,6 +67,11 @@ FOREST = {
     "federated-forest.max-depth": 1,
     "federated-forest.max-features": "all",
 }
+ENCRYPTED_FOREST = FOREST | {
+    "federated-forest.labels": "paillier",
+    "federated-forest.key-bits": 512,
+    "federated-forest.insecure-small-key": "true",
+}
 EINI = {"eini.key-bits": 512, "eini.insecure-small-key": "true", "eini.unguarded": "true"}
 
 
@@ -239,9 +244,10 @@ def predicts_the_same(
     [
         ("federated-forest", FOREST, ("one-round",)),
         pytest.param("federated-forest", FOREST, ("interactive", "eini"), marks=pytest.mark.slow),
+        pytest.param("federated-forest", ENCRYPTED_FOREST, ("one-round",), marks=pytest.mark.slow),
         pytest.param("secureboost", SECUREBOOST, ("interactive", "eini"), marks=pytest.mark.slow),
     ],
-    ids=["forest in one round", "forest", "secureboost"],
+    ids=["forest in one round", "forest", "forest under Paillier", "secureboost"],
 )
 def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_predicts_the_same(
     deployment: Deployment,

@@ -14,7 +14,7 @@ from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.trees.bagged import to_json
-from simulations.engines import run_local
+from simulations.engines import run_local, run_simulation
 from tests.forests import encrypted_forest, joined, parts_of, pooled
 from tests.network import run
 from tests.pooled import made_columns, write_rows
@@ -108,6 +108,11 @@ def test_ties_and_close_values_are_cut_as_with_labels_in_codes(
 def test_a_key_of_the_default_size_grows_the_same_forest(made: MakeSettings) -> None:
     more = {"own_key_bits": 2048, "own_insecure_small_key": False, "own_trees": 2}
     assert_the_same(made, CLASSES, 2, **more)
+
+
+def test_flowers_simulation_grows_the_forest_of_the_local_engine(made: MakeSettings) -> None:
+    settings = made(own_trees=2, own_max_depth=1)
+    assert to_json(joined(run_simulation(settings))) == to_json(pooled(settings)[0])
 
 
 # Exchanges
