@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 
 from fedapp.errors import DataError
-from fedapp.home import home, write_whole
+from fedapp.home import home, secret_at
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.site.answer import Handler, Site
 from fedapp.site.labels import Labels, class_names
@@ -79,11 +79,7 @@ def _reply(name: str, facts: Mapping[str, object]) -> HelloReply:
 
 def site_key(name: str) -> bytes:
     """The site's secret for fingerprints, drawn once."""
-    path = home() / "sites" / name / "fingerprint.key"
-    if not path.exists():
-        write_whole(path, secrets.token_bytes(32))
-        path.chmod(0o600)
-    return path.read_bytes()
+    return secret_at(home() / "sites" / name / "fingerprint.key", lambda: secrets.token_bytes(32))
 
 
 def versions() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 
 from clients.hello import KEEP_DAYS, site_key, versions, weights_of
@@ -18,22 +17,25 @@ from fedapp.site.table import Table
 from fedapp.trees.parts import read_part
 
 log = logging.getLogger("fedapp.site")
-# After it an error lists columns, whose names are nobody else's business.
-COLUMNS_LISTED = re.compile(r", got columns |, got text in |, lacks | \(")
 
 
 def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
     """Open a run at a site, or meet the server again after it was started anew."""
-    store, config = site.store, site.config
-    drop_abandoned(store.folder.parent, KEEP_DAYS)
+    drop_abandoned(site.store.folder.parent, KEEP_DAYS)
     try:
-        table, active = _table(site, request)
+        return _introduction(site, request)
     except DataError as error:
-        if config.simulated or config.shares_names:
+        if site.config.simulated or site.config.shares_names:
             raise
-        rule, *listed = COLUMNS_LISTED.split(str(error))
         log.error("%s", error)
-        raise DataError(f"{rule}; the site's own log says more" if listed else rule) from None
+        hint = "; the site's own log says more" if error.outside != error.rule else ""
+        raise DataError(error.outside + hint) from None
+
+
+def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
+    """Read the table, keep it where it is new, and say how large it is."""
+    store, config = site.store, site.config
+    table, active = _table(site, request)
     now = {"fingerprint": fingerprint({"all": table}, site_key(site.name))}
     if "hello" not in store.facts:
         ids = row_ids(table, config, request.needs_ids)

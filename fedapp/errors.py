@@ -12,6 +12,8 @@ path.
 
 from __future__ import annotations
 
+WITHHELD = "[withheld]"
+
 
 class FedappError(Exception):
     """Root of the tree: catch this at the edge of a program, and nowhere else."""
@@ -28,16 +30,23 @@ class DataError(FedappError):
     ----------
     rule : what must hold, and what was found.
     site : name of the party whose table it is; empty where only one table is in play.
+    outside : the rule for others than the site, without names of its columns; empty: the same.
     """
 
-    def __init__(self, rule: str, site: str = "") -> None:
+    def __init__(self, rule: str, site: str = "", outside: str = "") -> None:
         super().__init__(f"{site}: {rule}" if site else rule)
         self.rule = rule
         self.site = site
+        self.outside = outside or rule
+
+    @classmethod
+    def naming(cls, rule: str, *columns: str) -> DataError:
+        """Of columns, whose names fill the ``{}`` of a rule and stay at the site if it likes."""
+        return cls(rule.format(*columns), outside=rule.format(*[WITHHELD] * len(columns)))
 
     def at(self, site: str) -> DataError:
         """The same error with the name of its site."""
-        return DataError(self.rule, site)
+        return DataError(self.rule, site, self.outside)
 
 
 class ProtocolError(FedappError):

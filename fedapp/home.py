@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 
 
 def home() -> Path:
@@ -11,8 +16,40 @@ def home() -> Path:
     return Path(os.environ.get("FEDAPP_HOME") or Path.home() / ".fedapp").expanduser()
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
+def private_folder(path: Path) -> None:
+    """Make a folder, and those above it that are not there, for their owner alone."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+
+def write_new(path: Path, content: bytes, mode: int = PRIVATE) -> None:
+    """Write a new file that nobody can read before it has its mode."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)
+        file.write(content)
+
+
+def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Write a file so that it is there whole or not at all, and with its mode from the first."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
+    if mode is None:
+        temporary.write_bytes(content)
+    else:
+        temporary.unlink(missing_ok=True)
+        write_new(temporary, content, mode)
     temporary.replace(path)
+
+
+def secret_at(path: Path, draw: Callable[[], bytes]) -> bytes:
+    """What a file of its owner alone holds; drawn when it is first asked for."""
+    if not path.exists():
+        private_folder(path.parent)
+        drawn = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        write_new(drawn, draw())
+        # Whole or not at all, and the first of two that draw one at the same time.
+        with suppress(FileExistsError):
+            os.link(drawn, path)
+        drawn.unlink()
+    return path.read_bytes()

@@ -77,7 +77,7 @@ def test_a_run_with_labels_at_two_parties_is_refused_by_their_names(
 def test_a_party_whose_label_column_is_missing_is_named(
     vertical: MakeSettings, sites: MakeSites, bank: Any, shop: Any
 ) -> None:
-    match = r"^bank \(step 1\): label column 'z' must be in the table"
+    match = r"^bank \(step 1\): label column \[withheld\] must be in the table"
     refuses(PartyError, match, vertical(), sites({**bank, "label": "z"}, shop()))
 
 
@@ -88,7 +88,7 @@ def test_one_party_alone_is_refused(vertical: MakeSettings) -> None:
 def test_a_party_without_a_column_is_refused(
     vertical: MakeSettings, sites: MakeSites, bank: Any, shop: Any
 ) -> None:
-    match = r"^shop \(step 1\): table must have a feature column, got only 'id'$"
+    match = r"^shop \(step 1\): table must have a feature column, got only \[withheld\];"
     refuses(PartyError, match, vertical(), sites(bank, shop(c=None)))
 
 
@@ -193,14 +193,47 @@ def test_early_stopping_without_validation_rows_is_refused(
     refuses(ConfigError, match, settings, sites(bank, shop()))
 
 
-def test_an_error_of_a_table_does_not_list_the_columns_of_a_site_that_hides_them(
-    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
+@pytest.mark.parametrize(
+    ("header", "cells", "node", "rule"),
+    [
+        ("secret,hidden", "1,text", {}, "feature columns must be numbers, got text in "),
+        ("secret,hidden", "1,inf", {}, "feature columns must be finite as float32, got "),
+        ("secret,secret", "1,2", {}, "column names must be distinct, got "),
+        ("secret", "1", {"drop-columns": "secret"}, "table must have a feature column, got only "),
+        (
+            "secret,hidden",
+            "1,2",
+            {"drop-columns": "classified"},
+            "drop-columns must be columns of ",
+        ),
+        ("secret,hidden", "1,2", {"id": "classified"}, "id column "),
+        ("secret,hidden", "1,", {"id": "hidden"}, "id column "),
+        ("secret,hidden", "1,7", {"id": "hidden"}, "id column "),
+        ("secret,hidden", "1,", {"label": "hidden"}, "label column "),
+        ("secret,hidden", "1,-1", {"weight": "hidden"}, "weight column "),
+    ],
+)
+def test_an_error_of_a_table_names_no_column_of_a_site_that_hides_them(
+    settings: MakeSettings,
+    sites: MakeSites,
+    write_table: WriteTable,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    header: str,
+    cells: str,
+    node: dict[str, str],
+    rule: str,
 ) -> None:
+    table = tmp_path / "shop.csv"
+    table.write_text("\n".join([header, *[cells] * 40]) + "\n")
     contexts = sites(
         {"name": "bank", "data": write_table("bank")},
-        {"name": "shop", "data": write_table("shop", secret=["text"] * 40, y=None), "label": ""},
+        {"name": "shop", "data": table, "label": "", **node},
     )
     given = settings(strategy="secureboost", parties=2, align="ordered")
-    match = r"^shop .*: feature columns must be numbers; the site's own log says more$"
-    with pytest.raises(PartyError, match=match):
+    with pytest.raises(PartyError, match=r"^shop .*; the site's own log says more$") as caught:
         run_local(given, contexts)
+    assert rule in str(caught.value)
+    for name in ("secret", "hidden", "classified"):
+        assert name not in str(caught.value)
+    assert any(name in caplog.text for name in ("secret", "hidden", "classified"))

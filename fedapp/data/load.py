@@ -169,12 +169,11 @@ def build_table(frame: Any, roles: Roles) -> Table:
     columns = tuple(name for name in frame.column_names if name not in others)
     nameless = [name for name in columns if name.startswith(NO_NAME)]
     if nameless:
-        raise DataError(
-            f"feature columns must have names, got {_listed(nameless)} without; a row number is no "
-            f"feature: drop-columns={','.join(nameless)}"
-        )
+        rule = "feature columns must have names, got {} without; a row number is no feature: "
+        raise DataError.naming(rule + "drop-columns={}", _listed(nameless), ",".join(nameless))
     if not columns:
-        raise DataError(f"table must have a feature column, got only {_listed(frame.column_names)}")
+        found = _listed(frame.column_names)
+        raise DataError.naming("table must have a feature column, got only {}", found)
     return Table(
         columns,
         _values(frame, columns),
@@ -268,15 +267,16 @@ def _check_columns(frame: Any, roles: Roles) -> None:
     names = frame.column_names
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
-        raise DataError(f"column names must be distinct, got {_listed(repeated)} more than once")
+        rule = "column names must be distinct, got {} more than once"
+        raise DataError.naming(rule, _listed(repeated))
     for role, name in roles.named().items():
         if name not in names:
-            rule = f"{role} column '{name}' must be in the table"
-            raise DataError(f"{rule}, got columns {_listed(names)}")
+            rule = f"{role} column {{}} must be in the table, got columns {{}}"
+            raise DataError.naming(rule, _listed([name]), _listed(names))
     absent = [name for name in roles.drop if name not in names]
     if absent:
-        rule = f"drop-columns must be columns of the table ({_listed(names)})"
-        raise DataError(f"{rule}, got {_listed(absent)}")
+        rule = "drop-columns must be columns of the table ({}), got {}"
+        raise DataError.naming(rule, _listed(names), _listed(absent))
     if frame.num_rows == 0:
         raise DataError("table must have at least one row, got 0")
 
@@ -284,10 +284,9 @@ def _check_columns(frame: Any, roles: Roles) -> None:
 def _values(frame: Any, columns: tuple[str, ...]) -> npt.NDArray[np.float32]:
     texts = [name for name in columns if not is_number(frame[name].type)]
     if texts:
-        raise DataError(
-            f"feature columns must be numbers, got text in {_listed(texts)}: encode them as "
-            "numbers, or list them in drop-columns (categorical columns are not supported yet)"
-        )
+        rule = "feature columns must be numbers, got text in {}: encode them as numbers, or list "
+        rule += "them in drop-columns (categorical columns are not supported yet)"
+        raise DataError.naming(rule, _listed(texts))
     values = np.empty((frame.num_rows, len(columns)), np.float32)
     infinite = {}
     for index, name in enumerate(columns):
@@ -295,7 +294,8 @@ def _values(frame: Any, columns: tuple[str, ...]) -> npt.NDArray[np.float32]:
         infinite[name] = int(np.isinf(values[:, index]).sum())
     found = [f"{count} in '{name}'" for name, count in infinite.items() if count]
     if found:
-        raise DataError(f"feature columns must be finite as float32, got {_first(found)} infinite")
+        rule = "feature columns must be finite as float32, got {} infinite"
+        raise DataError.naming(rule, _first(found))
     return values
 
 
@@ -335,34 +335,34 @@ def _texts(column: Any) -> npt.NDArray[np.str_]:
 
 
 def _labels(column: Any, name: str) -> npt.NDArray[np.float64] | npt.NDArray[np.str_]:
-    rule = f"label column '{name}' must"
+    rule = "label column {} must"
     if not is_number(column.type):
-        _refuse(f"{rule} have no missing values", column.null_count, column)
+        _refuse(f"{rule} have no missing values", name, column.null_count, column)
         return _texts(column)
     labels = _numbers(column)
-    _refuse(f"{rule} have no missing values", int(np.isnan(labels).sum()), labels)
-    _refuse(f"{rule} be finite", int(np.isinf(labels).sum()), labels)
+    _refuse(f"{rule} have no missing values", name, int(np.isnan(labels).sum()), labels)
+    _refuse(f"{rule} be finite", name, int(np.isinf(labels).sum()), labels)
     return labels
 
 
 def _weights(column: Any, name: str) -> npt.NDArray[np.float32]:
     if not is_number(column.type):
-        raise DataError(f"weight column '{name}' must be numbers, got text")
+        raise DataError.naming("weight column {} must be numbers, got text", _listed([name]))
     weights = np.empty(len(column), np.float32)
     _fill(weights, column)
     bad = int((~np.isfinite(weights) | (weights < 0)).sum())
-    _refuse(f"weight column '{name}' must be finite and >= 0 in every row", bad, weights)
+    _refuse("weight column {} must be finite and >= 0 in every row", name, bad, weights)
     return weights
 
 
 def _ids(column: Any, name: str) -> npt.NDArray[np.str_]:
-    _refuse(f"id column '{name}' must have no missing values", column.null_count, column)
+    _refuse("id column {} must have no missing values", name, column.null_count, column)
     return _texts(column)
 
 
-def _refuse(rule: str, n_bad: int, rows: Any) -> None:
+def _refuse(rule: str, name: str, n_bad: int, rows: Any) -> None:
     if n_bad:
-        raise DataError(f"{rule}, got {n_bad} of {len(rows)} rows")
+        raise DataError.naming(f"{rule}, got {n_bad} of {len(rows)} rows", _listed([name]))
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -87,4 +87,5 @@ def _only(table: Table, columns: Sequence[str]) -> Table:
 def _check_columns(needed: Sequence[str], there: Sequence[str]) -> None:
     missing = [name for name in needed if name not in there]
     if missing:
-        raise DataError(f"table must have the model's columns, lacks {', '.join(missing[:5])}")
+        rule = "table must have the model's columns, lacks {}"
+        raise DataError.naming(rule, ", ".join(missing[:5]))

@@ -30,6 +30,7 @@ from fedapp.deploy.certificates import (
     supernode_keys,
 )
 from fedapp.errors import ConfigError
+from fedapp.home import write_new, write_whole
 from fedapp.site.config import NAME, SiteConfig
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
@@ -91,10 +92,10 @@ def write_federation(folder: Path, federation: Federation) -> None:
         "WHAT": "SuperLink",
         "SCRIPT": "start-superlink.sh",
     }
-    _write(folder / "ca.key", ca.secret, SECRET)
-    _write(folder / "ca.crt", ca.public, PUBLIC)
-    _write(folder / "server.key", server.secret, SECRET)
-    _write(folder / "server.crt", server.public, PUBLIC)
+    write_new(folder / "ca.key", ca.secret, SECRET)
+    write_new(folder / "ca.crt", ca.public, PUBLIC)
+    write_new(folder / "server.key", server.secret, SECRET)
+    write_new(folder / "server.crt", server.public, PUBLIC)
     _write_superexec_secret(folder)
     for part in ("sites", "flower", "home"):
         (folder / part).mkdir(mode=0o700)
@@ -128,9 +129,9 @@ def renew_certificates(folder: Path) -> datetime:
     ca = KeyPair(paths["ca.key"].read_bytes(), paths["ca.crt"].read_bytes())
     authority = renewed_authority(ca)
     server = server_certificate(authority, hosts_of(paths["server.crt"].read_bytes()))
-    _replace(paths["ca.crt"], authority.files().public, PUBLIC)
-    _replace(paths["server.key"], server.secret, SECRET)
-    _replace(paths["server.crt"], server.public, PUBLIC)
+    write_whole(paths["ca.crt"], authority.files().public, PUBLIC)
+    write_whole(paths["server.key"], server.secret, SECRET)
+    write_whole(paths["server.crt"], server.public, PUBLIC)
     return authority.certificate.not_valid_after_utc
 
 
@@ -155,12 +156,12 @@ def write_site(folder: Path, site: SiteConfig, superlink: str, ca: str, port: in
     data, ca = _existing(site.data), _existing(ca) if ca else ""
     folder = _new(folder)
     keys = supernode_keys(site.name)
-    _write(folder / "supernode.key", keys.secret, SECRET)
+    write_new(folder / "supernode.key", keys.secret, SECRET)
     _write_superexec_secret(folder)
-    _write(folder / f"{site.name}.pub", keys.public, PUBLIC)
+    write_new(folder / f"{site.name}.pub", keys.public, PUBLIC)
     if ca:
-        _write(folder / "ca.crt", Path(ca).read_bytes(), PUBLIC)
-    _write(folder / "site.toml", _node_config(site, data).encode(), SECRET)
+        write_new(folder / "ca.crt", Path(ca).read_bytes(), PUBLIC)
+    write_new(folder / "site.toml", _node_config(site, data).encode(), SECRET)
     for part in ("flower", "home"):
         (folder / part).mkdir(mode=0o700)
     mounted = ["supernode.key", "site.toml", "superexec.secret", *(["ca.crt"] if ca else [])]
@@ -263,25 +264,9 @@ def _write_texts(
     folder: Path, texts: Mapping[str, tuple[str, int]], values: Mapping[str, str]
 ) -> None:
     for name, (template, mode) in texts.items():
-        _write(folder / name, templates.fill(template, values).encode(), mode)
+        write_new(folder / name, templates.fill(template, values).encode(), mode)
 
 
 def _write_superexec_secret(folder: Path) -> None:
     """What a SuperExec shows to be given work: others on the machine reach the loopback too."""
-    _write(folder / "superexec.secret", secrets.token_hex(32).encode(), SECRET)
-
-
-def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file in the place of one that exists."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    _write(temporary, content, mode)
-    temporary.replace(path)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a new file that nobody can read before it has its mode."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)
-        file.write(content)
+    write_new(folder / "superexec.secret", secrets.token_hex(32).encode(), SECRET)

@@ -79,13 +79,13 @@ def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np
         return np.arange(table.n_rows).astype(str)
     n_empty = int((table.ids == "").sum())
     if n_empty:
-        raise DataError(f"{config.id_column} must name every row, got {n_empty} rows without id")
+        rule = f"id column {{}} must name every row, got {n_empty} rows without id"
+        raise DataError.naming(rule, f"'{config.id_column}'")
     n_repeated = sum(count for count in Counter(table.ids.tolist()).values() if count > 1)
     if n_repeated:
-        raise DataError(
-            f"{config.id_column} must be one of its own for every row, got {n_repeated} rows of "
-            f"{table.n_rows} that share theirs"
-        )
+        rule = f"id column {{}} must be one of its own for every row, got {n_repeated} rows of "
+        rule += f"{table.n_rows} that share theirs"
+        raise DataError.naming(rule, f"'{config.id_column}'")
     return table.ids
 
 

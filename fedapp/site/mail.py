@@ -8,10 +8,7 @@ that an earlier request has brought is refused as a replay.
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,7 +22,7 @@ from fedapp.crypto.sealed import (
     unseal,
 )
 from fedapp.errors import ProtocolError
-from fedapp.home import home
+from fedapp.home import home, secret_at
 from fedapp.messages.fields import Array, Letter
 from fedapp.messages.parcels import Parcels, pack_parcels, unpack_parcels
 from fedapp.site.answer import Site
@@ -86,18 +83,7 @@ class Mail:
 
 def identity(name: str) -> bytes:
     """The site's private key, 32 bytes, drawn when it is first asked for and kept on its disk."""
-    path = home() / "sites" / name / IDENTITY
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        drawn = path.with_name(f".{IDENTITY}.{secrets.token_hex(8)}")
-        descriptor = os.open(drawn, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(new_private_key())
-        # Whole or not at all, and the first of two that draw one at the same time.
-        with suppress(FileExistsError):
-            os.link(drawn, path)
-        drawn.unlink()
-    return path.read_bytes()
+    return secret_at(home() / "sites" / name / IDENTITY, new_private_key)
 
 
 def box_key(name: str) -> Array:

@@ -2,9 +2,9 @@
 
 ::
 
-    state.json            step, facts, small arrays, names of the files of large ones, the last
-    reply checkpoint.json       the same, as it was at the last checkpoint the server announced
-    margins-17.npy        an array as step 17 left it; never changed once written
+    state.json       step, facts, small arrays, names of the files of large ones, the last reply
+    checkpoint.json  the same, as it was at the last checkpoint the server announced
+    margins-17.npy   an array as step 17 left it; never changed once written
 
 A step writes new array files, then renames one new ``state.json`` into place: a crash leaves
 either the state before the step or the state after it. Files that neither JSON names are dropped.
@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedapp.home import write_whole
+from fedapp.home import private_folder, write_whole
 from fedapp.messages.fields import Array
 from fedapp.trees.parts import PART
 
@@ -41,12 +41,13 @@ MOST_OPEN = 48
 
 def open_array(path: Path) -> Array:
     """An array file, memory-mapped."""
-    if path not in _OPEN:
+    array = _OPEN.get(path)  # one look: the sites of a local run share the table
+    if array is None:
         if len(_OPEN) >= MOST_OPEN:
             _OPEN.clear()
         mode: Literal["r"] | None = None if path.stat().st_size < 2**16 else "r"
-        _OPEN[path] = np.asarray(np.load(path, mmap_mode=mode, allow_pickle=False))
-    return _OPEN[path]
+        _OPEN[path] = array = np.asarray(np.load(path, mmap_mode=mode, allow_pickle=False))
+    return array
 
 
 def drop_file(path: Path) -> None:
@@ -227,7 +228,7 @@ def drop_abandoned(site: Path, days: float) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a site's state alone, so that a resent message waits for the first one."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(folder)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
