@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -11,6 +13,7 @@ import subprocess
 import threading
 import time
 import tomllib
+import zipfile
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -20,11 +23,13 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from typer.testing import CliRunner
 
+from fedapp.config import app_folder
 from fedapp.deploy import certificates, folders
 from fedapp.deploy.commands import federation_app
 from fedapp.deploy.templates import fill
@@ -434,3 +439,23 @@ def test_a_path_that_would_need_quotes_is_refused(tmp_path: Path) -> None:
 
 def test_a_template_keeps_braces_that_are_no_names() -> None:
     assert fill("location / { {NAME} } {}", {"NAME": "x"}) == "location / { x } {}"
+
+
+# What the sites are sent
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
+def test_the_app_that_sites_are_sent_holds_its_sources_and_nothing_else(tmp_path: Path) -> None:
+    """Whatever else lies in the folder: a tour, runs, notes."""
+    app = tmp_path / "app"
+    (app / "tour").mkdir(parents=True)
+    shutil.copy(app_folder() / "pyproject.toml", app)
+    for name in ("fedapp", "strategies", "clients"):
+        shutil.copytree(app_folder() / name, app / name)
+    for stray in ("tour/site.toml", "notes.py", "notes.json"):
+        (app / stray).write_text("")
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))) as sent:
+        names = set(sent.namelist())
+    assert {"fedapp/client_app.py", "strategies/pax.py", "clients/pax.py"} <= names
+    folders_sent = {name.partition("/")[0] for name in names}
+    assert folders_sent == {".info", "pyproject.toml", "fedapp", "strategies", "clients"}
