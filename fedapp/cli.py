@@ -82,6 +82,8 @@ def _run_dir(settings: Settings, engine: str) -> str:
     if not settings.run_dir and engine not in SIMULATED:
         return ""
     run_dir = Path(settings.run_dir or new_run_dir(settings.strategy, Path("runs"))).resolve()
+    if not settings.resume:
+        RunFolder(run_dir).check_new()
     run_dir.mkdir(parents=True, exist_ok=True)
     return str(run_dir)
 
@@ -207,6 +209,9 @@ def predict(
     """Predict the rows of a table with a run's model."""
     from fedapp.predict import parts_of, predict_table
 
+    if not (model := run_dir / "model.json").is_file():
+        rule = "of a run that has finished; failure.json says why one has not"
+        raise ConfigError(f"model must be a file {rule}, got {model}")
     parts = parts_of(run_dir)
     _check_tables(engine, bool(parts), {"--data": data, "--output": output, "--id": id_column})
     if parts:
@@ -308,7 +313,7 @@ def main() -> None:
     cli.add_typer(site_app, name="site")
     cli.add_typer(federation_app, name="federation")
     # What ends the command ends what it has started.
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         cli()
     except OSError as error:

@@ -48,10 +48,19 @@ class RunFolder:
         ------
         ConfigError : the folder holds another run.
         """
-        if (self.path / "config.toml").exists():
-            raise ConfigError(f"run-dir must be a new folder, got {self.path} which holds a run")
+        self.check_new()
         self.path.mkdir(parents=True, exist_ok=True)
         self.write("config.toml", tomli_w.dumps(settings.as_config()))
+
+    def check_new(self) -> None:
+        """Hold that the folder holds no run.
+
+        Raises
+        ------
+        ConfigError : it holds one.
+        """
+        if (self.path / "config.toml").exists():
+            raise ConfigError(f"run-dir must be a new folder, got {self.path} which holds a run")
 
     def rewind(self, step: int, n_rounds: int) -> None:
         """Drop the lines of rounds and messages after a checkpoint."""

@@ -310,7 +310,12 @@ def _flwr_run(
     if not run_id:
         lines = (started.stdout + started.stderr).splitlines()[-LOG_LINES:]
         raise RunFailedError("flwr run could not start the run", lines)
-    status = _wait_for(run_id, name, environment)
+    try:
+        status = _wait_for(run_id, name, environment)
+    except KeyboardInterrupt:
+        if not federation:
+            print(f"the run goes on; to end it: flwr stop {run_id} {name}", file=sys.stderr)
+        raise
     folder = RunFolder(Path(settings.run_dir or "."))
     if status != "finished:completed":
         lines = _log_lines(run_id, name, environment)

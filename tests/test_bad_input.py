@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context
+from typer.testing import CliRunner
 
+from fedapp.cli import cli
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.trees.model import load_model
@@ -388,6 +390,24 @@ def test_a_folder_that_holds_a_run_is_not_written_to(settings: MakeSettings) -> 
     with pytest.raises(ConfigError, match=r"^run-dir must be a new folder, got .* holds a run$"):
         run_local(run)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_the_command_shows_nothing_of_another_run_in_the_folder(
+    settings: MakeSettings,
+) -> None:
+    run_dir = str(run_local(settings(num_boost_round=1)).path)
+    command = ["run", "pax", "--engine", "local", "-c", f"run-dir={run_dir}"]
+    result = CliRunner().invoke(cli, command)
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception) == f"run-dir must be a new folder, got {run_dir} which holds a run"
+    assert "round" not in result.output
+
+
+def test_a_prediction_by_a_run_that_has_not_finished_is_refused(tmp_path: Path) -> None:
+    given = ["--data", "new.csv", "--output", "scores.csv"]
+    error = CliRunner().invoke(cli, ["predict", str(tmp_path), *given]).exception
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("model must be a file of a run that has finished; failure.json ")
 
 
 def test_an_error_says_nothing_of_where_a_site_keeps_its_table(

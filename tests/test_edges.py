@@ -221,6 +221,8 @@ def test_an_interrupted_simulation_leaves_no_process(tmp_path: Path) -> None:
     mark = {"FEDAPP_TEST_MARK": tmp_path.name}
     command = [sys.executable, "-m", "fedapp", "run", "pax", "-c", "num-boost-round=500"]
     command += ["-c", f"run-dir={tmp_path / 'run'}"]
+    # A shell's script ignores SIGINT for what it starts in the background.
+    command = ["bash", "-c", 'trap "" INT; exec "$@"', "bash", *command]
     process = subprocess.Popen(command, env={**os.environ, **mark}, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
     while not (tmp_path / "run" / "rounds.jsonl").exists() and time.monotonic() < deadline:

@@ -224,6 +224,11 @@ def printed(facts: dict, **kwargs: object) -> str:
     return console.file.getvalue()
 
 
+def test_the_summary_tells_what_the_run_warned_of():
+    warned = ["labels=encoded: every party learns which training rows share a label"]
+    assert f"! {warned[0]}" in printed({**summary_of(BINARY), "warnings": warned})
+
+
 def test_the_summary_tells_result_and_cost():
     baselines = {"pooled": {"auc": 0.9111, "logloss": None}, "alone": {"party-1": {"auc": 0.6543}}}
     left_out = [{"party": "bank[red]", "step": 17, "reason": "no answer within 60 s"}]
@@ -392,6 +397,23 @@ def test_the_page_warns_of_parties_left_out_and_of_an_early_end(tmp_path):
         "party-2 was left out from step 17: no answer within 60 s",
         "training ended early, after 5 of 50 rounds; the best was round 3",
     ]
+
+
+def test_the_page_tells_what_the_run_warned_of(tmp_path):
+    path = make_run(tmp_path / "run")
+    facts = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps({**facts, "warnings": ["only 16 bins <"]}))
+    assert '<p class="warning">only 16 bins &lt;</p>' in page_of(path)
+
+
+def test_a_page_of_a_deployment_does_not_show_settings_of_simulated_tables(tmp_path):
+    path = make_run(tmp_path / "run")
+    facts = json.loads((path / "summary.json").read_text())
+    config = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(f'data = "breast-cancer"\n{config}')
+    assert ">data<" in page_of(path)
+    (path / "summary.json").write_text(json.dumps({**facts, "engine": "deployment"}))
+    assert ">data<" not in page_of(path)
 
 
 def test_a_run_without_trouble_has_no_warning(tmp_path):

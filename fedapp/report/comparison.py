@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from fedapp.config import flatten
 from fedapp.errors import DataError
 from fedapp.metrics import BETTER
 from fedapp.report import plots
@@ -13,7 +14,6 @@ from fedapp.report.summary import (
     Run,
     Scores,
     drawn_metrics,
-    flat_settings,
     human_bytes,
     human_seconds,
     score_names,
@@ -110,7 +110,7 @@ def _rocs(named: Named) -> dict[str, bytes]:
 
 def _differences(named: Named) -> str:
     """Settings that are not the same in every run, in the order of the first run's."""
-    flat = {name: flat_settings(run.config) for name, run in named.items()}
+    flat = {name: flatten(run.config) for name, run in named.items()}
     keys = dict.fromkeys(key for settings in flat.values() for key in settings)
     rows = [[key, *(str(each.get(key, "not set")) for each in flat.values())] for key in keys]
     differing = [row for row in rows if len(set(row[1:])) > 1]

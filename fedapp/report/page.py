@@ -7,21 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from fedapp import metrics
+from fedapp.config import flatten
 from fedapp.errors import DataError
 from fedapp.report import comparison, plots
 from fedapp.report.markup import Strong, arrow, escaped, figures, folded, page, section, table
 from fedapp.report.summary import (
     Run,
     drawn_metrics,
-    flat_settings,
     human_bytes,
     human_seconds,
-    left_out_line,
     read_run,
     score_names,
     score_rows,
     score_text,
+    warning_lines,
 )
+
+DEPLOYMENT = "deployment"
+# Settings of a table that is split among simulated parties; sites have tables of their own.
+OF_SIMULATED_TABLES = {"data", "label", "id", "weight", "drop-columns", "partition", "columns"}
 
 
 def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
@@ -71,7 +75,7 @@ def _run_page(run: Run) -> str:
 
 
 def _warnings(run: Run) -> str:
-    lines = [left_out_line(entry) for entry in run.summary.get("left_out", [])]
+    lines = warning_lines(run.summary)
     asked = run.rounds[-1].get("rounds", 0) if run.rounds else 0
     if run.rounds and run.rounds[-1]["round"] < asked:
         best = run.summary.get("best_round")
@@ -197,5 +201,8 @@ def _traffic(ledger: Sequence[Mapping[str, Any]]) -> str:
 def _setup(run: Run) -> str:
     sizes = {party["name"]: party["rows"] for party in run.summary["parties"]}
     parties = [[name, f"{n_rows:,}"] for name, n_rows in sizes.items()]
-    settings = [[name, str(value)] for name, value in flat_settings(run.config).items()]
+    known = flatten(run.config)
+    if run.summary.get("engine") == DEPLOYMENT:
+        known = {name: value for name, value in known.items() if name not in OF_SIMULATED_TABLES}
+    settings = [[name, str(value)] for name, value in known.items()]
     return table(["party", "rows"], parties) + table(["setting", "value"], settings, n_texts=2)

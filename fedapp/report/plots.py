@@ -163,7 +163,7 @@ def traffic_by_tree(rounds: Rounds) -> bytes:
     ax.stairs(down + up, edges, baseline=down, fill=True, color=BLUE, label="to server")
     ax.yaxis.set_major_formatter(EngFormatter(unit="B"))
     _label_trees(ax, "size of messages")
-    _legend(ax)
+    _legend(ax, above=True)
     return to_png(figure)
 
 
@@ -180,7 +180,7 @@ def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> bytes:
     ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_formatter(EngFormatter(unit="B"))
     ax.set(xlabel="size of messages")
-    _legend(ax)
+    _legend(ax, above=True)
     return to_png(figure)
 
 
@@ -253,6 +253,7 @@ def new_canvas(
         ax.spines[["top", "right"]].set_visible(False)
         ax.spines[["left", "bottom"]].set_color("#aaaaaa")
         ax.tick_params(colors=_GREY, labelsize=10)
+        ax.ticklabel_format(useOffset=False)
         for label in (ax.xaxis.label, ax.yaxis.label):
             label.set(fontsize=11, color=BLACK)
     return figure, every[0]
@@ -276,16 +277,21 @@ def line_style(points: Sequence[Any]) -> dict[str, Any]:
     return {"linewidth": 2, "marker": "o" if len(points) <= 30 else "", "markersize": 3.5}
 
 
-def _legend(ax: Axes) -> None:
+def _legend(ax: Axes, above: bool = False) -> None:
+    """A legend where there is room for it, or above the axes, which bars fill."""
     if not ax.get_legend_handles_labels()[0]:
         return
-    for text in ax.legend(frameon=False, fontsize=10).get_texts():
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
+    for text in ax.legend(frameon=False, fontsize=10, **(place if above else {})).get_texts():
         text.set_parse_math(False)
 
 
 def _label_trees(ax: Axes, ylabel: str) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     ax.set(xlabel="boosting round", ylabel=ylabel)
+    low, high = ax.get_xlim()
+    if high - low < 1:  # one round
+        ax.set_xlim(low - 0.5, high + 0.5)
 
 
 def _values(rounds: Rounds, split: str, metric: str) -> Array:

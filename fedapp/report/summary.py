@@ -99,8 +99,8 @@ def print_summary(summary: Mapping[str, Any], console: Console, path: Path | Non
     console.print(_facts(summary, path))
     console.print()
     console.print(_score_table(summary))
-    for entry in summary.get("left_out", []):
-        console.print(f"[yellow]![/] {escape(left_out_line(entry))}", highlight=False)
+    for line in warning_lines(summary):
+        console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
 
 
 def score_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, Scores]]:
@@ -133,18 +133,13 @@ def drawn_metrics(runs: Sequence[Run]) -> list[str]:
     return [name for name in dict.fromkeys(order) if name in defined][:2]
 
 
-def flat_settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted name: ``{"pax": {"bins": "share"}}`` gives ``pax.bins``."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        nested = isinstance(value, Mapping)
-        flat |= flat_settings(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
-    return flat
-
-
-def left_out_line(entry: Mapping[str, Any]) -> str:
-    """One entry of the summary's left_out, in words."""
-    return f"{entry['party']} was left out from step {entry['step']}: {entry['reason']}"
+def warning_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What the run warned of, and who was left out of it."""
+    left_out = [
+        f"{entry['party']} was left out from step {entry['step']}: {entry['reason']}"
+        for entry in summary.get("left_out", [])
+    ]
+    return [*summary.get("warnings", []), *left_out]
 
 
 def human_bytes(n: float) -> str:

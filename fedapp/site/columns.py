@@ -38,7 +38,8 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
     files = config.data.split(",")
     if len(files) > 1:
         if len(files) != config.n_parts:
-            raise DataError(f"data must be {config.n_parts} files, one a party, got {len(files)}")
+            rule = f"data must be {config.n_parts} files, one for each of parties={config.n_parts}"
+            raise DataError(f"{rule}, got {len(files)}")
         return read_table(_with_own_roles(replace(config, data=files[config.part].strip())))
     table = read_table(config)
     rng = np.random.default_rng(seed)
@@ -67,14 +68,15 @@ def read_rows_to_predict(config: SiteConfig, columns: Sequence[str]) -> Table:
 
 
 def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np.str_]:
-    """Ids of the rows; their numbers where rows need no ids, or are simulated.
+    """Ids of the rows; their numbers where rows need no ids, or are shares of one table.
 
     Raises
     ------
     DataError : there are none, or they are not one a row.
     """
     if table.ids is None:
-        if needs_ids and not config.simulated:
+        shares_rows = config.simulated and "," not in config.data
+        if needs_ids and not shares_rows:
             raise DataError('id must name the column to match rows by, as in id="customer"')
         return np.arange(table.n_rows).astype(str)
     n_empty = int((table.ids == "").sum())

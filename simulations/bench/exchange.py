@@ -62,7 +62,7 @@ EXCHANGES: Mapping[str, Callable[[Settings, int], int]] = {
     "fedavg-linear": lambda s, n: 3 + s.sections["fedavg-linear"]["rounds"],
     "secureboost": lambda s, n: 7 + n + s.num_boost_round * _secureboost_round(s.max_depth, n),
     "federated-forest": lambda s, n: 5 + n + 2 * s.sections["federated-forest"]["max-depth"],
-    "interactive": lambda s, n: 4 + n + 2 * s.max_depth,
+    "interactive": lambda s, n: 5 + n + 2 * s.max_depth,
     "one-round": lambda s, n: 5 + n,
     "eini": lambda s, n: 4 + 2 * n,
 }
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="trees, an exchange each")
     given = parser.parse_args()
     # What ends the command ends what it has started.
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as name:
         os.environ["FEDAPP_HOME"] = f"{name}/home"
         lines, cpu = measured(Path(name), given.rounds)

@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SEED, help="of the moments and the victims")
     given = parser.parse_args()
     # What ends the command ends what it has started.
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     rng, tally = random.Random(given.seed), Counter[str]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -102,10 +102,11 @@ def _disturbed(
     killed = run.poll() is None and deployment.kill(place, program)
     try:
         shown, _ = run.communicate(timeout=RUN_SECONDS)
+        outcome = _outcome(run_dir / "model.json", expected, run.returncode, shown)
     except subprocess.TimeoutExpired:
         run.kill()
         shown, _ = run.communicate()
-    outcome = _outcome(run_dir / "model.json", expected, run.returncode, shown)
+        outcome = f"not done in {RUN_SECONDS} s"
     if outcome not in GOOD and place == "coordinator" and run.returncode:
         resume = settings_of({"resume": run_dir})
         ended(deployment.begin("run", "pax", "--engine", "federation", *resume))
