@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.crypto.psi import draw_scalar, hash_to_group, intersect, mask, places
-from fedapp.data.partition import split_rows
+from fedapp.data.partition import PARTS, split_rows
 from fedapp.errors import DataError, ProtocolError
 from fedapp.messages.alignment import (
     CommonRows,
@@ -32,10 +32,11 @@ from fedapp.messages.alignment import (
     OpenRequest,
     OrderDigest,
     OrderRequest,
-    SentReply,
 )
 from fedapp.messages.fields import Array, Request
+from fedapp.messages.parcels import SentReply
 from fedapp.site.answer import Handler, Site
+from fedapp.site.bits import sent_bits
 from fedapp.site.columns import common_order, order_digest
 from fedapp.site.mail import Mail, know, read_mail, write_mail
 
@@ -85,7 +86,7 @@ def match(site: Site, request: MatchRequest) -> MatchReply:
     letters = [
         (name, CommonRows(common.get(name, np.empty(0, np.uint8)), key)) for name in _passive(site)
     ]
-    sizes = {f"n_{part}": store.facts[f"n_{part}"] for part in ("train", "valid", "test")}
+    sizes = {f"n_{part}": store.facts[f"n_{part}"] for part in PARTS}
     return MatchReply(**write_mail(site, letters), **sizes)
 
 
@@ -95,10 +96,8 @@ def order(site: Site, request: OrderRequest) -> SentReply:
     letter = read_mail(site, request).one(CommonRows, active)
     rows = np.arange(len(store["ids"]))
     if not store.facts["ordered"]:
-        if len(letter.common) != -(-len(rows) // 8):
-            rule = f"must be {-(-len(rows) // 8)} bytes, got {len(letter.common)}"
-            raise ProtocolError(active, "CommonRows", "common", rule)
-        rows = store["shuffle"][np.unpackbits(letter.common)[: len(rows)].astype(bool)]
+        common = sent_bits(active, "CommonRows", "common", letter.common, [len(rows)])
+        rows = store["shuffle"][common[0]]
     _keep(site, rows)
     digest = OrderDigest(_digest(site, letter.key.tobytes()))
     return SentReply(**write_mail(site, [(active, digest)]))
@@ -133,7 +132,7 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
     if len(split.train) < least:
         rule = f"must have {least} training rows in common at least (min-rows of {site.name})"
         raise DataError(f"ids {rule}, got {len(split.train)}")
-    for part in ("train", "valid", "test"):
+    for part in PARTS:
         store.facts[f"n_{part}"] = len(getattr(split, part))
     rows = rows[np.concatenate((split.train, split.valid, split.test))]
     store["places"] = rows  # in the party's own table

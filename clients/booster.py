@@ -8,13 +8,13 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from fedapp import metrics
+from fedapp.data.partition import PARTS
 from fedapp.errors import DataError, ProtocolError
 from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_whole
 from fedapp.messages.booster import EvaluateReply, EvaluateRequest
 from fedapp.messages.fields import Array
 from fedapp.site.answer import Handler, Site, keep_reply, kept_reply
-from fedapp.site.rows import PARTS
 from fedapp.site.store import Store
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import Objective
@@ -79,22 +79,37 @@ def _scores(
     store: Store, request: EvaluateRequest, model: M, predict: Callable[[M, Array], Array]
 ) -> dict[str, Array]:
     """The fields of the reply."""
-    scores = {}
+    scores: dict[str, Array] = {}
     for part in PARTS:
-        labels, weights = store[f"{part}.labels"], store[f"{part}.weights"]
         batches = [predict(model, values) for values in _batches(store, part)]
         margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
-        found = metrics.statistics(
-            model.objective,
-            margins,
-            labels,
-            weights,
-            request.score_bins,
-            request.residual_range,
-            float(model.base_margin),
+        center, widest = float(model.base_margin), request.residual_range
+        scores |= score_fields(
+            store, part, model.objective, margins, request.score_bins, center, widest
         )
-        scores[f"{part}_sums"], scores[f"{part}_scores"] = found.sums, found.histogram
     return scores
+
+
+def score_fields(
+    store: Store,
+    part: str,
+    objective: Objective,
+    margins: Array,
+    n_bins: int,
+    center: float,
+    residual_range: float = 1.0,
+) -> dict[str, Array]:
+    """Scores of one part of the rows, as the fields of a reply.
+
+    Parameters
+    ----------
+    part : "train", "valid" or "test".
+    margins : of its rows, float32, shape (n_rows, n_outputs).
+    n_bins, center, residual_range : see ``metrics.statistics``.
+    """
+    labels, weights = store[f"{part}.labels"], store[f"{part}.weights"]
+    found = metrics.statistics(objective, margins, labels, weights, n_bins, residual_range, center)
+    return {f"{part}_sums": found.sums, f"{part}_scores": found.histogram}
 
 
 def _batches(store: Store, part: str) -> Iterator[Array]:

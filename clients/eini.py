@@ -15,20 +15,20 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from clients.eini_active import Letters, active_step, chain
+from clients.eini_active import NOT_OWN, active_step, chain
 from clients.explain import explain_open
 from clients.inference import own_digest, own_part
 from fedapp.crypto.keys import PublicKey, check_public_key
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import check_ciphertexts
 from fedapp.crypto.sums import choose, pack_sums, sum_rows
-from fedapp.crypto.workers import n_cores, shared_workers
+from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ProtocolError
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
 from fedapp.messages.fields import Array, Request
 from fedapp.site.answer import Handler, Site
-from fedapp.site.mail import read_mail, write_mail
-from fedapp.trees.candidates import LEAF, are_trees, candidates
+from fedapp.site.mail import Letters, read_mail, write_mail
+from fedapp.trees.candidates import are_trees, candidates
 
 Bools = npt.NDArray[np.bool_]
 
@@ -44,7 +44,7 @@ def _passive_step(site: Site, request: StepRequest) -> StepReply:
     store, mail = site.store, read_mail(site, request)
     parties, active = chain(store), store.facts["active"]
     letters: Letters = []
-    for structure in mail.all(Structure).values():
+    if structure := mail.only(Structure, active):
         _keep_structure(site, structure, request.insecure_small_key)
         letters.append((active, Ready(own_digest(site))))
     for sender, elements in mail.each(Elements):
@@ -53,19 +53,25 @@ def _passive_step(site: Site, request: StepRequest) -> StepReply:
             raise ProtocolError(sender, "Elements", "sender", "must be the party before this one")
         receiver = parties[place + 1] if place + 1 < len(parties) else active
         letters.append((receiver, _choose(site, sender, elements)))
-    return StepReply(
+        store.facts["next_row"] = elements.first_row + elements.n_rows
+    reply = StepReply(
         **write_mail(site, letters), finished=False, n_trees=0, n_entries=0, n_batches=0
     )
+    if not store.finished and store.facts.get("next_row") == len(store["ids"]):
+        store.forget()
+    return reply
 
 
 def _keep_structure(site: Site, letter: Structure, insecure: bool) -> None:
     """Keep key and structure, once they fit together."""
     store, active = site.store, site.store.facts["active"]
     part = own_part(site)
-    n_records, n_trees = len(part.lookup.columns), len(letter.ends)
-    fits = n_trees == letter.n_terms and (letter.records < n_records).all()
-    if not fits or not are_trees(letter.lefts, letter.ends):
-        raise ProtocolError(active, "Structure", "lefts", "must be trees of this model")
+    own = letter.records[letter.records >= 0]
+    fits = len(letter.ends) == letter.n_terms and "n" not in store
+    # A split stands once in a model.
+    known = len(np.unique(own)) == len(own) and bool((own < len(part.lookup.columns)).all())
+    if not (fits and known and are_trees(letter.lefts, letter.ends)):
+        raise ProtocolError(active, "Structure", "lefts", "must be trees of this model, sent once")
     try:
         key = PublicKey.from_array(letter.n)
         check_public_key(key, insecure_small_key=insecure)
@@ -74,7 +80,7 @@ def _keep_structure(site: Site, letter: Structure, insecure: bool) -> None:
         raise ProtocolError(active, "Structure", "n", str(error)) from error
     store["n"], store["ends"] = letter.n, letter.ends
     store["lefts"], store["records"] = letter.lefts, letter.records
-    store.facts["layout"] = [letter.n_terms, letter.n_outputs]
+    store.facts |= {"layout": [letter.n_terms, letter.n_outputs], "next_row": 0}
     if "explained" in store.facts and "trees" not in part.document:
         explain_open(site, part, _trees(site))
 
@@ -85,7 +91,7 @@ def _choose(site: Site, sender: str, letter: Elements) -> Elements | Totals:
     chosen = _checked_choice(site, sender, letter, key)
     if site.name == chain(store)[-1]:
         return _totals(site, letter, key, chosen)
-    workers = shared_workers(n_cores())
+    workers = shared_workers()
     kept = choose(key, letter.ciphertexts, chosen.ravel(), workers)
     return Elements(letter.first_row, letter.n_rows, kept)
 
@@ -98,6 +104,8 @@ def _checked_choice(site: Site, sender: str, letter: Elements, key: PublicKey) -
     ProtocolError : the batch is not of these rows and trees, or holds what is no ciphertext.
     """
     n_rows, end = len(site.store["ids"]), letter.first_row + letter.n_rows
+    if letter.first_row != site.store.facts["next_row"]:
+        raise ProtocolError(sender, "Elements", "first_row", "must be the next batch's")
     if end > n_rows:
         raise ProtocolError(sender, "Elements", "n_rows", f"must end by row {n_rows}")
     chosen, found = _own_candidates(site, slice(letter.first_row, end)), len(letter.ciphertexts)
@@ -114,7 +122,7 @@ def _checked_choice(site: Site, sender: str, letter: Elements, key: PublicKey) -
 def _totals(site: Site, letter: Elements, key: PublicKey, chosen: Bools) -> Totals:
     """Eq. 13 at the last party: the sum of each row's chosen elements, rows side by side."""
     n_terms, n_outputs = site.store.facts["layout"]
-    layout, workers = SumLayout(key.bits, n_terms, n_outputs, 0), shared_workers(n_cores())
+    layout, workers = SumLayout(key.bits, n_terms, n_outputs, 0), shared_workers()
     rows = np.repeat(np.arange(letter.n_rows, dtype=np.int32), chosen.shape[1])
     slots = np.where(chosen.ravel(), rows, -1).astype(np.int32)
     codes, offsets = np.zeros((len(rows), 1), dtype=np.uint8), np.array([0, 1])
@@ -135,7 +143,7 @@ def _own_candidates(site: Site, rows: slice) -> Bools:
     lookup, values = own_part(site).lookup, site.store["values"][rows]
     found = []
     for lefts, records in _trees(site):
-        own = np.flatnonzero(records != LEAF).tolist()
+        own = np.flatnonzero(records != NOT_OWN).tolist()
         sides = {node: lookup.sides(records[node], values) for node in own}
         found.append(candidates(lefts, sides, len(values)))
     return np.concatenate(found, axis=1)

@@ -19,17 +19,18 @@ from fedapp.crypto.keys import PrivateKey, generate_key
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt
 from fedapp.crypto.sums import self_test
-from fedapp.crypto.workers import n_cores, shared_workers
+from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
-from fedapp.messages.fields import Array, Letter
+from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
-from fedapp.site.mail import Mail, read_mail, write_mail
+from fedapp.site.mail import Letters, Mail, read_mail, write_mail
 from fedapp.site.store import Store
-from fedapp.trees.candidates import LEAF, Skeleton, candidates, skeleton
+from fedapp.trees.candidates import Skeleton, candidates, skeleton
+from fedapp.trees.model import LEAF
 
 BATCH_BYTES = 2**26
-Letters = list[tuple[str, Letter]]
+NOT_OWN = -1  # record of a node that is no split of the receiver's
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
@@ -175,7 +176,7 @@ def _structure(plan: Plan, key: PrivateKey, name: str) -> Structure:
         found, owners = plan.skeletons[tree], np.array(plan.part.owners[tree])
         is_own = (owners[found.sources] == name) & (found.lefts != LEAF)
         lefts.append(found.lefts)
-        records.append(np.where(is_own, plan.part.records[tree][found.sources], LEAF))
+        records.append(np.where(is_own, plan.part.records[tree][found.sources], NOT_OWN))
     return Structure(
         key.public.to_array(),
         len(plan.shared),
@@ -238,7 +239,7 @@ def _next_batch(site: Site, plan: Plan) -> Elements | None:
     key = PrivateKey.from_array(store["key"])
     plaintexts = SumLayout(key.public.bits, *facts["layout"]).pack(elements)
     facts["n_sent"], facts["n_batches"] = last, facts["n_batches"] + 1
-    return Elements(first, last - first, encrypt(key, plaintexts, shared_workers(n_cores())))
+    return Elements(first, last - first, encrypt(key, plaintexts, shared_workers()))
 
 
 def _check_parts(site: Site, mail: Mail, plan: Plan) -> None:
@@ -271,7 +272,7 @@ def _decrypted(store: Store, sender: str, letter: Totals) -> Floats:
     layout = SumLayout(key.public.bits, *store.facts["layout"])
     try:
         check_ciphertexts(key.public, letter.ciphertexts)
-        plain = decrypt(key, letter.ciphertexts, shared_workers(n_cores()))
+        plain = decrypt(key, letter.ciphertexts, shared_workers())
         return layout.unpack(plain, letter.n_rows)
     except ValueError as error:
         raise ProtocolError(sender, "Totals", "ciphertexts", str(error)) from error

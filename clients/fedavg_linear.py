@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from typing import cast
 
-import numpy as np
-
-from clients.booster import score_model
+from clients.booster import score_fields, score_model
 from clients.labels import code_labels
-from fedapp import metrics
 from fedapp.errors import ProtocolError
 from fedapp.linear import (
     Descent,
@@ -53,7 +49,7 @@ def train(site: Site, request: AverageRequest) -> AverageReply:
     descent = Descent(
         request.epochs, request.batch_size, request.learning_rate, request.decay, request.l2
     )
-    rng = np.random.default_rng([request.seed, request.round_id, zlib.crc32(site.name.encode())])
+    rng = site.random(request.seed, request.round_id)
     parts = (site.store[f"train.{name}"] for name in ("values", "labels", "weights"))
     values, labels, weights = parts
     trained = descend(model, (values, labels, weights), descent, rng)
@@ -78,17 +74,10 @@ def _model(site: Site, request: AverageRequest) -> LinearModel:
 
 def _scores(store: Store, model: LinearModel, request: AverageRequest) -> dict[str, Array]:
     """Scores of the model that was sent."""
-    scores = {}
+    scores: dict[str, Array] = {}
     for part in ("train", "valid"):
-        found = metrics.statistics(
-            model.objective,
-            predict_linear(model, store[f"{part}.values"]),
-            store[f"{part}.labels"],
-            store[f"{part}.weights"],
-            request.score_bins,
-            center=float(model.base_margin),
-        )
-        scores[f"{part}_sums"], scores[f"{part}_scores"] = found.sums, found.histogram
+        margins, center = predict_linear(model, store[f"{part}.values"]), float(model.base_margin)
+        scores |= score_fields(store, part, model.objective, margins, request.score_bins, center)
     return scores
 
 

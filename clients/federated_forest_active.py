@@ -23,6 +23,7 @@ from clients.federated_forest_splits import (
     tell_others,
 )
 from fedapp import metrics
+from fedapp.data.partition import PARTS
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.federated_forest import (
     FinishReply,
@@ -33,15 +34,14 @@ from fedapp.messages.federated_forest import (
     SetupRequest,
 )
 from fedapp.site.answer import Site, keep_reply, kept_reply
-from fedapp.site.labels import REGRESSION, class_ids, class_names
+from fedapp.site.labels import class_ids, class_names
 from fedapp.site.mail import Mail, read_mail, write_mail
 from fedapp.site.store import Store
 from fedapp.trees.bagged import BaggedForest, branches, leaf_values, to_json
 from fedapp.trees.label_codes import class_codes, number_codes
-from fedapp.trees.objective import margins_of, n_outputs
+from fedapp.trees.objective import REGRESSION, margins_of, n_outputs
 from fedapp.trees.parts import Lookup, write_part
 
-PARTS = ("train", "valid", "test")
 SCORE_BINS = 2**12
 Scores = dict[str, float]
 

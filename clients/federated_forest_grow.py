@@ -73,7 +73,7 @@ def keep_labels(store: Store, letter: Labels) -> None:
 def take_labels(site: Site, mail: Mail) -> None:
     """Take the codes of the labels where they have come."""
     store, active = site.store, site.store.facts["active"]
-    for letter in mail.all(Labels).values():
+    if letter := mail.only(Labels, active):
         n_train, n_classes = store.facts["n_train"], letter.n_classes
         fits = len(letter.codes) == n_train and len(letter.weights) in (0, n_train)
         if n_classes:

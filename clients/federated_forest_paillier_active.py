@@ -10,7 +10,6 @@ import numpy as np
 
 from clients.federated_forest_grow import open_to, rules_of, search_level
 from clients.federated_forest_splits import (
-    Letters,
     Told,
     keep_splits,
     kept_splits,
@@ -24,7 +23,7 @@ from fedapp.crypto.keys import PrivateKey, PublicKey, generate_key
 from fedapp.crypto.packing import SumLayout, whole_layout
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.sums import read_parts, self_test
-from fedapp.crypto.workers import n_cores, shared_workers
+from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.federated_forest import (
     ColumnSums,
@@ -35,7 +34,7 @@ from fedapp.messages.federated_forest import (
 )
 from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
-from fedapp.site.mail import Mail
+from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.cart import DRAWN, NO_RANK, Ints, Rules
 from fedapp.trees.column_sums import Choices, NodeTotals, Sums, choose_cuts
@@ -58,7 +57,7 @@ def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
     self_test(key)
     store["key"], store["worth"] = key.to_array(), np.zeros((0, 3))
     weighted = store["row_weights"] > 0
-    plaintexts, workers = layout.pack(fields.numbers[weighted]), shared_workers(n_cores())
+    plaintexts, workers = layout.pack(fields.numbers[weighted]), shared_workers()
     n_fields, bits = fields.numbers.shape[1], fields.bits
     told = key.public.to_array(), n_fields, bits, np.packbits(weighted)
     return [
@@ -241,7 +240,7 @@ def _sums(
     wanted = [np.repeat(r, part.n_bins + part.missing) for r, part in zip(read, parts, strict=True)]
     layout = _layout(key.public, fields)
     try:
-        found = read_parts(key, ciphertexts, layout, wanted, shared_workers(n_cores()))
+        found = read_parts(key, ciphertexts, layout, wanted, shared_workers())
     except ValueError as error:
         raise ProtocolError(party, "ColumnSums", "ciphertexts", str(error)) from error
     for (part, totals), sums, columns, mine in zip(pairs, found, read, wanted, strict=True):

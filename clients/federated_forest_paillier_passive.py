@@ -12,7 +12,6 @@ import numpy as np
 
 from clients.federated_forest_grow import bins_of, keep_found, open_to
 from clients.federated_forest_splits import (
-    Letters,
     Told,
     check_splits,
     make_own,
@@ -24,11 +23,12 @@ from fedapp.crypto.keys import PublicKey, check_public_key
 from fedapp.crypto.packing import SumLayout, whole_layout
 from fedapp.crypto.paillier import check_ciphertexts
 from fedapp.crypto.sums import Terms, pack_terms
-from fedapp.crypto.workers import n_cores, shared_workers
+from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ProtocolError
 from fedapp.messages.federated_forest import ColumnSums, EncryptedLabels, SumRequest, Won
 from fedapp.site.answer import Site
-from fedapp.site.mail import Mail
+from fedapp.site.bits import sent_bits
+from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.cart import LOWEST, Candidates, Ints
 from fedapp.trees.levels import Places, by_tree, columns_of, inside_of
@@ -38,7 +38,7 @@ from fedapp.trees.listing import Listing, OwnColumns, list_columns
 def take_labels(site: Site, mail: Mail) -> None:
     """Take the encrypted labels where they have come."""
     store, active = site.store, site.store.facts["active"]
-    for letter in mail.all(EncryptedLabels).values():
+    if letter := mail.only(EncryptedLabels, active):
         try:
             _keep_labels(store, letter)
         except ValueError as error:
@@ -53,15 +53,16 @@ def _keep_labels(store: Store, letter: EncryptedLabels) -> None:
     Raises
     ------
     ValueError : the key is too small or no key, or the ciphertexts are not those of these rows.
+    ProtocolError : the rows that have a weight are not some of these.
     """
-    n_train, forest = store.facts["n_train"], store.facts["forest"]
+    n_train, forest, active = (store.facts[name] for name in ("n_train", "forest", "active"))
+    if "n" in store:
+        raise ValueError("labels must come once, got them again")
     key = PublicKey.from_array(letter.n)
     check_public_key(key, insecure_small_key=forest["insecure_small_key"])
     whole_layout(key.bits, n_train, letter.n_fields, letter.bits)
-    bits = np.unpackbits(letter.weighted).astype(bool)
-    weighted = np.flatnonzero(bits)
-    if len(letter.weighted) != -(-n_train // 8) or bits[n_train:].any():
-        raise ValueError(f"rows must be {n_train}, as aligned, and 0 past them")
+    bits = sent_bits(active, "EncryptedLabels", "weighted", letter.weighted, [n_train])
+    weighted = np.flatnonzero(bits[0])
     if len(letter.ciphertexts) != len(weighted):
         raise ValueError(f"ciphertexts must be {len(weighted)}, got {len(letter.ciphertexts)}")
     check_ciphertexts(key, letter.ciphertexts)
@@ -121,7 +122,7 @@ def sum_columns(site: Site, request: SumRequest) -> ColumnSums:
         store[f"listed.{name}"] = getattr(listing, name)
     store["listed.thresholds"] = np.concatenate([one for _, one in listings])
     key = PublicKey.from_array(store["n"])
-    layout, workers = _layout(store, key), shared_workers(n_cores())
+    layout, workers = _layout(store, key), shared_workers()
     ciphertexts = pack_terms(key, store["ciphertexts"], parts, layout, workers)
     told = {field.name: getattr(listing, field.name) for field in fields(Listing)}
     return ColumnSums(level=store.facts["level"] + 1, **told, ciphertexts=ciphertexts)

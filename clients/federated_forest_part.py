@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clients.federated_forest_splits import Letters, kept_splits, note_splits, own_partition
+from clients.federated_forest_splits import kept_splits, note_splits, own_partition
 from fedapp.messages.federated_forest import (
     Partition,
     PartitionReply,
@@ -20,7 +20,7 @@ from fedapp.messages.federated_forest import (
     PartKept,
 )
 from fedapp.site.answer import Site
-from fedapp.site.mail import write_mail
+from fedapp.site.mail import Letters, write_mail
 from fedapp.trees.cart import Ints
 from fedapp.trees.levels import number
 from fedapp.trees.model import LEAF

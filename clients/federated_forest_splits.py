@@ -15,14 +15,13 @@ from fedapp.errors import ProtocolError
 from fedapp.messages.federated_forest import PAILLIER, Partition
 from fedapp.messages.fields import Letter
 from fedapp.site.answer import Site
-from fedapp.site.mail import Mail
+from fedapp.site.bits import sent_bits
+from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.cart import Candidates, Ints
 from fedapp.trees.levels import Places, Splits, moved, number, sides_of, slots_of
 from fedapp.trees.partition import Bits
 from fedapp.trees.parts import Lookup
-
-Letters = list[tuple[str, Letter]]
 
 
 class Told(Protocol):
@@ -173,9 +172,4 @@ def _sides(site: Site, owner: str, n_rows: int) -> Bits:
     name = f"bits.{owner}"
     if name not in site.store:
         raise ProtocolError(owner, "Partition", "letter", f"must reach {site.name}")
-    bits = site.store[name]
-    sides = np.unpackbits(bits)
-    if len(bits) != -(-n_rows // 8) or sides[n_rows:].any():
-        rule = f"must be of {n_rows} rows, and 0 past them"
-        raise ProtocolError(owner, "Partition", "bits", rule)
-    return sides[:n_rows].astype(bool)
+    return sent_bits(owner, "Partition", "bits", site.store[name], [n_rows])[0]

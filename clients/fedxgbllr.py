@@ -5,14 +5,15 @@ Source: Ma et al. 2023, Algorithm 1, lines 2, 3, 7 and 14 to 19.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, cast
 
 import numpy as np
 
+from clients.booster import score_fields
 from fedapp import metrics
+from fedapp.data.partition import PARTS
 from fedapp.errors import DataError, ProtocolError
 from fedapp.home import write_whole
 from fedapp.messages.fedxgbllr import (
@@ -27,14 +28,13 @@ from fedapp.messages.fedxgbllr import (
     ShareRequest,
 )
 from fedapp.messages.fields import Array, Request
+from fedapp.messages.parameters import parameters_of
 from fedapp.site.answer import Handler, Site, keep_reply, kept_reply
-from fedapp.site.labels import REGRESSION
-from fedapp.site.rows import PARTS
 from fedapp.site.store import Store
-from fedapp.trees.from_xgboost import trees_from_xgboost
+from fedapp.trees.from_xgboost import for_xgboost, trees_from_xgboost
 from fedapp.trees.head import HeadShape, head_margins, learned_rates, weights_in_unit
 from fedapp.trees.model import Tree
-from fedapp.trees.objective import Objective, base_margin
+from fedapp.trees.objective import REGRESSION, Objective, base_margin
 from fedapp.trees.outputs import tree_outputs
 from fedapp.trees.packed import PackedTrees, pack_trees, unpack_trees
 from fedapp.trees.stacked import StackedModel, split_ensembles, to_json
@@ -87,23 +87,15 @@ def _own_trees(store: Store, request: FitRequest) -> tuple[Tree, ...]:
     return trees_from_xgboost(booster[: booster.best_iteration + 1] if patience else booster)
 
 
-def _parameters(objective: str, request: FitRequest) -> dict[str, Any]:
+def _parameters(objective: Objective, request: FitRequest) -> dict[str, Any]:
     """A request as ``xgboost.train`` takes it."""
-    losses = {"binary:logistic": "logloss", "multi:softprob": "mlogloss", REGRESSION: "rmse"}
-    names = ("base_score", "max_depth", "eta", "gamma", "min_child_weight", "subsample")
-    parameters = {name: getattr(request, name) for name in (*names, "colsample_bytree", "max_bin")}
-    parameters |= {
-        "objective": objective,
-        "tree_method": "hist",
-        "eval_metric": losses[objective],
-        "lambda": request.reg_lambda,
-        "alpha": request.reg_alpha,
-        "seed": request.seed % 2**31,
+    parameters = {**parameters_of(request), "seed": request.seed % 2**31}
+    return {
+        **for_xgboost(objective, request.n_outputs, parameters),
+        "base_score": request.base_score,
+        "eval_metric": metrics.LOSSES[objective],
         "nthread": THREADS,
     }
-    if request.n_outputs > 1:
-        parameters["num_class"] = request.n_outputs
-    return parameters
 
 
 def share(site: Site, request: ShareRequest) -> ShareReply:
@@ -162,7 +154,7 @@ def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array
     }
     settings = (field.name for field in fields(Training))
     training = Training(**{name: getattr(request, name) for name in settings})
-    rng = np.random.default_rng([request.seed, request.round_id, zlib.crc32(site.name.encode())])
+    rng = site.random(request.seed, request.round_id)
     held_back = rows["valid"] if store["valid.weights"].any() else None
     return fit_head(objective, shape, request.weights, rows["train"], training, rng, held_back)
 
@@ -185,12 +177,8 @@ def _scores(
     """Sums and score histogram of one part of the rows."""
     (objective, base, unit), shape = _scale(store), _shape(store)
     scaled = weights_in_unit(shape, weights, unit)
-    outputs, labels, row_weights = _labelled(store, part)
-    margins = base + head_margins(shape, scaled, outputs)
-    found = metrics.statistics(
-        objective, margins, labels, row_weights, n_bins, residual_range, center=float(base)
-    )
-    return {f"{part}_sums": found.sums, f"{part}_scores": found.histogram}
+    margins = base + head_margins(shape, scaled, store[f"{part}.outputs"])
+    return score_fields(store, part, objective, margins, n_bins, float(base), residual_range)
 
 
 def final(site: Site, request: FinalRequest) -> FinalReply:

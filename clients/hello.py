@@ -9,12 +9,13 @@ from typing import cast
 
 import numpy as np
 
+from fedapp.data.partition import PARTS
 from fedapp.errors import DataError
 from fedapp.home import home, secret_at
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.site.answer import Handler, Site
 from fedapp.site.labels import Labels, class_names
-from fedapp.site.rows import PARTS, Holdout, fingerprint, read_parts
+from fedapp.site.rows import Holdout, fingerprint, read_parts
 from fedapp.site.store import drop_abandoned
 from fedapp.site.table import Table
 

@@ -23,6 +23,7 @@ from fedapp.messages.interactive import (
     WalkRequest,
 )
 from fedapp.site.answer import Handler, Site
+from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Mail, read_mail, write_mail
 from fedapp.site.store import Store
 from fedapp.trees.model import LEAF
@@ -56,8 +57,10 @@ def walk(site: Site, request: WalkRequest) -> WalkReply:
 
 
 def answer(site: Site, request: AnswerRequest) -> AnswerReply:
-    """At a passive party: the side of each row asked about."""
+    """At a passive party: the side of each row asked about; in the end, forget the rows."""
     store, mail, active = site.store, read_mail(site, request), site.store.facts["active"]
+    if request.last:
+        store.forget()
     questions = mail.all(Questions).get(active)
     if questions is None:
         return AnswerReply(**write_mail(site, []))
@@ -132,11 +135,7 @@ def _take_answers(site: Site, mail: Mail, part: ActivePart) -> None:
         letter = mail.one(Answers, party)
         part.check(party, letter.part)
         rows = [rows_of(store["nodes"], tree, node) for tree, node, _ in places]
-        n_asked = sum(map(len, rows))
-        if len(letter.bits) != -(-n_asked // 8):
-            rule = f"must be {-(-n_asked // 8)} bytes for {n_asked} rows, got {len(letter.bits)}"
-            raise ProtocolError(party, "Answers", "bits", rule)
-        sides = np.unpackbits(letter.bits)[:n_asked].astype(bool)
+        sides = sent_bits(party, "Answers", "bits", letter.bits, [sum(map(len, rows))])[0]
         ends = np.cumsum([len(each) for each in rows])[:-1]
         for (tree, node, _), bits in zip(places, np.split(sides, ends), strict=True):
             lefts[tree, node] = (int(part.model.trees[first + tree]["left"][node]), bits)

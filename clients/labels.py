@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedapp.data.partition import PARTS
 from fedapp.messages.labels import LabelsReply, LabelsRequest
 from fedapp.site.answer import Handler, Site
 from fedapp.site.labels import class_ids
-from fedapp.site.rows import PARTS
 from fedapp.site.store import Store
 
 

@@ -48,7 +48,9 @@ def answer(site: Site, request: WalkRequest) -> WalkReply:
         np.cumsum([len(each) for each in sets], dtype=np.int64),
         np.frombuffer(b"".join(sets), dtype=np.uint8),
     )
-    return WalkReply(**write_mail(site, [(active, letter)]))
+    reply = WalkReply(**write_mail(site, [(active, letter)]))
+    store.forget()
+    return reply
 
 
 def intersect(site: Site, request: IntersectRequest) -> IntersectReply:

@@ -7,17 +7,16 @@ not know.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
+from clients.booster import score_fields
 from clients.labels import code_labels
-from fedapp import metrics
 from fedapp.errors import ProtocolError
 from fedapp.histograms.bins import digitise
-from fedapp.histograms.build import build_histograms
+from fedapp.histograms.build import build_all_histograms
 from fedapp.histograms.sketch import own_cuts, sketch_table
 from fedapp.messages.fields import Array, Request
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
@@ -107,7 +106,7 @@ def _start_round(site: Site, request: GrowRequest) -> dict[str, Array]:
     """Finish the last round's trees, draw rows, take new gradients; returns the scores so far."""
     store = site.store
     objective = cast(Objective, store.facts["objective"])
-    scores = {}
+    scores: dict[str, Array] = {}
     for part in ("train", "valid"):
         margins, nodes = store[f"{part}.margins"], store[f"{part}.nodes"]
         if len(request.leaf_values):
@@ -115,25 +114,18 @@ def _start_round(site: Site, request: GrowRequest) -> dict[str, Array]:
             margins = margins + request.leaf_values[starts + nodes].T
             store[f"{part}.margins"] = margins
         store[f"{part}.nodes"] = np.zeros_like(nodes)
-        labels, weights = store[f"{part}.labels"], store[f"{part}.weights"]
-        found = metrics.statistics(
-            objective, margins, labels, weights, request.score_bins, center=request.base_margin
+        scores |= score_fields(
+            store, part, objective, margins, request.score_bins, request.base_margin
         )
-        scores[f"{part}_sums"], scores[f"{part}_scores"] = found.sums, found.histogram
     pairs = gradients(
         objective, store["train.margins"], store["train.labels"], store["train.weights"]
     )
     if request.subsample < 1:
-        pairs[~_drawn(site.name, len(pairs), request)] = 0
+        # Each row with probability ``subsample``, as XGBoost does.
+        drawn = site.random(request.seed, request.round_id).random(len(pairs)) < request.subsample
+        pairs[~drawn] = 0
     store["gradients"] = np.ascontiguousarray(pairs.transpose(1, 0, 2))
     return scores
-
-
-def _drawn(name: str, n_rows: int, request: GrowRequest) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows a round draws: each with probability ``subsample``, as XGBoost does."""
-    rng = np.random.default_rng([request.seed, request.round_id, zlib.crc32(name.encode())])
-    drawn: np.ndarray[Any, np.dtype[np.bool_]] = rng.random(n_rows) < request.subsample
-    return drawn
 
 
 def _no_scores() -> dict[str, Array]:
@@ -150,22 +142,16 @@ def _no_scores() -> dict[str, Array]:
 def _sum_nodes(store: Store, request: GrowRequest) -> tuple[Array, Array]:
     """Histograms of the wanted nodes, trees in turn."""
     columns = request.columns.astype(np.int64)
-    widths = np.diff(store["offsets"])[columns]
-    found = [
-        build_histograms(
-            store["codes"],
-            store.facts["missing_code"],
-            columns,
-            widths,
-            store["gradients"][tree],
-            store["train.nodes"][tree],
-            request.wanted_nodes[request.wanted_trees == tree],
-        )
-        for tree in np.unique(request.wanted_trees)
-    ]
-    if len(found) == 1:
-        return found[0]
-    return np.concatenate([h for h, _ in found]), np.concatenate([m for _, m in found])
+    return build_all_histograms(
+        store["codes"],
+        store.facts["missing_code"],
+        columns,
+        np.diff(store["offsets"])[columns],
+        store["gradients"],
+        store["train.nodes"],
+        request.wanted_trees,
+        request.wanted_nodes,
+    )
 
 
 def _check(site: Site, request: GrowRequest) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from clients import secureboost_active as active
 from clients import secureboost_passive as passive
 from fedapp.messages.fields import Request
+from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     BeginRequest,
     FinishRequest,
     HandOverRequest,
     PartitionRequest,
-    SentReply,
     SetupRequest,
     SplitRequest,
     SumRequest,

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from clients.alignment import check_order
 from clients.secureboost_kept import Kept
-from clients.secureboost_passive import Letters
 from clients.secureboost_round import (
     Done,
     choose,
@@ -35,6 +34,7 @@ from fedapp.crypto.sums import self_test
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.histograms.bins import Cuts, digitise
 from fedapp.histograms.sketch import quantile_cuts
+from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     BeginReply,
     BeginRequest,
@@ -44,14 +44,13 @@ from fedapp.messages.secureboost import (
     PartKept,
     PublicKey,
     Records,
-    SentReply,
     SetupRequest,
     SplitReply,
     SplitRequest,
 )
 from fedapp.site.answer import Site, keep_reply, kept_reply
 from fedapp.site.labels import class_ids, class_names
-from fedapp.site.mail import Mail, read_mail, write_mail
+from fedapp.site.mail import Letters, Mail, read_mail, write_mail
 from fedapp.site.store import Store
 from fedapp.trees.model import Ensemble, importance, stack_trees, to_json
 from fedapp.trees.objective import base_margin, base_score

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fedapp import metrics
 from fedapp.crypto.keys import PrivateKey
 from fedapp.crypto.packing import FixedPoint, PairLayout, grouped_layouts
+from fedapp.data.partition import PARTS
 from fedapp.errors import ProtocolError
 from fedapp.histograms.joint import JointColumns
 from fedapp.messages.fields import Array
@@ -23,7 +24,6 @@ from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.parts import Lookup, joined
 
 Ints = npt.NDArray[np.int64]
-PARTS = ("train", "valid", "test")
 # State of a round that is under way.
 GROWTH = (
     *("level", "wanted", "open", "nodes", "tree_offsets", "summed", "sums"),
@@ -80,9 +80,7 @@ class Kept:
     @property
     def shape(self) -> Shape:
         """Limits of a tree."""
-        boost = self.boost
-        names = ("reg_lambda", "reg_alpha", "gamma", "min_child_weight")
-        return Shape.of(boost["max_depth"], boost["eta"], *(boost[name] for name in names))
+        return Shape.of(self.boost)
 
     @property
     def joint(self) -> JointColumns:

@@ -17,11 +17,12 @@ from fedapp.crypto.keys import check_public_key
 from fedapp.crypto.packing import PairLayout, grouped_layouts
 from fedapp.crypto.paillier import check_ciphertexts
 from fedapp.crypto.sums import pack_sums, sum_rows
-from fedapp.crypto.workers import n_cores, shared_workers
+from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.sketch import quantile_cuts
-from fedapp.messages.fields import Array, Letter
+from fedapp.messages.fields import Array
+from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     ColumnBins,
     EncryptedGradients,
@@ -32,18 +33,17 @@ from fedapp.messages.secureboost import (
     PartKept,
     PublicKey,
     Records,
-    SentReply,
     SetupRequest,
     Splits,
     SumRequest,
 )
 from fedapp.site.answer import Site
-from fedapp.site.mail import Mail, read_mail, write_mail
+from fedapp.site.bits import sent_bits
+from fedapp.site.mail import Letters, Mail, read_mail, write_mail
 from fedapp.site.store import Store
-from fedapp.trees.partition import Bits, goes_left, move_rows, pack_bits, rows_of, unpack_bits
+from fedapp.trees.partition import Bits, goes_left, move_rows, pack_bits, rows_of
 from fedapp.trees.parts import Lookup, part_digest, read_part, sum_jobs, write_part
 
-Letters = list[tuple[str, Letter]]
 MOST_NODES = 2**17
 SPLIT_ARRAYS = [field.name for field in fields(Splits) if field.name != "level"]
 
@@ -70,9 +70,9 @@ def sum_nodes(site: Site, request: SumRequest) -> SentReply:
     """Algorithm 1: begin the round where it is new, make the last level's splits, sum."""
     store, mail = site.store, read_mail(site, request)
     active = store.facts["active"]
-    for key in mail.all(PublicKey).values():
+    if key := mail.only(PublicKey, active):
         _meet(store, key)
-    for gradients in mail.all(EncryptedGradients).values():
+    if gradients := mail.only(EncryptedGradients, active):
         _begin(site, gradients)
     letters = _take_splits(site, mail)
     if "splits.nodes" in store:
@@ -130,7 +130,8 @@ def _begin(site: Site, letter: EncryptedGradients) -> None:
     """New gradients: all rows are at the roots again."""
     store, active = site.store, site.store.facts["active"]
     layouts, n_train = _layouts(store), store.facts["n_train"]
-    drawn = np.flatnonzero(np.unpackbits(letter.drawn)[:n_train])
+    bits = sent_bits(active, "EncryptedGradients", "drawn", letter.drawn, [n_train])
+    drawn = np.flatnonzero(bits[0])
     n_columns = len(store["offsets"]) - 1
     wanted = len(drawn) * len(layouts) if len(letter.columns) else 0
     if len(letter.ciphertexts) != wanted or (letter.columns >= n_columns).any():
@@ -154,30 +155,31 @@ def _begin(site: Site, letter: EncryptedGradients) -> None:
 def _take_splits(site: Site, mail: Mail) -> Letters:
     """Keep a level's splits; make the own ones and tell the others of them."""
     store, active = site.store, site.store.facts["active"]
-    letters: Letters = []
-    for letter in mail.all(Splits).values():
-        _check_splits(site, letter)
-        store.facts["level"] = letter.level
-        for name in SPLIT_ARRAYS:
-            store[f"splits.{name}"] = getattr(letter, name)
-        own = np.flatnonzero(letter.columns >= 0)
-        if not len(own):
-            continue
-        sides, records = own_sides(
-            store,
-            letter.trees[own],
-            letter.nodes[own],
-            letter.columns[own],
-            letter.first_rights[own],
-            letter.defaults[own],
-        )
-        bits, level = pack_bits(sides), letter.level
-        store["splits.own_bits"] = bits
-        letters.append((active, Partition(level, own, records, bits)))
-        if len(letter.wanted_nodes):
-            others = [n for n in store.facts["peers"] if n not in {active, site.name}]
-            nothing = np.empty(0, dtype=np.int64)
-            letters += [(name, Partition(level, own, nothing, bits)) for name in others]
+    letter = mail.only(Splits, active)
+    if letter is None:
+        return []
+    _check_splits(site, letter)
+    store.facts["level"] = letter.level
+    for name in SPLIT_ARRAYS:
+        store[f"splits.{name}"] = getattr(letter, name)
+    own = np.flatnonzero(letter.columns >= 0)
+    if not len(own):
+        return []
+    sides, records = own_sides(
+        store,
+        letter.trees[own],
+        letter.nodes[own],
+        letter.columns[own],
+        letter.first_rights[own],
+        letter.defaults[own],
+    )
+    bits, level = pack_bits(sides), letter.level
+    store["splits.own_bits"] = bits
+    letters: Letters = [(active, Partition(level, own, records, bits))]
+    if len(letter.wanted_nodes):
+        others = [n for n in store.facts["peers"] if n not in {active, site.name}]
+        nothing = np.empty(0, dtype=np.int64)
+        letters += [(name, Partition(level, own, nothing, bits)) for name in others]
     return letters
 
 
@@ -267,10 +269,7 @@ def sides_of(
         known = places.tolist()
         if any(not 0 <= place < len(sizes) or place in sides for place in known):
             raise ProtocolError(sender, "Partition", "bits_of", "must be splits of its own")
-        try:
-            found = unpack_bits(bits, [sizes[place] for place in known])
-        except ValueError as error:
-            raise ProtocolError(sender, "Partition", "bits", str(error)) from error
+        found = sent_bits(sender, "Partition", "bits", bits, [sizes[place] for place in known])
         sides |= dict(zip(known, found, strict=True))
     if len(sides) != len(sizes):
         raise ProtocolError(sources[0][0], "Partition", "bits_of", "must leave no split out")
@@ -294,7 +293,7 @@ def _encrypted_sums(site: Site, level: int, trees: Array, nodes: Array) -> Encry
     codes = np.ascontiguousarray(store["codes"][drawn][:, columns])
     present = np.ones(offsets[-1], dtype=bool)
     present[offsets[1:] - 1] = False
-    workers, layouts = shared_workers(n_cores()), _layouts(store)
+    workers, layouts = shared_workers(), _layouts(store)
     packed = [np.empty((0, key.ciphertext_bytes), dtype=np.uint8)]
     for group, tree, wanted in sum_jobs(layouts, level, trees, nodes) if len(columns) else ():
         slots = node_slots(store["nodes"][tree][drawn], wanted)

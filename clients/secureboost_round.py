@@ -9,22 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.secureboost_kept import GROWTH, Kept
-from clients.secureboost_passive import Letters, own_sides, sides_of
+from clients.secureboost_passive import own_sides, sides_of
 from fedapp.crypto.packing import FixedPoint
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.sums import read_sums
-from fedapp.crypto.workers import n_cores, shared_workers
+from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ProtocolError
-from fedapp.histograms.build import Histogram, build_histograms
+from fedapp.histograms.build import Histogram, build_all_histograms
 from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import EncryptedGradients, EncryptedSums, Partition, Splits
-from fedapp.site.labels import REGRESSION
-from fedapp.site.mail import Mail
+from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
-from fedapp.trees.boost import Sampling
+from fedapp.trees.boost import Sampling, n_leaves
 from fedapp.trees.grow import Growth, Routes
-from fedapp.trees.model import LEAF
-from fedapp.trees.objective import gradients
+from fedapp.trees.objective import REGRESSION, gradients
 from fedapp.trees.partition import move_rows, pack_bits, rows_of
 from fedapp.trees.parts import sum_jobs
 from fedapp.trees.purity import last_seen, mean_purity
@@ -40,7 +38,7 @@ def new_round(kept: Kept) -> Letters:
     rows, round_id = slice(kept.n_train), kept.n_rounds
     labels, weights = store["labels"][rows], store["weights"][rows]
     pairs = gradients(kept.objective, store["margins"][rows], labels, weights)
-    pairs = _draw(pairs, kept, np.random.default_rng([boost["seed"], round_id, 1]))
+    pairs = draw_rows(pairs, kept, np.random.default_rng([boost["seed"], round_id, 1]))
     n_columns = joint.cuts.n_columns
     sampling = Sampling(boost["seed"], boost["colsample_bytree"])
     allowed = sampling.columns(round_id, kept.width, n_columns)
@@ -58,7 +56,7 @@ def new_round(kept: Kept) -> Letters:
     return _encrypt(kept, pairs, columns) if any(map(len, columns.values())) else []
 
 
-def _draw(pairs: Array, kept: Kept, rng: np.random.Generator) -> Array:
+def draw_rows(pairs: Array, kept: Kept, rng: np.random.Generator) -> Array:
     """Gradients with those of rows that are not drawn set to 0.
 
     Source of GOSS: Ke et al. 2017, "LightGBM", Algorithm 2.
@@ -85,7 +83,7 @@ def _encrypt(kept: Kept, pairs: Array, columns: dict[str, Ints]) -> Letters:
     integers, first, parts = scale.encode(pairs[drawn]), 0, []
     for layout in kept.layouts:
         group = integers[:, first : first + layout.n_outputs]
-        parts.append(encrypt(kept.key, layout.pack(group), shared_workers(n_cores())))
+        parts.append(encrypt(kept.key, layout.pack(group), shared_workers()))
         first += layout.n_outputs
     ciphertexts, bits = np.concatenate(parts), np.packbits(drawn)
     return [
@@ -124,26 +122,21 @@ def choose(kept: Kept, growth: Growth, sums: dict[str, tuple[Histogram, Array]])
 
 def _own_sums(store: Store, growth: Growth, columns: Ints, n_train: int) -> tuple[Histogram, Array]:
     """Sums over the own columns, of the wanted nodes in their order."""
-    wanted = np.array(growth.wanted, dtype=np.int32).reshape(-1, 2)
-    found = [
-        build_histograms(
-            store["codes"],
-            store.facts["missing_code"],
-            columns,
-            np.diff(store["offsets"]),
-            store["gradients"][tree],
-            store["nodes"][tree, :n_train],
-            wanted[wanted[:, 0] == tree, 1],
-        )
-        for tree in np.unique(wanted[:, 0])
-    ]
-    return np.concatenate([h for h, _ in found]), np.concatenate([m for _, m in found])
+    return build_all_histograms(
+        store["codes"],
+        store.facts["missing_code"],
+        columns,
+        np.diff(store["offsets"]),
+        store["gradients"],
+        store["nodes"][:, :n_train],
+        *growth.wanted_pairs.T,
+    )
 
 
 def read_party_sums(kept: Kept, mail: Mail, party: str, growth: Growth) -> tuple[Histogram, Array]:
     """A passive party's sums of the wanted nodes, decrypted."""
     letter, columns = mail.one(EncryptedSums, party), kept.drawn(party)
-    wanted = np.array(growth.wanted, dtype=np.int32).reshape(-1, 2)
+    wanted = growth.wanted_pairs
     if (letter.round_id, letter.level) != (kept.n_rounds, growth.level):
         raise ProtocolError(party, "EncryptedSums", "level", "must be the one being split")
     if letter.missing.shape != (len(wanted), len(columns)):
@@ -172,7 +165,7 @@ def _decrypt(
         layout, n_sums = layouts[group], len(nodes) * n_bins
         part = ciphertexts[taken : taken + layout.n_plaintexts(n_sums)]
         taken += layout.n_plaintexts(n_sums)
-        sums = read_sums(key, part, layout, scale, n_sums, shared_workers(n_cores()))
+        sums = read_sums(key, part, layout, scale, n_sums, shared_workers())
         # At the root one job is for all trees of the group.
         for member in (tree,) if level else range(firsts[group], firsts[group + 1]):
             found = sums[:, member - firsts[group]].reshape(len(nodes), n_bins, 2)
@@ -211,7 +204,7 @@ def _splits_for(party: str, owners: list[tuple[str, int]], growth: Growth, store
     is_theirs = np.array([name == party for name, _ in owners], dtype=bool)
     columns = np.array([c if name == party else -1 for name, c in owners], dtype=np.int64)
     shown = np.ones(len(routes), dtype=bool) if growth.growing else is_theirs
-    wanted = np.array(growth.wanted, dtype=np.int32).reshape(-1, 2)
+    wanted = growth.wanted_pairs
     return Splits(
         level=growth.level,
         trees=routes["tree"][shown],
@@ -268,7 +261,7 @@ def finish_round(kept: Kept, alone: bool = False) -> Done:
     steps = [tree["value"][nodes[place]] for place, tree in enumerate(trees)]
     store["margins"] = store["margins"] + np.stack(steps, axis=1)
     kept.add_trees(trees, store["round.records"])
-    store.facts["n_leaves"] = sum(int((tree["left"] == LEAF).sum()) for tree in trees)
+    store.facts["n_leaves"] = n_leaves(trees)
     purities = [] if kept.objective == REGRESSION else _purities(kept, alone)
     drop_round(store)
     scores = kept.scores(store["margins"])

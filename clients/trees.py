@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 
-from fedapp import metrics
+from clients.booster import score_fields
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array, Request
+from fedapp.messages.parameters import parameters_of
 from fedapp.messages.trees import BoostOrder, check_forest, forest_of
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
@@ -46,7 +46,7 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
     trees = grow_trees(
         objective,
         request.n_classes,
-        _parameters(site.name, request),
+        _parameters(site, request),
         (store["train.values"], store["train.labels"], store["train.weights"]),
         store["train.margins"],
         request.n_rounds,
@@ -58,39 +58,23 @@ def _learn(
     store: Store, objective: Objective, trees: tuple[Tree, ...], request: BoostOrder
 ) -> dict[str, Array]:
     """Add trees to the margins; returns the scores after them."""
-    scores = {}
+    scores: dict[str, Array] = {}
     for part in PARTS:
         margins = store[f"{part}.margins"]
         if trees:
             margins = add_trees(margins, trees, store[f"{part}.values"])
             store[f"{part}.margins"] = margins
-        found = metrics.statistics(
-            objective,
-            margins,
-            store[f"{part}.labels"],
-            store[f"{part}.weights"],
-            request.score_bins,
-            center=request.base_margin,
+        scores |= score_fields(
+            store, part, objective, margins, request.score_bins, request.base_margin
         )
-        scores[f"{part}_sums"], scores[f"{part}_scores"] = found.sums, found.histogram
     return scores
 
 
-def _parameters(name: str, request: BoostOrder) -> dict[str, Any]:
-    """XGBoost's parameters; rows and columns are drawn anew by every party in every round."""
-    sequence = np.random.SeedSequence([request.seed, request.round_id, zlib.crc32(name.encode())])
-    return {
-        "seed": int(sequence.generate_state(1)[0] >> 1),  # XGBoost wants 31 bits
-        "max_depth": request.max_depth,
-        "eta": request.eta,
-        "lambda": request.reg_lambda,
-        "alpha": request.reg_alpha,
-        "gamma": request.gamma,
-        "min_child_weight": request.min_child_weight,
-        "subsample": request.subsample,
-        "colsample_bytree": request.colsample_bytree,
-        "max_bin": request.max_bin,
-    }
+def _parameters(site: Site, request: BoostOrder) -> dict[str, Any]:
+    """How the trees are grown; rows and columns are drawn anew by every party in every round."""
+    seeds = site.seeds(request.seed, request.round_id)
+    seed = int(seeds.generate_state(1)[0] >> 1)  # XGBoost wants 31 bits
+    return {**parameters_of(request), "seed": seed}
 
 
 HANDLERS: Mapping[type[Request], Handler] = {}  # bagging and cyclic have the messages

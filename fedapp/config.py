@@ -94,8 +94,7 @@ class Settings(Section):
     @property
     def shape(self) -> Shape:
         """Limits of a tree."""
-        penalties = (self.reg_lambda, self.reg_alpha, self.gamma, self.min_child_weight)
-        return Shape.of(self.max_depth, self.eta, *penalties)
+        return Shape.of(self.model_dump())
 
     @property
     def dropped(self) -> tuple[str, ...]:

@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
-from pathlib import Path
 from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError
-from fedapp.trees.objective import Objective, gradients, n_outputs
+from fedapp.trees.objective import REGRESSION, Objective, gradients, n_outputs
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.float32]
@@ -21,7 +20,7 @@ Rows = npt.NDArray[np.float32]
 FORMAT, KIND = 1, "linear"
 BATCH_ROWS = 2**14
 # Largest second derivative of the loss of a row by its margin.
-STEEPEST = {"binary:logistic": 0.25, "multi:softprob": 0.5, "reg:squarederror": 1.0}
+STEEPEST = {"binary:logistic": 0.25, "multi:softprob": 0.5, REGRESSION: 1.0}
 # A column whose spread is below this share of its mean is constant but for rounding.
 LEAST_SPREAD = 1e-10
 
@@ -277,15 +276,3 @@ def _checked(document: dict[str, Any]) -> LinearModel:
     if not (model.scales > 0).all():
         raise ValueError("scales must be > 0")
     return model
-
-
-def load_linear(path: Path) -> LinearModel:
-    """Read the ``model.json`` of a linear model.
-
-    Raises
-    ------
-    DataError : there is no such file, or it holds another model.
-    """
-    if not path.is_file():
-        raise DataError(f"model must be a file, got {path}")
-    return linear_from_json(path.read_text())

@@ -20,21 +20,26 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapp.trees.objective import REGRESSION
+
 Array: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.float32]
 
 _NAMES = {  # the score that early stopping follows comes first
     "binary:logistic": ("auc", "logloss", "accuracy", "f1", "precision", "recall", "ks"),
     "multi:softprob": ("mlogloss", "accuracy"),
-    "reg:squarederror": ("rmse", "mae", "r2"),
+    REGRESSION: ("rmse", "mae", "r2"),
 }
 OBJECTIVES = tuple(_NAMES)
-_N_SUMS = {"binary:logistic": 5, "multi:softprob": 2, "reg:squarederror": 5}
+_N_SUMS = {"binary:logistic": 5, "multi:softprob": 2, REGRESSION: 5}
 
 _LARGER = ("auc", "accuracy", "f1", "precision", "recall", "ks", "r2")
 _SMALLER = ("logloss", "mlogloss", "rmse", "mae")
 BETTER = dict.fromkeys(_LARGER, True) | dict.fromkeys(_SMALLER, False)
 """Whether a larger value is the better one, by the metric's name."""
+
+LOSSES = {"binary:logistic": "logloss", "multi:softprob": "mlogloss", REGRESSION: "rmse"}
+"""The score that training lowers, by objective."""
 
 # r2 divides by sum w y^2 - (sum w y)^2 / sum w. Below this share of its first term the difference
 # is rounding error of float64 sums (about n_rows * 2e-16 at worst).
@@ -372,7 +377,7 @@ def _checked(
     for name, values in (("margins", margins), ("labels", labels), ("weights", weights)):
         _check_all(np.isfinite(values), f"{name} must be finite")
     _check_all(weights >= 0, "weights must be >= 0")
-    if objective != "reg:squarederror":
+    if objective != REGRESSION:
         n_classes = max(n_outputs, 2)
         is_class = (labels >= 0) & (labels < n_classes) & (labels == np.floor(labels))
         _check_all(is_class, f"labels must be class ids 0 to {n_classes - 1}")
@@ -398,7 +403,7 @@ def _check_statistics(objective: str, statistics: Statistics) -> None:
     _check_objective(objective)
     sums, histogram = statistics.sums, statistics.histogram
     n_rows, n_bins = histogram.shape if histogram.ndim == 2 else (0, 0)
-    n_expected = {"binary:logistic": 2, "reg:squarederror": 1}.get(objective, n_bins)
+    n_expected = {"binary:logistic": 2, REGRESSION: 1}.get(objective, n_bins)
     shape_holds = n_bins >= 2 and n_rows == n_expected
     if sums.shape != (_N_SUMS[objective],) or not shape_holds:
         raise ValueError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,16 @@ from fedapp.data.predictions import (
     write_predictions,
 )
 from fedapp.linear import KIND as LINEAR
-from fedapp.linear import LinearModel, load_linear, predict_linear
+from fedapp.linear import LinearModel, linear_from_json, predict_linear
 from fedapp.trees import bagged, stacked
-from fedapp.trees.model import Ensemble, load_model
+from fedapp.trees.model import KIND as BOOSTED
+from fedapp.trees.model import Ensemble, from_json, kind_of, model_text
 from fedapp.trees.objective import Array, transform
 from fedapp.trees.parts import PARTS
 from fedapp.trees.predict import predict_margins
 
 Model = Ensemble | bagged.BaggedForest | stacked.StackedModel | LinearModel
-# What a model that is no boosted ensemble begins with.
-KIND = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
+Predict = Callable[[Any, Array], Any]  # a model, and rows with NaN for missing, to predictions
 
 
 def predict_table(run_dir: Path, data: str, id_column: str, output: Path) -> int:
@@ -55,7 +54,7 @@ def predict_table(run_dir: Path, data: str, id_column: str, output: Path) -> int
     check_suffix(output)
     model, predict = _load(run_dir / "model.json")
     table = read_columns_of(data, model.columns, id_column)
-    predictions = predict(table.values)
+    predictions = predict(model, table.values)
     named = named_predictions(model.classes, model.n_outputs, predictions)
     ids = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
     write_predictions(output, id_column or "row", ids, named)
@@ -65,24 +64,31 @@ def predict_table(run_dir: Path, data: str, id_column: str, output: Path) -> int
 def parts_of(run_dir: Path) -> dict[str, Any] | None:
     """Where the parts of a run's model lie; None where the run's folder has the whole model."""
     path = run_dir / "model.json"
-    begins = KIND.match(path.read_text()) if path.is_file() else None
-    if not begins or begins[1] != PARTS:
+    text = path.read_text() if path.is_file() else ""
+    if kind_of(text) != PARTS:
         return None
-    found: dict[str, Any] = json.loads(path.read_text())
+    found: dict[str, Any] = json.loads(text)
     return found
 
 
-def _load(path: Path) -> tuple[Model, Callable[[Array], Any]]:
-    """A model of any method, and what predicts rows."""
-    begins = KIND.match(path.read_text()) if path.is_file() else None
-    if begins and begins[1] == bagged.KIND:
-        forest = bagged.from_json(path.read_text())
-        return forest, lambda values: forest.predictions(forest.leaves(values))
-    if begins and begins[1] == stacked.KIND:
-        stack = stacked.load_stacked(path)
-        return stack, lambda values: transform(stack.objective, stack.predict_margins(values))
-    if begins and begins[1] == LINEAR:
-        linear = load_linear(path)
-        return linear, lambda values: transform(linear.objective, predict_linear(linear, values))
-    ensemble = load_model(path)
-    return ensemble, lambda values: transform(ensemble.objective, predict_margins(ensemble, values))
+def _by_leaves(forest: bagged.BaggedForest, values: Array) -> Any:
+    return forest.predictions(forest.leaves(values))
+
+
+def _by_margins(margins: Callable[[Any, Array], Array]) -> Predict:
+    return lambda model, values: transform(model.objective, margins(model, values))
+
+
+_KINDS: dict[str, tuple[Callable[[str], Model], Predict]] = {
+    BOOSTED: (from_json, _by_margins(predict_margins)),
+    bagged.KIND: (bagged.from_json, _by_leaves),
+    stacked.KIND: (stacked.from_json, _by_margins(stacked.StackedModel.predict_margins)),
+    LINEAR: (linear_from_json, _by_margins(predict_linear)),
+}
+
+
+def _load(path: Path) -> tuple[Model, Predict]:
+    """A model of any method, and what predicts rows; an unknown kind is read as a boosted model."""
+    text = model_text(path)
+    read, predict = _KINDS.get(kind_of(text), _KINDS[BOOSTED])
+    return read(text), predict

@@ -16,19 +16,21 @@ from fedapp import metrics
 from fedapp.config import Settings, flatten
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import Split, split_rows
+from fedapp.messages.parameters import parameters_of
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import common_order, read_columns, row_ids
 from fedapp.site.config import party_name, site_config
-from fedapp.site.labels import REGRESSION, class_ids, class_names
+from fedapp.site.labels import class_ids, class_names
 from fedapp.site.rows import Holdout, Rows, share_rows
 from fedapp.site.table import Table
 from fedapp.trees.bagged import BaggedForest, grow, leaf_values
 from fedapp.trees.cart import Criterion, Rules, bin_columns, code_columns
 from fedapp.trees.draws import bootstrap_counts, n_features
+from fedapp.trees.from_xgboost import for_xgboost
 from fedapp.trees.label_codes import class_codes, number_codes
 from fedapp.trees.levels import Rows as TreeRows
 from fedapp.trees.model import LEAF
-from fedapp.trees.objective import base_score, margins_of, n_outputs
+from fedapp.trees.objective import REGRESSION, base_score, margins_of, n_outputs
 from fedapp.trees.partition import Nodes
 from strategies.federated_forest import FederatedForest
 from strategies.vertical import VerticalStrategy
@@ -257,22 +259,9 @@ def xgboost_parameters(settings: Settings, labels: Any, weights: Any, drawn: Any
     n_classes = int(labels.max()) + 1
     total = float(weights.sum(dtype=np.float64))
     label_sum = float(drawn.astype(np.float64) @ weights)
-    parameters = {
-        "objective": settings.objective,
-        "tree_method": "hist",
+    width = n_outputs(settings.objective, n_classes)
+    return {
+        **for_xgboost(settings.objective, width, parameters_of(settings)),
         "base_score": float(base_score(settings.objective, label_sum, total)),
         "eval_metric": metrics.default_metric(settings.objective),
-        "seed": settings.seed,
-        "max_depth": settings.max_depth,
-        "eta": settings.eta,
-        "lambda": settings.reg_lambda,
-        "alpha": settings.reg_alpha,
-        "gamma": settings.gamma,
-        "min_child_weight": settings.min_child_weight,
-        "subsample": settings.subsample,
-        "colsample_bytree": settings.colsample_bytree,
-        "max_bin": settings.max_bin,
     }
-    if n_outputs(settings.objective, n_classes) > 1:
-        parameters["num_class"] = n_classes
-    return parameters

@@ -14,8 +14,8 @@ from fedapp.messages.alignment import (
     MatchRequest,
     OpenRequest,
     OrderRequest,
-    SentReply,
 )
+from fedapp.messages.parcels import SentReply
 from fedapp.messages.vertical import VerticalHelloReply
 from strategies.vertical import Mailbox
 

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress, ask
+from fedapp.conversation import Checkpoint, Conversation, Model, Parties, ask
 from fedapp.linear import LinearModel, Moments, linear_to_json, merge_moments
 from fedapp.messages.booster import EvaluateReply
 from fedapp.messages.fedavg_linear import (
@@ -44,7 +44,6 @@ from strategies.scoring import (
     History,
     check_scores,
     label_spread,
-    round_scores,
     score_summary,
     shares,
 )
@@ -162,22 +161,21 @@ class FedAvgLinear(HorizontalStrategy):
         self, replies: Mapping[str, AverageReply | EvaluateReply]
     ) -> Conversation[None]:
         """Scores of the last round's model, which come with the next round's replies."""
-        if self.n_averaged == len(self.history):
-            return
-        scores = round_scores(self.settings.objective, replies)
-        self.history.add(scores[1])
-        if self.history.best_round == self.n_averaged:
+        noted = yield from self.history.note_late(replies, self.n_averaged)
+        if noted and self.history.best_round == self.n_averaged:
             self.best = self.model
-        yield Progress(self.n_averaged, 0, 0, *scores)
+
+    def _last_scores(self, parties: Parties[HelloReply]) -> Conversation[None]:
+        """Scores of the last round, by a request without epochs."""
+        replies = yield from self._ask(parties, 0)
+        yield from self._note_scores(replies)
 
     def _finish(self, parties: Parties[HelloReply]) -> Conversation[Summary]:
         """Write and score the finished model, under early stopping the one of the best round."""
         best_round = None
         if self.history.patience:
-            if len(self.history) < self.n_averaged:
-                replies = yield from self._ask(parties, 0)
-                yield from self._note_scores(replies)
-            best_round = self.history.best_round
+            last_scores = self._last_scores(parties)
+            best_round = yield from self.history.catch_up(self.n_averaged, last_scores)
         yield self._checkpoint()
         model = self.best if best_round else self.model
         text = linear_to_json(model)

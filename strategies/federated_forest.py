@@ -34,8 +34,10 @@ from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress, ask
+from fedapp.data.partition import PARTS
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.federated_forest import (
+    ENCODED,
     PAILLIER,
     FinishReply,
     FinishRequest,
@@ -53,10 +55,10 @@ from fedapp.messages.federated_forest import (
 from fedapp.messages.fields import Array
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.run_folder import RunFolder
-from fedapp.site.labels import REGRESSION
 from fedapp.trees.bagged import BaggedForest, branches, to_json
 from fedapp.trees.draws import n_features
 from fedapp.trees.levels import Splits, draw_columns, number, winners
+from fedapp.trees.objective import REGRESSION
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.vertical import (
@@ -72,10 +74,12 @@ from strategies.vertical import (
 Kept = dict[str, PartitionReply | FinishReply]
 Won = tuple[Array, Array, Array]  # trees, nodes, owners
 Rule = Literal["all", "sqrt", "log2"]
-WARNING = (
-    "labels=encoded: every party learns which training rows share a label (so two classes up to a "
-    "swap), or labels up to scale, sign and offset"
-)
+WARNINGS = {
+    ENCODED: "labels=encoded: every party learns which training rows share a label (so two classes "
+    "up to a swap), or labels up to scale, sign and offset",
+    PAILLIER: "labels=paillier: no party is told a label, but which rows end together above "
+    "max-depth: over many trees most of them can be grouped by label",
+}
 
 
 class FederatedForestSettings(Section):
@@ -135,8 +139,7 @@ class FederatedForest(VerticalStrategy):
         """Algorithm 2, for all nodes of a level at once."""
         active, mailbox = active_party(parties), Mailbox(parties)
         if saved is None:
-            if not self.encrypted:
-                self.warn(WARNING)
+            self.warn(WARNINGS[self.own.labels])
             yield from self._begin(parties, active, mailbox)
         else:
             self._restore(saved, mailbox)
@@ -315,7 +318,7 @@ class FederatedForest(VerticalStrategy):
         return {
             "metrics": {
                 part: named_scores(reply.score_names, getattr(reply, f"{part}_scores"))
-                for part in ("train", "valid", "test")
+                for part in PARTS
             },
             "oob": named_scores(reply.score_names, reply.oob_scores),
             "active": active,

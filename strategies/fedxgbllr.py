@@ -29,7 +29,8 @@ import numpy as np
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress, ask
+from fedapp.conversation import Checkpoint, Conversation, Model, Parties, ask
+from fedapp.data.partition import PARTS
 from fedapp.errors import ProtocolError
 from fedapp.messages.fedxgbllr import (
     TREES,
@@ -46,27 +47,18 @@ from fedapp.messages.fedxgbllr import (
 )
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
+from fedapp.messages.parameters import parameters_of
+from fedapp.metrics import LOSSES
 from fedapp.run_folder import RunFolder
-from fedapp.site.labels import REGRESSION
 from fedapp.trees.head import Floats, HeadShape, Kind, initial_weights
-from fedapp.trees.model import LEAF
 from fedapp.trees.objective import base_score, n_outputs
 from fedapp.trees.packed import pack_trees, packed_of, unpack_trees
 from fedapp.trees.stacked import StackedModel, from_arrays, rates_by_party, to_arrays, to_json
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, ask_for_labels, common_table, label_sums
-from strategies.scoring import (
-    FINAL_BINS,
-    PARTS,
-    ROUND_BINS,
-    History,
-    boosted_summary,
-    check_scores,
-    round_scores,
-)
+from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 
 TREES_OF_ALL = 500  # section 4.1: each party's share of so many
-LOSSES = {"binary:logistic": "logloss", "multi:softprob": "mlogloss", REGRESSION: "rmse"}
 WIDEST_RESIDUAL = 3.0  # of the report's histogram, in standard deviations of the labels
 
 Count = Annotated[int, Field(ge=1, le=10**5)]
@@ -163,15 +155,13 @@ class FedXGBllr(HorizontalStrategy):
 
     def _fit_request(self, n_parties: int, mean: np.float32, n_classes: int) -> FitRequest:
         """XGBoost's parameters; the general ones but for depth and eta."""
-        general = "early_stopping_rounds reg_lambda reg_alpha gamma min_child_weight subsample"
-        names = [*general.split(), "colsample_bytree", "max_bin", "seed"]
+        own = {"max_depth": self.own.max_depth, "eta": self.own.eta}
         return FitRequest(
             n_outputs=n_outputs(self.settings.objective, n_classes),
             base_score=float(mean),
             n_rounds=self.own.trees or max(1, TREES_OF_ALL // n_parties),
-            max_depth=self.own.max_depth,
-            eta=self.own.eta,
-            **{name: getattr(self.settings, name) for name in names},
+            early_stopping_rounds=self.settings.early_stopping_rounds,
+            **(parameters_of(self.settings) | own),
         )
 
     def _average(
@@ -205,26 +195,25 @@ class FedXGBllr(HorizontalStrategy):
 
     def _note_scores(self, replies: Mapping[str, Reply], model: StackedModel) -> Conversation[None]:
         """Scores of the last round's head, which come with the next replies."""
-        if self.n_averaged == len(self.history):
-            return
-        scores = round_scores(model.objective, replies)
-        self.history.add(scores[1])
-        if self.history.best_round == self.n_averaged:
-            self.best = model.weights
         trees = model.trees
-        n_leaves = sum(int((tree["left"] == LEAF).sum()) for tree in trees)
-        yield Progress(self.n_averaged, len(trees), n_leaves, *scores)
+        noted = yield from self.history.note_late(replies, self.n_averaged, trees, trees)
+        if noted and self.history.best_round == self.n_averaged:
+            self.best = model.weights
+
+    def _last_scores(self, parties: Parties[HelloReply], model: StackedModel) -> Conversation[None]:
+        """Scores of the last round's head, by a request without epochs."""
+        replies = yield from self._ask_to_train(parties, model, epochs=0)
+        yield from self._note_scores(replies, model)
+        yield self._checkpoint(model)
 
     def _evaluate(self, parties: Parties[HelloReply], model: StackedModel) -> Conversation[Summary]:
         """Score the finished model, with the head of its best round where that is known."""
         best_round = None
         if any(hello.n_valid for hello in parties.values()):
-            if len(self.history) < self.n_averaged:
-                replies = yield from self._ask_to_train(parties, model, epochs=0)
-                yield from self._note_scores(replies, model)
-                yield self._checkpoint(model)
-            if not np.isnan(self.history.scores).all():
-                best_round = self.history.best_round
+            last_scores = self._last_scores(parties, model)
+            best_round = yield from self.history.catch_up(self.n_averaged, last_scores)
+            if np.isnan(self.history.scores).all():
+                best_round = None
         finished = replace(model, weights=self.best) if best_round else model
         yield Model({"model.json": to_json(finished)})
         widest = WIDEST_RESIDUAL * float(model.unit)

@@ -9,7 +9,8 @@ from fedapp.conversation import Conversation, Parties, ask
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.messages.labels import LabelsReply, LabelsRequest, check_label_sum
-from fedapp.site.labels import REGRESSION, merge_classes
+from fedapp.site.labels import merge_classes
+from fedapp.trees.objective import REGRESSION
 from strategies.base import TreeStrategy
 
 

@@ -4,9 +4,10 @@ Source: Cheng et al. 2019, "SecureBoost" (arXiv:1901.08755), Figure 3. All rows 
 the trees as many as ``interactive.trees-at-once`` says (0: all; 1: the papers' way, tree after
 tree). Each lot of trees asks the passive parties until its last row is at a leaf, at most
 ``max_depth`` times; a lot that has nothing to ask costs no exchange. With the active party's own
-steps between the questions, the exchanges after the alignment are ::
+steps between the questions, and a last one in which the others forget the rows, the exchanges after
+the alignment are ::
 
-    1 + 2 * sum over the lots of the questions of the lot  <=  1 + 2 * max_depth * n_lots,
+    2 + 2 * sum over the lots of the questions of the lot  <=  2 + 2 * max_depth * n_lots,
 
 where ``n_lots = ceil(n_trees / trees_at_once)``, and 1 for all at once. Predictions are the same in
 every case, and written at the active party alone.
@@ -53,13 +54,15 @@ class Interactive(VerticalStrategy):
         passive = tuple(party for party in parties if party != active)
         rows = yield from align_all(parties, active, mailbox, self.settings)
         given = {**self.own_settings(self.settings).model_dump(), "suffix": self.settings.output}
-        while True:
+        is_last = False
+        while not is_last:
             request = WalkRequest(**mailbox.fields_for(active), **given)
             replies = yield from ask({active: request}, WalkReply)
             mailbox.collect(replies)
-            if replies[active].finished:
-                break
-            questions = {party: AnswerRequest(**mailbox.fields_for(party)) for party in passive}
+            is_last = replies[active].finished
+            questions = {
+                party: AnswerRequest(**mailbox.fields_for(party), last=is_last) for party in passive
+            }
             mailbox.collect((yield from ask(questions, AnswerReply)))
         n_trees = replies[active].n_trees
         return (yield from predicted(self.settings, active, rows, n_trees, {}))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, Parties, Progress, ask
+from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches
@@ -33,11 +33,9 @@ from fedapp.messages.pax import (
     check_sketch,
 )
 from fedapp.run_folder import RunFolder
-from fedapp.site.labels import REGRESSION
 from fedapp.trees.boost import Boosting, Sampling, kept_cuts
 from fedapp.trees.grow import Growth
-from fedapp.trees.model import LEAF
-from fedapp.trees.objective import base_margin, base_score
+from fedapp.trees.objective import REGRESSION, base_margin, base_score
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, common_table, label_sums
 from strategies.scoring import (
@@ -45,7 +43,6 @@ from strategies.scoring import (
     History,
     check_scores,
     evaluate,
-    round_scores,
 )
 
 FEWEST_BINS = 2
@@ -188,7 +185,7 @@ class PAX(HorizontalStrategy):
         """What the parties do not know yet, and the sums wanted next."""
         leaf_values, leaf_offsets = boosting.untold_leaves()
         routes = boosting.routes
-        wanted = np.array(growth.wanted, dtype=np.int32).reshape(-1, 2)
+        wanted = growth.wanted_pairs
         return GrowRequest(
             round_id=boosting.n_rounds,
             level=growth.level,
@@ -233,24 +230,22 @@ class PAX(HorizontalStrategy):
 
     def _note_scores(self, replies: Mapping[str, Reply], boosting: Boosting) -> Conversation[None]:
         """Scores of the trees so far, which come with the first reply of a round."""
-        if boosting.n_rounds == len(self.history):
-            return
-        scores = round_scores(boosting.objective, replies)
-        self.history.add(scores[1])
-        n_leaves = sum(int((tree["left"] == LEAF).sum()) for tree in boosting.last_trees)
-        n_trees = len(boosting.trees)
-        yield Progress(boosting.n_rounds, n_trees, n_leaves, *scores)
+        trees, last_trees = boosting.trees, boosting.last_trees
+        yield from self.history.note_late(replies, boosting.n_rounds, trees, last_trees)
+
+    def _last_scores(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[None]:
+        """Scores of the last round, by a request that begins another one."""
+        request = self._request(boosting, boosting.growth())
+        replies = yield from self._ask_to_grow(parties, request, boosting)
+        boosting.told()
+        yield from self._note_scores(replies, boosting)
 
     def _evaluate(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[Summary]:
         """Score the finished model, cut back to its best round under early stopping."""
         model, best_round = boosting.model, None
         if self.history.patience:
-            if len(self.history) < boosting.n_rounds:
-                request = self._request(boosting, boosting.growth())
-                replies = yield from self._ask_to_grow(parties, request, boosting)
-                boosting.told()
-                yield from self._note_scores(replies, boosting)
-            best_round = self.history.best_round
+            last_scores = self._last_scores(parties, boosting)
+            best_round = yield from self.history.catch_up(boosting.n_rounds, last_scores)
             model = model.first_rounds(best_round)
         yield self._checkpoint(boosting)
         scored, summary = yield from evaluate(parties, model, best_round)

@@ -7,18 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from fedapp import metrics
-from fedapp.conversation import Conversation, Model, Parties, ask
+from fedapp.conversation import Conversation, Model, Parties, Progress, ask
+from fedapp.data.partition import PARTS
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.messages.booster import EvaluateReply, EvaluateRequest
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
-from fedapp.trees.model import Ensemble, importance, to_json
+from fedapp.trees.boost import n_leaves
+from fedapp.trees.model import Ensemble, Tree, importance, to_json
 from fedapp.trees.xgboost_json import to_xgboost_json
 from strategies.base import Summary
 
 # Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12
-PARTS = ("train", "valid", "test")
 Scores = dict[str, float]
 
 
@@ -75,7 +76,8 @@ class History:
     def __init__(
         self, objective: str, patience: int, scores: Sequence[float] = (), metric: str = ""
     ) -> None:
-        self.metric, self.patience = metric or metrics.default_metric(objective), patience
+        self.objective, self.patience = objective, patience
+        self.metric = metric or metrics.default_metric(objective)
         self.scores = [float("nan") if score is None else score for score in scores]
 
     def __len__(self) -> int:
@@ -95,6 +97,44 @@ class History:
                 "the validation rows need weight, and both classes"
             )
         self.scores.append(score)
+
+    def note_late(
+        self,
+        replies: Mapping[str, Reply],
+        n_rounds: int,
+        trees: Sequence[Tree] = (),
+        last_trees: Sequence[Tree] = (),
+    ) -> Conversation[bool]:
+        """Note the scores of the last round, which come with the replies to the next request.
+
+        Parameters
+        ----------
+        n_rounds : rounds that are finished.
+        trees, last_trees : of the model so far, and those of them whose leaves the report counts.
+
+        Returns
+        -------
+        Whether there was a round whose scores were not known yet.
+        """
+        if n_rounds == len(self):
+            return False
+        scores = round_scores(self.objective, replies)
+        self.add(scores[1])
+        yield Progress(n_rounds, len(trees), n_leaves(last_trees), *scores)
+        return True
+
+    def catch_up(self, n_rounds: int, last_scores: Conversation[None]) -> Conversation[int]:
+        """The best round of all that are finished.
+
+        Parameters
+        ----------
+        n_rounds : rounds that are finished.
+        last_scores : asks for the last round's scores with a request to train no further, and notes
+            them; begun only where no other request has brought them.
+        """
+        if len(self) < n_rounds:
+            yield from last_scores
+        return self.best_round
 
     @property
     def best_round(self) -> int:

@@ -21,7 +21,10 @@ from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress, ask
+from fedapp.data.partition import PARTS
 from fedapp.errors import ConfigError
+from fedapp.messages.parameters import parameters_of
+from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     BeginReply,
     BeginRequest,
@@ -29,7 +32,6 @@ from fedapp.messages.secureboost import (
     FinishRequest,
     HandOverRequest,
     PartitionRequest,
-    SentReply,
     SetupRequest,
     SplitReply,
     SplitRequest,
@@ -37,8 +39,8 @@ from fedapp.messages.secureboost import (
 )
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.run_folder import RunFolder
-from fedapp.site.labels import REGRESSION
 from fedapp.trees.model import from_json
+from fedapp.trees.objective import REGRESSION
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.scoring import History, model_files
@@ -52,10 +54,6 @@ from strategies.vertical import (
 )
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
-SHARED = (  # settings of the run that parties are told
-    *("objective", "max_depth", "eta", "reg_lambda", "reg_alpha", "gamma", "min_child_weight"),
-    *("subsample", "colsample_bytree", "max_bin", "seed"),
-)
 
 
 class SecureBoostSettings(Section):
@@ -143,7 +141,11 @@ class SecureBoost(VerticalStrategy):
                 "valid-fraction must leave validation rows for early-stopping-rounds, "
                 f"got {self.settings.valid_fraction}"
             )
-        given = {name: getattr(self.settings, name) for name in SHARED} | self.own.model_dump()
+        given = {
+            "objective": self.settings.objective,
+            **parameters_of(self.settings),
+            **self.own.model_dump(),
+        }
         requests = {party: SetupRequest(**mailbox.fields_for(party), **given) for party in parties}
         mailbox.collect((yield from ask(requests, SentReply)))
 
@@ -185,7 +187,7 @@ class SecureBoost(VerticalStrategy):
         return {
             "metrics": {
                 part: named_scores(reply.score_names, getattr(reply, f"{part}_scores"))
-                for part in ("train", "valid", "test")
+                for part in PARTS
             },
             "active": active,
             "matched_rows": self.rows,

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import Settings
-from fedapp.conversation import Check, Checkpoint, Conversation, Parties, Progress
+from fedapp.conversation import Check, Checkpoint, Conversation, Parties
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
+from fedapp.messages.parameters import parameters_of
 from fedapp.messages.trees import BoostReport, check_report, forest_of
 from fedapp.trees.forest import forest_arrays, forest_trees
-from fedapp.trees.model import LEAF, Ensemble, Tree, split_trees, stack_trees
+from fedapp.trees.model import Ensemble, Tree, split_trees, stack_trees
 from fedapp.trees.objective import base_score
 from strategies.base import Summary
 from strategies.horizontal import ask_for_labels, common_table, label_sums
@@ -23,7 +24,6 @@ from strategies.scoring import (
     History,
     check_scores,
     evaluate,
-    round_scores,
 )
 
 
@@ -69,23 +69,13 @@ class Boosted:
 
     def order(self, n_rounds: int) -> dict[str, Any]:
         """The fields of a ``BoostOrder`` for so many rounds."""
-        settings = self.settings
         return {
             **forest_arrays(self.trees[self.n_told :]),
+            **parameters_of(self.settings),
             "round_id": self.n_rounds,
             "n_rounds": n_rounds,
             "n_classes": len(self.model.classes),
             "base_margin": float(self.model.base_margin),
-            "max_depth": settings.max_depth,
-            "eta": settings.eta,
-            "reg_lambda": settings.reg_lambda,
-            "reg_alpha": settings.reg_alpha,
-            "gamma": settings.gamma,
-            "min_child_weight": settings.min_child_weight,
-            "subsample": settings.subsample,
-            "colsample_bytree": settings.colsample_bytree,
-            "max_bin": settings.max_bin,
-            "seed": settings.seed,
             "score_bins": ROUND_BINS,
         }
 
@@ -103,13 +93,8 @@ class Boosted:
     def note_scores(self, replies: Mapping[str, Reply]) -> Conversation[None]:
         """Scores of the trees so far, which come with the first reply after a round."""
         self.n_told = len(self.trees)
-        if self.n_rounds == len(self.history):
-            return
-        scores = round_scores(self.model.objective, replies)
-        self.history.add(scores[1])
-        start = self.ends[-2] if self.n_rounds > 1 else 0
-        n_leaves = sum(int((tree["left"] == LEAF).sum()) for tree in self.trees[start:])
-        yield Progress(self.n_rounds, len(self.trees), n_leaves, *scores)
+        last_trees = self.trees[self.ends[-2] if self.n_rounds > 1 else 0 :]
+        yield from self.history.note_late(replies, self.n_rounds, self.trees, last_trees)
 
     def add(self, trees: Sequence[Tree]) -> None:
         """Finish a round."""
@@ -171,12 +156,14 @@ def best_round(
     ----------
     last_scores : asks for the scores of the last round, where no request has carried its trees.
     """
-    if not boosted.history.patience:
-        return None
-    if len(boosted.history) < boosted.n_rounds:
+
+    def note() -> Conversation[None]:
         replies = yield from last_scores
         yield from boosted.note_scores(replies)
-    return boosted.history.best_round
+
+    if not boosted.history.patience:
+        return None
+    return (yield from boosted.history.catch_up(boosted.n_rounds, note()))
 
 
 def finish(

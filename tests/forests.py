@@ -26,9 +26,16 @@ def part_of(party: str, model_id: str) -> dict[str, Any]:
 
 
 def parts_of(folder: RunFolder) -> list[dict[str, Any]]:
-    """What each party keeps of a run; the active one also knows the others' parts by digest."""
+    """What each party keeps of a run, without salt."""
     summary = summary_of(folder)
-    return [part_of(party["name"], summary["model_id"]) for party in summary["parties"]]
+    names = [party["name"] for party in summary["parties"]]
+    return [without_salt(part_of(name, summary["model_id"])) for name in names]
+
+
+def without_salt(part: dict[str, Any]) -> dict[str, Any]:
+    """A part of a model without what differs each time: salt, and digests of parts with salt."""
+    digests = dict.fromkeys(part.get("parts", {}), "")
+    return {**part, "salt": "", **({"parts": digests} if digests else {})}
 
 
 def encrypted_forest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from fedapp.config import Settings
 from fedapp.errors import FedappError
+from fedapp.site.answer import Site
+from fedapp.site.mail import write_mail
 from tests.network import run
 
 
@@ -19,6 +22,34 @@ def refuses(match: str, settings: Settings, **how: Any) -> None:
     with pytest.raises(FedappError, match=match):
         run(settings, **how)
     assert not (Path(settings.run_dir) / "model.json").exists()
+
+
+def rewrite_letters(
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    letter: str,
+    field: str,
+    change: Callable[[Any], Any],
+) -> None:
+    """Have the parties change a field of their letters of one class before these are sealed."""
+
+    def changed(site: Site, letters: Any) -> dict[str, Any]:
+        told = (
+            replace(each, **{field: change(getattr(each, field))})
+            if type(each).__name__ == letter
+            else each
+            for _, each in letters
+        )
+        return write_mail(site, zip((name for name, _ in letters), told, strict=True))
+
+    monkeypatch.setattr(f"{module}.write_mail", changed)
+
+
+def set_last_bit(packed: Any) -> Any:
+    """Bits with the last one set, which stands for no row unless their number is whole bytes."""
+    changed = packed.copy()
+    changed[-1] |= 1
+    return changed
 
 
 def first_row(value: int) -> Callable[[Any], Any]:

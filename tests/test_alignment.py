@@ -20,6 +20,7 @@ from fedapp.trees.model import load_model
 from tests.letters import letters_sent, raw_of
 from tests.network import run
 from tests.pooled import Pooled, assert_xgboosts, in_order, write_rows
+from tests.tampering import rewrite_letters, set_last_bit
 from tests.transcript import Listener, lines_of, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -204,6 +205,16 @@ def test_an_empty_text_is_no_id(
     refuses(match, vertical(), contexts)
 
 
+def test_files_of_their_own_need_ids_to_be_matched_by(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[:60])
+    files = ",".join(str(context.node_config["data"]) for context in contexts)
+    given = vertical(data=files, label="y", parties=2, drop_columns="customer")
+    with pytest.raises(FedappError, match=r"^party-1 \(step 1\): id must name the column to match"):
+        run(given)
+
+
 @pytest.mark.parametrize("n_common", [0, 1])
 def test_tables_without_rows_in_common_are_refused(
     vertical: MakeSettings, federation: Federation, n_common: int
@@ -236,6 +247,15 @@ def test_an_id_column_that_is_missing_is_refused(
     contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[:60])
     contexts[1].node_config["id"] = "person"
     match = r"^shop \(step 1\): id column \[withheld\] must be in the table"
+    refuses(match, vertical(), contexts)
+
+
+def test_bits_of_rows_that_are_not_there_are_refused_by_the_senders_name(
+    vertical: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[:60])
+    rewrite_letters(monkeypatch, "clients.alignment", "CommonRows", "common", set_last_bit)
+    match = r"^bank \(step \d\): CommonRows\.common must be 0 past the 60 rows$"
     refuses(match, vertical(), contexts)
 
 

@@ -14,7 +14,6 @@ import xgboost
 from fedapp.config import Settings
 from fedapp.data.load import load_table
 from fedapp.errors import ConfigError, PartyError
-from fedapp.messages import bagging, booster, hello, labels
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import SiteConfig
 from fedapp.site.labels import class_ids, class_names
@@ -28,16 +27,10 @@ from strategies.bagging import Bagging
 from tests.network import die, fails_from, resumed, run
 from tests.reference import compare_trees
 from tests.test_exactness import pooled_booster, weighted_copy
-from tests.transcript import arrays_of, check_declared, check_no_rows, lines_of, listen, summary_of
+from tests.transcript import arrays_of, lines_of, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
-KINDS = {
-    "query.hello": (hello.HelloRequest, hello.HelloReply),
-    "query.labels": (labels.LabelsRequest, labels.LabelsReply),
-    "train.bagging_boost": (bagging.BagRequest, bagging.BagReply),
-    "evaluate.booster_scores": (booster.EvaluateRequest, booster.EvaluateReply),
-}
 
 
 @pytest.fixture
@@ -235,17 +228,6 @@ def test_a_round_takes_one_exchange(bag: MakeSettings, rounds: int) -> None:
     assert [line["round"] for line in lines] == list(range(1, rounds + 1))
     total = {key: sum(line["bytes"][key] for line in lines) for key in lines[0]["bytes"]}
     assert total == summary["bytes"]
-
-
-def test_messages_hold_what_their_modules_list_and_nothing_else(bag: MakeSettings) -> None:
-    _, app = listen(bag())
-    check_declared(app, KINDS)
-
-
-def test_no_reply_is_as_long_as_the_rows(bag: MakeSettings) -> None:
-    run = bag(valid_fraction=0.0, partition="sizes:0.6,0.3,0.1")
-    folder, app = listen(run)
-    check_no_rows(app, summary_of(folder))
 
 
 def test_a_tree_travels_to_a_party_once_and_without_gains(bag: MakeSettings) -> None:

@@ -13,7 +13,6 @@ import xgboost
 from fedapp.config import Settings
 from fedapp.data.load import load_table
 from fedapp.errors import PartyError
-from fedapp.messages import booster, cyclic, hello, labels
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.predict import predict_margins
 from simulations.engines import run_local, simulated_contexts
@@ -21,16 +20,10 @@ from strategies.cyclic import next_turn
 from tests.network import die, fails_from, resumed, run
 from tests.reference import compare_trees
 from tests.test_exactness import pooled_booster
-from tests.transcript import arrays_of, check_declared, lines_of, listen, summary_of
+from tests.transcript import arrays_of, lines_of, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
-KINDS = {
-    "query.hello": (hello.HelloRequest, hello.HelloReply),
-    "query.labels": (labels.LabelsRequest, labels.LabelsReply),
-    "train.cyclic_turn": (cyclic.TurnRequest, cyclic.TurnReply),
-    "evaluate.booster_scores": (booster.EvaluateRequest, booster.EvaluateReply),
-}
 
 
 @pytest.fixture
@@ -136,11 +129,6 @@ def test_a_turn_takes_one_exchange(turns: MakeSettings, rounds: int) -> None:
     assert summary["exchanges"] == 2 + rounds + 1
     assert summary["trees"] == rounds * 3
     assert [line["round"] for line in lines_of(folder.rounds)] == list(range(1, rounds + 1))
-
-
-def test_messages_hold_what_their_modules_list_and_nothing_else(turns: MakeSettings) -> None:
-    _, app = listen(turns())
-    check_declared(app, KINDS)
 
 
 def test_early_stopping_looks_at_the_rows_of_all_parties(turns: MakeSettings) -> None:

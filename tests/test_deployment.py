@@ -38,6 +38,7 @@ from tests.deployed import (
     use_tables,
     write_csv,
 )
+from tests.forests import without_salt
 
 OTHERS: dict[str, dict[str, Any]] = {
     "fedxgbllr": {
@@ -196,11 +197,12 @@ def test_a_run_that_a_site_does_not_allow_ends_with_the_sites_words(
 # Different columns of the same rows
 
 
-def parts_of(places: Mapping[str, Path], model: str) -> dict[str, bytes]:
+def parts_of(places: Mapping[str, Path], model: str) -> dict[str, dict[str, Any]]:
     """What each site keeps of a model."""
-    return {
-        name: (place / "sites" / name / model / PART).read_bytes() for name, place in places.items()
+    texts = {
+        name: (place / "sites" / name / model / PART).read_text() for name, place in places.items()
     }
+    return {name: without_salt(json.loads(text)) for name, text in texts.items()}
 
 
 def makes_the_same_parts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ from fedapp.run_folder import RunFolder
 from fedapp.site import mail
 from fedapp.site.answer import Site
 from fedapp.trees.candidates import are_trees, candidates, skeleton
-from fedapp.trees.parts import PART
+from fedapp.trees.parts import PART, part_digest, read_part, write_part
 from fedapp.wire.codec import from_records, put_together
 from simulations.engines import run_local
 from strategies.eini import Eini
+from tests.forests import without_salt
 from tests.network import run
 from tests.test_exactness import made_table
 from tests.test_interactive import inference, written
@@ -307,6 +309,104 @@ def test_a_parcel_that_comes_again_is_refused(train: Train, settings: MakeSettin
             encrypted(settings, trained, eini__batch_rows=30),
             app=Replaying(lambda data: data, 3),
         )
+
+
+def test_a_structure_that_another_passive_party_sends_is_refused(
+    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, _ = train(parties=3)
+    keep, write, seen = client._keep_structure, client.write_mail, []
+
+    def keep_and_remember(site: Site, letter: eini.Structure, insecure: bool) -> None:
+        if site.name == "party-2":
+            seen.append(letter)
+        keep(site, letter, insecure)
+
+    def write_more(site: Site, letters: Any) -> dict[str, Any]:
+        forged = [("party-3", letter) for letter in seen] if site.name == "party-2" else []
+        return write(site, [*letters, *forged])
+
+    monkeypatch.setattr(client, "_keep_structure", keep_and_remember)
+    monkeypatch.setattr(client, "write_mail", write_more)
+    with pytest.raises(
+        PartyError, match=r"party-2.*: Structure\.letter must come from party-1 alone"
+    ):
+        run(encrypted(settings, trained))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        lambda letter: [letter, letter],
+        lambda letter: [replace(letter, records=np.minimum(letter.records, 0))],
+    ],
+    ids=["twice", "one split everywhere"],
+)
+def test_a_structure_that_comes_twice_or_has_a_split_twice_is_refused(
+    train: Train,
+    settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    sent: Callable[[eini.Structure], list[eini.Structure]],
+) -> None:
+    trained, _ = train()
+    keep = client._keep_structure
+
+    def keep_all(site: Site, letter: eini.Structure, insecure: bool) -> None:
+        for each in sent(letter):
+            keep(site, each, insecure)
+
+    monkeypatch.setattr(client, "_keep_structure", keep_all)
+    with pytest.raises(
+        PartyError, match=r"Structure\.lefts must be trees of this model, sent once"
+    ):
+        run(encrypted(settings, trained))
+
+
+def test_a_batch_that_is_not_the_next_one_is_refused(
+    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, _ = train()
+    choose = client._choose
+
+    def choose_first(site: Site, sender: str, letter: eini.Elements) -> Any:
+        return choose(site, sender, replace(letter, first_row=0))
+
+    monkeypatch.setattr(client, "_choose", choose_first)
+    with pytest.raises(PartyError, match=r"Elements\.first_row must be the next batch's"):
+        run(encrypted(settings, trained, eini__batch_rows=30))
+
+
+def test_a_site_refuses_a_small_key_and_no_guard_unless_its_node_config_allows_them(
+    settings: MakeSettings, sites: Callable[..., Any], write_table: Callable[..., Path]
+) -> None:
+    shop = {"a": None, "b": None, "y": None, "c": range(40)}
+    contexts = sites(
+        {"name": "bank", "data": write_table("bank")},
+        {"name": "shop", "data": write_table("shop", **shop), "label": ""},
+    )
+    given = {"parties": 2, "align": "ordered", "num_boost_round": 2, "max_depth": 2}
+    small = {f"secureboost__{name}": value for name, value in SMALL.items()}
+    trained = run(settings(strategy="secureboost", **given, **small), contexts)
+    contexts[1].node_config["allow-insecure"] = "false"
+    rule = r"^shop \(step \d+\): {} must be false, or allow-insecure true in the node config, got"
+    with pytest.raises(PartyError, match=rule.format("insecure-small-key")):
+        run(settings(strategy="secureboost", **given, **small), contexts)
+    unguarded = {"eini__key_bits": 2048, "eini__unguarded": True}
+    unguarded["model"] = summary_of(trained)["model_id"]
+    with pytest.raises(PartyError, match=rule.format("unguarded")):
+        run(settings(strategy="eini", parties=2, align="ordered", **unguarded), contexts)
+
+
+def test_the_digest_of_a_part_says_nothing_of_what_is_in_it(train: Train) -> None:
+    _, folder = train()
+    model = summary_of(folder)["model_id"]
+    site = home() / "sites" / "party-2" / model
+    first = part_digest(site)
+    document = read_part(site)
+    assert len(document["salt"]) == 64
+    write_part(site, document)
+    assert without_salt(read_part(site)) == without_salt(document)
+    assert part_digest(site) != first
 
 
 def test_another_number_of_elements_is_refused(

@@ -19,32 +19,26 @@ from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.linear import (
     LinearModel,
     Moments,
-    load_linear,
+    linear_from_json,
     merge_moments,
     predict_linear,
     standardised,
 )
-from fedapp.messages import booster, fedavg_linear, hello
 from fedapp.messages.fedavg_linear import MomentsReply, check_moments
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.site.labels import class_ids, class_names
 from fedapp.site.rows import Holdout, share_rows
+from fedapp.trees.model import model_text
 from fedapp.trees.objective import transform
 from simulations.engines import run_local, simulated_contexts
 from strategies.fedavg_linear import FedAvgLinear
 from tests.network import die, fails_from, resumed, run
 from tests.test_exactness import made_table
-from tests.transcript import check_declared, check_no_rows, lines_of, listen, summary_of
+from tests.transcript import lines_of, summary_of
 
 MakeSettings = Callable[..., Settings]
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
-KINDS = {
-    "query.hello": (hello.HelloRequest, hello.HelloReply),
-    "train.fedavg_linear_moments": (fedavg_linear.MomentsRequest, fedavg_linear.MomentsReply),
-    "train.fedavg_linear_average": (fedavg_linear.AverageRequest, fedavg_linear.AverageReply),
-    "evaluate.fedavg_linear_scores": (fedavg_linear.ScoreRequest, booster.EvaluateReply),
-}
 
 
 @pytest.fixture
@@ -70,7 +64,7 @@ def linear(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
 
 
 def model_of(folder: RunFolder) -> LinearModel:
-    return load_linear(folder.path / "model.json")
+    return linear_from_json(model_text(folder.path / "model.json"))
 
 
 def train_rows(settings: Settings) -> tuple[Any, Any]:
@@ -178,17 +172,6 @@ def test_a_round_takes_one_exchange(linear: MakeSettings, rounds: int) -> None:
     assert lines[-1]["train"]["mlogloss"] < np.log(3)
 
 
-def test_messages_hold_what_their_modules_list_and_nothing_else(linear: MakeSettings) -> None:
-    _, app = listen(linear())
-    check_declared(app, KINDS)
-
-
-def test_no_reply_is_as_long_as_the_rows(linear: MakeSettings) -> None:
-    run = linear(valid_fraction=0.0, partition="sizes:0.6,0.3,0.1")
-    folder, app = listen(run)
-    check_no_rows(app, summary_of(folder))
-
-
 def test_the_summary_scores_the_model_that_was_written(linear: MakeSettings) -> None:
     settings = linear(rounds=5)
     folder = run_local(settings)
@@ -293,4 +276,14 @@ def test_moments_of_other_columns_are_refused() -> None:
         check_moments("bank", reply, 2, 2)
     with pytest.raises(ProtocolError, match="label_sum must be 0 to 2"):
         check_moments("bank", replace(reply, label_sum=3.0), 3, 2)
-    assert isinstance(merge_moments([Moments(three, three, three)]), Moments)
+
+
+def test_moments_of_a_party_without_a_value_leave_those_of_the_others() -> None:
+    none = Moments(*(np.zeros(2) for _ in range(3)))
+    one = Moments(np.array([2.0, 0]), np.array([1.5, 0]), np.array([0.5, 0]))
+    other = Moments(np.array([6.0, 3]), np.array([3.5, -1]), np.array([4.0, 6]))
+    merged = merge_moments([none, one, none, other])
+    np.testing.assert_array_equal(merged.counts, [8, 3])
+    np.testing.assert_array_equal(merged.means, [3, -1])
+    # 0.5 + 4 and 2 * 1.5^2 + 6 * 0.5^2 between the parties
+    np.testing.assert_array_equal(merged.squares, [10.5, 6])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.messages import federated_forest as messages
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
-from fedapp.site.answer import Site
-from fedapp.site.mail import write_mail
 from fedapp.trees.bagged import from_json, to_json
 from fedapp.trees.label_codes import class_codes, number_codes
 from simulations.engines import run_local, run_simulation, simulated_contexts
@@ -28,6 +25,7 @@ from tests.forests import joined, part_of, pooled
 from tests.letters import letters_sent
 from tests.network import die, resumed, run
 from tests.pooled import Pooled, made_columns, write_rows
+from tests.tampering import rewrite_letters
 from tests.test_cart import Limits, theirs
 from tests.transcript import (
     ORDERED,
@@ -224,7 +222,7 @@ def test_a_party_is_told_its_own_drawn_columns_and_codes_of_labels(forest: MakeS
     partitions = {(one.sender, one.receiver) for one in letters if one.name == "Partition"}
     assert len(partitions) == 6
     kept = part_of("party-2", summary_of(folder)["model_id"])
-    assert set(kept) == {"format", "columns", "records", "name", "trees"}
+    assert set(kept) == {"format", "columns", "records", "name", "trees", "salt"}
 
 
 def test_codes_of_labels_are_the_same_for_all_labels_with_the_same_forest() -> None:
@@ -366,7 +364,7 @@ def test_one_label_alone_is_refused(
 @pytest.mark.parametrize(
     ("field", "change", "match"),
     [
-        ("bits", lambda bits: bits[:-1], "Partition.bits must be of"),
+        ("bits", lambda bits: bits[:-1], r"Partition.bits must be \d+ bytes, got"),
         ("level", lambda level: level + 1, "Partition.level must be the one being split"),
     ],
 )
@@ -377,16 +375,7 @@ def test_a_partition_that_does_not_fit_is_refused(
     change: Callable[[Any], Any],
     match: str,
 ) -> None:
-    def changed(site: Site, letters: Any) -> dict[str, Any]:
-        return write_mail(
-            site,
-            [
-                (name, replace(letter, **{field: change(getattr(letter, field))}))
-                for name, letter in letters
-            ],
-        )
-
-    monkeypatch.setattr("clients.federated_forest.write_mail", changed)
+    rewrite_letters(monkeypatch, "clients.federated_forest", "Partition", field, change)
     with pytest.raises(PartyError, match=match):
         run_local(forest())
 

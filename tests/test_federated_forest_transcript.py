@@ -14,7 +14,7 @@ from clients import federated_forest_paillier_active as chooser
 from fedapp.config import Settings
 from fedapp.messages import federated_forest as messages
 from fedapp.trees.label_codes import RowFields, number_codes
-from strategies.federated_forest import WARNING
+from strategies.federated_forest import WARNINGS
 from tests.forests import encrypted_forest, parts_of
 from tests.letters import Opened, letters_sent, raw_of, texts_of, written
 from tests.network import run
@@ -187,10 +187,6 @@ def test_a_passive_party_is_not_told_which_rows_others_send_left_in_the_last_lev
     assert {one["level"] for one in told if one.receiver != "party-1"} == {0, 1}
 
 
-def test_only_encoded_labels_are_warned_of(
-    made: MakeSettings, caplog: pytest.LogCaptureFixture
-) -> None:
-    run(made())
-    assert WARNING not in caplog.text
-    run(made(own_labels="encoded"))
-    assert WARNING in caplog.text
+@pytest.mark.parametrize("labels", WARNINGS)
+def test_the_run_warns_of_what_its_form_of_labels_tells(made: MakeSettings, labels: str) -> None:
+    assert summary_of(run(made(own_labels=labels)))["warnings"] == [WARNINGS[labels]]

@@ -27,11 +27,11 @@ from fedapp.trees.head import (
     split_weights,
     weights_in_unit,
 )
-from fedapp.trees.model import Tree
+from fedapp.trees.model import Tree, model_text
 from fedapp.trees.objective import base_margin, n_outputs
 from fedapp.trees.outputs import tree_outputs
 from fedapp.trees.packed import pack_trees, unpack_trees
-from fedapp.trees.stacked import load_stacked
+from fedapp.trees.stacked import from_json
 from simulations.engines import run_local
 
 MakeSettings = Callable[..., Settings]
@@ -233,7 +233,7 @@ def test_one_party_alone_trains_the_head_as_a_plain_torch_loop_does(
     own = {"trees": 6, "max_depth": 3, "rounds": 2, "epochs": 3, "channels": 8, "head": kind}
     given = {f"fedxgbllr__{name}": value for name, value in own.items()}
     run = settings(strategy="fedxgbllr", parties=1, valid_fraction=0.0, seed=3, **given)
-    model = load_stacked(run_local(run).path / "model.json")
+    model = from_json(model_text(run_local(run).path / "model.json"))
     table = read_source("breast-cancer")
     rows = share_rows(table, Holdout(0.2, 0.0, 3), "iid", 1)["train"][0]
     assert table.labels is not None

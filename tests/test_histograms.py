@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapp.histograms.bins import Cuts, digitise
-from fedapp.histograms.build import add_histograms, build_histograms
+from fedapp.histograms.build import add_histograms, build_all_histograms, build_histograms
 from fedapp.histograms.sketch import (
     Sketch,
     bin_map,
@@ -78,6 +78,22 @@ def test_histograms_equal_the_sums_row_by_row() -> None:
             part = found[slot, starts[place] : starts[place] + widths[place]]
             np.testing.assert_array_equal(part, sums)
             assert missing[slot, place] == absent
+
+
+@pytest.mark.parametrize("n_trees", [1, 3])
+def test_histograms_of_several_trees_are_those_of_each_in_turn(n_trees: int) -> None:
+    codes = RNG.integers(0, 6, (200, 3)).astype(np.uint8)  # 5: missing
+    gradients = RNG.normal(size=(n_trees, 200, 2)).astype(np.float32)
+    nodes = RNG.integers(0, 4, (n_trees, 200)).astype(np.int32)
+    layout = codes, 5, np.arange(3), np.full(3, 5)
+    pairs = np.array([(tree, node) for tree in range(n_trees) for node in (3, 1)], np.int32)
+    found, missing = build_all_histograms(*layout, gradients, nodes, *pairs.T)
+    assert len(found) == len(missing) == 2 * n_trees
+    for slot, (tree, node) in enumerate(pairs):
+        one = np.array([node], np.int32)
+        alone, absent = build_histograms(*layout, gradients[tree], nodes[tree], one)
+        np.testing.assert_array_equal(found[slot], alone[0])
+        np.testing.assert_array_equal(missing[slot], absent[0])
 
 
 def test_rows_without_gradient_count_nowhere() -> None:

@@ -27,6 +27,7 @@ from simulations.engines import run_local, run_simulation
 from strategies.interactive import Interactive
 from tests.forests import joined, part_of
 from tests.pooled import Pooled
+from tests.tampering import rewrite_letters, set_last_bit
 from tests.test_exactness import made_table
 from tests.transcript import ALIGNED, check_declared, listen, summary_of
 
@@ -89,9 +90,9 @@ def test_a_party_is_asked_max_depth_times_at_most(
     trained, _ = train(data="breast-cancer", label="")
     folder, app = listen(inference(settings, trained, align="psi"))
     check_declared(app, KINDS)
-    assert len(app.of_kind("interactive_answer")) <= trained.max_depth
+    assert len(app.of_kind("interactive_answer")) <= trained.max_depth + 1  # the last: forget
     n_opening = 1 + 2 + 2  # hello, alignment of two parties
-    assert summary_of(folder)["exchanges"] <= n_opening + 1 + 2 * trained.max_depth
+    assert summary_of(folder)["exchanges"] <= n_opening + 2 + 2 * trained.max_depth
 
 
 def n_asked(trees: Sequence[Any], values: np.ndarray, n_own: int, at_once: int) -> int:
@@ -125,7 +126,7 @@ def test_trees_at_once_change_the_exchanges_and_no_prediction(
         summary = summary_of(run_local(inference(settings, trained, **own)))
         found[at_once] = written(summary)
         n_questions = n_asked(trees, Pooled(trained).values, n_own, at_once or len(trees))
-        assert summary["exchanges"] == 4 + 1 + 2 * n_questions
+        assert summary["exchanges"] == 4 + 2 + 2 * n_questions
     for predictions in found.values():
         np.testing.assert_array_equal(predictions, found[0])
 
@@ -195,6 +196,16 @@ def test_a_party_without_its_part_is_named(
     trained, folder = train()
     (home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART).unlink()
     with pytest.raises(PartyError, match=r"party-2 \(step 1\): model must have a part at this"):
+        run_local(inference(settings, trained))
+
+
+def test_bits_of_rows_that_were_not_asked_about_are_refused_by_the_senders_name(
+    train: Callable[..., Any], settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, _ = train(data="breast-cancer", label="")
+    rewrite_letters(monkeypatch, "clients.interactive", "Answers", "bits", set_last_bit)
+    match = r"^party-2 \(step \d\): Answers\.bits must be 0 past the \d+ rows$"
+    with pytest.raises(PartyError, match=match):
         run_local(inference(settings, trained))
 
 

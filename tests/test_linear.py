@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from fedapp.linear import (
     descend,
     linear_from_json,
     linear_to_json,
-    load_linear,
     merge_moments,
     moments,
     predict_linear,
@@ -145,8 +143,3 @@ def test_a_broken_model_is_refused(field: str, value: object) -> None:
     document = {**json.loads(linear_to_json(made_model())), field: value}
     with pytest.raises(DataError, match=r"^model must be a linear model of format 1, got"):
         linear_from_json(json.dumps(document))
-
-
-def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^model must be a file, got .*gone\.json$"):
-        load_linear(tmp_path / "gone.json")

@@ -21,6 +21,7 @@ from fedapp.messages import one_round as messages
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import Site
 from fedapp.site.mail import write_mail
+from fedapp.site.store import Store
 from fedapp.trees.leaf_sets import compress, decompress, leaves_of, walk
 from fedapp.trees.parts import PART
 from simulations.engines import run_local, run_simulation
@@ -60,6 +61,22 @@ def prediction(make: MakeSettings, trained: Settings, **more: Any) -> Settings:
     model = summary_of(RunFolder(Path(trained.run_dir)))["model_id"]
     given = {"strategy": "one-round", "data": trained.data, "parties": trained.parties}
     return make(**given | {"model": model, "align": "ordered", **more})
+
+
+@pytest.mark.parametrize("strategy", ["interactive", "one-round", "eini"])
+def test_every_party_forgets_the_rows_it_has_predicted(
+    train: Train, settings: MakeSettings, strategy: str
+) -> None:
+    trained, _ = train(parties=3)
+    small = {"eini__key_bits": 512, "eini__insecure_small_key": True, "eini__unguarded": True}
+    summary = summary_of(run_local(prediction(settings, trained, strategy=strategy, **small)))
+    for name in ("party-1", "party-2", "party-3"):
+        folder = home() / "sites" / name / summary["model_id"]
+        store = Store.open(folder)
+        assert store.finished
+        assert not {"values", "ids", "places"} & store._names()
+        kept = {path.name for path in folder.iterdir()} - {"state.json", "lock"}
+        assert kept <= {"predictions.csv", *store._files.values()}
 
 
 def written(folder: RunFolder) -> np.ndarray:

@@ -154,5 +154,5 @@ def test_integers_come_back_from_bytes(values: list[int], width: int) -> None:
 
 def test_bytes_are_big_endian_and_never_cut_off() -> None:
     assert to_bytes_array([mpz(258)], 3).tolist() == [[0, 1, 2]]
-    with pytest.raises(OverflowError):
+    with pytest.raises(OverflowError, match="too big to convert"):
         to_bytes_array([mpz(256)], 1)

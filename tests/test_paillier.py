@@ -254,7 +254,7 @@ def test_no_rows_make_sums_without_ciphertexts(key: PrivateKey, two: Workers) ->
 
 def test_columns_of_few_bins_are_summed_together() -> None:
     codes = RNG.integers(0, [3, 3, 200], (1000, 3))
-    groups = sums_module._group_columns(codes + np.array([0, 3, 6]))
+    groups = sums_module.group_columns(codes + np.array([0, 3, 6]))
     assert [sorted(group.columns) for group in groups] == [[0, 1], [2]]
     assert len(groups[0].first_rows) == 9
 
@@ -357,7 +357,7 @@ def test_workers_end_with_their_owner() -> None:
         workers.run(pow, [(1, 1)] * 4)
         process = workers._others[0]._process
     assert process.returncode == 0
-    assert shared_workers(1) is shared_workers(1)
+    assert shared_workers() is shared_workers()
     with pytest.raises(ValueError, match="n_workers must be >= 1, got 0"):
         Workers(0)
 

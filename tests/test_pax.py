@@ -14,7 +14,7 @@ from flwr.app import Message
 from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Model, Parties
 from fedapp.errors import ConfigError
-from fedapp.messages import booster, hello, pax
+from fedapp.messages import booster, pax
 from fedapp.messages.hello import HelloReply
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import LEAF, load_model
@@ -23,32 +23,12 @@ from simulations.engines import run_local, run_simulation
 from strategies.pax import PAX, share_bins
 from tests.transcript import (
     arrays_of,
-    check_declared,
-    check_no_rows,
     lines_of,
     listen,
     summary_of,
 )
 
 MakeSettings = Callable[..., Settings]
-KINDS = {
-    "query.hello": (hello.HelloRequest, hello.HelloReply),
-    "train.pax_sketch": (pax.SketchRequest, pax.SketchReply),
-    "train.pax_grow": (pax.GrowRequest, pax.GrowReply),
-    "evaluate.booster_scores": (booster.EvaluateRequest, booster.EvaluateReply),
-}
-
-
-def test_messages_hold_what_their_modules_list_and_nothing_else(settings: MakeSettings) -> None:
-    _, app = listen(settings(max_depth=3))
-    check_declared(app, KINDS)
-
-
-def test_no_reply_is_as_long_as_the_rows(settings: MakeSettings) -> None:
-    # 569 rows in all; with 8 bins no array of a reply has a size that grows with rows.
-    run = settings(max_bin=24, max_depth=3, valid_fraction=0.0)
-    folder, app = listen(run)
-    check_no_rows(app, summary_of(folder))
 
 
 def test_the_smaller_child_alone_is_asked_for(settings: MakeSettings) -> None:

@@ -13,7 +13,7 @@ import pytest
 import xgboost
 
 from clients.secureboost_kept import Kept
-from clients.secureboost_round import _draw
+from clients.secureboost_round import draw_rows
 from fedapp.config import Settings
 from fedapp.data.load import Roles, read_frame
 from fedapp.errors import ConfigError
@@ -231,7 +231,7 @@ def test_goss_keeps_large_gradients_and_makes_up_for_the_others_it_leaves_out(
     store.facts["boost"] = {"subsample": 1.0, "goss": True, "top_rate": 0.2, "other_rate": 0.1}
     rng = np.random.default_rng(1)
     pairs = rng.normal(size=(1000, 3, 2)).astype(np.float32)
-    drawn = _draw(pairs.copy(), Kept(Site(SiteConfig("bank", "rows.csv"), store)), rng)
+    drawn = draw_rows(pairs.copy(), Kept(Site(SiteConfig("bank", "rows.csv"), store)), rng)
     sizes = np.abs(pairs[..., 0]).sum(axis=1)
     top = sizes >= np.sort(sizes)[-200]
     rest = ~top & (drawn != 0).any(axis=(1, 2))

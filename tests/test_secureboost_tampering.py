@@ -291,6 +291,14 @@ def test_a_parcel_that_the_server_brings_twice_is_refused(
     refuses("^party-[12].*: parcel.step must be a new one, got one seen before", made())
 
 
+@pytest.mark.parametrize("receiver", ["party-1", "party-2"])
+def test_a_parcel_that_the_server_doubles_is_refused(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, receiver: str
+) -> None:
+    meddle(monkeypatch, receiver, lambda carried: carried[-1] + carried[-1][-1:])
+    refuses("^party-[12].*: parcel.step must be a new one, got one seen before", made())
+
+
 def test_a_parcel_that_the_server_keeps_back_stops_the_run_by_its_senders_name(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

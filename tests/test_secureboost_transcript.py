@@ -17,6 +17,7 @@ from fedapp.config import load_settings
 from fedapp.data.load import load_table
 from fedapp.home import home
 from fedapp.messages import alignment, secureboost
+from fedapp.messages.parcels import SentReply
 from fedapp.run_folder import RunFolder
 from fedapp.site.mail import STEP_BYTES
 from fedapp.trees.model import Ensemble, from_json
@@ -102,6 +103,7 @@ def record(home_folder: Path, patch: pytest.MonkeyPatch, **more: Any) -> Recorde
         given: dict[str, Any] = {"id": ids, **own, **({} if place else {"y": labels})}
         path = write_rows(home_folder / f"{name}.csv", given)
         node = {"name": name, "data": str(path), "id": "id", "label": "" if place else "y"}
+        node["allow-insecure"] = "true"
         contexts.append(Context(0, place + 2, {**node, **more}, RecordDict(), {}))
         tables.append(load_table(path, label=node["label"], id_column="id"))
     settings = load_settings(
@@ -150,12 +152,12 @@ def assert_none_in(secrets: set[bytes], seen: bytes) -> None:
 
 KINDS = {
     **ALIGNED,
-    "train.secureboost_setup": (secureboost.SetupRequest, secureboost.SentReply),
+    "train.secureboost_setup": (secureboost.SetupRequest, SentReply),
     "train.secureboost_begin": (secureboost.BeginRequest, secureboost.BeginReply),
-    "train.secureboost_sum": (secureboost.SumRequest, secureboost.SentReply),
+    "train.secureboost_sum": (secureboost.SumRequest, SentReply),
     "train.secureboost_split": (secureboost.SplitRequest, secureboost.SplitReply),
-    "train.secureboost_partition": (secureboost.PartitionRequest, secureboost.SentReply),
-    "evaluate.secureboost_handover": (secureboost.HandOverRequest, secureboost.SentReply),
+    "train.secureboost_partition": (secureboost.PartitionRequest, SentReply),
+    "evaluate.secureboost_handover": (secureboost.HandOverRequest, SentReply),
     "evaluate.secureboost_finish": (secureboost.FinishRequest, secureboost.FinishReply),
 }
 

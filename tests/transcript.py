@@ -14,6 +14,7 @@ from flwr.app import Context, Message
 from fedapp.client_app import SiteApp
 from fedapp.config import Settings
 from fedapp.messages import alignment, vertical
+from fedapp.messages.parcels import SentReply
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
 from simulations.engines import LocalGrid, simulated_contexts
@@ -21,11 +22,11 @@ from simulations.engines import LocalGrid, simulated_contexts
 # How a run of vertical parties opens: kinds of messages and their classes, without and with psi.
 ORDERED = {
     "query.vertical_hello": (vertical.VerticalHelloRequest, vertical.VerticalHelloReply),
-    "query.alignment_open": (alignment.OpenRequest, alignment.SentReply),
+    "query.alignment_open": (alignment.OpenRequest, SentReply),
     "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),
-    "query.alignment_order": (alignment.OrderRequest, alignment.SentReply),
+    "query.alignment_order": (alignment.OrderRequest, SentReply),
 }
-ALIGNED = {**ORDERED, "query.alignment_mask": (alignment.MaskRequest, alignment.SentReply)}
+ALIGNED = {**ORDERED, "query.alignment_mask": (alignment.MaskRequest, SentReply)}
 
 
 def summary_of(folder: RunFolder) -> dict[str, Any]:

@@ -294,7 +294,7 @@ def _check_rows(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Cells:
+class Cells:
     """Where rows fall that are told apart by node and some columns' bins."""
 
     columns: tuple[int, ...]
@@ -307,7 +307,7 @@ class _Cells:
         return len(self.cell_ids) + (len(self.columns) - 1) * len(self.first_rows)
 
 
-def _cells(columns: tuple[int, ...], bin_ids: Ints) -> _Cells:
+def _cells(columns: tuple[int, ...], bin_ids: Ints) -> Cells:
     """Tell rows apart by some columns of ``bin_ids``."""
     cell_ids = bin_ids[:, columns[0]]
     for column in columns[1:]:
@@ -315,13 +315,13 @@ def _cells(columns: tuple[int, ...], bin_ids: Ints) -> _Cells:
         cell_ids = np.unique(cell_ids, return_inverse=True)[1]
         cell_ids = cell_ids * (bin_ids[:, column].max(initial=0) + 1) + bin_ids[:, column]
     _, first_rows, cell_ids = np.unique(cell_ids, return_index=True, return_inverse=True)
-    return _Cells(columns, first_rows, cell_ids)
+    return Cells(columns, first_rows, cell_ids)
 
 
-def _group_columns(bin_ids: Ints) -> list[_Cells]:
+def group_columns(bin_ids: Ints) -> list[Cells]:
     """Take columns together, those of few bins first, while that saves products."""
     singles = [_cells((column,), bin_ids) for column in range(bin_ids.shape[1])]
-    groups: list[_Cells] = []
+    groups: list[Cells] = []
     for single in sorted(singles, key=lambda cells: len(cells.first_rows)):
         if groups:
             joint = _cells(groups[-1].columns + single.columns, bin_ids)
@@ -344,7 +344,7 @@ def _sum_part(
     rows = from_bytes_array(ciphertexts)
     bin_ids = nodes[:, None].astype(np.int64) * offsets[-1] + offsets[:-1] + codes
     sums: Sums = [None] * (n_nodes * int(offsets[-1]))
-    for group in _group_columns(bin_ids):
+    for group in group_columns(bin_ids):
         cells: Sums = [None] * len(group.first_rows)
         _multiply_into(cells, group.cell_ids.tolist(), rows, n_squared)
         for column in group.columns:

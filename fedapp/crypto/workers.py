@@ -35,9 +35,9 @@ def n_cores() -> int:
 
 
 @functools.cache
-def shared_workers(n_workers: int) -> Workers:
-    """The workers of this process, started once and closed at its end."""
-    workers = Workers(n_workers)
+def shared_workers() -> Workers:
+    """The workers of this process, one a core, started once and closed at its end."""
+    workers = Workers(n_cores())
     atexit.register(workers.close)
     return workers
 

@@ -15,6 +15,7 @@ Rows = npt.NDArray[np.int64]
 
 RULES = ("iid", "dirichlet:ALPHA", "sizes:A,B,...", "column:NAME")
 DRAWS = 100
+PARTS = ("train", "valid", "test")
 # A float label with more distinct values than this is cut into bins of equal size.
 MAX_CLASSES = 20
 N_LABEL_BINS = 10

@@ -48,6 +48,39 @@ def build_histograms(
     return histograms, missing
 
 
+def build_all_histograms(
+    codes: Codes,
+    missing_code: int,
+    columns: Ints,
+    widths: Ints,
+    gradients: npt.NDArray[np.float32],
+    nodes: npt.NDArray[np.int32],
+    wanted_trees: npt.NDArray[np.int32],
+    wanted_nodes: npt.NDArray[np.int32],
+) -> tuple[Histogram, npt.NDArray[np.int32]]:
+    """Sum the gradients of the rows of some nodes of several trees, in the order they are wanted.
+
+    Parameters
+    ----------
+    codes, missing_code, columns, widths : as for ``build_histograms``.
+    gradients : float32, shape (n_trees, n_rows, 2).
+    nodes : int32, shape (n_trees, n_rows).
+    wanted_trees, wanted_nodes : int32, shape (n_wanted,), n_wanted > 0; trees ascending.
+
+    Returns
+    -------
+    histograms, missing : as of ``build_histograms``.
+    """
+    layout = codes, missing_code, columns, widths
+    found = [
+        build_histograms(*layout, gradients[tree], nodes[tree], wanted_nodes[wanted_trees == tree])
+        for tree in np.unique(wanted_trees)
+    ]
+    if len(found) == 1:
+        return found[0]
+    return np.concatenate([h for h, _ in found]), np.concatenate([m for _, m in found])
+
+
 @numba.njit(cache=True, nogil=True)
 def _accumulate(
     codes: Any,

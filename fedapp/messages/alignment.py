@@ -61,11 +61,6 @@ class OrderRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SentReply(Parcels, Reply):
-    """Parcels for others."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class MatchReply(Parcels, Reply):
     """Parcels for the passive parties, and how many rows there are."""
 

@@ -11,9 +11,13 @@ Reveals:
   the rows nothing but its own columns. It learns neither which entries another party leaves, nor
   leaf values, nor predictions.
 - The active party learns of each row the sum of the leaf values over all trees, which is the
-  margin of a boosted model and the mean of a forest times its trees, and nothing of single splits
-  beyond what follows from that sum. What passive parties send each other is sealed against it,
-  because it could decrypt it.
+  margin of a boosted model and the mean of a forest times its trees. It knows the leaf values, and
+  few ways through the trees give the same sum of 53 bits, so it can work out a row's way through
+  dozens of trees (a subset sum). The paper (4.3) takes that for infeasible, and the guard does not
+  prevent it. What passive parties send each other is sealed against it, because it could decrypt
+  it.
+- The parties are taken to follow the protocol: the structure and the values that a passive party
+  gets are the active party's word, and others would let it read every split of every row.
 - With ``share-column-names`` the names of the columns may be known to all, as the paper intends.
 """
 

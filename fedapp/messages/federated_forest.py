@@ -27,18 +27,21 @@ With ``labels=paillier``:
 
 - The server learns the same but for the improvements: it is told the splits alone. From how large
   the letters are it can tell about how many sums a party sends.
-- A passive party learns nothing of labels but the number of classes; of weights which training rows
-  have none, and how many bits the weights, or weights times numbers, take. It learns which rows
-  each tree draws, the structure of the trees, who made each split, which rows each sends left and
-  which of its own columns are drawn, as above. Rows that end in one leaf tend to have the same
-  label. That a node is pure is not told: its sums are made in vain, and the node becomes a leaf
-  like any other.
+- A passive party is told nothing of labels but the number of classes; of weights which training
+  rows have none, and how many bits the weights, or weights times numbers, take. It learns which
+  rows each tree draws, the structure of the trees, who made each split, which rows each sends left
+  and which of its own columns are drawn, as above. That a node is pure is not told: its sums are
+  made in vain, and the node becomes a leaf like any other. It follows all the same: a node above
+  ``max-depth`` with rows enough, which stays whole though a column of the party's differs in it, is
+  pure, for else it would have been split (but for ``min-impurity-decrease``). Joined over the trees
+  such nodes group the rows by label, with default settings most of them.
 - The active party learns, for every open node with rows enough and every drawn column of another
   party that differs there (or the first other one that does): the number of the column, how many
   rows are in each of its bins, how many are missing, and what these rows' labels add up to, but not
   what the bins are; which of these columns and bins the split is made of; the importance of the
-  columns. It is told no value and no threshold. Few rows in a bin of a deep node can be told apart
-  by their sums: it learns then which of its rows are near each other in another's column.
+  columns. It is told no value and no threshold. But the bins stand in order, and rows can be told
+  by what they add up to: of bins of few rows, as of a column with a bin a value, it learns which
+  rows they are, and so the order of the rows in another's column.
 - All are taken to follow the protocol, the active party not to work together with a passive one,
   which together can read all labels, and the server to ask for the form of labels agreed upon.
 """
@@ -229,7 +232,7 @@ class EncryptedLabels(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnSums(Letter):
-    """Passive to active: sums of the open nodes; see ``fedapp.trees.column_sums.Listing``."""
+    """Passive to active: sums of the open nodes; see ``fedapp.trees.listing.Listing``."""
 
     level: Annotated[int, Range(0, 1000)]
     ranks: Annotated[Array, Form("int64", "n_open", low=0)]

@@ -24,6 +24,7 @@ from typing import Annotated, ClassVar
 from fedapp.errors import ProtocolError
 from fedapp.messages.booster import EvaluateReply, Scores, Sums
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.parameters import TreeParameters
 
 Weights = Annotated[Array, Form("float32", "n_weights")]
 
@@ -46,24 +47,14 @@ TREES = tuple(field.name for field in fields(Trees))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FitRequest(Request):
-    """Fit XGBoost once on the training rows; parameters are XGBoost's."""
+class FitRequest(TreeParameters, Request):
+    """Fit XGBoost once on the training rows."""
 
     kind: ClassVar[str] = "train.fedxgbllr_fit"
     n_outputs: Annotated[int, Range(1, 1000)]
     base_score: float
     n_rounds: Annotated[int, Range(1, 10**5)]
     early_stopping_rounds: Annotated[int, Range(0, 10**6)]  # on the party's own validation rows
-    max_depth: Annotated[int, Range(1, 15)]
-    eta: Annotated[float, Range(0, 1e38)]
-    reg_lambda: Annotated[float, Range(0, 1e38)]
-    reg_alpha: Annotated[float, Range(0, 1e38)]
-    gamma: Annotated[float, Range(0, 1e38)]
-    min_child_weight: Annotated[float, Range(0, 1e38)]
-    subsample: Annotated[float, Range(0, 1)]
-    colsample_bytree: Annotated[float, Range(0, 1)]
-    max_bin: Annotated[int, Range(2, 65535)]
-    seed: Annotated[int, Range(0, 2**63 - 1)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,9 +31,10 @@ class WalkRequest(Parcels, Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswerRequest(Parcels, Request):
-    """To a passive party: say which rows go left."""
+    """To a passive party: say which rows go left; or, the last time, forget the rows."""
 
     kind: ClassVar[str] = "evaluate.interactive_answer"
+    last: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)

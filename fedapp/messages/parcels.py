@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedapp.messages.fields import Array, Form, Range
+from fedapp.messages.fields import Array, Form, Range, Reply
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +22,11 @@ class Parcels:
     peers: Annotated[tuple[str, ...], Range(0, 10**5)]
     parcel_ends: Annotated[Array, Form("int64", "n_parcels", low=0)]
     parcels: Annotated[Array, Form("uint8", "n_bytes")]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SentReply(Parcels, Reply):
+    """Parcels for others, and nothing for the server."""
 
 
 Parcel = tuple[str, bytes]  # peer, sealed content

@@ -19,6 +19,8 @@ Reveals:
 - The active party learns the numbers of columns and bins of the others, under numbers in place of
   names; for every node, column and bin of theirs the sums of gradients and hessians, and how many
   values are missing; which rows a split of theirs sends left. Thresholds stay with their owner.
+  Every sum is an equation in which rows are in a bin, with coefficients that it knows: once there
+  are about as many as rows, it can solve for the bin of every row.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
+from fedapp.messages.parameters import TreeParameters
 from fedapp.messages.parcels import Parcels
 
-NotNegative = Annotated[float, Range(0, 1e38)]
 Places = Annotated[Array, Form("int32", "n_splits", low=0)]
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 Scores = Annotated[Array, Form("float64", "n_rounds", "n_scores", nan=True)]
@@ -37,21 +39,11 @@ ValidScores = Annotated[Array, Form("float64", "n_rounds", "n_valid_scores", nan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetupRequest(Parcels, Request):
+class SetupRequest(Parcels, TreeParameters, Request):
     """Bin the columns; at the active party also check the order of rows and draw the key."""
 
     kind: ClassVar[str] = "train.secureboost_setup"
     objective: Annotated[str, Range(1, 64)]
-    max_depth: Annotated[int, Range(1, 15)]
-    eta: NotNegative
-    reg_lambda: NotNegative
-    reg_alpha: NotNegative
-    gamma: NotNegative
-    min_child_weight: NotNegative
-    subsample: Annotated[float, Range(0, 1)]
-    colsample_bytree: Annotated[float, Range(0, 1)]
-    max_bin: Annotated[int, Range(2, 65535)]
-    seed: Annotated[int, Range(0, 2**63 - 1)]
     first_trees: Annotated[int, Range(0, 10**6)]
     goss: bool
     top_rate: Annotated[float, Range(0, 1)]
@@ -102,11 +94,6 @@ class FinishRequest(Parcels, Request):
 
     kind: ClassVar[str] = "evaluate.secureboost_finish"
     best_round: Annotated[int, Range(0, 10**6)]  # rounds to keep
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SentReply(Parcels, Reply):
-    """Parcels for others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +165,7 @@ class EncryptedGradients(Letter):
 class Splits(Letter):
     """Active to passive: a level's splits, and the nodes to sum next.
 
-    ``column`` is the receiver's own, or -1 where the split is another's. The bits of the active
+    ``columns`` is the receiver's own, or -1 where the split is another's. The bits of the active
     party's own splits (1: left; all rows of the node, in order) follow each other, each in whole
     bytes.
     """

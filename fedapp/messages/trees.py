@@ -1,4 +1,4 @@
-"""What bagging and cyclic training send: trees as arrays, and XGBoost's parameters.
+"""What bagging and cyclic training send: trees as arrays, and how to grow more.
 
 Reveals: see ``bagging`` and ``cyclic``, whose messages are made of these parts.
 """
@@ -13,9 +13,9 @@ import numpy as np
 from fedapp.errors import ProtocolError
 from fedapp.messages.booster import Scores, Sums
 from fedapp.messages.fields import Array, Form, Range, Reply
+from fedapp.messages.parameters import TreeParameters
 
 LEAF = -1
-NotNegative = Annotated[float, Range(0, 1e38)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,23 +40,13 @@ class GrownForest(Forest):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BoostOrder(Forest):
-    """The trees a party does not know yet, and how to boost on from there; names are XGBoost's."""
+class BoostOrder(Forest, TreeParameters):
+    """The trees a party does not know yet, and how to boost on from there."""
 
     round_id: Annotated[int, Range(0, 10**6)]
     n_rounds: Annotated[int, Range(0, 10**6)]  # 0: only score the model so far
     n_classes: Annotated[int, Range(0, 1000)]
     base_margin: float
-    max_depth: Annotated[int, Range(1, 15)]
-    eta: NotNegative
-    reg_lambda: NotNegative
-    reg_alpha: NotNegative
-    gamma: NotNegative
-    min_child_weight: NotNegative
-    subsample: Annotated[float, Range(0, 1)]
-    colsample_bytree: Annotated[float, Range(0, 1)]
-    max_bin: Annotated[int, Range(2, 65535)]
-    seed: Annotated[int, Range(0, 2**63 - 1)]
     score_bins: Annotated[int, Range(2, 2**20)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from fedapp.wire.codec import Content, Envelope, put_together, take_apart
 Handler = Callable[["Site", Any], Reply]
 R = TypeVar("R", bound=Reply)
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
+INSECURE = ("insecure_small_key", "unguarded")  # fields of requests, for trials alone
 # Modules whose messages several methods send; each other one is a method.
 SHARED = frozenset({"hello", "vertical", "alignment", "labels", "booster", "explain"})
 
@@ -40,6 +42,14 @@ class Site:
         """Name of the party."""
         return self.config.name
 
+    def seeds(self, seed: int, round_id: int) -> np.random.SeedSequence:
+        """Of this party's own draws in a round of a run; the same run draws the same again."""
+        return np.random.SeedSequence([seed, round_id, zlib.crc32(self.name.encode())])
+
+    def random(self, seed: int, round_id: int) -> np.random.Generator:
+        """The draws that begin with ``seeds``."""
+        return np.random.default_rng(self.seeds(seed, round_id))
+
 
 def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) -> Content:
     """Answer one message.
@@ -55,6 +65,7 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
     check_policy(config, kind, envelope.method)
     request_class, handler = find_handler(kind, config.name)
     request = put_together(request_class, content, config.name)
+    check_secure(config, request)
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
     folder = home() / "sites" / config.name / envelope.model_id
@@ -99,6 +110,20 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
         allowed = ", ".join(sorted(config.allowed))
         got = ", ".join(sorted(refused))
         raise ConfigError(f"strategy must be one that the site allows ({allowed}), got {got}")
+
+
+def check_secure(config: SiteConfig, request: Request) -> None:
+    """Hold that a run, whose settings are the coordinator's, does not switch a site's safety off.
+
+    Raises
+    ------
+    ConfigError : it asks for small keys or no guard, and the site does not allow that.
+    """
+    asked = [name.replace("_", "-") for name in INSECURE if getattr(request, name, False)]
+    if asked and not config.simulated and not config.allows_insecure:
+        raise ConfigError(
+            f"{asked[0]} must be false, or allow-insecure true in the node config, got true"
+        )
 
 
 def module_of(kind: str) -> str:

@@ -80,6 +80,7 @@ def check_command(
         "share-column-names": "yes" if site.shares_names else "no",
         "allow-export": "yes" if site.allows_export else "no",
         "encrypted-labels": "yes" if site.encrypts_labels else "no",
+        "allow-insecure": "yes" if site.allows_insecure else "no",
         "min-rows": str(site.min_rows),
         "trusted": ", ".join(sorted(site.trusted)) or "any party",
     }.items():

@@ -20,6 +20,7 @@ FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 NODE_KEYS = (
     *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
     *("share-column-names", "allow-export", "trusted", "allow", "min-rows", "encrypted-labels"),
+    "allow-insecure",
     *("partition-id", "num-partitions"),
 )
 
@@ -44,6 +45,7 @@ class SiteConfig:
     allowed : methods whose runs this party takes part in; empty allows all.
     min_rows : the fewest of its rows that a run may train on.
     encrypts_labels : whether its labels may leave it under encryption alone, not in codes.
+    allows_insecure : whether a run may use small keys, or predict without the guard of Fed-EINI.
     """
 
     name: str
@@ -63,6 +65,7 @@ class SiteConfig:
     allowed: frozenset[str] = frozenset()
     min_rows: int = 0
     encrypts_labels: bool = False
+    allows_insecure: bool = False
 
     @property
     def group(self) -> str:
@@ -186,6 +189,7 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "allowed": frozenset(names),
         "min_rows": int(fewest),
         "encrypts_labels": _is_true(node.get("encrypted-labels", False)),
+        "allows_insecure": _is_true(node.get("allow-insecure", False)),
     }
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError
+from fedapp.trees.objective import REGRESSION
 
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 
 MOST_CLASSES = 1000
-REGRESSION = "reg:squarederror"
 
 
 def class_names(labels: Labels, objective: str) -> tuple[str, ...]:

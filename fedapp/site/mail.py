@@ -2,8 +2,8 @@
 
 Every site has a key pair of its own; a node config may name the keys it trusts, by fingerprint. A
 parcel is 8 bytes of the step it was sent in, and the letter under a key that follows from the
-sender's and receiver's, bound to both names, the model and the step. What is as old as something
-that an earlier request has brought is refused as a replay.
+sender's and receiver's, bound to both names, the model and the step. What has come before, or is as
+old as something that an earlier request has brought, is refused as a replay.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from fedapp.wire.codec import Content, put_together, take_apart
 from fedapp.wire.parcel import from_bytes, to_bytes
 
 L = TypeVar("L", bound=Letter)
+Letters = list[tuple[str, Letter]]  # receiver and content of each
 STEP_BYTES = 8
 IDENTITY = "identity.key"
 
@@ -67,6 +68,18 @@ class Mail:
         ProtocolError : a field of a letter breaks its form.
         """
         return dict(self.each(kind))
+
+    def only(self, kind: type[L], sender: str) -> L | None:
+        """The letter that one party may send and no other; None if there is none.
+
+        Raises
+        ------
+        ProtocolError : another party has sent one.
+        """
+        found = self.all(kind)
+        for other in found.keys() - {sender}:
+            raise ProtocolError(other, kind.__name__, "letter", f"must come from {sender} alone")
+        return found.get(sender)
 
     def one(self, kind: type[L], sender: str) -> L:
         """The letter of one sender.
@@ -128,12 +141,13 @@ def read_mail(site: Site, request: Parcels) -> Mail:
     except ValueError as error:
         raise ProtocolError(site.name, type(request).__name__, "parcels", str(error)) from error
     before: dict[str, int] = store.facts["heard"]
-    heard = dict(before)
+    heard, seen = dict(before), set()
     for sender, parcel in parcels:
         step, content = _open(site, sender, parcel)
-        if step <= before.get(sender, 0):
+        if step <= before.get(sender, 0) or parcel in seen:
             raise ProtocolError(sender, "parcel", "step", "must be a new one, got one seen before")
         heard[sender] = step
+        seen.add(parcel)
         letters.append((sender, from_bytes(content, sender)))
     store.facts["heard"] = heard
     return Mail(site.name, letters)

@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.datasets import read_source
-from fedapp.data.partition import partition_rows, split_rows
+from fedapp.data.partition import PARTS, partition_rows, split_rows
 from fedapp.site.config import SiteConfig
 from fedapp.site.table import Table
 
-PARTS = ("train", "valid", "test")
 Rows = npt.NDArray[np.int64]
 
 

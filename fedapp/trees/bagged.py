@@ -26,7 +26,8 @@ from fedapp.trees.levels import (
 )
 from fedapp.trees.model import LEAF, read_tree
 from fedapp.trees.objective import Objective, n_outputs
-from fedapp.trees.partition import Nodes, goes_left
+from fedapp.trees.partition import Nodes
+from fedapp.trees.predict import find_leaves
 
 FORMAT = 1
 KIND = "bagged"
@@ -97,11 +98,7 @@ class BaggedForest:
         """Leaf of each row in each tree; ``values``: float32, shape (n_rows, n_columns)."""
         found = np.zeros((len(self.trees), len(values)), dtype=np.int32)
         for tree, nodes in zip(self.trees, found, strict=True):
-            while len(rows := np.flatnonzero(tree["left"][nodes] != LEAF)):
-                at = tree[nodes[rows]]
-                cells = values[rows, at["column"]]
-                sides = goes_left(cells, at["threshold"], at["default_left"])
-                nodes[rows] = at["left"] + ~sides
+            find_leaves(tree, values, nodes)
         return found
 
 
@@ -226,11 +223,6 @@ def to_json(model: BaggedForest) -> str:
         ],
     }
     return json.dumps(document, separators=(",", ":")) + "\n"
-
-
-def is_bagged(text: str) -> bool:
-    """Whether a model's text is a forest's."""
-    return f'"kind":"{KIND}"' in text[:64]
 
 
 def from_json(text: str) -> BaggedForest:

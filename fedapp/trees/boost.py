@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedapp.histograms.bins import Cuts
 from fedapp.trees.grow import ROUTE, Growth, Routes, Shape
-from fedapp.trees.model import Ensemble, Tree, split_trees, stack_trees
+from fedapp.trees.model import LEAF, Ensemble, Tree, split_trees, stack_trees
 from fedapp.trees.objective import Objective, n_outputs
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -139,3 +139,8 @@ def kept_cuts(arrays: Arrays) -> tuple[np.float32, Cuts]:
     """Base score and cuts of kept arrays."""
     cuts = Cuts(arrays["edges"], arrays["offsets"], arrays["minima"])
     return np.float32(arrays["base_score"]), cuts
+
+
+def n_leaves(trees: Iterable[Tree]) -> int:
+    """Leaves of all these trees."""
+    return sum(int((tree["left"] == LEAF).sum()) for tree in trees)

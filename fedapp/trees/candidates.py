@@ -22,9 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.trees.model import LEAF
+
 Ints = npt.NDArray[np.int64]
 Sides = npt.NDArray[np.bool_]  # shape (n_rows,): True goes left
-LEAF = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedapp.trees.head import Floats, HeadShape, split_weights
-from fedapp.trees.objective import Objective
+from fedapp.trees.objective import REGRESSION, Objective
 
 WATCHED_ROWS = 4096  # of the rows held back, at once
 
@@ -181,7 +181,7 @@ class _Batches:
         self._objective, self._shape, self._rows, self._device = objective, shape, rows, device
         self._gathered = np.empty((self.size, rows.outputs.shape[1]), dtype=np.float32)
         labels = rows.labels
-        if objective == "reg:squarederror":
+        if objective == REGRESSION:
             labels = (labels - rows.base_margin) / rows.unit
         self._labels = torch.tensor(labels, device=device)
         mean = rows.weights.mean(dtype=np.float64)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.model import LEAF, NODE, Ensemble, Tree, split_trees, stack_trees
-from fedapp.trees.predict import predict_margins
+from fedapp.trees.model import LEAF, NODE, Tree, split_trees, stack_trees
+from fedapp.trees.predict import add_outputs
 
 Array = npt.NDArray[Any]
 
@@ -74,7 +74,5 @@ def add_trees(
     values : float32, shape (n_rows, n_columns); NaN is missing.
     """
     moved = margins.copy()
-    for tree_id, tree in enumerate(trees):
-        alone = Ensemble("reg:squarederror", np.float32(0), (), (), (tree,))
-        moved[:, tree_id % margins.shape[1]] += predict_margins(alone, values)[:, 0]
+    add_outputs(trees, np.arange(len(trees)) % margins.shape[1], values, moved)
     return moved

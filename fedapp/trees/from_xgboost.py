@@ -1,4 +1,4 @@
-"""Trees that XGBoost itself grows, as arrays of ``NODE``.
+"""Trees that XGBoost itself grows, as arrays of ``NODE``, and its names of parameters.
 
 Source: the model schema of XGBoost 3.2 (doc/model.schema).
 """
@@ -16,6 +16,23 @@ from fedapp.trees.model import LEAF, NODE, Tree
 from fedapp.trees.objective import Objective, n_outputs
 
 Rows = npt.NDArray[np.float32]
+XGBOOST_NAMES = {"reg_lambda": "lambda", "reg_alpha": "alpha"}  # all others are the same
+
+
+def for_xgboost(
+    objective: Objective, width: int, parameters: Mapping[str, float]
+) -> dict[str, Any]:
+    """Parameters of trees as ``xgboost.train`` takes them.
+
+    Parameters
+    ----------
+    objective : the loss.
+    width : trees of a round, one an output.
+    parameters : by their names in a run's settings.
+    """
+    named = {XGBOOST_NAMES.get(name, name): value for name, value in parameters.items()}
+    classes = {"num_class": width} if width > 1 else {}
+    return {**named, "objective": objective, "tree_method": "hist", **classes}
 
 
 def grow_trees(
@@ -35,7 +52,7 @@ def grow_trees(
     ----------
     objective : the loss.
     n_classes : of all parties; 0 for regression.
-    parameters : XGBoost's own, by its names; ``max_bin`` among them.
+    parameters : by their names in a run's settings; ``max_bin`` among them.
     rows : values, float32, shape (n_rows, n_columns), NaN where missing; labels and weights,
         float32, shape (n_rows,).
     margins : float32, shape (n_rows, n_outputs).
@@ -58,10 +75,9 @@ def grow_trees(
         base_margin=margins if width > 1 else margins[:, 0],
         max_bin=int(parameters["max_bin"]),
     )
-    fixed = {"objective": objective, "tree_method": "hist", "base_score": 0.5, "verbosity": 0}
-    classes = {"num_class": width} if width > 1 else {}
-    booster = xgboost.train({**parameters, **fixed, **classes}, matrix, n_rounds)
-    return trees_from_xgboost(booster)
+    fixed = {"base_score": 0.5, "verbosity": 0}
+    given = for_xgboost(objective, width, parameters) | fixed
+    return trees_from_xgboost(xgboost.train(given, matrix, n_rounds))
 
 
 def trees_from_xgboost(booster: Any) -> tuple[Tree, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,11 @@ class Shape:
     penalties: Penalties
 
     @classmethod
-    def of(cls, max_depth: int, eta: float, *penalties: float) -> Shape:
-        """Limits of a user's numbers, penalties in their order; XGBoost keeps them in float32."""
-        return cls(max_depth, eta, Penalties(*(float(np.float32(value)) for value in penalties)))
+    def of(cls, parameters: Mapping[str, Any]) -> Shape:
+        """Limits among a run's settings; XGBoost keeps penalties in float32."""
+        names = [field.name for field in fields(Penalties)]
+        penalties = {name: float(np.float32(parameters[name])) for name in names}
+        return cls(parameters["max_depth"], parameters["eta"], Penalties(**penalties))
 
 
 class Growth:
@@ -70,6 +72,11 @@ class Growth:
         self._parents: dict[NodeId, tuple[Histogram, npt.NDArray[np.int32]]] = {}
         for nodes in self._nodes:
             nodes["left"], nodes["parent"] = LEAF, -1
+
+    @property
+    def wanted_pairs(self) -> npt.NDArray[np.int32]:
+        """Tree and node of each wanted one: int32, shape (n_wanted, 2), trees ascending."""
+        return np.array(self.wanted, dtype=np.int32).reshape(-1, 2)
 
     @property
     def growing(self) -> bool:
@@ -129,7 +136,7 @@ class Growth:
         n_bins, n_columns = len(self.cuts.edges), self.cuts.n_columns
         return {
             "level": np.array(self.level),
-            "wanted": np.array(self.wanted, dtype=np.int32).reshape(-1, 2),
+            "wanted": self.wanted_pairs,
             "open": np.array(self._open, dtype=np.int32).reshape(-1, 2),
             "nodes": nodes,
             "tree_offsets": offsets,

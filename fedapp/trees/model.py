@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,8 @@ from fedapp.errors import DataError
 from fedapp.trees.objective import Objective, base_margin, exact_predictions, n_outputs
 
 FORMAT = 1
+KIND = ""  # the text of a boosted model names none
+_BEGINS = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
 LEAF = -1
 
 # A tree is an array of these; node 0 is the root, a right child follows its left sibling.
@@ -187,13 +190,29 @@ def read_tree(
     return tree
 
 
-def load_model(path: Path) -> Ensemble:
-    """Read ``model.json``.
+def kind_of(text: str) -> str:
+    """Kind of model that a ``model.json`` holds, by how it begins."""
+    begins = _BEGINS.match(text)
+    return begins[1] if begins else KIND
+
+
+def model_text(path: Path) -> str:
+    """Text of a ``model.json``, of any kind.
 
     Raises
     ------
-    DataError : there is no such file, or it holds no model.
+    DataError : there is no such file.
     """
     if not path.is_file():
         raise DataError(f"model must be a file, got {path}")
-    return from_json(path.read_text())
+    return path.read_text()
+
+
+def load_model(path: Path) -> Ensemble:
+    """Read the ``model.json`` of a boosted model.
+
+    Raises
+    ------
+    DataError : there is no such file, or it holds no such model.
+    """
+    return from_json(model_text(path))

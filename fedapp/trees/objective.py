@@ -5,13 +5,14 @@ Source: Chen and Guestrin 2016 (arXiv:1603.02754v3), Eq. 2, and XGBoost's docume
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float32]
 Objective = Literal["binary:logistic", "multi:softprob", "reg:squarederror"]
+REGRESSION: Final = "reg:squarederror"
 
 SMALLEST_HESSIAN = np.float32(1e-16)
 # XGBoost's default intercept; the same for every class, so it cancels in the softmax.
@@ -53,7 +54,7 @@ def gradients(objective: Objective, margins: Array, labels: Array, weights: Arra
     -------
     float32, shape (n_rows, n_outputs, 2): gradient and hessian, times the row's weight.
     """
-    if objective == "reg:squarederror":
+    if objective == REGRESSION:
         errors, hessians = margins - labels[:, None], np.ones_like(margins)
     else:
         predictions = transform(objective, margins)
@@ -112,7 +113,7 @@ def margins_of(objective: Objective, predictions: npt.NDArray[np.float64]) -> Ar
 
     Probabilities of 0 and 1 are moved by 2e-16, as in scikit-learn's log loss.
     """
-    if objective == "reg:squarederror":
+    if objective == REGRESSION:
         return predictions.astype(np.float32)
     smallest = float(np.finfo(np.float64).eps)
     shares = np.clip(predictions, smallest, 1 - smallest)

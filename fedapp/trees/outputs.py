@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.model import Tree, stack_trees
-from fedapp.trees.predict import leaf_of
+from fedapp.trees.model import Tree
+from fedapp.trees.predict import add_outputs
 
 Floats = npt.NDArray[np.float32]
 
@@ -43,40 +41,5 @@ def tree_outputs(
         for place, ensemble in enumerate(ensembles)
         for tree_id in range(len(ensemble))
     ]
-    nodes, offsets = stack_trees(trees)
-    names = ("left", "column", "threshold", "default_left", "value")
-    lefts, columns, thresholds, default_lefts, leaf_values = (
-        np.ascontiguousarray(nodes[name]) for name in names
-    )
-    _fill(
-        lefts,
-        columns,
-        thresholds,
-        default_lefts,
-        leaf_values,
-        offsets,
-        np.array(places, dtype=np.int64),
-        values,
-        outputs,
-    )
+    add_outputs(trees, np.array(places, dtype=np.int64), values, outputs)
     return outputs
-
-
-@numba.njit(cache=True, nogil=True)
-def _fill(
-    lefts: Any,
-    columns: Any,
-    thresholds: Any,
-    default_lefts: Any,
-    leaf_values: Any,
-    offsets: Any,
-    places: Any,
-    values: Any,
-    outputs: Any,
-) -> None:
-    """Walk every row down every tree."""
-    for row in range(values.shape[0]):
-        for tree in range(places.shape[0]):
-            first = offsets[tree]
-            leaf = leaf_of(values[row], first, lefts, columns, thresholds, default_lefts)
-            outputs[row, places[tree]] = leaf_values[leaf]

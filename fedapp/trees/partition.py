@@ -55,7 +55,7 @@ def unpack_bits(packed: npt.NDArray[np.uint8], sizes: Sequence[int]) -> list[Bit
     for start, end, size in zip([0, *ends], ends, sizes, strict=False):
         bits = np.unpackbits(packed[start:end]).astype(bool)
         if bits[size:].any():
-            raise ValueError(f"bits must be 0 past the {size} rows of their node")
+            raise ValueError(f"bits must be 0 past the {size} rows")
         sides.append(bits[:size])
     return sides
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError
+from fedapp.home import PRIVATE, write_whole
 from fedapp.trees import bagged
 from fedapp.trees.bagged import BaggedForest
-from fedapp.trees.model import LEAF, Ensemble, Tree, from_json
+from fedapp.trees.model import LEAF, Ensemble, Tree, from_json, kind_of
 from fedapp.trees.partition import goes_left
 
 FORMAT = 1
+SALT_BYTES = 32
 PART = "part.json"
 PARTS = "parts"  # kind of a model.json that says where the parts of a model lie
 Ints = npt.NDArray[np.int64]
@@ -126,7 +129,7 @@ def model_of(part: Mapping[str, Any]) -> Ensemble | BaggedForest:
     DataError : it is of another format.
     """
     text: str = part["model"]
-    return bagged.from_json(text) if bagged.is_bagged(text) else from_json(text)
+    return bagged.from_json(text) if kind_of(text) == bagged.KIND else from_json(text)
 
 
 def split_owners(model: Ensemble | BaggedForest, part: Mapping[str, Any]) -> list[list[str]]:
@@ -140,12 +143,12 @@ def split_owners(model: Ensemble | BaggedForest, part: Mapping[str, Any]) -> lis
 
 
 def write_part(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write a party's part of a model; nobody else on the machine may read it."""
-    path = folder / PART
-    temporary = path.with_suffix(".tmp")
-    temporary.touch(mode=0o600)
-    temporary.write_text(json.dumps(document) + "\n")
-    temporary.rename(path)
+    """Write a party's part of a model; nobody else on the machine may read it.
+
+    Salt makes its digest say nothing: without it, who guessed a threshold could try the guess.
+    """
+    document = {**document, "salt": secrets.token_hex(SALT_BYTES)}
+    write_whole(folder / PART, (json.dumps(document) + "\n").encode(), PRIVATE)
 
 
 def read_part(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numba
@@ -9,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.bins import Codes
+from fedapp.trees.cart import frozen
 from fedapp.trees.grow import Routes
-from fedapp.trees.model import LEAF, Ensemble, stack_trees
+from fedapp.trees.model import LEAF, Ensemble, Tree, stack_trees
 
 
 def predict_margins(model: Ensemble, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -26,18 +28,48 @@ def predict_margins(model: Ensemble, values: npt.NDArray[np.float32]) -> npt.NDA
     float32, shape (n_rows, n_outputs).
     """
     margins = np.full((len(values), model.n_outputs), model.base_margin, dtype=np.float32)
-    nodes, offsets = stack_trees(model.trees)
-    _add_leaves(
-        np.ascontiguousarray(nodes["left"]),
-        np.ascontiguousarray(nodes["column"]),
-        np.ascontiguousarray(nodes["threshold"]),
-        np.ascontiguousarray(nodes["default_left"]),
-        np.ascontiguousarray(nodes["value"]),
-        offsets,
-        values,
-        margins,
-    )
+    add_outputs(model.trees, np.arange(len(model.trees)) % model.n_outputs, values, margins)
     return margins
+
+
+def add_outputs(
+    trees: Sequence[Tree],
+    places: npt.NDArray[np.int64],
+    values: npt.NDArray[np.float32],
+    outputs: npt.NDArray[np.float32],
+) -> None:
+    """Add the leaf value of each row in each tree, in the order of the trees.
+
+    Parameters
+    ----------
+    trees : arrays of ``NODE``.
+    places : int64, shape (n_trees,): column of the outputs that each tree adds to.
+    values : float32, shape (n_rows, n_columns); NaN is missing.
+    outputs : float32, shape (n_rows, n_outputs): changed in place.
+    """
+    nodes, offsets = stack_trees(trees)
+    read = (*_walked(nodes), np.ascontiguousarray(nodes["value"]), offsets, places, values)
+    _add_outputs(*(*frozen(*read), outputs))
+
+
+def find_leaves(
+    tree: npt.NDArray[Any], values: npt.NDArray[np.float32], leaves: npt.NDArray[np.int32]
+) -> None:
+    """Set the leaf that each row reaches in one tree.
+
+    Parameters
+    ----------
+    tree : array of ``NODE``, or of another type with the fields of a split.
+    values : float32, shape (n_rows, n_columns); NaN is missing.
+    leaves : int32, shape (n_rows,): changed in place.
+    """
+    _find_leaves(*(*frozen(*_walked(tree), values), leaves))
+
+
+def _walked(nodes: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """The fields that a walk reads, each in one piece of memory."""
+    names = ("left", "column", "threshold", "default_left")
+    return [np.ascontiguousarray(nodes[name]) for name in names]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -54,22 +86,32 @@ def leaf_of(
 
 
 @numba.njit(cache=True, nogil=True)
-def _add_leaves(
+def _add_outputs(
     lefts: Any,
     columns: Any,
     thresholds: Any,
     default_lefts: Any,
     leaf_values: Any,
     offsets: Any,
+    places: Any,
     values: Any,
-    margins: Any,
+    outputs: Any,
 ) -> None:
-    """Add every tree's leaf value to the margin of its output."""
+    """Walk every row down every tree."""
     for row in range(values.shape[0]):
-        for tree in range(offsets.shape[0] - 1):
+        for tree in range(places.shape[0]):
             first = offsets[tree]
             leaf = leaf_of(values[row], first, lefts, columns, thresholds, default_lefts)
-            margins[row, tree % margins.shape[1]] += leaf_values[leaf]
+            outputs[row, places[tree]] += leaf_values[leaf]
+
+
+@numba.njit(cache=True, nogil=True)
+def _find_leaves(
+    lefts: Any, columns: Any, thresholds: Any, default_lefts: Any, values: Any, leaves: Any
+) -> None:
+    """Walk every row down one tree."""
+    for row in range(values.shape[0]):
+        leaves[row] = leaf_of(values[row], 0, lefts, columns, thresholds, default_lefts)
 
 
 def route_values(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -260,15 +259,3 @@ def _trees(arrays: Mapping[str, Any], n_columns: int) -> tuple[Tree, ...]:
     """One ensemble."""
     fields = {name: np.array(arrays[name], dtype=kind) for name, kind in _ARRAYS.items()}
     return unpack_trees(PackedTrees(**fields, gains=np.empty(0, dtype=np.float32)), n_columns)
-
-
-def load_stacked(path: Path) -> StackedModel:
-    """Read ``model.json``.
-
-    Raises
-    ------
-    DataError : there is no such file, or it holds no model of this kind.
-    """
-    if not path.is_file():
-        raise DataError(f"model must be a file, got {path}")
-    return from_json(path.read_text())

@@ -43,7 +43,7 @@ from fedapp.config import Settings, load_settings
 from fedapp.crypto.keys import PrivateKey, PublicKey
 from fedapp.crypto.masks import BASE_BYTES, PublicMasks, owner_masks
 from fedapp.crypto.packing import PairLayout
-from fedapp.crypto.sums import _group_columns
+from fedapp.crypto.sums import group_columns
 from fedapp.crypto.workers import n_cores
 from fedapp.home import home
 from simulations.baselines import join_tables, xgboost_parameters
@@ -213,7 +213,7 @@ def count_sums(
     rows = np.flatnonzero(nodes >= 0)
     bin_ids = nodes[rows, None].astype(np.int64) * offsets[-1] + offsets[:-1] + codes[rows]
     n_products = 0
-    for group in _group_columns(bin_ids):
+    for group in group_columns(bin_ids):
         n_cells = len(group.first_rows)
         n_products += len(rows) - n_cells
         for column in group.columns:

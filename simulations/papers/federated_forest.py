@@ -32,8 +32,8 @@ from fedapp.errors import ConfigError
 from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
-from fedapp.site.labels import REGRESSION
 from fedapp.site.table import Table
+from fedapp.trees.objective import REGRESSION
 from simulations.baselines import Pooled, forest_scores, join_tables
 from simulations.compare import finished_cell
 from simulations.engines import run_local
@@ -60,7 +60,7 @@ from simulations.papers.one_round import (
     write_rows,
 )
 from simulations.papers.tables import Row, console, mean_of, new_grid, write_tables
-from strategies.federated_forest import WARNING
+from strategies.federated_forest import WARNINGS
 
 REPEATS, QUICK_REPEATS = 40, 10
 # The paper names neither trees nor depth of Table 1: the largest ones of its Figures 4 and 5.
@@ -122,7 +122,7 @@ def warned_once() -> Iterator[None]:
     """Tell the warning of every run once, for all of them."""
     log = logging.getLogger("fedapp")
     before = log.level
-    console.print(WARNING)
+    console.print(WARNINGS["encoded"])
     log.setLevel(logging.ERROR)
     try:
         yield

@@ -35,7 +35,8 @@ from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
-from fedapp.site.labels import REGRESSION, class_ids, class_names
+from fedapp.site.labels import class_ids, class_names
+from fedapp.trees.objective import REGRESSION
 from simulations.baselines import xgboost_parameters
 from simulations.compare import finished_cell
 from simulations.engines import run_local

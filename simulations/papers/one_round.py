@@ -22,8 +22,8 @@ from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.partition import split_rows
 from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
-from fedapp.site.labels import REGRESSION
 from fedapp.site.table import Table
+from fedapp.trees.objective import REGRESSION
 from simulations.compare import finished_cell
 from simulations.engines import run_local, run_simulation
 from simulations.papers.fed_eini import run_and_keep, spent

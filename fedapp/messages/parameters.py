@@ -1,0 +1,36 @@
+"""XGBoost's parameters of a tree, as a message tells them to a party: the run's settings.
+
+Reveals: nothing of any row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from fedapp.messages.fields import Range
+
+NotNegative = Annotated[float, Range(0, 1e38)]
+
+
+@dataclass(frozen=True, eq=False)
+class TreeParameters:
+    """Part of a message: how trees are grown, named as in the run config."""
+
+    __slots__ = ()  # its fields are slots of the message, which may have another base with slots
+
+    max_depth: Annotated[int, Range(1, 15)]
+    eta: NotNegative
+    reg_lambda: NotNegative
+    reg_alpha: NotNegative
+    gamma: NotNegative
+    min_child_weight: NotNegative
+    subsample: Annotated[float, Range(0, 1)]
+    colsample_bytree: Annotated[float, Range(0, 1)]
+    max_bin: Annotated[int, Range(2, 65535)]
+    seed: Annotated[int, Range(0, 2**63 - 1)]
+
+
+def parameters_of(source: Any) -> dict[str, Any]:
+    """The fields of ``TreeParameters``, of the run's settings or of a message that has them."""
+    return {field.name: getattr(source, field.name) for field in fields(TreeParameters)}
