@@ -287,7 +287,7 @@ def _legend(ax: Axes, above: bool = False) -> None:
 
 
 def _label_trees(ax: Axes, ylabel: str) -> None:
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     ax.set(xlabel="boosting round", ylabel=ylabel)
     low, high = ax.get_xlim()
     if high - low < 1:  # one round
