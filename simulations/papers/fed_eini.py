@@ -320,7 +320,7 @@ def main(
         own = {"eini.key-bits": size, "eini.insecure-small-key": True, "model": "0" * 16}
         Eini.own_settings(load_settings(own))
     output.mkdir(parents=True, exist_ok=True)
-    console.print(CUT if quick else "Hours on 2 cores")
+    console.print(CUT if quick else "Credit 1 takes 20 minutes on 2 cores, Credit 2 hours")
     n_trees, most = (QUICK_TREES, QUICK_ROWS) if quick else (TREES, 0)
     points: dict[str, Sequence[int]] = dict.fromkeys(names, ROWS)
     if quick:
