@@ -99,8 +99,6 @@ def forest(store: Store) -> BaggedForest:
         n_outputs(objective, n_classes),
     )
     trees = branches(kept_splits(store, "splits"), n_nodes)
-    for tree, of_nodes in zip(trees, values, strict=True):
-        of_nodes[tree["left"] >= 0] = 0
     return BaggedForest(objective, tuple(store.facts["peers"]), classes, trees, values)
 
 

@@ -22,7 +22,7 @@ from fedapp.site.answer import Site
 from fedapp.site.mail import Mail
 from fedapp.site.store import Store
 from fedapp.trees.cart import Bins, Candidates, Rules, bin_columns, code_columns
-from fedapp.trees.draws import bootstrap_counts
+from fedapp.trees.draws import row_counts
 from fedapp.trees.levels import Places, Rows, Splits, search
 from fedapp.trees.parts import Lookup
 
@@ -45,11 +45,8 @@ def begin(site: Site, request: SetupRequest) -> None:
     for name in Bins.__slots__:
         store[f"bins.{name}"] = getattr(bins, name)
     store["codes"], store["column_seeds"] = code_columns(values, bins), request.column_seeds
-    if request.bootstrap:
-        counts = bootstrap_counts(request.rows_seed, request.trees, n_train)
-    else:
-        counts = np.ones((request.trees, n_train), dtype=np.uint8)
-    store["counts"] = counts
+    drawn = request.bootstrap, request.rows_seed, request.trees, n_train
+    store["counts"] = row_counts(*drawn)
     store["nodes"] = np.zeros((request.trees, len(store["values"])), dtype=np.int32)
     store["n_nodes"] = np.ones(request.trees, dtype=np.int64)
     keep_splits(store, "splits", Splits.none())

@@ -24,12 +24,11 @@ from fedapp.site.labels import class_ids, class_names
 from fedapp.site.rows import Holdout, Rows, share_rows
 from fedapp.site.table import Table
 from fedapp.trees.bagged import BaggedForest, grow, leaf_values
-from fedapp.trees.cart import Criterion, Rules, bin_columns, code_columns
-from fedapp.trees.draws import bootstrap_counts, n_features
+from fedapp.trees.cart import Rules, bin_columns, code_columns
+from fedapp.trees.draws import column_seeds, n_features, row_counts
 from fedapp.trees.from_xgboost import for_xgboost
 from fedapp.trees.label_codes import class_codes, number_codes
 from fedapp.trees.levels import Rows as TreeRows
-from fedapp.trees.model import LEAF
 from fedapp.trees.objective import REGRESSION, base_score, margins_of, n_outputs
 from fedapp.trees.partition import Nodes
 from strategies.federated_forest import FederatedForest
@@ -179,7 +178,7 @@ def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
     own = FederatedForest.own_settings(settings)
     is_regression = settings.objective == REGRESSION
     kind = RandomForestRegressor if is_regression else RandomForestClassifier
-    criterion = "squared_error" if is_regression else own.criterion.replace("auto", "gini")
+    criterion = "squared_error" if is_regression else own.criterion_for(settings.objective)
     forest = kind(
         own.trees,
         criterion=criterion,
@@ -223,27 +222,22 @@ def pooled_forest(
     n_rows, n_columns = values.shape
     codes, unit = number_codes(labels) if is_numbers else (class_codes(labels), 1.0)
     bins = bin_columns(values, settings.max_bin)
-    counts = np.ones((own.trees, n_rows), np.uint8)
-    if own.bootstrap:
-        counts = bootstrap_counts(settings.seed, own.trees, n_rows)
+    counts = row_counts(own.bootstrap, settings.seed, own.trees, n_rows)
     exact_weights = weights.astype(np.float64)
     rows = TreeRows(code_columns(values, bins), bins, codes, exact_weights, counts)
     n_classes = 0 if is_numbers else int(labels.max()) + 1
-    default: Criterion = "variance" if is_numbers else "gini"
     rules = Rules(
-        default if own.criterion == "auto" else own.criterion,
+        own.criterion_for(settings.objective),
         n_classes,
         own.min_samples_split,
         own.min_samples_leaf,
         own.min_impurity_decrease / unit**2,
     )
-    seeds = np.random.default_rng([settings.seed, 2]).integers(0, 2**63 - 1, (n_columns,))
+    seeds = column_seeds(settings.seed, n_columns)
     drawn = n_features(own.max_features, n_columns)
     trees, nodes = grow(rows, values, seeds, drawn, own.max_depth, rules)
     sizes, width = np.array([len(tree) for tree in trees]), n_outputs(settings.objective, n_classes)
     leaves = leaf_values(nodes, counts, exact_weights, labels, sizes, n_classes, width)
-    for tree, of_nodes in zip(trees, leaves, strict=True):
-        of_nodes[tree["left"] != LEAF] = 0
     classes = tuple(map(str, range(n_classes)))
     return BaggedForest(settings.objective, tuple(columns), classes, trees, leaves), rows, nodes
 

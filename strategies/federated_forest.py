@@ -56,7 +56,8 @@ from fedapp.messages.fields import Array
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.run_folder import RunFolder
 from fedapp.trees.bagged import BaggedForest, branches, to_json
-from fedapp.trees.draws import n_features
+from fedapp.trees.cart import Criterion
+from fedapp.trees.draws import column_seeds, n_features
 from fedapp.trees.levels import Splits, draw_columns, number, winners
 from fedapp.trees.objective import REGRESSION
 from strategies.alignment import align
@@ -102,6 +103,12 @@ class FederatedForestSettings(Section):
     key_bits: Annotated[int, Field(ge=256, le=8192)]
     insecure_small_key: bool
     master_keeps_model: bool
+
+    def criterion_for(self, objective: str) -> Criterion:
+        """What splits are chosen by."""
+        if self.criterion != "auto":
+            return self.criterion
+        return "variance" if objective == REGRESSION else "gini"
 
 
 class FederatedForest(VerticalStrategy):
@@ -175,7 +182,6 @@ class FederatedForest(VerticalStrategy):
             # Every party knows the run's seed, and could work out from it who draws how much.
             self.draws = secrets.randbits(63)
         own, settings = self.own, self.settings
-        criterion = "variance" if settings.objective == REGRESSION else "gini"
         seeds, owners = self._column_seeds(parties)
         requests = {
             party: SetupRequest(
@@ -183,7 +189,7 @@ class FederatedForest(VerticalStrategy):
                 objective=settings.objective,
                 max_bin=settings.max_bin,
                 trees=own.trees,
-                criterion=criterion if own.criterion == "auto" else own.criterion,
+                criterion=own.criterion_for(settings.objective),
                 min_samples_split=own.min_samples_split,
                 min_samples_leaf=own.min_samples_leaf,
                 min_impurity_decrease=own.min_impurity_decrease if party == active else 0.0,
@@ -204,9 +210,7 @@ class FederatedForest(VerticalStrategy):
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """A number a column, by which it is drawn, and whose each column is."""
         sizes = [hello.n_columns for hello in parties.values()]
-        rng = np.random.default_rng([self.draws, 2])
-        seeds = rng.integers(0, 2**63 - 1, sum(sizes))
-        return seeds, np.repeat(np.arange(len(sizes)), sizes)
+        return column_seeds(self.draws, sum(sizes)), np.repeat(np.arange(len(sizes)), sizes)
 
     def _search(
         self, parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox

@@ -82,6 +82,8 @@ def test_a_forest_is_that_of_the_joined_table(
     model, _, _ = pooled(run)
     assert sum(map(len, model.trees)) > 80
     assert to_json(joined(run_local(run))) == to_json(model)
+    for tree, values in zip(model.trees, model.values, strict=True):
+        assert not values[tree["left"] >= 0].any()
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

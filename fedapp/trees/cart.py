@@ -240,7 +240,7 @@ def _search(
     for node in range(len(starts) - 1):
         start, end = starts[node], starts[node + 1]
         n_inside = end - start
-        if not may_split(n_inside, min_split, min_leaf):
+        if n_inside < fewest_rows(min_split, min_leaf):
             continue
         total[:] = 0
         pure = True
@@ -289,9 +289,9 @@ def _search(
 
 
 @numba.njit(cache=True, nogil=True)
-def may_split(n_inside: int, min_split: int, min_leaf: int) -> bool:
-    """Whether a node of so many rows may be split."""
-    return n_inside >= max(min_split, 2 * min_leaf, 2)
+def fewest_rows(min_split: int, min_leaf: int) -> int:
+    """How many rows a node must have to be split."""
+    return max(min_split, 2 * min_leaf, 2)
 
 
 @numba.njit(cache=True, nogil=True)

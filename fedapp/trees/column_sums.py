@@ -21,6 +21,7 @@ from fedapp.trees.cart import (
     Ints,
     Rules,
     beats,
+    fewest_rows,
     frozen,
     scan,
 )
@@ -72,7 +73,7 @@ class NodeTotals:
         terms = fields.numbers[rows] * counts[rows, None]
         # Whole numbers, so that the order in which they are added does not matter.
         totals = [np.bincount(nodes, field, minlength=len(sizes)) for field in terms.T]
-        large = sizes >= max(2, fewest[0], 2 * fewest[1])
+        large = sizes >= fewest_rows(*fewest)
         is_pure, filled = np.ones(len(sizes), dtype=np.bool_), np.flatnonzero(sizes)
         if len(filled):
             begins = starts[filled]

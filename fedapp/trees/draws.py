@@ -48,6 +48,23 @@ def column_keys(column_seeds: Ints, tree: int, nodes: npt.NDArray[np.int32]) -> 
     return (words >> np.uint64(1)).astype(np.int64).clip(1, 2**63 - 2)
 
 
+def row_counts(bootstrap: bool, seed: int, n_trees: int, n_rows: int) -> npt.NDArray[np.uint8]:
+    """How often each row is drawn for each tree; without bootstrap once.
+
+    Returns
+    -------
+    uint8, shape (n_trees, n_rows).
+    """
+    if bootstrap:
+        return bootstrap_counts(seed, n_trees, n_rows)
+    return np.ones((n_trees, n_rows), dtype=np.uint8)
+
+
+def column_seeds(seed: int, n_columns: int) -> npt.NDArray[np.int64]:
+    """A number a column of all parties, by which it is drawn for nodes; shape (n_columns,)."""
+    return np.random.default_rng([seed, 2]).integers(0, 2**63 - 1, (n_columns,))
+
+
 def bootstrap_counts(seed: int, n_trees: int, n_rows: int) -> npt.NDArray[np.uint8]:
     """How often each row is drawn for each tree: ``n_rows`` draws with replacement.
 

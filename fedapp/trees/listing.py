@@ -31,9 +31,9 @@ from fedapp.trees.cart import (
     Floats,
     Ints,
     between,
+    fewest_rows,
     frozen,
     is_constant,
-    may_split,
 )
 
 Places = npt.NDArray[np.int32]
@@ -177,7 +177,7 @@ def _list(
     for node in range(len(starts) - 1):
         start, end = starts[node], starts[node + 1]
         n_inside = end - start
-        if not may_split(n_inside, min_split, min_leaf):
+        if n_inside < fewest_rows(min_split, min_leaf):
             continue
         differs = False
         for rank in range(columns.shape[1]):

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from fedapp.config import Settings, load_settings
 from fedapp.trees.bagged import Branches
+from fedapp.trees.cart import fewest_rows
 from fedapp.trees.model import LEAF
 from simulations.baselines import join_tables, pooled_forest
 from strategies.federated_forest import FederatedForest, FederatedForestSettings
@@ -88,7 +89,7 @@ def pure_nodes(
     values : float32, shape (n_rows, n_columns): the passive party's columns.
     """
     depths = depths_of(tree)
-    fewest = max(own.min_samples_split, 2 * own.min_samples_leaf, 2)
+    fewest = fewest_rows(own.min_samples_split, own.min_samples_leaf)
     for leaf in np.flatnonzero((tree["left"] == LEAF) & (depths < own.max_depth)):
         members = np.flatnonzero((leaves == leaf) & drawn)
         known = np.nan_to_num(values[members], nan=-np.inf)  # missing is a value of its own
