@@ -86,9 +86,11 @@ class Deployment:
         for name in names:
             self._scripts[name].send_signal(signal.SIGTERM)
         for name in names:
-            assert self._scripts.pop(name).wait(STOP_SECONDS) == 0
+            status = self._scripts.pop(name).wait(STOP_SECONDS)
             _, alive = psutil.wait_procs(families[name], timeout=STOP_SECONDS)
-            assert not alive
+            if status or alive:
+                found = f"status {status}, {len(alive)} processes left"
+                raise AssertionError(f"{name} must stop when told to, got {found}")
 
     def close(self) -> None:
         """End all that runs, whatever state it is in."""
