@@ -308,6 +308,7 @@ def main(
     key_bits: Annotated[str, typer.Option(help="Of Figure 10.")] = f"{KEY_BITS},2048",
     engine: Annotated[str, typer.Option(help="local or simulation; by default both.")] = "",
     credit: Annotated[str, typer.Option(help='"Credit 1" or "Credit 2"; by default both.')] = "",
+    rows: Annotated[int, typer.Option(min=0, help="Of Table 2, at most; 0: all test rows.")] = 0,
     output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
 ) -> None:
     """Compute Table 2 and Figure 10, print them, and write them as JSON and PNG."""
@@ -321,7 +322,7 @@ def main(
         Eini.own_settings(load_settings(own))
     output.mkdir(parents=True, exist_ok=True)
     console.print(CUT if quick else "Credit 1 takes 20 minutes on 2 cores, Credit 2 hours")
-    n_trees, most = (QUICK_TREES, QUICK_ROWS) if quick else (TREES, 0)
+    n_trees, most = (QUICK_TREES, QUICK_ROWS) if quick else (TREES, rows)
     points: dict[str, Sequence[int]] = dict.fromkeys(names, ROWS)
     if quick:
         points = {name: QUICK_POINTS[: 1 if name == "simulation" else None] for name in names}
