@@ -199,6 +199,15 @@ def test_a_check_says_what_a_site_lacks(write_table: WriteTable, tmp_path: Path)
     assert "passive, but only with align=ordered: needs ids" in shown
 
 
+def test_a_check_says_which_keys_others_may_read(write_table: WriteTable, tmp_path: Path) -> None:
+    config, key = tmp_path / "site.toml", tmp_path / "supernode.key"
+    config.write_text(f'name = "shop"\ndata = "{write_table("rows")}"\nlabel = "y"\n')
+    key.touch(mode=0o600)
+    assert "for their owner alone" in check("--config", str(config))
+    key.chmod(0o640)
+    assert f"chmod 600: others may read {key} (mode 0640)" in check("--config", str(config))
+
+
 def test_a_check_says_when_a_table_is_smaller_than_its_own_policy(write_table: WriteTable) -> None:
     path = write_table("rows")
     shown = check("--node-config", f'name="bank" data="{path}" label="y" min-rows=41')

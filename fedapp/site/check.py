@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from stat import S_IMODE
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +86,15 @@ def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:
     if unknown:
         known, got = ", ".join(sorted(methods)), ", ".join(sorted(unknown))
         raise ConfigError(f"allow must name methods ({known}), got {got}")
+
+
+def others_may_read(folders: Iterable[Path]) -> list[str]:
+    """Keys and secrets in these folders whose mode lets others than their owner at them."""
+    files = (
+        path for folder in folders for form in ("*.key", "*.secret") for path in folder.glob(form)
+    )
+    modes = {path: S_IMODE(path.stat().st_mode) for path in sorted(files)}
+    return [f"{path} (mode {mode:04o})" for path, mode in modes.items() if mode & 0o077]
 
 
 def kind_of(values: npt.NDArray[np.float32]) -> str:

@@ -55,7 +55,8 @@ def check_command(
 ) -> None:
     """Show what a coordinator's run would find here; nothing is sent."""
     from clients.hello import versions
-    from fedapp.site.check import check_site
+    from fedapp.home import home
+    from fedapp.site.check import check_site, others_may_read
     from fedapp.site.config import parse_node_config, site_config
 
     if bool(node_config) == bool(config) or (config and not config.endswith(".toml")):
@@ -65,6 +66,8 @@ def check_command(
         raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
     site = site_config(node, {})
     found = check_site(site, _needs_label())
+    folders = [home() / "sites" / site.name, *([Path(config).parent] if config else [])]
+    exposed = "; ".join(others_may_read(folders))
     console = Console()
     table = Grid("column", "type", "missing")
     for column in found.columns:
@@ -77,6 +80,7 @@ def check_command(
         "label": found.label,
         "ids": found.ids,
         "versions": ", ".join(versions()),
+        "keys": f"chmod 600: others may read {exposed}" if exposed else "for their owner alone",
         "share-column-names": "yes" if site.shares_names else "no",
         "allow-export": "yes" if site.allows_export else "no",
         "encrypted-labels": "yes" if site.encrypts_labels else "no",
