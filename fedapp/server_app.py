@@ -7,27 +7,19 @@ import logging
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from pkgutil import iter_modules
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedapp.config import Settings, app_folder, load_settings
+import strategies
+from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from strategies.base import TreeStrategy
 
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
-NO_METHODS = {
-    "__init__",
-    "base",
-    "horizontal",
-    "vertical",
-    "alignment",
-    "inference",
-    "scoring",
-    "trees",
-}
 
 app = ServerApp()
 
@@ -75,17 +67,21 @@ def load_strategy(name: str) -> type[TreeStrategy[Any]]:
     ------
     ConfigError : there is no such method.
     """
-    module = name.replace("-", "_")
-    if module not in strategy_modules():
-        known = ", ".join(method.replace("_", "-") for method in strategy_modules())
-        raise ConfigError(f"strategy must be one of {known}, got {name!r}")
-    return cast(type[TreeStrategy[Any]], importlib.import_module(f"strategies.{module}").STRATEGY)
+    known = all_strategies()
+    if name not in known:
+        raise ConfigError(f"strategy must be one of {', '.join(known)}, got {name!r}")
+    return known[name]
 
 
-def strategy_modules() -> list[str]:
-    """Modules of ``strategies`` that are methods."""
-    found = {path.stem for path in (app_folder() / "strategies").glob("*.py")}
-    return sorted(found - NO_METHODS)
+def all_strategies() -> dict[str, type[TreeStrategy[Any]]]:
+    """By name: a module of ``strategies`` is a method if it has a ``STRATEGY``."""
+    names = sorted(module.name for module in iter_modules(strategies.__path__))
+    modules = {name: importlib.import_module(f"strategies.{name}") for name in names}
+    return {
+        name.replace("_", "-"): module.STRATEGY
+        for name, module in modules.items()
+        if hasattr(module, "STRATEGY")
+    }
 
 
 def engine_name(grid: Grid) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedapp.messages.fields import Reply, Request
+from fedapp.server_app import all_strategies
+from fedapp.site.answer import SHARED
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedapp", "strategies", "clients", "simulations")
@@ -21,34 +23,7 @@ MAY_IMPORT_FLOWER = (
     "strategies/base.py",
     "simulations/engines.py",
 )
-NO_METHODS = {
-    "__init__",
-    "base",
-    "horizontal",
-    "vertical",
-    "alignment",
-    "inference",
-    "parameters",
-    "parcels",
-    "federated_forest_active",
-    "federated_forest_grow",
-    "federated_forest_paillier_active",
-    "federated_forest_paillier_passive",
-    "federated_forest_part",
-    "federated_forest_splits",
-    "eini_active",
-    "explain",
-    "secureboost_active",
-    "secureboost_kept",
-    "secureboost_passive",
-    "secureboost_round",
-    "scoring",
-    "hello",
-    "booster",
-    "labels",
-    "fields",
-    "trees",
-}
+METHODS = {name.replace("-", "_") for name in all_strategies()}
 
 
 def sources() -> Iterator[str]:
@@ -102,20 +77,15 @@ def test_imports_go_one_way(source: str) -> None:
     assert not [module for module in modules if begins(module, *forbidden)]
 
 
-def methods(folder: str) -> set[str]:
-    return {path.stem for path in (ROOT / folder).glob("*.py")} - NO_METHODS
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_method_has_the_same_name_on_both_sides_and_in_its_messages_and_tests(
+    method: str,
+) -> None:
+    for form in ("strategies/{}", "clients/{}", "fedapp/messages/{}", "tests/test_{}"):
+        assert (ROOT / f"{form.format(method)}.py").exists()
 
 
-def test_a_method_has_the_same_name_on_both_sides_and_in_its_messages_and_tests() -> None:
-    assert methods("strategies") == methods("clients") == methods("fedapp/messages")
-    assert "pax" in methods("strategies")
-    for method in methods("strategies"):
-        assert (ROOT / "tests" / f"test_{method}.py").exists()
-
-
-@pytest.mark.parametrize(
-    "module", sorted(methods("fedapp/messages") | {"hello", "booster", "labels", "explain"})
-)
+@pytest.mark.parametrize("module", sorted(METHODS | SHARED))
 def test_messages_say_what_they_reveal_and_have_handlers(module: str) -> None:
     messages = importlib.import_module(f"fedapp.messages.{module}")
     handlers = importlib.import_module(f"clients.{module}").HANDLERS

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.errors import ConfigError, FedappError
-from fedapp.server_app import strategy_modules
+from fedapp.server_app import all_strategies
 from fedapp.site.answer import SHARED, check_policy
 from fedapp.site.check import kind_of
 from fedapp.site.commands import site_app
@@ -63,7 +63,7 @@ def test_every_module_with_handlers_is_a_method_or_shared() -> None:
         for name in names
         if getattr(importlib.import_module(f"clients.{name}"), "HANDLERS", None)
     }
-    assert answering == set(strategy_modules()) | SHARED
+    assert answering == {name.replace("-", "_") for name in all_strategies()} | SHARED
 
 
 @pytest.mark.parametrize("strategy", ["bagging", "secureboost"])

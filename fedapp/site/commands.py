@@ -98,8 +98,10 @@ def check_command(
 
 def _needs_label() -> dict[str, bool]:
     """Every method, and whether all its parties have labels."""
-    from fedapp.server_app import load_strategy, strategy_modules
+    from fedapp.server_app import all_strategies
     from strategies.vertical import VerticalStrategy
 
-    names = [module.replace("_", "-") for module in strategy_modules()]
-    return {name: not issubclass(load_strategy(name), VerticalStrategy) for name in names}
+    return {
+        name: not issubclass(strategy, VerticalStrategy)
+        for name, strategy in all_strategies().items()
+    }
