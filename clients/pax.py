@@ -26,8 +26,6 @@ from fedapp.trees.grow import ROUTE, Routes
 from fedapp.trees.objective import Objective, gradients
 from fedapp.trees.predict import route_codes, route_values
 
-MOST_NODES = 2**17
-
 
 def sketch(site: Site, request: SketchRequest) -> SketchReply:
     """Summarise the columns, and keep the number of each value's bin in place of the value."""
@@ -162,13 +160,11 @@ def _check(site: Site, request: GrowRequest) -> None:
         "columns": (request.columns < n_columns, f"must be < {n_columns}"),
         "split_columns": (request.split_columns < n_columns, f"must be < {n_columns}"),
         "split_trees": (request.split_trees < n_trees, f"must be < {n_trees}"),
-        "split_lefts": (request.split_lefts < MOST_NODES, f"must be < {MOST_NODES}"),
         "wanted_trees": (
             (request.wanted_trees < n_trees)
             & (np.sort(request.wanted_trees) == request.wanted_trees),
             f"must be < {n_trees} and ascending",
         ),
-        "wanted_nodes": (request.wanted_nodes < MOST_NODES, f"must be < {MOST_NODES}"),
         "leaf_offsets": (
             _offsets_fit(request.leaf_offsets, n_trees, n_leaves),
             f"must divide {n_leaves} leaf values among {n_trees} trees",

@@ -44,7 +44,6 @@ from fedapp.site.store import Store
 from fedapp.trees.partition import Bits, goes_left, move_rows, pack_bits, rows_of
 from fedapp.trees.parts import Lookup, part_digest, read_part, sum_jobs, write_part
 
-MOST_NODES = 2**17
 SPLIT_ARRAYS = [field.name for field in fields(Splits) if field.name != "level"]
 
 
@@ -220,7 +219,6 @@ def _check_splits(site: Site, letter: Splits) -> None:
     n_trees, widths = len(store["nodes"]), np.diff(offsets)
     own = columns >= 0
     fits = bool((letter.trees < n_trees).all() and (letter.wanted_trees < n_trees).all())
-    fits = fits and bool((letter.wanted_nodes < MOST_NODES).all())
     fits = fits and bool((columns < len(widths)).all())
     fits = fits and bool((letter.first_rights[own] <= widths[columns[own]]).all())
     fits = fits and bool((letter.bits_of < len(columns)).all())

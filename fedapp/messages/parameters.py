@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 from fedapp.messages.fields import Range
 
+MOST_DEPTH = 15
+MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
 NotNegative = Annotated[float, Range(0, 1e38)]
 
 
@@ -19,7 +21,7 @@ class TreeParameters:
 
     __slots__ = ()  # its fields are slots of the message, which may have another base with slots
 
-    max_depth: Annotated[int, Range(1, 15)]
+    max_depth: Annotated[int, Range(1, MOST_DEPTH)]
     eta: NotNegative
     reg_lambda: NotNegative
     reg_alpha: NotNegative

@@ -23,6 +23,7 @@ import numpy as np
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
 from fedapp.messages.labels import LabelsReply, check_label_sum
+from fedapp.messages.parameters import MOST_NODES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +63,9 @@ class GrowRequest(Request):
     score_bins: Annotated[int, Range(2, 2**20)]
     split_trees: Annotated[Array, Form("int32", "n_splits", low=0)]
     split_nodes: Annotated[Array, Form("int32", "n_splits", low=0)]
-    split_lefts: Annotated[Array, Form("int32", "n_splits", low=1)]  # the right child is the next
+    split_lefts: Annotated[
+        Array, Form("int32", "n_splits", low=1, high=MOST_NODES)
+    ]  # the right child is the next
     split_columns: Annotated[Array, Form("int32", "n_splits", low=0)]
     split_thresholds: Annotated[Array, Form("float32", "n_splits")]
     split_defaults: Annotated[
@@ -71,7 +74,7 @@ class GrowRequest(Request):
     leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]  # a value a node, trees in turn
     leaf_offsets: Annotated[Array, Form("int64", "n_leaf_offsets", low=0)]  # n_trees + 1, or empty
     wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0)]
-    wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0)]
+    wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0, high=MOST_NODES)]
     columns: Annotated[Array, Form("int32", "n_drawn", low=0)]  # the columns to sum over
 
 

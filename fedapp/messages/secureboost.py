@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
-from fedapp.messages.parameters import TreeParameters
+from fedapp.messages.parameters import MOST_NODES, TreeParameters
 from fedapp.messages.parcels import Parcels
 
-Places = Annotated[Array, Form("int32", "n_splits", low=0)]
+Places = Annotated[Array, Form("int32", "n_splits", low=0, high=MOST_NODES)]
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 Scores = Annotated[Array, Form("float64", "n_rounds", "n_scores", nan=True)]
 ValidScores = Annotated[Array, Form("float64", "n_rounds", "n_valid_scores", nan=True)]
@@ -180,7 +180,7 @@ class Splits(Letter):
     bits_of: Annotated[Array, Form("int64", "n_known", low=0)]  # places of splits with bits
     bits: Annotated[Array, Form("uint8", "n_bit_bytes")]
     wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0)]
-    wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0)]
+    wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0, high=MOST_NODES)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
