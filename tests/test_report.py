@@ -141,7 +141,7 @@ def test_a_missing_file_is_named(tmp_path, name):
 def test_an_empty_folder_and_no_folder_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"must hold config.toml, got an empty folder"):
         summary.read_run(tmp_path)
-    with pytest.raises(DataError, match=r"run folder must be a folder, got .*nowhere"):
+    with pytest.raises(DataError, match=r"nowhere: run folder must be a folder, got none"):
         summary.read_run(tmp_path / "nowhere")
 
 

@@ -73,8 +73,15 @@ def read_run(run_dir: Path) -> Run:
     ------
     DataError : a file is missing, is no TOML or JSON, or lacks a field that a report needs.
     """
+    try:
+        return _read_run(run_dir)
+    except DataError as error:
+        raise DataError(f"{run_dir}: {error}") from error
+
+
+def _read_run(run_dir: Path) -> Run:
     if not run_dir.is_dir():
-        raise DataError(f"run folder must be a folder, got {run_dir}")
+        raise DataError("run folder must be a folder, got none")
     texts = {
         name: _text(run_dir, name)
         for name in ("config.toml", "summary.json", "rounds.jsonl", "ledger.jsonl")
