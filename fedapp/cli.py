@@ -60,6 +60,9 @@ def run(
     """Train a model and write the run's folder."""
     from fedapp.server_app import load_strategy, write_report
 
+    if strategy in INFERENCES:
+        rule = f"must be one that trains (fedapp predict --inference {strategy} predicts)"
+        raise ConfigError(f"strategy {rule}, got {strategy!r}")
     settings = load_settings({**parse_overrides(config or []), "strategy": strategy})
     settings = resumed_settings(settings)
     load_strategy(settings.strategy).own_settings(settings)

@@ -374,6 +374,12 @@ def test_an_unknown_strategy_is_refused(settings: MakeSettings) -> None:
     assert not Path(run.run_dir).exists()
 
 
+def test_a_way_of_predicting_is_no_method_to_train_with() -> None:
+    error = CliRunner().invoke(cli, ["run", "one-round"]).exception
+    rule = "must be one that trains (fedapp predict --inference one-round predicts)"
+    assert str(error) == f"strategy {rule}, got 'one-round'"
+
+
 def test_a_setting_of_a_section_is_checked_before_the_run_begins(settings: MakeSettings) -> None:
     run = settings(pax__bins="half")
     with pytest.raises(
