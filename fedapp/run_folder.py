@@ -102,6 +102,10 @@ class RunFolder:
             arrays = {name: stored[name] for name in stored.files}
         return Checkpoint(arrays, facts.pop("facts")), facts
 
+    def has_ended(self) -> bool:
+        """Whether the run has written how it ended; one that was killed has not."""
+        return any((self.path / name).exists() for name in ("summary.json", "failure.json"))
+
     def finish(self) -> None:
         """Drop what only an unfinished run needs."""
         (self.path / "checkpoint.json").unlink(missing_ok=True)

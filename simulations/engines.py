@@ -38,7 +38,8 @@ from fedapp.server_app import train
 
 SERVER_NODE = 1
 SUPERLINK_START_SECONDS = 60
-STATUS_POLL_SECONDS = 1.0
+# Asking for a run's status takes a process and a second of CPU: seldom while the run goes on.
+STATUS_POLL_SECONDS, ENDING_POLL_SECONDS = 10.0, 1.0
 STOP_SECONDS = 10
 MOST_STATUS_FAILURES = 10
 LOG_LINES = 20
@@ -310,13 +311,13 @@ def _flwr_run(
     if not run_id:
         lines = (started.stdout + started.stderr).splitlines()[-LOG_LINES:]
         raise RunFailedError("flwr run could not start the run", lines)
+    folder = RunFolder(Path(settings.run_dir or "."))
     try:
-        status = _wait_for(run_id, name, environment)
+        status = _wait_for(run_id, name, environment, folder)
     except KeyboardInterrupt:
         if not federation:
             print(f"the run goes on; to end it: flwr stop {run_id} {name}", file=sys.stderr)
         raise
-    folder = RunFolder(Path(settings.run_dir or "."))
     if status != "finished:completed":
         lines = _log_lines(run_id, name, environment)
         cause = _cause(folder) or _logged_cause(lines) or f"Flower says {status}"
@@ -339,7 +340,7 @@ def _json_of(text: str) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def _wait_for(run_id: str, name: str, environment: dict[str, str]) -> str:
+def _wait_for(run_id: str, name: str, environment: dict[str, str], folder: RunFolder) -> str:
     """Ask for a run's status until it has ended."""
     command = ["flwr", "list", name, "--run-id", run_id, "--format", "json"]
     n_failures = 0
@@ -352,8 +353,16 @@ def _wait_for(run_id: str, name: str, environment: dict[str, str]) -> str:
         if status.startswith("finished"):
             return status
         n_failures = n_failures + 1 if status == "unknown" else 0
-        time.sleep(STATUS_POLL_SECONDS)
+        _pause(folder)
     return "unknown"
+
+
+def _pause(folder: RunFolder) -> None:
+    """Wait until the run's folder says that the run is ending, where the folder lies here."""
+    began = time.monotonic()
+    time.sleep(ENDING_POLL_SECONDS)
+    while time.monotonic() - began < STATUS_POLL_SECONDS and not folder.has_ended():
+        time.sleep(0.1)
 
 
 def _cause(folder: RunFolder) -> str:
