@@ -2,8 +2,9 @@
 
 ``python -m simulations.bench.faults --n 50`` trains PAX through three SuperNodes on this machine,
 a run a fault, and compares every model with that of an undisturbed run in one process. A run ends
-well with the same model, at once or after it was resumed, or with an error that names a party.
-Prints a JSON line a run, then the tally; the exit status is 1 if a run ended in any other way.
+well with the same model, at once or after it was resumed (or begun again, where it had not begun),
+or with an error that names a party. Prints a JSON line a run, then the tally, in which runs that
+ended before their fault stand apart; the exit status is 1 if a run ended in any other way.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from fedapp.config import load_settings
 from simulations.deployment import (
     RUN_SECONDS,
     Deployment,
-    ended,
     example_nodes,
     settings_of,
 )
@@ -34,7 +34,7 @@ SITES = ("bank", "insurer", "shop")
 ROWS, SEED = 200, 1
 SETTINGS = {
     "parties": len(SITES),
-    "num-boost-round": 3,
+    "num-boost-round": 2,
     "max-depth": 2,
     "max-bin": 32,
     "resend-after": 15,
@@ -47,7 +47,8 @@ FAULTS = (
     ("coordinator", "flower-superexec"),
     ("coordinator", "flwr-serverapp"),
 )
-GOOD = {"same model", "same model, resumed", "names a party"}
+SAME = "same model"
+GOOD = {SAME, f"{SAME}, resumed", f"{SAME}, begun again", "names a party", "nothing killed"}
 
 
 def main() -> int:
@@ -87,7 +88,8 @@ def _undisturbed(folder: Path, deployment: Deployment) -> bytes:
 def _seconds_of_a_run(deployment: Deployment) -> float:
     """How long a run takes that nothing disturbs."""
     began = time.monotonic()
-    ended(deployment.begin(*_command(deployment.folder / "undisturbed")))
+    settings = _settings(deployment.folder / "undisturbed")
+    deployment.fedapp("run", "pax", "--engine", "federation", *settings)
     return time.monotonic() - began
 
 
@@ -97,20 +99,18 @@ def _disturbed(
     """Kill a process during a run, print a line, and say how the run has ended."""
     place, program = rng.choice(FAULTS)
     moment, began = rng.uniform(0, seconds), time.monotonic()
-    run = deployment.begin(*_command(run_dir))
+    run = deployment.begin("run", "pax", "--engine", "federation", *_settings(run_dir))
     time.sleep(moment)
     killed = run.poll() is None and deployment.kill(place, program)
-    try:
-        shown, _ = run.communicate(timeout=RUN_SECONDS)
-        outcome = _outcome(run_dir / "model.json", expected, run.returncode, shown)
-    except subprocess.TimeoutExpired:
-        run.kill()
-        shown, _ = run.communicate()
-        outcome = f"not done in {RUN_SECONDS} s"
-    if outcome not in GOOD and place == "coordinator" and run.returncode:
-        resume = settings_of({"resume": run_dir})
-        ended(deployment.begin("run", "pax", "--engine", "federation", *resume))
-        outcome = _outcome(run_dir / "model.json", expected, 0, "") + ", resumed"
+    outcome, shown = _outcome(run, run_dir / "model.json", expected)
+    if outcome not in GOOD and place == "coordinator":
+        begun = (run_dir / "config.toml").exists()
+        again = settings_of({"resume": run_dir}) if begun else _settings(run_dir)
+        run = deployment.begin("run", "pax", "--engine", "federation", *again)
+        outcome, shown = _outcome(run, run_dir / "model.json", expected)
+        outcome += ", resumed" if begun else ", begun again"
+    if outcome == SAME and not killed:
+        outcome = "nothing killed"
     line = {
         "place": place,
         "program": program,
@@ -125,17 +125,21 @@ def _disturbed(
     return outcome
 
 
-def _command(run_dir: Path) -> list[str]:
-    settings = settings_of({**SETTINGS, "run-dir": run_dir})
-    return ["run", "pax", "--engine", "federation", *settings]
+def _settings(run_dir: Path) -> list[str]:
+    return settings_of({**SETTINGS, "run-dir": run_dir})
 
 
-def _outcome(model: Path, expected: bytes, status: int | None, shown: str) -> str:
-    """How a run has ended, in two words or three."""
-    if status == 0:
-        return "same model" if model.read_bytes() == expected else "another model"
+def _outcome(run: subprocess.Popen[str], model: Path, expected: bytes) -> tuple[str, str]:
+    """How a run ends, in a few words, and what it has printed."""
+    try:
+        shown, _ = run.communicate(timeout=RUN_SECONDS)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        return f"not done in {RUN_SECONDS} s", run.communicate()[0]
+    if run.returncode == 0:
+        return (SAME if model.read_bytes() == expected else "another model"), shown
     last = shown.splitlines()[-1] if shown else ""
-    return "names a party" if any(site in last for site in SITES) else "unclear error"
+    return ("names a party" if any(site in last for site in SITES) else "unclear error"), shown
 
 
 if __name__ == "__main__":
