@@ -20,6 +20,21 @@ from fedapp.trees.grow import Shape
 from fedapp.trees.objective import Objective
 
 Value = bool | int | float | str
+# Pydantic's kinds of errors.
+SIGNS = {
+    "greater_than": ">",
+    "greater_than_equal": ">=",
+    "less_than": "<",
+    "less_than_equal": "<=",
+}
+TYPES = {
+    "int_": "a whole number",
+    "float_": "a number",
+    "finite_": "a number",
+    "bool_": "true or false",
+    "string_too_short": "a text that is not empty",
+    "string_": "a text",
+}
 S = TypeVar("S", bound="Section")
 
 
@@ -191,34 +206,27 @@ def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = prefix + ".".join(str(part) for part in first["loc"])
-        raise ConfigError(_rule(first["type"], first.get("ctx", {}), name, first)) from None
+        errors = error.errors()
+        first, field = errors[0], errors[0]["loc"][:1]
+        if first["type"] == "value_error":
+            raise ConfigError(str(first["ctx"]["error"])) from None
+        # More than one where a value may be of several types.
+        rules = [
+            _rule(one["type"], one.get("ctx", {})) for one in errors if one["loc"][:1] == field
+        ]
+        name, rule = prefix + str(*field), " or ".join(rules)
+        raise ConfigError(f"{name} must be {rule}, got {first['input']!r}") from None
 
 
-def _rule(kind: str, context: Mapping[str, Any], name: str, error: Mapping[str, Any]) -> str:
+def _rule(kind: str, context: Mapping[str, Any]) -> str:
     """Say in fedapp's words which rule was broken."""
-    signs = {
-        "greater_than": ">",
-        "greater_than_equal": ">=",
-        "less_than": "<",
-        "less_than_equal": "<=",
-    }
-    if kind == "value_error":
-        return str(context["error"])
-    if kind in signs:
-        rule = f"{signs[kind]} {next(iter(context.values()))}"
-    elif kind == "literal_error":
-        rule = f"one of {context['expected']}"
-    elif kind.startswith("int_"):
-        rule = "a whole number"
-    elif kind.startswith(("float_", "finite_")):
-        rule = "a number"
-    elif kind.startswith("string_"):
-        rule = "a text" if kind == "string_type" else "a text that is not empty"
-    else:
-        return f"{name} {error['msg']}"
-    return f"{name} must be {rule}, got {error['input']!r}"
+    if kind in SIGNS:
+        return f"{SIGNS[kind]} {next(iter(context.values()))}"
+    if kind == "literal_error":
+        return f"one of {context['expected']}"
+    if kind == "string_pattern_mismatch":
+        return f"a text that matches {context['pattern']}"
+    return next(rule for begin, rule in TYPES.items() if kind.startswith(begin))
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:

@@ -11,6 +11,7 @@ import tomli_w
 from fedapp.config import Settings, check_names, defaults, load_settings, parse_overrides
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
+from strategies.federated_forest import FederatedForest
 from strategies.pax import PAX
 
 
@@ -95,6 +96,8 @@ def test_names_are_refused_before_any_value_is_looked_at() -> None:
         ("start-deadline", -5, "must be > 0.*, got -5"),
         ("data", "", "must be a text that is not empty, got ''"),
         ("data", 5, "must be a text, got 5"),
+        ("share-column-names", "maybe", "must be true or false, got 'maybe'"),
+        ("model", "xyz", r"must be a text that matches \S+, got 'xyz'"),
         ("objective", "binary:hinge", "must be one of 'binary:logistic', .*, got 'binary:hinge'"),
     ],
 )
@@ -107,6 +110,12 @@ def test_a_value_that_breaks_its_rule_is_refused(name: str, value: Any, rule: st
 def test_a_value_of_a_section_that_breaks_its_rule_is_refused(bins: Any) -> None:
     with pytest.raises(ConfigError, match=r"^pax.bins must be one of 'share' or 'equal', got "):
         PAX.own_settings(load_settings({"pax.bins": bins}))
+
+
+def test_a_value_of_several_types_is_held_against_the_rules_of_all() -> None:
+    rule = r"one of 'all', 'sqrt' or 'log2' or <= 1.0, got 2.5"
+    with pytest.raises(ConfigError, match=rf"^federated-forest.max-features must be {rule}$"):
+        FederatedForest.own_settings(load_settings({"federated-forest.max-features": 2.5}))
 
 
 def test_fewer_parties_than_the_least_is_refused() -> None:
