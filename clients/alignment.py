@@ -49,6 +49,8 @@ def open_run(site: Site, request: OpenRequest) -> SentReply:
     """Meet the others, and pass on the own ids under the own mask."""
     store = site.store
     know(site, request.names, request.box_keys)
+    if request.active not in request.names:
+        raise ProtocolError(site.name, "OpenRequest", "active", "must be among the names")
     store.facts["active"], store.facts["ordered"] = request.active, request.ordered
     store.facts["holdout"] = [request.test_fraction, request.valid_fraction, request.seed]
     if request.ordered:

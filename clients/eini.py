@@ -23,7 +23,7 @@ from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import check_ciphertexts
 from fedapp.crypto.sums import choose, pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import ProtocolError
+from fedapp.errors import DataError, ProtocolError
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
 from fedapp.messages.fields import Array, Request
 from fedapp.site.answer import Handler, Site
@@ -45,7 +45,9 @@ def _passive_step(site: Site, request: StepRequest) -> StepReply:
     parties, active = chain(store), store.facts["active"]
     letters: Letters = []
     if structure := mail.only(Structure, active):
-        _keep_structure(site, structure, request.insecure_small_key)
+        _keep_structure(site, structure, request)
+        if not request.unguarded:
+            _guard(site, request.least_possibilities)
         letters.append((active, Ready(own_digest(site))))
     for sender, elements in mail.each(Elements):
         place = parties.index(site.name)
@@ -62,7 +64,7 @@ def _passive_step(site: Site, request: StepRequest) -> StepReply:
     return reply
 
 
-def _keep_structure(site: Site, letter: Structure, insecure: bool) -> None:
+def _keep_structure(site: Site, letter: Structure, request: StepRequest) -> None:
     """Keep key and structure, once they fit together."""
     store, active = site.store, site.store.facts["active"]
     part = own_part(site)
@@ -74,7 +76,7 @@ def _keep_structure(site: Site, letter: Structure, insecure: bool) -> None:
         raise ProtocolError(active, "Structure", "lefts", "must be trees of this model, sent once")
     try:
         key = PublicKey.from_array(letter.n)
-        check_public_key(key, insecure_small_key=insecure)
+        check_public_key(key, insecure_small_key=request.insecure_small_key)
         SumLayout(key.bits, letter.n_terms, letter.n_outputs, 0)
     except ValueError as error:
         raise ProtocolError(active, "Structure", "n", str(error)) from error
@@ -85,9 +87,27 @@ def _keep_structure(site: Site, letter: Structure, insecure: bool) -> None:
         explain_open(site, part, _trees(site))
 
 
+def _guard(site: Site, least: float) -> None:
+    """Refuse where few values of the own columns differ for the trees; without a split, none need.
+
+    Raises
+    ------
+    DataError : the own splits leave fewer ways than the bound.
+    """
+    own = site.store["records"][site.store["records"] != NOT_OWN]
+    if len(own) and own_part(site).lookup.n_ways(own, site.store["values"]) < least:
+        raise DataError(
+            f"own columns must have {least:g} ways through the own splits "
+            f"(eini.least-possibilities), got fewer; eini.unguarded=true predicts all the same"
+        )
+
+
 def _choose(site: Site, sender: str, letter: Elements) -> Elements | Totals:
     """Fresh masks for what is chosen and fresh zeros for the rest; the last party adds up."""
-    store, key = site.store, PublicKey.from_array(site.store["n"])
+    store = site.store
+    if "n" not in store:
+        raise ProtocolError(sender, "Elements", "letter", "must come after the structure")
+    key = PublicKey.from_array(store["n"])
     chosen = _checked_choice(site, sender, letter, key)
     if site.name == chain(store)[-1]:
         return _totals(site, letter, key, chosen)

@@ -101,8 +101,10 @@ def active_step(site: Site, request: StepRequest) -> StepReply:
         check_order(site, mail)
         letters = _begin(site, request, plan)
     else:
+        store.facts["n_steps"] += 1
         _check_parts(site, mail, plan)
         _take_totals(site, mail)
+        _check_none_is_late(site)
     batch = _next_batch(site, plan)
     if batch is not None:
         letters.append((chain(store)[0], batch))
@@ -127,7 +129,7 @@ def active_step(site: Site, request: StepRequest) -> StepReply:
 def _begin(site: Site, request: StepRequest, plan: Plan) -> Letters:
     """Hold the trees against the guard, draw a key, tell the others."""
     store = site.store
-    store.facts |= {"n_batches": 0, "n_sent": 0, "n_back": 0}
+    store.facts |= {"n_steps": 0, "n_batches": 0, "n_sent": 0, "n_back": 0}
     _add_own_trees(store, plan)
     if not plan.shared:
         store.facts["n_back"] = store.facts["n_sent"] = len(store["ids"])
@@ -264,6 +266,19 @@ def _take_totals(site: Site, mail: Mail) -> None:
         sums = np.array(store["sums"])
         sums[first:end] += _decrypted(store, sender, letter)
         store["sums"], store.facts["n_back"] = sums, end
+
+
+def _check_none_is_late(site: Site) -> None:
+    """Hold that every batch is back that has had a step at each passive party, and one to return.
+
+    Raises
+    ------
+    ProtocolError : one is not; some party, or the server, has kept a letter back.
+    """
+    facts, passive = site.store.facts, chain(site.store)
+    n_due = max(0, facts["n_steps"] - len(passive)) * facts["batch_rows"]
+    if facts["n_back"] < min(n_due, facts["n_sent"]):
+        raise ProtocolError(passive[-1], "Totals", "letter", f"must reach {site.name} by now")
 
 
 def _decrypted(store: Store, sender: str, letter: Totals) -> Floats:

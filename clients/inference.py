@@ -70,8 +70,15 @@ def own_part(site: Site) -> OwnPart:
 
 
 def active_part(site: Site) -> ActivePart:
-    """The active party's part."""
+    """The active party's part.
+
+    Raises
+    ------
+    DataError : a party with splits of the model does not take part.
+    """
     document = read_part(_folder(site))
+    if missing := sorted(document["parts"].keys() - site.store.facts["peers"].keys()):
+        raise DataError(f"parties must be those of the model, got none named {', '.join(missing)}")
     model, records = model_of(document), [np.array(one) for one in document["splits"]]
     owners = split_owners(model, document)
     return ActivePart(document, Lookup.from_json(document), model, owners, records)

@@ -28,8 +28,8 @@ class EiniSettings(Section):
     ``key_bits`` of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
     ``batch_rows`` at once; 0: as many as fit into 64 MiB. ``least_possibilities``: ways through the
     trees that must remain open for a row when the active party has taken its own splits into
-    account, which keeps off trivial cases alone (see ``fedapp.messages.eini``); ``unguarded``
-    predicts these too.
+    account, and for the values of each passive party's columns, which keeps off trivial cases alone
+    (see ``fedapp.messages.eini``); ``unguarded`` predicts these too.
     """
 
     key_bits: Annotated[int, Field(ge=256, le=8192)]

@@ -42,10 +42,11 @@ def same_columns(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def same_rows(folder: Path) -> dict[str, dict[str, str]]:
-    """Node configs of sites with columns of their own of the same rows; the bank has labels."""
+    """Node configs of sites with columns of their own of the same rows; the bank has labels, which
+    go by the others' columns for the most part."""
     a, b, c = np.random.default_rng(5).normal(size=(3, 60)).round(3)
     ids = np.array([f"{CUSTOMER}-common-{number}" for number in range(60)])
-    labels = np.array(CLASSES)[(a + b + c > 0).astype(int)]
+    labels = np.array(CLASSES)[(a + 3 * b + 3 * c > 0).astype(int)]
     own = {"bank": {"a": a, "outcome": labels}, "insurer": {"b": b}, "shop": {"c": c}}
     nodes = {}
     for seed, (name, columns) in enumerate(own.items()):

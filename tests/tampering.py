@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context
 
 from fedapp.config import Settings
 from fedapp.errors import FedappError
@@ -17,10 +18,12 @@ from fedapp.site.mail import write_mail
 from tests.network import run
 
 
-def refuses(match: str, settings: Settings, **how: Any) -> None:
+def refuses(
+    match: str, settings: Settings, contexts: Iterable[Context] | None = None, **how: Any
+) -> None:
     """Hold that a run ends with this error, and without a model."""
     with pytest.raises(FedappError, match=match):
-        run(settings, **how)
+        run(settings, contexts, **how)
     assert not (Path(settings.run_dir) / "model.json").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ from flwr.app import Context
 
 from fedapp.config import Settings
 from fedapp.crypto.psi import hash_to_group
+from fedapp.crypto.sealed import fingerprint_of
 from fedapp.data.load import load_table
 from fedapp.errors import FedappError
+from fedapp.messages import alignment
 from fedapp.site.columns import common_order
+from fedapp.site.mail import box_key
 from fedapp.trees.model import load_model
 from tests.letters import letters_sent, raw_of
 from tests.network import run
 from tests.pooled import Pooled, assert_xgboosts, in_order, write_rows
-from tests.tampering import rewrite_letters, set_last_bit
+from tests.tampering import refuses, rewrite_letters, set_last_bit
 from tests.transcript import Listener, lines_of, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -163,12 +167,6 @@ def test_a_fixed_number_of_exchanges_aligns_rows(
 
 
 # What is refused
-
-
-def refuses(match: str, settings: Settings, contexts: list[Context]) -> None:
-    with pytest.raises(FedappError, match=match):
-        run(settings, contexts)
-    assert not (Path(settings.run_dir) / "model.json").exists()
 
 
 def test_repeated_ids_are_refused_by_column_and_number(
@@ -360,3 +358,70 @@ def test_nobody_but_the_active_party_can_hold_lists_against_each_other(
         points = [point.tobytes() for each in lists for point in each]
         assert len(points) > 3 * 70
         assert len(set(points)) == len(points)
+
+
+# Whom a site trusts
+
+
+def pinned(federation: Federation, **prints: str) -> list[Context]:
+    """Three sites, of which the bank trusts these fingerprints alone."""
+    contexts = federation(bank=PEOPLE[:150], clinic=PEOPLE[50:], shop=PEOPLE)
+    trusted = ", ".join(f"{name}:{words}" for name, words in prints.items())
+    contexts[0].node_config["trusted"] = trusted
+    return contexts
+
+
+def print_of(name: str) -> str:
+    return fingerprint_of(box_key(name).tobytes())
+
+
+def test_a_site_takes_part_with_those_whose_keys_it_trusts(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    trusted = {name: print_of(name) for name in ("clinic", "shop")}
+    assert matched(run(vertical(parties=3), pinned(federation, **trusted))) == 100
+
+
+@pytest.mark.parametrize("prints", [["clinic"], ["clinic", "bank"]], ids=["none", "another"])
+def test_a_site_refuses_a_key_that_it_does_not_trust(
+    vertical: MakeSettings, federation: Federation, prints: list[str]
+) -> None:
+    names = dict(zip(["clinic", "shop"], map(print_of, prints), strict=False))
+    rule = rf"^shop .*: parcel\.key must be one bank trusts, got {print_of('shop')}$"
+    refuses(rule, vertical(parties=3), pinned(federation, **names))
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "rule"),
+    [
+        ("names", lambda names: ("bank", "clinic", "clinic"), "names must differ, with"),
+        (
+            "names",
+            lambda names: ("bank", "clinic", "mallory"),
+            "names must differ, with",
+        ),
+        ("active", lambda name: "mallory", r"OpenRequest\.active must be among the names"),
+        (
+            "box_keys",
+            lambda keys: keys[::-1],
+            "key must be the site's own, the server sent",
+        ),
+    ],
+    ids=["a name twice", "not the site's own", "active", "another key of its own"],
+)
+def test_an_opening_that_cannot_be_true_is_refused(
+    vertical: MakeSettings,
+    federation: Federation,
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    change: Callable[[Any], Any],
+    rule: str,
+) -> None:
+    opening = alignment.OpenRequest
+
+    def changed(*given: Any) -> alignment.OpenRequest:
+        request = opening(*given)
+        return replace(request, **{field: change(getattr(request, field))})
+
+    monkeypatch.setattr("strategies.alignment.OpenRequest", changed)
+    refuses(rule, vertical(parties=3), pinned(federation))

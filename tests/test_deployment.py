@@ -53,7 +53,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 SECUREBOOST = {
     "num-boost-round": 1,
-    "max-depth": 1,
+    "max-depth": 2,
     "max-bin": 8,
     "parties": 3,
     "secureboost.key-bits": 512,
@@ -94,9 +94,9 @@ def secrets_of(deployment: Deployment) -> list[bytes]:
     return found
 
 
-def no_secret_is_at_the_coordinator(deployment: Deployment, run_dir: Path) -> None:
+def no_secret_is_at_the_coordinator(deployment: Deployment, *run_dirs: Path) -> None:
     files = [*deployment.coordinators_files()]
-    files += [(path, path.read_bytes()) for path in run_dir.iterdir()]
+    files += [(path, path.read_bytes()) for run_dir in run_dirs for path in run_dir.iterdir()]
     assert any(b"fleet" in content for _, content in files)
     for secret in secrets_of(deployment):
         assert secret
@@ -192,6 +192,7 @@ def test_a_run_that_a_site_does_not_allow_ends_with_the_sites_words(
     last = shown.splitlines()[-1]
     rule = "strategy must be one that the site allows (bagging, cyclic, fedavg-linear, fedxgbllr,"
     assert f"{rule} pax), got secureboost" in last
+    no_secret_is_at_the_coordinator(deployment)
 
 
 # Different columns of the same rows
@@ -217,7 +218,9 @@ def makes_the_same_parts(
     here = dict.fromkeys(SITES, home())
     across, expected = (model.pop("model_id") for model in models)
     assert models[0] == models[1]
-    assert parts_of(there, across) == parts_of(here, expected)
+    parts = parts_of(there, across)
+    assert parts == parts_of(here, expected)
+    assert any(part["records"] for name, part in parts.items() if name != "bank")
     return str(expected)
 
 
@@ -234,6 +237,8 @@ def predicts_the_same(
     wanted = {**given, "parties": 3, "strategy": inference, "model": model}
     local = locally(deployment, folder / f"local-{inference}", wanted)
     summary = json.loads((local.path / "summary.json").read_text())
+    if inference == "eini":
+        assert summary["entries"] > 0
     expected = home() / "sites" / "bank" / summary["model_id"] / "predictions.csv"
     assert written.read_bytes() == expected.read_bytes()
     lines = list(csv.DictReader(written.read_text().splitlines()))

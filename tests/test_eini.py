@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from flwr.app import Context, Message
 from typer.testing import CliRunner
@@ -26,17 +28,19 @@ from fedapp.crypto.workers import Workers
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import eini
-from fedapp.messages.parcels import Parcels
+from fedapp.messages.parcels import Parcels, pack_parcels
 from fedapp.run_folder import RunFolder
 from fedapp.site import mail
 from fedapp.site.answer import Site
 from fedapp.trees.candidates import are_trees, candidates, skeleton
 from fedapp.trees.parts import PART, part_digest, read_part, write_part
 from fedapp.wire.codec import from_records, put_together
-from simulations.engines import run_local
+from simulations.engines import run_local, run_simulation
 from strategies.eini import Eini
+from tests.deployed import write_csv
 from tests.forests import without_salt
 from tests.network import run
+from tests.tampering import FALSE, refuses, rewrite_letters
 from tests.test_exactness import made_table
 from tests.test_interactive import inference, written
 from tests.transcript import ORDERED, check_declared, listen, summary_of
@@ -133,6 +137,18 @@ def test_predictions_are_those_of_the_interactive_way(
     assert summary["exchanges"] == 4 + parties + summary["batches"]
 
 
+@pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
+def test_simulation_predicts_like_the_local_engine(
+    train: Train, settings: MakeSettings, tmp_path: Path
+) -> None:
+    trained, _ = train(parties=3)
+    local = written(summary_of(run_local(encrypted(settings, trained))))
+    simulated = encrypted(settings, trained, run_dir=str(tmp_path / "simulated"))
+    summary = summary_of(run_simulation(simulated))
+    assert summary["entries"] > 0
+    np.testing.assert_array_equal(written(summary), local)
+
+
 def test_a_skeleton_keeps_what_passive_parties_split() -> None:
     #        0
     #      1   2        1 is passive, 2 and 0 are the active party's
@@ -173,15 +189,22 @@ def test_no_ciphertext_comes_twice_or_unchanged(
     assert not any(int.from_bytes(each, "big") in (0, 1) for each in every)
 
 
-def test_the_sum_of_a_row_does_not_repeat(
+def test_the_sum_of_a_row_does_not_repeat_under_the_same_key(
     train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, _ = train()
-    letters = Letters(monkeypatch)
-    for _ in range(2):
-        run_local(encrypted(settings, trained))
-    sums = letters.ciphertexts("party-2", "party-1")
-    assert len(set(sums)) == len(sums) > 1
+    real, found = client._totals, list[tuple[bytes, ...]]()
+
+    def totals_twice(site: Site, letter: eini.Elements, key: PublicKey, chosen: Any) -> Any:
+        letters = [real(site, letter, key, chosen) for _ in range(2)]
+        found.extend(tuple(map(bytes, each.ciphertexts)) for each in letters)
+        return letters[0]
+
+    monkeypatch.setattr(client, "_totals", totals_twice)
+    run_local(encrypted(settings, trained, eini__batch_rows=50))
+    assert len(found) == 2 * 3
+    every = [sums for letter in found for sums in letter]
+    assert len(set(every)) == len(every) > 6
 
 
 def test_what_is_not_chosen_becomes_a_fresh_zero() -> None:
@@ -203,11 +226,16 @@ def test_the_active_party_cannot_open_what_passive_parties_send_each_other(
     own = mail.identity("party-1")
     n_tried = 0
     for request, _ in app.of_kind("eini_step"):
+        if request.metadata.dst_node_id != 4:  # party-3
+            continue
         envelope, content = from_records(request.content, "party-3")
         message = put_together(eini.StepRequest, content, "party-3")
         for sender, parcel in mail.unpack_parcels(message):
             step = int.from_bytes(parcel[: mail.STEP_BYTES], "little")
             address = Address(envelope.model_id, sender, "party-3", step)
+            origin = mail.box_key(sender).tobytes()
+            receiver = mail.identity("party-3")
+            assert unseal(receiver, origin, address, parcel[mail.STEP_BYTES :])
             for peer in ("party-2", "party-3") if sender == "party-2" else ():
                 n_tried += 1
                 public = mail.box_key(peer).tobytes()
@@ -243,6 +271,26 @@ def test_a_model_of_many_ways_passes_the_guard(train: Train, settings: MakeSetti
     trained, _ = train(data="breast-cancer", label="", num_boost_round=4, max_depth=3)
     guarded = encrypted(settings, trained, eini__unguarded=False, eini__least_possibilities=2.0)
     assert len(written(summary_of(run_local(guarded)))) == 569
+
+
+def test_columns_whose_values_have_few_ways_through_their_splits_are_refused(
+    train: Train, settings: MakeSettings, tmp_path: Path
+) -> None:
+    # One column of 0 and 1 at the passive party: many trees, each with two ways, but the same two.
+    rng = np.random.default_rng(3)
+    columns = rng.normal(size=(3, 120)).round(2)
+    flag = rng.integers(0, 2, 120)
+    label = (columns.sum(axis=0) + 2 * flag > 1).astype(int)
+    data = write_csv(
+        tmp_path / "flag.csv", dict(zip("abcfy", [*columns, flag, label], strict=True))
+    )
+    trained, _ = train(data=data, columns="sizes:3,1", max_depth=3)
+    given = {"eini__unguarded": False, "eini__least_possibilities": 3.0}
+    match = r"party-2 .*own columns must have 3 ways through the own splits .*, got fewer; eini.ung"
+    with pytest.raises(PartyError, match=match):
+        run_local(encrypted(settings, trained, **given))
+    given["eini__least_possibilities"] = 2.0
+    assert len(written(summary_of(run_local(encrypted(settings, trained, **given))))) == 120
 
 
 # What is refused
@@ -317,10 +365,10 @@ def test_a_structure_that_another_passive_party_sends_is_refused(
     trained, _ = train(parties=3)
     keep, write, seen = client._keep_structure, client.write_mail, []
 
-    def keep_and_remember(site: Site, letter: eini.Structure, insecure: bool) -> None:
+    def keep_and_remember(site: Site, letter: eini.Structure, asked: eini.StepRequest) -> None:
         if site.name == "party-2":
             seen.append(letter)
-        keep(site, letter, insecure)
+        keep(site, letter, asked)
 
     def write_more(site: Site, letters: Any) -> dict[str, Any]:
         forged = [("party-3", letter) for letter in seen] if site.name == "party-2" else []
@@ -351,9 +399,9 @@ def test_a_structure_that_comes_twice_or_has_a_split_twice_is_refused(
     trained, _ = train()
     keep = client._keep_structure
 
-    def keep_all(site: Site, letter: eini.Structure, insecure: bool) -> None:
+    def keep_all(site: Site, letter: eini.Structure, asked: eini.StepRequest) -> None:
         for each in sent(letter):
-            keep(site, each, insecure)
+            keep(site, each, asked)
 
     monkeypatch.setattr(client, "_keep_structure", keep_all)
     with pytest.raises(
@@ -387,14 +435,17 @@ def test_a_site_refuses_a_small_key_and_no_guard_unless_its_node_config_allows_t
     given = {"parties": 2, "align": "ordered", "num_boost_round": 2, "max_depth": 2}
     small = {f"secureboost__{name}": value for name, value in SMALL.items()}
     trained = run(settings(strategy="secureboost", **given, **small), contexts)
-    contexts[1].node_config["allow-insecure"] = "false"
-    rule = r"^shop \(step \d+\): {} must be false, or allow-insecure true in the node config, got"
-    with pytest.raises(PartyError, match=rule.format("insecure-small-key")):
+    for context in contexts:
+        context.node_config["allow-insecure"] = "false"
+    rule = r"^bank \(step \d+\): {}, or allow-insecure true in the node config, got"
+    with pytest.raises(PartyError, match=rule.format("insecure-small-key must be false")):
         run(settings(strategy="secureboost", **given, **small), contexts)
-    unguarded = {"eini__key_bits": 2048, "eini__unguarded": True}
-    unguarded["model"] = summary_of(trained)["model_id"]
-    with pytest.raises(PartyError, match=rule.format("unguarded")):
-        run(settings(strategy="eini", parties=2, align="ordered", **unguarded), contexts)
+    given = {"strategy": "eini", "parties": 2, "align": "ordered", "eini__key_bits": 2048}
+    given["model"] = summary_of(trained)["model_id"]
+    with pytest.raises(PartyError, match=rule.format("unguarded must be false")):
+        run(settings(**given, eini__unguarded=True), contexts)
+    with pytest.raises(PartyError, match=rule.format("least-possibilities must be >= 1000")):
+        run(settings(**given, eini__least_possibilities=999.0), contexts)
 
 
 def test_the_digest_of_a_part_says_nothing_of_what_is_in_it(train: Train) -> None:
@@ -407,6 +458,78 @@ def test_the_digest_of_a_part_says_nothing_of_what_is_in_it(train: Train) -> Non
     write_part(site, document)
     assert without_salt(read_part(site)) == without_salt(document)
     assert part_digest(site) != first
+
+
+@pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
+@pytest.mark.parametrize("place", range(3), ids=["active", "first", "last"])
+def test_a_run_ends_when_the_server_keeps_letters_back(
+    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    trained, _ = train(parties=3)
+    requests = itertools.count()
+
+    def without_parcels(**given: Any) -> eini.StepRequest:
+        exchange, receiver = divmod(next(requests), 3)
+        kept = pack_parcels([]) if exchange and receiver == place else {}
+        return eini.StepRequest(**given | kept)
+
+    monkeypatch.setattr("strategies.eini.StepRequest", without_parcels)
+    rule = r"^party-3 .*: Totals\.letter must reach party-1 by now$"
+    refuses(rule, encrypted(settings, trained))
+
+
+@pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
+def test_a_batch_that_comes_before_the_structure_is_refused(
+    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, _ = train()
+    begin = eini_active._begin
+
+    def begin_without(*given: Any) -> Any:
+        begin(*given)
+        return []
+
+    monkeypatch.setattr(eini_active, "_begin", begin_without)
+    rule = r"^party-1 .*: Elements\.letter must come after the structure$"
+    refuses(rule, encrypted(settings, trained))
+
+
+@pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
+@pytest.mark.parametrize("change", FALSE)
+def test_false_sums_of_the_last_party_are_refused(
+    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    trained, _ = train()
+    how, rule = FALSE[change]
+    rewrite_letters(monkeypatch, "clients.eini", "Totals", "ciphertexts", how)
+    refuses(rf"^party-2 .*: Totals\.ciphertexts .*{rule}", encrypted(settings, trained))
+
+
+@pytest.mark.parametrize("inference", ["interactive", "one-round", "eini"])
+def test_a_model_without_one_of_its_parties_is_refused(
+    settings: MakeSettings,
+    sites: Callable[..., Any],
+    write_table: Callable[..., Path],
+    inference: str,
+) -> None:
+    tables = {
+        "bank": {"b": None},
+        "shop": {"a": None, "b": None, "y": None, "c": range(40)},
+        "clinic": {"a": None, "y": None},
+    }
+    contexts = sites(
+        *({"name": name, "data": write_table(name, **table)} for name, table in tables.items())
+    )
+    for context in contexts[1:]:
+        context.node_config["label"] = ""
+    given = {"align": "ordered", "federated_forest__trees": 2, "federated_forest__max_depth": 2}
+    trained = run(settings(strategy="federated-forest", parties=3, **given), contexts)
+    model = summary_of(trained)["model_id"]
+    small = {f"eini__{name}": value for name, value in {**SMALL, "unguarded": True}.items()}
+    few = settings(strategy=inference, model=model, parties=2, align="ordered", **small)
+    rule = r"^bank .*: parties must be those of the model, got none named clinic$"
+    with pytest.raises(PartyError, match=rule):
+        run(few, contexts[:2])
 
 
 def test_another_number_of_elements_is_refused(
@@ -472,7 +595,7 @@ def test_keys_come_back_from_their_arrays() -> None:
 
 
 def test_the_command_predicts_under_encryption(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     trained, folder = train()
@@ -485,4 +608,12 @@ def test_the_command_predicts_under_encryption(
     )
     assert result.exit_code == 0, result.output
     assert "120 rows written to out.parquet" in result.output
-    assert Path("out.parquet").stat().st_size > 500
+    table = pq.read_table("out.parquet")
+    assert table.column_names[0] == "row"
+    found = np.column_stack([table[name].to_numpy() for name in table.column_names[1:]])
+    ran = summary_of(RunFolder(next(Path("runs").glob("*-eini"))))
+    place = home() / "sites" / "party-1" / ran["model_id"] / "predictions.parquet"
+    assert pq.read_table(place) == table
+    interactive = inference(settings, trained, align="ordered")
+    expected = written(summary_of(run_local(interactive)))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)

@@ -1,10 +1,10 @@
 """The opening of a run between parties that have different columns of the same rows.
 
 Reveals: the server learns each party's name, its numbers of rows and columns, whether it has the
-labels, a fingerprint of its table that means something to that party alone, a public key drawn for
-the run, and the versions it runs; the names of its columns only where its owner shares them
-(``share-column-names``). A party learns whether names are shared and the names and public keys of
-the others.
+labels, a fingerprint of its table that means something to that party alone, its public key, the
+same in every run, and the versions it runs; the names of its columns only where its owner shares
+them (``share-column-names``). A party learns whether names are shared and the names and public keys
+of the others.
 """
 
 from __future__ import annotations

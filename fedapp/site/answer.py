@@ -25,7 +25,12 @@ from fedapp.wire.codec import Content, Envelope, put_together, take_apart
 Handler = Callable[["Site", Any], Reply]
 R = TypeVar("R", bound=Reply)
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
-INSECURE = ("insecure_small_key", "unguarded")  # fields of requests, for trials alone
+# Fields of requests that only trials give another value: what it must be, in words and as a test.
+SECURE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "insecure_small_key": ("false", lambda value: not value),
+    "unguarded": ("false", lambda value: not value),
+    "least_possibilities": (">= 1000", lambda value: bool(value >= 1000)),
+}
 # Modules whose messages several methods send; each other one is a method.
 SHARED = frozenset({"hello", "vertical", "alignment", "labels", "booster", "explain"})
 
@@ -117,13 +122,18 @@ def check_secure(config: SiteConfig, request: Request) -> None:
 
     Raises
     ------
-    ConfigError : it asks for small keys or no guard, and the site does not allow that.
+    ConfigError : it asks for small keys, or for a weaker guard or none, and the site does not
+        allow that.
     """
-    asked = [name.replace("_", "-") for name in INSECURE if getattr(request, name, False)]
-    if asked and not config.simulated and not config.allows_insecure:
-        raise ConfigError(
-            f"{asked[0]} must be false, or allow-insecure true in the node config, got true"
-        )
+    if config.simulated or config.allows_insecure:
+        return
+    for name, (rule, holds) in SECURE.items():
+        value = getattr(request, name, None)
+        if value is not None and not holds(value):
+            setting, got = name.replace("_", "-"), str(value).lower()
+            raise ConfigError(
+                f"{setting} must be {rule}, or allow-insecure true in the node config, got {got}"
+            )
 
 
 def module_of(kind: str) -> str:

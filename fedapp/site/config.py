@@ -45,7 +45,7 @@ class SiteConfig:
     allowed : methods whose runs this party takes part in; empty allows all.
     min_rows : the fewest of its rows that a run may train on.
     encrypts_labels : whether its labels may leave it under encryption alone, not in codes.
-    allows_insecure : whether a run may use small keys, or predict without the guard of Fed-EINI.
+    allows_insecure : whether a run may use small keys, or weaken the guard of Fed-EINI.
     """
 
     name: str

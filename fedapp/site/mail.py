@@ -109,9 +109,14 @@ def know(site: Site, names: Sequence[str], keys: Array) -> None:
 
     Raises
     ------
-    ProtocolError : a key is not the one that the site's node config trusts, or its own was changed.
+    ProtocolError : the site is not among them, a name comes twice, a key is not the one that the
+        site's node config trusts, or its own was changed.
     """
     trusted = site.config.trusted
+    if site.name not in names or len(set(names)) < len(names):
+        raise ProtocolError(site.name, "parcel", "names", "must differ, with the site's own")
+    if "peers" in site.store.facts:
+        raise ProtocolError(site.name, "parcel", "names", "must be sent once")
     for name, key in zip(names, keys, strict=True):
         found = fingerprint_of(key.tobytes())
         if trusted and name != site.name and trusted.get(name) != found.replace(" ", ""):

@@ -97,6 +97,15 @@ class Lookup:
         column = values[rows, self.columns[record]]
         return goes_left(column, self.thresholds[record], self.defaults[record].astype(bool))
 
+    def n_ways(self, records: Ints, values: npt.NDArray[np.float32]) -> int:
+        """How many answers some of the splits can give together: each column's value lies between
+        two of its thresholds, or beside them, or is missing where the table has missing values."""
+        ways = 1
+        for column in np.unique(self.columns[records]):
+            thresholds = self.thresholds[records[self.columns[records] == column]]
+            ways *= len(np.unique(thresholds)) + 1 + bool(np.isnan(values[:, column]).any())
+        return ways
+
     def to_json(self, names: Sequence[str]) -> dict[str, Any]:
         """A document that JSON can hold."""
         return {
