@@ -28,7 +28,6 @@ cli = typer.Typer(
     help="Tree models trained across organisations that may not pool their rows.",
 )
 SIMULATED = {"local", "simulation"}
-INFERENCES = ("interactive", "one-round", "eini")
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Console() if sys.stdout.isatty() else Console(width=120)
 
@@ -59,13 +58,15 @@ def run(
 ) -> None:
     """Train a model and write the run's folder."""
     from fedapp.server_app import load_strategy, write_report
+    from strategies.inference import InferenceStrategy
 
-    if strategy in INFERENCES:
-        rule = f"must be one that trains (fedapp predict --inference {strategy} predicts)"
-        raise ConfigError(f"strategy {rule}, got {strategy!r}")
     settings = load_settings({**parse_overrides(config or []), "strategy": strategy})
     settings = resumed_settings(settings)
-    load_strategy(settings.strategy).own_settings(settings)
+    strategy_class = load_strategy(settings.strategy)
+    if issubclass(strategy_class, InferenceStrategy):
+        rule = f"must be one that trains (fedapp predict --inference {strategy} predicts)"
+        raise ConfigError(f"strategy {rule}, got {strategy!r}")
+    strategy_class.own_settings(settings)
     if baselines and engine not in SIMULATED:
         raise ConfigError(f"--baselines must have all rows in one place, got --engine {engine}")
     settings = settings.model_copy(update={"run_dir": _run_dir(settings, engine)})
@@ -221,9 +222,6 @@ def predict(
         overrides = parse_overrides(config or [])
         if engine in SIMULATED:
             overrides = {"data": data, "id": id_column, **overrides}
-        if inference not in INFERENCES:
-            known = ", ".join(INFERENCES)
-            raise ConfigError(f"inference must be one of {known}, got {inference!r}")
         overrides["strategy"] = inference
         if explain:
             overrides["explain"] = explain
@@ -266,8 +264,17 @@ def _predict_together(
     """Have the parties predict; the predictions are written at the active one."""
     from fedapp.data.predictions import check_suffix
     from fedapp.home import home
-    from fedapp.server_app import load_strategy
+    from fedapp.server_app import all_strategies
+    from strategies.inference import InferenceStrategy
 
+    known = {
+        name: strategy
+        for name, strategy in all_strategies().items()
+        if issubclass(strategy, InferenceStrategy)
+    }
+    if overrides["strategy"] not in known:
+        got = overrides["strategy"]
+        raise ConfigError(f"inference must be one of {', '.join(known)}, got {got!r}")
     if output:
         check_suffix(Path(output))
     trained = tomllib.loads((run_dir / "config.toml").read_text())
@@ -277,7 +284,7 @@ def _predict_together(
     if output:
         given["output"] = Path(output).suffix
     settings = load_settings(given)
-    load_strategy(settings.strategy).own_settings(settings)
+    known[settings.strategy].own_settings(settings)
     settings = settings.model_copy(update={"run_dir": _run_dir(settings, engine)})
     folder = _engine(engine)(settings)
     if settings.explain:

@@ -18,8 +18,8 @@ from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.eini import StepReply, StepRequest
 from fedapp.messages.vertical import VerticalHelloReply
 from strategies.base import Summary
-from strategies.inference import align_all, check_model, predicted
-from strategies.vertical import Mailbox, VerticalStrategy, active_party, check_key_bits
+from strategies.inference import InferenceStrategy
+from strategies.vertical import Mailbox, active_party, check_key_bits
 
 
 class EiniSettings(Section):
@@ -39,7 +39,7 @@ class EiniSettings(Section):
     unguarded: bool
 
 
-class Eini(VerticalStrategy):
+class Eini(InferenceStrategy):
     """The server's side: it passes parcels on until all sums are back."""
 
     @classmethod
@@ -47,7 +47,7 @@ class Eini(VerticalStrategy):
         """``[eini]``, checked; and there must be a model."""
         own = check(EiniSettings, settings.sections["eini"], "eini.")
         check_key_bits(own.key_bits, own.insecure_small_key, "eini")
-        check_model(settings)
+        super().own_settings(settings)
         return own
 
     def conversation(
@@ -55,7 +55,7 @@ class Eini(VerticalStrategy):
     ) -> Conversation[Summary]:
         """Algorithm 1, for all trees at once."""
         active, mailbox = active_party(parties), Mailbox(parties)
-        rows = yield from align_all(parties, active, mailbox, self.settings)
+        rows = yield from self.align_all(parties, active, mailbox)
         given = {**self.own_settings(self.settings).model_dump(), "suffix": self.settings.output}
         while True:
             requests = {
@@ -66,15 +66,8 @@ class Eini(VerticalStrategy):
             if replies[active].finished:
                 break
         reply = replies[active]
-        return (
-            yield from predicted(
-                self.settings,
-                active,
-                rows,
-                reply.n_trees,
-                {"entries": reply.n_entries, "batches": reply.n_batches},
-            )
-        )
+        sizes = {"entries": reply.n_entries, "batches": reply.n_batches}
+        return (yield from self.predicted(active, rows, reply.n_trees, **sizes))
 
 
 STRATEGY = Eini

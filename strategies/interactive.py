@@ -24,8 +24,8 @@ from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.interactive import AnswerReply, AnswerRequest, WalkReply, WalkRequest
 from fedapp.messages.vertical import VerticalHelloReply
 from strategies.base import Summary
-from strategies.inference import align_all, check_model, predicted
-from strategies.vertical import Mailbox, VerticalStrategy, active_party
+from strategies.inference import InferenceStrategy
+from strategies.vertical import Mailbox, active_party
 
 
 class InteractiveSettings(Section):
@@ -37,13 +37,13 @@ class InteractiveSettings(Section):
     trees_at_once: Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class Interactive(VerticalStrategy):
+class Interactive(InferenceStrategy):
     """The server's side: it passes questions and answers on."""
 
     @classmethod
     def own_settings(cls, settings: Settings) -> InteractiveSettings:
         """``[interactive]``, checked; and there must be a model."""
-        check_model(settings)
+        super().own_settings(settings)
         return check(InteractiveSettings, settings.sections["interactive"], "interactive.")
 
     def conversation(
@@ -52,7 +52,7 @@ class Interactive(VerticalStrategy):
         """Ask until every row is at a leaf."""
         active, mailbox = active_party(parties), Mailbox(parties)
         passive = tuple(party for party in parties if party != active)
-        rows = yield from align_all(parties, active, mailbox, self.settings)
+        rows = yield from self.align_all(parties, active, mailbox)
         given = {**self.own_settings(self.settings).model_dump(), "suffix": self.settings.output}
         is_last = False
         while not is_last:
@@ -65,7 +65,7 @@ class Interactive(VerticalStrategy):
             }
             mailbox.collect((yield from ask(questions, AnswerReply)))
         n_trees = replies[active].n_trees
-        return (yield from predicted(self.settings, active, rows, n_trees, {}))
+        return (yield from self.predicted(active, rows, n_trees))
 
 
 STRATEGY = Interactive

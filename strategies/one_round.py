@@ -6,22 +6,16 @@ alignment the passive parties are asked once, whatever the number and the depth 
 
 from __future__ import annotations
 
-from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.one_round import IntersectReply, IntersectRequest, WalkReply, WalkRequest
 from fedapp.messages.vertical import VerticalHelloReply
 from strategies.base import Summary
-from strategies.inference import align_all, check_model, predicted
-from strategies.vertical import Mailbox, VerticalStrategy, active_party
+from strategies.inference import InferenceStrategy
+from strategies.vertical import Mailbox, active_party
 
 
-class OneRound(VerticalStrategy):
+class OneRound(InferenceStrategy):
     """The server's side: it passes leaf sets on."""
-
-    @classmethod
-    def own_settings(cls, settings: Settings) -> None:
-        """None; but there must be a model."""
-        check_model(settings)
 
     def conversation(
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
@@ -29,12 +23,12 @@ class OneRound(VerticalStrategy):
         """Algorithm 4."""
         active, mailbox = active_party(parties), Mailbox(parties)
         passive = [party for party in parties if party != active]
-        rows = yield from align_all(parties, active, mailbox, self.settings)
+        rows = yield from self.align_all(parties, active, mailbox)
         walks = {party: WalkRequest(**mailbox.fields_for(party)) for party in passive}
         mailbox.collect((yield from ask(walks, WalkReply)))
         request = IntersectRequest(**mailbox.fields_for(active), suffix=self.settings.output)
         reply = (yield from ask({active: request}, IntersectReply))[active]
-        return (yield from predicted(self.settings, active, rows, reply.n_trees, {}))
+        return (yield from self.predicted(active, rows, reply.n_trees))
 
 
 STRATEGY = OneRound

@@ -135,10 +135,15 @@ PARTS_MODEL = '{"format":1,"kind":"parts","model_id":"0123456789abcdef","active"
             ("--engine", "federation"),
             "^engine must be local for a model that lies whole in the run's folder, got federation",
         ),
+        (
+            PARTS_MODEL,
+            ("--engine", "federation", "--inference", "fast"),
+            "^inference must be one of eini, interactive, one-round, got 'fast'$",
+        ),
     ],
-    ids=["data", "output", "no data", "no output", "whole model"],
+    ids=["data", "output", "no data", "no output", "whole model", "no way to predict"],
 )
-def test_a_prediction_takes_a_table_where_it_reads_one_and_nowhere_else(
+def test_a_prediction_that_cannot_be_made_says_why(
     tmp_path: Path, model: str, given: tuple[str, ...], rule: str
 ) -> None:
     (tmp_path / "model.json").write_text(model)

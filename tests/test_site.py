@@ -191,16 +191,20 @@ def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(
 def test_a_check_says_what_a_site_lacks(write_table: WriteTable, tmp_path: Path) -> None:
     path = write_table("rows", y=None, id=["same"] * 40)
     config = tmp_path / "site.toml"
-    config.write_text(f'name = "shop"\ndata = "{path}"\nid = "id"\nmin-rows = 30\n')
+    config.write_text(f'name = "shop"\ndata = "{path}"\nid = "id"\nmin-rows = 29\n')
     shown = check("--config", str(config))
     assert "none: a passive party" in shown
     assert "40 rows of 40 that share theirs" in shown
     assert "no: needs a label" in shown
-    assert "passive, but only with align=ordered: needs ids" in shown
+    assert "passive, but only with align=ordered (needs ids else)" in shown
 
 
-def test_a_check_says_which_keys_others_may_read(write_table: WriteTable, tmp_path: Path) -> None:
-    config, key = tmp_path / "site.toml", tmp_path / "supernode.key"
+@pytest.mark.parametrize("name", ["supernode.key", "home/sites/shop/identity.key"])
+def test_a_check_says_which_keys_others_may_read(
+    write_table: WriteTable, tmp_path: Path, name: str
+) -> None:
+    config, key = tmp_path / "site.toml", tmp_path / name
+    key.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(f'name = "shop"\ndata = "{write_table("rows")}"\nlabel = "y"\n')
     key.touch(mode=0o600)
     assert "for their owner alone" in check("--config", str(config))
@@ -208,10 +212,19 @@ def test_a_check_says_which_keys_others_may_read(write_table: WriteTable, tmp_pa
     assert f"chmod 600: others may read {key} (mode 0640)" in check("--config", str(config))
 
 
+def test_a_check_says_what_a_run_must_ask_for(write_table: WriteTable) -> None:
+    path = write_table("rows", id=[f"r{number}" for number in range(40)])
+    node = f'name="bank" data="{path}" label="y" id="id" encrypted-labels=true'
+    lines = check("--node-config", node).splitlines()
+    answers = {line.replace("│", " ").split()[0]: line for line in lines if line.startswith("│")}
+    assert "active, but only with labels=paillier (enc" in answers["federated-forest"]
+    assert "yes, active" in answers["secureboost"]
+
+
 def test_a_check_says_when_a_table_is_smaller_than_its_own_policy(write_table: WriteTable) -> None:
     path = write_table("rows")
-    shown = check("--node-config", f'name="bank" data="{path}" label="y" min-rows=41')
-    assert "no: fewer than 41 rows (min-rows)" in shown
+    shown = check("--node-config", f'name="bank" data="{path}" label="y" min-rows=30')
+    assert "no: 29 of the rows would train, fewer than 30 (min-rows)" in shown
 
 
 @pytest.mark.parametrize(

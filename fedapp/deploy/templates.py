@@ -212,7 +212,8 @@ services:
 
 COMPOSE_SITE = """\
 # docker compose up --detach. The SuperNode has the network and the key, but no rows; the process
-# that reads the rows has no network but to the SuperNode.
+# that reads the rows has no network but to the SuperNode. A superexec that died is started again,
+# but Flower's SuperNode waits for the answer of what died with it: docker compose restart supernode
 x-fedapp: &fedapp
   image: {IMAGE}
   restart: always
@@ -243,7 +244,7 @@ services:
       - {DIR}/home:{DIR}/home
       - {DIR}/flower:{DIR}/flower
       - {DIR}/superexec.secret:{DIR}/superexec.secret:ro
-      - {DATA}:{DATA}:ro
+      - {DATA}:{DATA}:ro  # the same for the table of predict-data
     command: >-
       flower-superexec --insecure --runtime-api-address supernode:9094
       --superexec-auth-secret-file {DIR}/superexec.secret

@@ -10,6 +10,7 @@ from stat import S_IMODE
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.partition import split_rows
 from fedapp.errors import ConfigError, DataError
 from fedapp.site.columns import read_columns, row_ids
 from fedapp.site.config import SiteConfig
@@ -48,31 +49,52 @@ class Findings:
     methods: Mapping[str, str]
 
 
-def check_site(config: SiteConfig, needs_label: Mapping[str, bool]) -> Findings:
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What a method wants of a table.
+
+    Parameters
+    ----------
+    needs_label : of every party; where one party alone has labels, rows are matched by id instead.
+    trains : whether it makes a model, and does not predict with one.
+    codes_labels : whether labels leave the active party in codes, unless a run says otherwise.
+    """
+
+    needs_label: bool
+    trains: bool
+    codes_labels: bool
+
+
+def check_site(
+    config: SiteConfig, methods: Mapping[str, Method], fractions: tuple[float, float]
+) -> Findings:
     """Read the site's table as a run does, and hold every method against it and the policy.
 
     Parameters
     ----------
-    needs_label : every method, and whether each party must have labels; a method where one party
-        alone has them matches rows by id instead.
+    methods : all, by name.
+    fractions : of the rows that test, and of the others that validate, in a run that says nothing.
 
     Raises
     ------
     ConfigError : there is no such table, or the policy names no method.
     DataError : the table breaks a rule.
     """
-    check_allowed(config, needs_label)
+    check_allowed(config, methods)
     table = read_columns(config, seed=0)
+    n_train = len(split_rows(table.n_rows, *fractions, seed=0).train)
     ids, has_ids = _ids(table, config)
-    methods = {
-        method: _takes_part(config, table, method, labels, has_ids)
-        for method, labels in needs_label.items()
+    answers = {
+        name: "no: not in allow"
+        if config.allowed and name not in config.allowed
+        else _takes_part(config, table, method, n_train, has_ids)
+        for name, method in methods.items()
     }
     columns = tuple(
         Column(name, kind_of(values), int(np.isnan(values).sum()))
         for name, values in zip(table.columns, table.values.T, strict=True)
     )
-    return Findings(table.n_rows, columns, _label(table), ids, methods)
+    return Findings(table.n_rows, columns, _label(table), ids, answers)
 
 
 def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:
@@ -129,14 +151,15 @@ def _ids(table: Table, config: SiteConfig) -> tuple[str, bool]:
 
 
 def _takes_part(
-    config: SiteConfig, table: Table, method: str, needs_label: bool, has_ids: bool
+    config: SiteConfig, table: Table, method: Method, n_train: int, has_ids: bool
 ) -> str:
     """``yes``, or the reason why not."""
-    if config.allowed and method not in config.allowed:
-        return "no: not in allow"
-    if table.n_rows < config.min_rows:
-        return f"no: fewer than {config.min_rows} rows (min-rows)"
-    if needs_label:
+    if method.trains and n_train < config.min_rows:
+        return f"no: {n_train} of the rows would train, fewer than {config.min_rows} (min-rows)"
+    if method.needs_label:
         return "yes" if table.labels is not None else "no: needs a label"
     role = "passive" if table.labels is None else "active"
-    return f"yes, {role}" if has_ids else f"{role}, but only with align=ordered: needs ids"
+    wanted = [] if has_ids else ["align=ordered (needs ids else)"]
+    if method.codes_labels and config.encrypts_labels and role == "active":
+        wanted.append("labels=paillier (encrypted-labels)")
+    return f"{role}, but only with {' and '.join(wanted)}" if wanted else f"yes, {role}"

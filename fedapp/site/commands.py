@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,6 +11,9 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from fedapp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedapp.site.check import Method
 
 site_app = typer.Typer(help="A site: write what it needs, check its table.", no_args_is_help=True)
 
@@ -37,7 +40,7 @@ def init_command(
 
     methods = frozenset(allow.replace(",", " ").split())
     site = SiteConfig(name, data, label, id_column, allowed=methods, min_rows=min_rows)
-    check_allowed(site, _needs_label())
+    check_allowed(site, _methods())
     write_site(folder, site, superlink, ca, port)
     say = Console(soft_wrap=True, highlight=False).print
     say(f"Written to {folder}. Next:")
@@ -55,6 +58,7 @@ def check_command(
 ) -> None:
     """Show what a coordinator's run would find here; nothing is sent."""
     from clients.hello import versions
+    from fedapp.config import load_settings
     from fedapp.home import home
     from fedapp.site.check import check_site, others_may_read
     from fedapp.site.config import parse_node_config, site_config
@@ -65,8 +69,10 @@ def check_command(
     if "data" not in node:
         raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
     site = site_config(node, {})
-    found = check_site(site, _needs_label())
-    folders = [home() / "sites" / site.name, *([Path(config).parent] if config else [])]
+    run = load_settings({})
+    found = check_site(site, _methods(), (run.test_fraction, run.valid_fraction))
+    beside = Path(config).parent if config else home()
+    folders = {beside, *(place / "sites" / site.name for place in (home(), beside / "home"))}
     exposed = "; ".join(others_may_read(folders))
     console = Console()
     table = Grid("column", "type", "missing")
@@ -86,7 +92,7 @@ def check_command(
         "encrypted-labels": "yes" if site.encrypts_labels else "no",
         "allow-insecure": "yes" if site.allows_insecure else "no",
         "min-rows": str(site.min_rows),
-        "trusted": ", ".join(sorted(site.trusted)) or "any party",
+        "trusted": ", ".join(sorted(site.trusted)) or "any key that the coordinator passes on",
     }.items():
         facts.add_row(fact, escape(value))
     console.print(facts)
@@ -96,12 +102,19 @@ def check_command(
     console.print(methods)
 
 
-def _needs_label() -> dict[str, bool]:
-    """Every method, and whether all its parties have labels."""
+def _methods() -> dict[str, Method]:
+    """What every method wants of a table."""
     from fedapp.server_app import all_strategies
+    from fedapp.site.check import Method
+    from strategies.federated_forest import FederatedForest
+    from strategies.inference import InferenceStrategy
     from strategies.vertical import VerticalStrategy
 
     return {
-        name: not issubclass(strategy, VerticalStrategy)
+        name: Method(
+            needs_label=not issubclass(strategy, VerticalStrategy),
+            trains=not issubclass(strategy, InferenceStrategy),
+            codes_labels=issubclass(strategy, FederatedForest),
+        )
         for name, strategy in all_strategies().items()
     }
