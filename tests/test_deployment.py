@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import load_settings
+from fedapp.config import app_folder, load_settings
 from fedapp.deploy.folders import registered_sites
 from fedapp.errors import ConfigError
 from fedapp.home import home
@@ -73,6 +78,7 @@ ENCRYPTED_FOREST = FOREST | {
     "federated-forest.key-bits": 512,
     "federated-forest.insecure-small-key": "true",
 }
+TOUR_SECONDS = 900
 EINI = {"eini.key-bits": 512, "eini.insecure-small-key": "true", "eini.unguarded": "true"}
 
 
@@ -272,6 +278,35 @@ def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_
     for inference in ways:
         predicts_the_same(deployment, tmp_path, model, inference, settings)
     no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
+
+
+# The README
+
+
+@pytest.mark.slow
+def test_the_tour_of_the_readme_works_word_by_word(tmp_path: Path) -> None:
+    text = (app_folder() / "README.md").read_text()
+    tour = text.partition("\n## Between organisations\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```\n(.*?)^```$", tour, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 5
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with subprocess.Popen(
+        ["bash", "-ec", "\n".join([*blocks, "wait"])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        start_new_session=True,
+    ) as script:
+        try:
+            shown, _ = script.communicate(timeout=TOUR_SECONDS)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(script.pid, signal.SIGTERM)
+    assert script.returncode == 0, shown
+    assert "patient,probability_0,probability_1" in shown
+    assert len((tmp_path / "tour" / "new-scores.csv").read_text().splitlines()) == 70
 
 
 # How long an exchange takes, and how many there are
