@@ -299,11 +299,26 @@ def _encrypted_sums(site: Site, level: int, trees: Array, nodes: Array) -> Encry
         sums = sum_rows(key, part, codes, offsets, slots, len(wanted), workers)
         kept = [one for place, one in enumerate(sums) if present[place % len(present)]]
         packed.append(pack_sums(key, kept, layouts[group], workers))
-    missing = np.zeros((len(nodes), len(columns)), dtype=np.int32)
-    for place, (tree, node) in enumerate(zip(trees, nodes, strict=True)):
-        inside = store["nodes"][tree][drawn] == node
-        missing[place] = (codes[inside] == widths).sum(axis=0)
+    missing = _n_missing(codes == widths, store["nodes"][:, drawn], trees, nodes)
     return EncryptedSums(store.facts["round"], level, missing, np.concatenate(packed))
+
+
+def _n_missing(absent: Array, inside: Array, trees: Array, nodes: Array) -> Array:
+    """Rows without a value; int32, shape (n_wanted, n_columns).
+
+    Parameters
+    ----------
+    absent : bool, shape (n_rows, n_columns).
+    inside : int32, shape (n_trees, n_rows): the node a row is in.
+    """
+    missing = np.zeros((len(nodes), absent.shape[1]), dtype=np.int32)
+    rows, columns = np.nonzero(absent)
+    for tree in np.unique(trees):
+        wanted = np.flatnonzero(trees == tree)
+        slots = node_slots(inside[tree], nodes[wanted])[rows]
+        known = slots >= 0
+        np.add.at(missing, (wanted[slots[known]], columns[known]), 1)
+    return missing
 
 
 def node_slots(nodes: npt.NDArray[np.int32], wanted: Array) -> npt.NDArray[np.int32]:

@@ -64,9 +64,11 @@ def check_same_columns(parties: Mapping[str, HelloReply]) -> None:
     DataError : names the party and the first column that differs from the first party's.
     """
     first, *others = parties.values()
+    known = set(first.columns)
     for other in others:
-        missing = [name for name in first.columns if name not in other.columns]
-        added = [name for name in other.columns if name not in first.columns]
+        own = set(other.columns)
+        missing = [name for name in first.columns if name not in own]
+        added = [name for name in other.columns if name not in known]
         if missing or added:
             found = [f"{name!r} is missing" for name in missing[:3]]
             found += [f"{name!r}, which {first.name} does not have" for name in added[:3]]

@@ -33,7 +33,8 @@ def read_columns_of(data: str, columns: Sequence[str], id_column: str) -> Table:
     reader = Reader(n_features=len(columns))
     frame = read_frame(Path(data), Roles(id_column=id_column), reader)
     _check_columns(columns, frame.column_names)
-    others = [name for name in frame.column_names if name not in {*columns, id_column}]
+    kept = {*columns, id_column}
+    others = [name for name in frame.column_names if name not in kept]
     return _only(build_table(frame, Roles(id_column=id_column, drop=tuple(others))), columns)
 
 
@@ -79,13 +80,14 @@ def check_suffix(output: Path) -> None:
 def _only(table: Table, columns: Sequence[str]) -> Table:
     """The table without other features."""
     _check_columns(columns, table.columns)
-    places = [table.columns.index(name) for name in columns]
-    values = np.ascontiguousarray(table.values[:, places])
+    places = {name: place for place, name in enumerate(table.columns)}
+    values = np.ascontiguousarray(table.values[:, [places[name] for name in columns]])
     return Table(tuple(columns), values, table.labels, table.weights, table.ids, table.groups)
 
 
 def _check_columns(needed: Sequence[str], there: Sequence[str]) -> None:
-    missing = [name for name in needed if name not in there]
+    known = set(there)
+    missing = [name for name in needed if name not in known]
     if missing:
         rule = "table must have the model's columns, lacks {}"
         raise DataError.naming(rule, ", ".join(missing[:5]))
