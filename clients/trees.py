@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 
 from clients.booster import score_fields
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Array, Request
+from fedapp.messages.fields import Array
 from fedapp.messages.parameters import parameters_of
 from fedapp.messages.trees import BoostOrder, check_forest, forest_of
-from fedapp.site.answer import Handler, Site
+from fedapp.site.answer import Site
 from fedapp.site.store import Store
 from fedapp.trees.forest import add_trees, forest_arrays, forest_trees
 from fedapp.trees.from_xgboost import grow_trees
@@ -75,6 +74,3 @@ def _parameters(site: Site, request: BoostOrder) -> dict[str, Any]:
     seeds = site.seeds(request.seed, request.round_id)
     seed = int(seeds.generate_state(1)[0] >> 1)  # XGBoost wants 31 bits
     return {**parameters_of(request), "seed": seed}
-
-
-HANDLERS: Mapping[type[Request], Handler] = {}  # bagging and cyclic have the messages

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from fedapp.config import Settings, load_settings, parse_overrides
-from fedapp.errors import ConfigError, FedappError
+from fedapp.errors import ConfigError, FedappError, RunFailedError
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 
 cli = typer.Typer(
@@ -330,7 +330,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except FedappError as error:
-        for line in getattr(error, "log_lines", []):
+        for line in error.log_lines if isinstance(error, RunFailedError) else ():
             print(line, file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

@@ -14,11 +14,7 @@ from flwr.clientapp import ClientApp
 from fedapp.errors import FedappError, ProtocolError
 from fedapp.site.answer import answer
 from fedapp.site.config import site_config
-from fedapp.wire.codec import from_records, to_records
-
-# Flower's own error codes end well below.
-REFUSED = 1000
-FAILED = 1001
+from fedapp.wire.codec import FAILED, REFUSED, from_records, to_records
 
 log = logging.getLogger("fedapp.site")
 

@@ -4,7 +4,8 @@ FedappError
 ├── ConfigError      a setting breaks its rule
 ├── DataError        a table breaks a rule; names the site once it is known
 ├── ProtocolError    a message breaks its type; names party, message and field
-└── PartyError       a party failed or did not answer; names party and step
+├── PartyError       a party failed or did not answer; names party and step
+└── RunFailedError   a run in Flower's runtime failed; holds the last lines of its log
 
 The text of an error may travel to the coordinator, so it never holds a label, a row or a site's
 path.
@@ -63,3 +64,11 @@ class PartyError(FedappError):
     def __init__(self, party: str, step: int, reason: str) -> None:
         super().__init__(f"{party} (step {step}): {reason}")
         self.party, self.step, self.reason = party, step, reason
+
+
+class RunFailedError(FedappError):
+    """A run in Flower's runtime failed."""
+
+    def __init__(self, cause: str, log_lines: list[str]) -> None:
+        super().__init__(cause)
+        self.log_lines = log_lines

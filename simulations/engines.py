@@ -31,7 +31,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedapp.client_app import app as site_app
 from fedapp.config import Settings, app_folder, flatten
 from fedapp.deploy.folders import registered_sites
-from fedapp.errors import FedappError
+from fedapp.errors import RunFailedError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
@@ -159,14 +159,6 @@ def run_local(settings: Settings, contexts: Iterable[Context] | None = None) -> 
         return train(grid, settings)
     finally:
         grid.close()
-
-
-class RunFailedError(FedappError):
-    """A run in Flower's runtime failed; holds the last lines of its log."""
-
-    def __init__(self, cause: str, log_lines: list[str]) -> None:
-        super().__init__(cause)
-        self.log_lines = log_lines
 
 
 def run_simulation(settings: Settings) -> RunFolder:

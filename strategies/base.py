@@ -32,16 +32,21 @@ from fedapp.conversation import (
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.run_folder import RunFolder
-from fedapp.wire.codec import Envelope, from_records, put_together, take_apart, to_records
+from fedapp.wire.codec import (
+    FAILED,
+    REFUSED,
+    Envelope,
+    from_records,
+    put_together,
+    take_apart,
+    to_records,
+)
 from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.ledger import Ledger
 
 log = logging.getLogger("fedapp")
 
 Summary = Mapping[str, Any]  # a method's part of summary.json
-
-# fedapp.client_app's codes; their text begins with the party's name.
-SITE_ERRORS = frozenset({1000, 1001})
 
 I = TypeVar("I", bound=Introduction)  # noqa: E741
 
@@ -291,7 +296,7 @@ class TreeStrategy(Strategy, Generic[I]):
             raise PartyError(party, self.step, waited)
         if message.has_error():
             reason = message.error.reason or ""
-            if message.error.code in SITE_ERRORS:
+            if message.error.code in (REFUSED, FAILED):
                 name, _, reason = reason.partition(": ")
                 raise PartyError(name, self.step, reason)
             last_line = reason.strip().rpartition("\n")[2] or f"error code {message.error.code}"

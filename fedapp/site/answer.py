@@ -158,7 +158,7 @@ def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
         if error.name != f"clients.{name}":
             raise
         raise ProtocolError(party, "message", "kind", f"must be known, got {kind!r}") from None
-    handlers: Mapping[type[Request], Handler] = module.HANDLERS
+    handlers: Mapping[type[Request], Handler] = getattr(module, "HANDLERS", {})
     for request_class, handler in handlers.items():
         if request_class.kind == kind:
             return request_class, handler

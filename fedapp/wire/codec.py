@@ -22,6 +22,8 @@ from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
 
 WIRE_FORMAT = 1
 RAW = "fedapp.raw"
+# A site's codes of errors, whose texts begin with its name; Flower's own end well below.
+REFUSED, FAILED = 1000, 1001
 
 M = TypeVar("M", bound=Request | Reply | Letter)
 Scalar = bool | int | float | str | list[str]
