@@ -28,7 +28,7 @@ from fedapp.trees.parts import Lookup, part_digest, write_part
 
 
 def own_records(site: Site, told: bool) -> dict[str, Any]:
-    """The own splits, for a server that keeps the model; nothing else."""
+    """The own splits for a server that keeps the model, and none for any other."""
     lookup = Lookup.kept(site.store) if told else Lookup.empty()
     names = tuple(site.store.facts["columns"]) if told else ()
     return {name: getattr(lookup, name) for name in Lookup.__slots__} | {"names": names}

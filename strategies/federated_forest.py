@@ -281,7 +281,7 @@ class FederatedForest(VerticalStrategy):
         """Hold the active party's choice against the nodes that are open."""
         trees, nodes = (each.astype(np.int64) for each in self._open_nodes())
 
-        def holds(party: str, reply: SplitReply) -> None:
+        def hold(party: str, reply: SplitReply) -> None:
             wanted = (reply.trees.astype(np.int64) << 32) | reply.nodes
             fits = bool(
                 np.isin(wanted, (trees << 32) | nodes).all() and (np.diff(wanted) > 0).all()
@@ -290,7 +290,7 @@ class FederatedForest(VerticalStrategy):
                 rule = "must be open, in order, and of parties of the run"
                 raise ProtocolError(party, "SplitReply", "nodes", rule)
 
-        return holds
+        return hold
 
     def _partition(
         self, who: list[str], mailbox: Mailbox, last: bool = False
@@ -388,9 +388,9 @@ def _told(splits: Splits) -> Mapping[str, Any]:
 def _check_level(n_open: int) -> Any:
     """Hold a party's splits against the nodes that were open."""
 
-    def holds(party: str, reply: LevelReply) -> None:
+    def hold(party: str, reply: LevelReply) -> None:
         if len(reply.improvements) != n_open:
             rule = f"must be of {n_open} open nodes, got {len(reply.improvements)}"
             raise ProtocolError(party, "LevelReply", "improvements", rule)
 
-    return holds
+    return hold

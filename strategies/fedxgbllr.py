@@ -187,11 +187,11 @@ class FedXGBllr(HorizontalStrategy):
             **{name: getattr(self.own, name) for name in names},
         )
 
-        def check(party: str, reply: AverageReply) -> None:
+        def hold(party: str, reply: AverageReply) -> None:
             check_average(party, reply, len(model.weights))
             check_scores(party, reply, model.objective, model.n_outputs, ("train", "valid"))
 
-        return (yield from ask(parties.all(request), AverageReply, check))
+        return (yield from ask(parties.all(request), AverageReply, hold))
 
     def _note_scores(self, replies: Mapping[str, Reply], model: StackedModel) -> Conversation[None]:
         """Scores of the last round's head, which come with the next replies."""
@@ -220,11 +220,11 @@ class FedXGBllr(HorizontalStrategy):
         request = FinalRequest(finished.weights, FINAL_BINS, widest)
         shape = model.shape
 
-        def check(party: str, reply: FinalReply) -> None:
+        def hold(party: str, reply: FinalReply) -> None:
             check_final(party, reply, (shape.n_parties, shape.n_trees))
             check_scores(party, reply, model.objective, model.n_outputs, PARTS)
 
-        scored = yield from ask(parties.all(request), FinalReply, check)
+        scored = yield from ask(parties.all(request), FinalReply, hold)
         yield from self._note_scores(scored, model)
         n_rows = [parties[party].n_train for party in scored]
         rates = np.average([reply.rates for reply in scored.values()], axis=0, weights=n_rows)

@@ -73,7 +73,7 @@ class PAX(HorizontalStrategy):
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
-        self.pax = self.own_settings(settings)
+        self.own = self.own_settings(settings)
         self.history = History(settings.objective, settings.early_stopping_rounds)
         self.bin_maps: dict[str, Ints] = {}
 
@@ -107,8 +107,8 @@ class PAX(HorizontalStrategy):
             SketchReply,
             lambda party, reply: check_sketch(party, reply, len(columns), len(classes)),
         )
-        coarsest = self.pax.fusion == "coarsest" or (
-            self.pax.fusion == "auto" and self.settings.objective == REGRESSION
+        coarsest = self.own.fusion == "coarsest" or (
+            self.own.fusion == "auto" and self.settings.objective == REGRESSION
         )
         resolutions = [n_bins[party] for party in sketches]
         summaries = {party: _sketch(reply) for party, reply in sketches.items()}
@@ -130,7 +130,7 @@ class PAX(HorizontalStrategy):
 
     def _resolutions(self, parties: Mapping[str, HelloReply]) -> dict[str, int]:
         """Most bins of a column at each party."""
-        if self.pax.bins == "equal":
+        if self.own.bins == "equal":
             return dict.fromkeys(parties, self.settings.max_bin)
         n_rows = {party: hello.n_train for party, hello in parties.items()}
         return share_bins(self.settings.max_bin, n_rows)
@@ -173,13 +173,13 @@ class PAX(HorizontalStrategy):
     ) -> Conversation[dict[str, GrowReply]]:
         """Send a request to all parties, and hold the replies against it."""
 
-        def check(party: str, reply: GrowReply) -> None:
+        def hold(party: str, reply: GrowReply) -> None:
             n_bins = len(self._places(party, request.columns, boosting.cuts))
             check_grow(party, reply, request, n_bins)
             if request.level == 0:
                 check_scores(party, reply, boosting.objective, boosting.width, ("train", "valid"))
 
-        return (yield from ask(parties.all(request), GrowReply, check))
+        return (yield from ask(parties.all(request), GrowReply, hold))
 
     def _request(self, boosting: Boosting, growth: Growth) -> GrowRequest:
         """What the parties do not know yet, and the sums wanted next."""

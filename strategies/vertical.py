@@ -10,6 +10,7 @@ import numpy as np
 
 from fedapp.config import Settings
 from fedapp.conversation import Model, Parties
+from fedapp.crypto.keys import SMALLEST_BITS
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
 from fedapp.messages.fields import Array, Reply
 from fedapp.messages.parcels import Parcel, Parcels, pack_parcels, unpack_parcels
@@ -18,7 +19,6 @@ from fedapp.trees.parts import PARTS
 from strategies.base import TreeStrategy
 
 FEWEST_PARTIES = 2
-SAFE_KEY_BITS = 2048
 
 
 class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
@@ -65,8 +65,8 @@ def check_key_bits(key_bits: int, insecure_small_key: bool, section: str) -> Non
     ------
     ConfigError : fewer than 2048 bits.
     """
-    if key_bits < SAFE_KEY_BITS and not insecure_small_key:
-        rule = f"must be >= {SAFE_KEY_BITS} without {section}.insecure-small-key"
+    if key_bits < SMALLEST_BITS and not insecure_small_key:
+        rule = f"must be >= {SMALLEST_BITS} without {section}.insecure-small-key"
         raise ConfigError(f"{section}.key-bits {rule}, got {key_bits}")
 
 

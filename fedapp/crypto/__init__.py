@@ -1,1 +1,1 @@
-"""Secrets: Paillier keys and ciphertexts, packed numbers, and sums of ciphertexts."""
+"""Secrets: Paillier, sums of ciphertexts, sealed parcels, private set intersection."""

@@ -41,7 +41,7 @@ class FixedBases:
         Parameters
         ----------
         digits : uint8, shape (n, len(tables)): the exponents' bytes, a base after the other, lowest
-        byte first.
+            byte first.
 
         Returns
         -------

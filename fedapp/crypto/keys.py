@@ -17,7 +17,7 @@ from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
 if TYPE_CHECKING:
     from phe.paillier import PaillierPrivateKey, PaillierPublicKey
 
-KEY_BITS = SMALLEST_BITS = 2048
+SMALLEST_BITS = 2048
 # Less does not hold one pair of numbers.
 SMALLEST_INSECURE_BITS = 128
 # GMP makes 24 of them a Baillie-PSW test; the other 40 let a composite pass once in 2^80.
@@ -106,7 +106,7 @@ class PrivateKey:
         return PrivateKey(mpz(key.p), mpz(key.q))
 
 
-def generate_key(bits: int = KEY_BITS, *, insecure_small_key: bool = False) -> PrivateKey:
+def generate_key(bits: int, *, insecure_small_key: bool = False) -> PrivateKey:
     """Draw a key from the operating system's randomness.
 
     Both primes have ``bits / 2`` bits and their two highest bits set, so n has ``bits`` bits and is

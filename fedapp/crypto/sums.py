@@ -56,9 +56,9 @@ def sum_rows(
     ----------
     ciphertexts : uint8, shape (n_rows, ciphertext_bytes), checked.
     codes : uint8 or uint16, shape (n_rows, n_columns): bin of a value; where values are missing
-    their bin is one more bin of the column, by custom the last.
+        their bin is one more bin of the column, by custom the last.
     offsets : int64, shape (n_columns + 1,): bins of column f are ``offsets[f]`` to
-    ``offsets[f+1]``.
+        ``offsets[f+1]``.
     nodes : int32, shape (n_rows,): slot of the row's node among those to sum, -1 for none.
     n_nodes : int, >= 0.
     workers : processes to share the work.

@@ -122,8 +122,9 @@ def file_format(path: Path) -> str:
     if suffixes and suffixes[-1] in PACKINGS:
         suffixes.pop()
     if not suffixes or suffixes[-1] not in FORMATS:
+        known, packed = ", ".join(FORMATS), " or ".join(PACKINGS)
         raise DataError(
-            f"data file must end in {', '.join(FORMATS)} (or these with .gz), got '{path.name}'"
+            f"data file must end in {known} (or these with {packed}), got '{path.name}'"
         )
     return FORMATS[suffixes[-1]]
 

@@ -31,13 +31,11 @@ class Cuts:
     Parameters
     ----------
     edges : float32, shape (n_bins,): upper edges, ascending within a column; the last of a column
-    lies
-        above every value.
+        lies above every value.
     offsets : int64, shape (n_columns + 1,): bins of column f are ``offsets[f]`` to
-    ``offsets[f+1]``.
+        ``offsets[f+1]``.
     minima : float32, shape (n_columns,): a value below every value of the column, the threshold
-    that
-        sends missing rows alone to the left.
+        that sends missing rows alone to the left.
     """
 
     edges: Floats

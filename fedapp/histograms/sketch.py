@@ -23,8 +23,7 @@ class Sketch:
         stands for all of them; the first of a column is the column's smallest value.
     masses : float32, shape (n_bins,), >= 0: sum of the sample weights in the bin.
     offsets : int64, shape (n_columns + 1,): bins of column f are ``offsets[f]`` to
-    ``offsets[f+1]``.
-        A column without a single value has no bins.
+        ``offsets[f+1]``. A column without a single value has no bins.
     maxima : float32, shape (n_columns,): the column's largest value, NaN where it has none.
     """
 
@@ -177,7 +176,7 @@ def prune(masses: npt.NDArray[np.float64], n_bins: int) -> npt.NDArray[np.int64]
     Parameters
     ----------
     masses : float64, shape (n_points,): weight of the values at and above each point, up to the
-    next.
+        next.
     n_bins : >= 2.
 
     Returns

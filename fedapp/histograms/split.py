@@ -72,7 +72,7 @@ def best_splits(
     missing : int32, shape (n_nodes, n_columns): rows without a value.
     allowed : bool, shape (n_nodes, n_columns): columns that may split the node.
     offsets : int64, shape (n_columns + 1,): bins of column f are ``offsets[f]`` to
-    ``offsets[f+1]``.
+        ``offsets[f+1]``.
     penalties : regularisation.
 
     Returns

@@ -1,4 +1,4 @@
-"""Scores of a finished boosted model.
+"""Scores of a finished model, boosted or linear.
 
 Reveals: a party gets the whole model. The server learns, for the train, validation and test rows
 of each party, the sums its metrics are made of and how its scores are spread: the weight of each

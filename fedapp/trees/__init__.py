@@ -1,1 +1,1 @@
-"""Boosted trees: model, objective, grow, predict, XGBoost JSON. Never parties or Flower."""
+"""Trees, boosted and of forests: grow, keep, predict, and weigh them. Never parties or Flower."""

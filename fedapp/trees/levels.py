@@ -297,7 +297,7 @@ def inside_of(nodes: Places, drawn: Bits, wanted: Places) -> tuple[Places, Ints]
 
 @numba.njit(cache=True, nogil=True)
 def _list(nodes: Any, drawn: Any, numbers: Any, n_wanted: int) -> tuple[Any, Any]:
-    """Sort by node, without a branch, which would be foretold wrong for every third row."""
+    """Sort by node, without a branch, which would be mispredicted for every third row."""
     slots, ends = np.empty(len(nodes), np.int32), np.zeros(n_wanted + 2, np.int64)
     for row in range(len(nodes)):
         slots[row] = numbers[(nodes[row] + 1) * drawn[row]]
