@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from fedapp.crypto.psi import draw_scalar, hash_to_group, intersect, mask, places
 from fedapp.data.partition import PARTS, split_rows
-from fedapp.errors import DataError, ProtocolError
+from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.messages.alignment import (
     CommonRows,
     MaskedList,
@@ -163,10 +163,8 @@ def _lists(site: Site, mail: Mail) -> dict[str, Array]:
 def _intersection(lists: Mapping[str, Array]) -> Array:
     """Points that all lists have."""
     for name, points in lists.items():
-        try:
+        with blaming(name, "MaskedList", "points"):
             intersect([points])
-        except ValueError as error:
-            raise ProtocolError(name, "MaskedList", "points", str(error)) from error
     return intersect(list(lists.values()))
 
 
@@ -178,10 +176,8 @@ def _bits(points: Array, shared: Array) -> Array:
 
 
 def _masked(sender: str, letter: MaskedList, scalar: bytes) -> Array:
-    try:
+    with blaming(sender, "MaskedList", "points"):
         return mask(letter.points, scalar)
-    except ValueError as error:
-        raise ProtocolError(sender, "MaskedList", "points", str(error)) from error
 
 
 def _digest(site: Site, key: bytes) -> Array:

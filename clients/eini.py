@@ -23,7 +23,7 @@ from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import check_ciphertexts
 from fedapp.crypto.sums import choose, pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import DataError, ProtocolError
+from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
 from fedapp.messages.fields import Array, Request
 from fedapp.site.answer import Handler, Site
@@ -74,12 +74,10 @@ def _keep_structure(site: Site, letter: Structure, request: StepRequest) -> None
     known = len(np.unique(own)) == len(own) and bool((own < len(part.lookup.columns)).all())
     if not (fits and known and are_trees(letter.lefts, letter.ends)):
         raise ProtocolError(active, "Structure", "lefts", "must be trees of this model, sent once")
-    try:
+    with blaming(active, "Structure", "n"):
         key = PublicKey.from_array(letter.n)
         check_public_key(key, insecure_small_key=request.insecure_small_key)
         SumLayout(key.bits, letter.n_terms, letter.n_outputs, 0)
-    except ValueError as error:
-        raise ProtocolError(active, "Structure", "n", str(error)) from error
     store["n"], store["ends"] = letter.n, letter.ends
     store["lefts"], store["records"] = letter.lefts, letter.records
     store.facts |= {"layout": [letter.n_terms, letter.n_outputs], "next_row": 0}
@@ -132,10 +130,8 @@ def _checked_choice(site: Site, sender: str, letter: Elements, key: PublicKey) -
     if found != chosen.size:
         rule = f"must be {chosen.shape[1]} for each of {letter.n_rows} rows, got {found}"
         raise ProtocolError(sender, "Elements", "ciphertexts", rule)
-    try:
+    with blaming(sender, "Elements", "ciphertexts"):
         check_ciphertexts(key, letter.ciphertexts)
-    except ValueError as error:
-        raise ProtocolError(sender, "Elements", "ciphertexts", str(error)) from error
     return chosen
 
 

@@ -20,7 +20,7 @@ from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt
 from fedapp.crypto.sums import self_test
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.errors import ConfigError, DataError, ProtocolError, blaming
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
 from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
@@ -285,9 +285,7 @@ def _decrypted(store: Store, sender: str, letter: Totals) -> Floats:
     """Sums of some rows, float64, shape (n_rows, n_outputs)."""
     key = PrivateKey.from_array(store["key"])
     layout = SumLayout(key.public.bits, *store.facts["layout"])
-    try:
+    with blaming(sender, "Totals", "ciphertexts"):
         check_ciphertexts(key.public, letter.ciphertexts)
         plain = decrypt(key, letter.ciphertexts, shared_workers())
         return layout.unpack(plain, letter.n_rows)
-    except ValueError as error:
-        raise ProtocolError(sender, "Totals", "ciphertexts", str(error)) from error

@@ -24,7 +24,7 @@ from fedapp.crypto.packing import SumLayout, whole_layout
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.sums import read_parts, self_test
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ConfigError, ProtocolError, blaming
 from fedapp.messages.federated_forest import (
     ColumnSums,
     EncryptedLabels,
@@ -239,10 +239,8 @@ def _sums(
     read = [totals.is_open[part.nodes] for part, totals in pairs]
     wanted = [np.repeat(r, part.n_bins + part.missing) for r, part in zip(read, parts, strict=True)]
     layout = _layout(key.public, fields)
-    try:
+    with blaming(party, "ColumnSums", "ciphertexts"):
         found = read_parts(key, ciphertexts, layout, wanted, shared_workers())
-    except ValueError as error:
-        raise ProtocolError(party, "ColumnSums", "ciphertexts", str(error)) from error
     for (part, totals), sums, columns, mine in zip(pairs, found, read, wanted, strict=True):
         right = part.per_column(sums)[columns] == totals.totals[part.nodes][columns]
         if not right.all() or not _possible(sums[mine], bool(store.facts["n_classes"])):

@@ -24,7 +24,7 @@ from fedapp.crypto.packing import SumLayout, whole_layout
 from fedapp.crypto.paillier import check_ciphertexts
 from fedapp.crypto.sums import Terms, pack_terms
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import ProtocolError
+from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.federated_forest import ColumnSums, EncryptedLabels, SumRequest, Won
 from fedapp.site.answer import Site
 from fedapp.site.bits import sent_bits
@@ -39,10 +39,7 @@ def take_labels(site: Site, mail: Mail) -> None:
     """Take the encrypted labels where they have come."""
     store, active = site.store, site.store.facts["active"]
     if letter := mail.only(EncryptedLabels, active):
-        try:
-            _keep_labels(store, letter)
-        except ValueError as error:
-            raise ProtocolError(active, "EncryptedLabels", "ciphertexts", str(error)) from error
+        _keep_labels(store, letter)
     if "n" not in store:
         raise ProtocolError(active, "EncryptedLabels", "letter", f"must reach {site.name}")
 
@@ -52,20 +49,24 @@ def _keep_labels(store: Store, letter: EncryptedLabels) -> None:
 
     Raises
     ------
-    ValueError : the key is too small or no key, or the ciphertexts are not those of these rows.
-    ProtocolError : the rows that have a weight are not some of these.
+    ProtocolError : the key is too small or no key, the rows that have a weight are not some of
+        these, or the ciphertexts are not theirs.
     """
     n_train, forest, active = (store.facts[name] for name in ("n_train", "forest", "active"))
+    name = type(letter).__name__
     if "n" in store:
-        raise ValueError("labels must come once, got them again")
-    key = PublicKey.from_array(letter.n)
-    check_public_key(key, insecure_small_key=forest["insecure_small_key"])
-    whole_layout(key.bits, n_train, letter.n_fields, letter.bits)
-    bits = sent_bits(active, "EncryptedLabels", "weighted", letter.weighted, [n_train])
+        raise ProtocolError(active, name, "letter", "must come once")
+    with blaming(active, name, "n"):
+        key = PublicKey.from_array(letter.n)
+        check_public_key(key, insecure_small_key=forest["insecure_small_key"])
+        whole_layout(key.bits, n_train, letter.n_fields, letter.bits)
+    bits = sent_bits(active, name, "weighted", letter.weighted, [n_train])
     weighted = np.flatnonzero(bits[0])
     if len(letter.ciphertexts) != len(weighted):
-        raise ValueError(f"ciphertexts must be {len(weighted)}, got {len(letter.ciphertexts)}")
-    check_ciphertexts(key, letter.ciphertexts)
+        rule = f"must be {len(weighted)}, got {len(letter.ciphertexts)}"
+        raise ProtocolError(active, name, "ciphertexts", rule)
+    with blaming(active, name, "ciphertexts"):
+        check_ciphertexts(key, letter.ciphertexts)
     store["n"], store["weighted"] = letter.n, weighted
     store["ciphertexts"] = letter.ciphertexts
     store.facts["packing"] = [letter.n_fields, letter.bits]

@@ -14,7 +14,7 @@ import numpy as np
 from clients.booster import score_fields
 from fedapp import metrics
 from fedapp.data.partition import PARTS
-from fedapp.errors import DataError, ProtocolError
+from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.home import write_whole
 from fedapp.messages.fedxgbllr import (
     TREES,
@@ -106,10 +106,8 @@ def share(site: Site, request: ShareRequest) -> ShareReply:
     store["trees.counts"] = request.counts
     scalars = ("n_outputs", "head", "channels", "classes", "base_score", "unit")
     store.facts["model"] = {name: getattr(request, name) for name in scalars}
-    try:
+    with blaming(site.name, "ShareRequest", "trees"):
         ensembles, shape = _ensembles(store), _shape(store)
-    except ValueError as error:
-        raise ProtocolError(site.name, "ShareRequest", "trees", str(error)) from error
     for part in PARTS:
         store[f"{part}.outputs"] = tree_outputs(ensembles, shape.n_trees, store[f"{part}.values"])
         store.drop(f"{part}.values")

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from clients.alignment import check_order
 from clients.explain import explain_scores
 from clients.inference import ActivePart, active_part, own_digest, own_part, write_rows
-from fedapp.errors import DataError, ProtocolError
+from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.messages.fields import Request
 from fedapp.messages.one_round import (
     IntersectReply,
@@ -25,7 +24,7 @@ from fedapp.messages.one_round import (
 )
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Mail, read_mail, write_mail
-from fedapp.trees.leaf_sets import Sets, compress, decompress, leaves_of, own_sides, walk
+from fedapp.trees.leaf_sets import compress, decompress, leaves_of, own_sides, walk
 
 
 def answer(site: Site, request: WalkRequest) -> WalkReply:
@@ -65,8 +64,10 @@ def intersect(site: Site, request: IntersectRequest) -> IntersectReply:
         records = np.where(is_own & (lefts >= 0), part.records[number], -1)
         found = walk(lefts, own_sides(records, part.lookup, columns), n_rows)
         for name, sets in others.items():
-            found &= _read(name, next(sets), len(found), n_rows)
-        leaves[number] = _leaves(site, found, lefts, n_rows)
+            with blaming(name, "LeafSets", "sets"):
+                found &= decompress(next(sets), len(found), n_rows)
+        with blaming(site.name, "LeafSets", "sets"):
+            leaves[number] = leaves_of(found, lefts, n_rows)
     predictions = part.model.predictions(leaves)
     explain_scores(site, part, predictions, leaves)
     write_rows(site, part.model, predictions, request.suffix)
@@ -82,22 +83,6 @@ def _sets(mail: Mail, name: str, part: ActivePart) -> Iterator[bytes]:
         rule = f"must be of {n_trees} trees, and rise to {len(content)}"
         raise ProtocolError(name, "LeafSets", "ends", rule)
     return (content[start:end] for start, end in pairwise(ends))
-
-
-def _read(name: str, data: bytes, n_leaves: int, n_rows: int) -> Sets:
-    try:
-        return decompress(data, n_leaves, n_rows)
-    except ValueError as error:
-        raise ProtocolError(name, "LeafSets", "sets", str(error)) from error
-
-
-def _leaves(
-    site: Site, sets: Sets, lefts: npt.NDArray[np.int32], n_rows: int
-) -> npt.NDArray[np.int32]:
-    try:
-        return leaves_of(sets, lefts, n_rows)
-    except ValueError as error:
-        raise ProtocolError(site.name, "LeafSets", "sets", str(error)) from error
 
 
 HANDLERS: Mapping[type[Request], Handler] = {WalkRequest: answer, IntersectRequest: intersect}

@@ -18,7 +18,7 @@ from fedapp.crypto.packing import PairLayout, grouped_layouts
 from fedapp.crypto.paillier import check_ciphertexts
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import DataError, ProtocolError
+from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.messages.fields import Array
@@ -109,11 +109,9 @@ def _meet(store: Store, letter: PublicKey) -> None:
     if letter.most_rows != n_rows:
         raise DataError(f"rows must be {n_rows}, as aligned, got {letter.most_rows}")
     store["n"] = letter.n
-    try:
+    with blaming(store.facts["active"], "PublicKey", "n"):
         check_public_key(_key(store), insecure_small_key=store.facts["insecure"])
         grouped_layouts(_key(store).bits, n_rows, letter.n_outputs, letter.precision)
-    except ValueError as error:
-        raise ProtocolError(store.facts["active"], "PublicKey", "n", str(error)) from error
     store.facts["packing"] = [n_rows, letter.n_outputs, letter.precision]
 
 
@@ -136,10 +134,8 @@ def _begin(site: Site, letter: EncryptedGradients) -> None:
     if len(letter.ciphertexts) != wanted or (letter.columns >= n_columns).any():
         rule = f"must be {wanted}, for {len(drawn)} rows and {len(letter.columns)} columns"
         raise ProtocolError(active, "EncryptedGradients", "ciphertexts", rule)
-    try:
+    with blaming(active, "EncryptedGradients", "ciphertexts"):
         check_ciphertexts(_key(store), letter.ciphertexts)
-    except ValueError as error:
-        raise ProtocolError(active, "EncryptedGradients", "ciphertexts", str(error)) from error
     store["ciphertexts"], store["drawn"], store["columns"] = (
         letter.ciphertexts,
         drawn,

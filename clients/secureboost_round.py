@@ -14,7 +14,7 @@ from fedapp.crypto.packing import FixedPoint
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.sums import read_sums
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import ProtocolError
+from fedapp.errors import ProtocolError, blaming
 from fedapp.histograms.build import Histogram, build_all_histograms
 from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import EncryptedGradients, EncryptedSums, Partition, Splits
@@ -143,10 +143,8 @@ def read_party_sums(kept: Kept, mail: Mail, party: str, growth: Growth) -> tuple
         rule = f"must be of shape {(len(wanted), len(columns))}, got {letter.missing.shape}"
         raise ProtocolError(party, "EncryptedSums", "missing", rule)
     n_bins = int(kept.joint.widths[party][columns].sum())
-    try:
+    with blaming(party, "EncryptedSums", "ciphertexts"):
         return _decrypt(kept, letter.ciphertexts, wanted, n_bins, growth.level), letter.missing
-    except ValueError as error:
-        raise ProtocolError(party, "EncryptedSums", "ciphertexts", str(error)) from error
 
 
 def _decrypt(

@@ -13,6 +13,9 @@ path.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 WITHHELD = "[withheld]"
 
 
@@ -56,6 +59,15 @@ class ProtocolError(FedappError):
     def __init__(self, party: str, message: str, field: str, rule: str) -> None:
         super().__init__(f"{party}: {message}.{field} {rule}")
         self.party, self.message, self.field, self.rule = party, message, field, rule
+
+
+@contextmanager
+def blaming(party: str, message: str, field: str) -> Iterator[None]:
+    """Where a field of a party's message is read: a ValueError becomes its ``ProtocolError``."""
+    try:
+        yield
+    except ValueError as error:
+        raise ProtocolError(party, message, field, str(error).removeprefix(f"{field} ")) from error
 
 
 class PartyError(FedappError):

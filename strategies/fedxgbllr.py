@@ -31,7 +31,7 @@ from pydantic import Field
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Model, Parties, ask
 from fedapp.data.partition import PARTS
-from fedapp.errors import ProtocolError
+from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fedxgbllr import (
     TREES,
     AverageReply,
@@ -267,10 +267,8 @@ def _mean_weights(replies: Sequence[AverageReply]) -> Floats:
 
 def _check_fit(party: str, reply: FitReply, n_columns: int, request: FitRequest) -> None:
     """Hold a party's trees against the table and the number asked for."""
-    try:
+    with blaming(party, "FitReply", "trees"):
         n_trees = len(unpack_trees(packed_of(reply), n_columns))
-    except ValueError as error:
-        raise ProtocolError(party, "FitReply", "trees", str(error)) from error
     most, width = request.n_rounds * request.n_outputs, request.n_outputs
     if not 0 < n_trees <= most or n_trees % width:
         rule = f"must be {width} a round and {most} at most, got {n_trees}"

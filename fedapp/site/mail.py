@@ -21,7 +21,7 @@ from fedapp.crypto.sealed import (
     seal,
     unseal,
 )
-from fedapp.errors import ProtocolError
+from fedapp.errors import ProtocolError, blaming
 from fedapp.home import home, secret_at
 from fedapp.messages.fields import Array, Letter
 from fedapp.messages.parcels import Parcels, pack_parcels, unpack_parcels
@@ -141,10 +141,8 @@ def read_mail(site: Site, request: Parcels) -> Mail:
     ProtocolError : a parcel is from nobody who takes part, was changed, or was sent before.
     """
     store, letters = site.store, []
-    try:
+    with blaming(site.name, type(request).__name__, "parcels"):
         parcels = unpack_parcels(request)
-    except ValueError as error:
-        raise ProtocolError(site.name, type(request).__name__, "parcels", str(error)) from error
     before: dict[str, int] = store.facts["heard"]
     heard, seen = dict(before), set()
     for sender, parcel in parcels:
@@ -166,10 +164,8 @@ def _open(site: Site, sender: str, parcel: bytes) -> tuple[int, bytes]:
     step = int.from_bytes(parcel[:STEP_BYTES], "little")
     address = Address(site.store.folder.name, sender, site.name, step)
     private, public = identity(site.name), bytes.fromhex(peers[sender])
-    try:
+    with blaming(sender, "parcel", "content"):
         return step, unseal(private, public, address, parcel[STEP_BYTES:])
-    except ValueError as error:
-        raise ProtocolError(sender, "parcel", "content", str(error)) from error
 
 
 def write_mail(site: Site, letters: Iterable[tuple[str, Letter]]) -> dict[str, Any]:
