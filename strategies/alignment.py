@@ -30,14 +30,14 @@ class Aligned:
 
 
 def align(
-    parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox, settings: Settings
+    parties: Parties[VerticalHelloReply], mailbox: Mailbox, settings: Settings
 ) -> Conversation[Aligned]:
     """Everybody's ids under everybody's mask; ``len(parties) + 2`` exchanges.
 
     The digests of the order lie in the mailbox afterwards, for the active party to check.
     """
     ordered = settings.align == "ordered"
-    passive = [party for party in parties if party != active]
+    active, passive = mailbox.active, mailbox.passive
     opening = OpenRequest(
         tuple(parties),
         active,
@@ -49,11 +49,7 @@ def align(
     )
     mailbox.collect((yield from ask(parties.all(opening), SentReply)))
     for _ in () if ordered else passive:
-        masks = {party: MaskRequest(**mailbox.fields_for(party)) for party in passive}
-        mailbox.collect((yield from ask(masks, SentReply)))
-    found = yield from ask({active: MatchRequest(**mailbox.fields_for(active))}, MatchReply)
-    mailbox.collect(found)
-    orders = {party: OrderRequest(**mailbox.fields_for(party)) for party in passive}
-    mailbox.collect((yield from ask(orders, SentReply)))
-    reply = found[active]
+        yield from mailbox.relay(MaskRequest, passive, SentReply)
+    reply = (yield from mailbox.relay(MatchRequest, [active], MatchReply))[active]
+    yield from mailbox.relay(OrderRequest, passive, SentReply)
     return Aligned(reply.n_train, reply.n_valid, reply.n_test)

@@ -14,12 +14,12 @@ from typing import Annotated
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, Parties, ask
+from fedapp.conversation import Checkpoint, Conversation, Parties
 from fedapp.messages.eini import StepReply, StepRequest
 from fedapp.messages.vertical import VerticalHelloReply
 from strategies.base import Summary
 from strategies.inference import InferenceStrategy
-from strategies.vertical import Mailbox, active_party, check_key_bits
+from strategies.vertical import Mailbox, check_key_bits
 
 
 class EiniSettings(Section):
@@ -54,20 +54,16 @@ class Eini(InferenceStrategy):
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """Algorithm 1, for all trees at once."""
-        active, mailbox = active_party(parties), Mailbox(parties)
-        rows = yield from self.align_all(parties, active, mailbox)
+        mailbox = Mailbox(parties)
+        rows = yield from self.align_all(parties, mailbox)
         given = {**self.own_settings(self.settings).model_dump(), "suffix": self.settings.output}
-        while True:
-            requests = {
-                party: StepRequest(**mailbox.fields_for(party), **given) for party in parties
-            }
-            replies = yield from ask(requests, StepReply)
-            mailbox.collect(replies)
-            if replies[active].finished:
-                break
-        reply = replies[active]
+        finished = False
+        while not finished:
+            replies = yield from mailbox.relay(StepRequest, parties, StepReply, **given)
+            finished = replies[mailbox.active].finished
+        reply = replies[mailbox.active]
         sizes = {"entries": reply.n_entries, "batches": reply.n_batches}
-        return (yield from self.predicted(active, rows, reply.n_trees, **sizes))
+        return (yield from self.predicted(mailbox.active, rows, reply.n_trees, **sizes))
 
 
 STRATEGY = Eini

@@ -25,7 +25,7 @@ instead of the run's seed, which every party knows.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -66,7 +66,6 @@ from strategies.vertical import (
     FEWEST_PARTIES,
     Mailbox,
     VerticalStrategy,
-    active_party,
     check_key_bits,
     named_scores,
     parts_file,
@@ -144,23 +143,23 @@ class FederatedForest(VerticalStrategy):
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """Algorithm 2, for all nodes of a level at once."""
-        active, mailbox = active_party(parties), Mailbox(parties)
+        mailbox = Mailbox(parties)
         if saved is None:
             self.warn(WARNINGS[self.own.labels])
-            yield from self._begin(parties, active, mailbox)
+            yield from self._begin(parties, mailbox)
         else:
             self._restore(saved, mailbox)
         search = self._search_encrypted if self.encrypted else self._search
         while not self.grown:
             yield self._checkpoint(mailbox)
-            won = yield from search(parties, active, mailbox)
+            won = yield from search(parties, mailbox)
             self.last, self.n_nodes = number(*won, self.n_nodes)
             self.splits, self.level = self.splits.plus(self.last), self.level + 1
-            who = self._partitioners(parties, active)
+            who = self._partitioners(parties, mailbox.active)
             if who and not self.grown:
                 yield from self._partition(who, mailbox)
         yield self._checkpoint(mailbox)
-        return (yield from self._finish(parties, active, mailbox))
+        return (yield from self._finish(parties, mailbox))
 
     @property
     def encrypted(self) -> bool:
@@ -172,11 +171,9 @@ class FederatedForest(VerticalStrategy):
         """Whether the last level has been searched."""
         return self.level == self.own.max_depth or (self.level > 0 and not len(self.last.trees))
 
-    def _begin(
-        self, parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox
-    ) -> Conversation[None]:
+    def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
         """Rows in one order, columns in bins, labels in codes."""
-        rows = yield from align(parties, active, mailbox, self.settings)
+        rows = yield from align(parties, mailbox, self.settings)
         self.rows = {"train": rows.n_train, "valid": rows.n_valid, "test": rows.n_test}
         if not self.simulated:
             # Every party knows the run's seed, and could work out from it who draws how much.
@@ -192,7 +189,7 @@ class FederatedForest(VerticalStrategy):
                 criterion=own.criterion_for(settings.objective),
                 min_samples_split=own.min_samples_split,
                 min_samples_leaf=own.min_samples_leaf,
-                min_impurity_decrease=own.min_impurity_decrease if party == active else 0.0,
+                min_impurity_decrease=own.min_impurity_decrease if party == mailbox.active else 0.0,
                 bootstrap=own.bootstrap,
                 rows_seed=settings.seed,
                 column_seeds=seeds[owners == place],
@@ -212,9 +209,7 @@ class FederatedForest(VerticalStrategy):
         sizes = [hello.n_columns for hello in parties.values()]
         return column_seeds(self.draws, sum(sizes)), np.repeat(np.arange(len(sizes)), sizes)
 
-    def _search(
-        self, parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox
-    ) -> Conversation[Won]:
+    def _search(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[Won]:
         """Trees, nodes and winners of this level's splits: the largest improvement wins."""
         trees, nodes = self._open_nodes()
         requests = {
@@ -223,28 +218,26 @@ class FederatedForest(VerticalStrategy):
         }
         replies = yield from ask(requests, LevelReply, _check_level(len(trees)))
         if self.level:
-            yield self._progress(replies[active])
+            yield self._progress(replies[mailbox.active])
         best = winners(list(replies.values()))
         won = np.flatnonzero(best >= 0)
         return trees[won], nodes[won], best[won]
 
     def _search_encrypted(
-        self, parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox
+        self, parties: Parties[VerticalHelloReply], mailbox: Mailbox
     ) -> Conversation[Won]:
         """The same: the passive parties sum, and the active one says who has won."""
-        drawn, told = self._drawn(parties), _told(self.last)
+        drawn, told, active = self._drawn(parties), _told(self.last), mailbox.active
         requests = {
             party: SumRequest(**mailbox.fields_for(party), **told, n_drawn=drawn[party])
-            for party in parties
-            if party != active
+            for party in mailbox.passive
         }
         mailbox.collect((yield from ask(requests, SumReply)))
         last = self.level + 1 == self.own.max_depth
-        request = SplitRequest(
-            **mailbox.fields_for(active), **told, n_drawn=drawn[active], last=last
+        hold, given = self._check_splits(len(parties)), {"n_drawn": drawn[active], "last": last}
+        replies = yield from mailbox.relay(
+            SplitRequest, [active], SplitReply, hold, **told, **given
         )
-        replies = yield from ask({active: request}, SplitReply, self._check_splits(len(parties)))
-        mailbox.collect(replies)
         reply = replies[active]
         if self.level:
             yield self._progress(reply)
@@ -293,29 +286,24 @@ class FederatedForest(VerticalStrategy):
         return hold
 
     def _partition(
-        self, who: list[str], mailbox: Mailbox, last: bool = False
+        self, who: Iterable[str], mailbox: Mailbox, last: bool = False
     ) -> Conversation[dict[str, PartitionReply]]:
         """The winners say which rows go left."""
-        requests = {
-            party: PartitionRequest(**mailbox.fields_for(party), **_told(self.last), last=last)
-            for party in who
-        }
-        replies = yield from ask(requests, PartitionReply)
-        mailbox.collect(replies)
-        return replies
+        told = {**_told(self.last), "last": last}
+        return (yield from mailbox.relay(PartitionRequest, who, PartitionReply, **told))
 
     def _finish(
-        self, parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox
+        self, parties: Parties[VerticalHelloReply], mailbox: Mailbox
     ) -> Conversation[Summary]:
         """Every party keeps its part; the active one scores the forest."""
-        passive = [party for party in parties if party != active]
-        kept: Kept = {**(yield from self._partition(passive, mailbox, last=True))}
+        active = mailbox.active
+        kept: Kept = {**(yield from self._partition(mailbox.passive, mailbox, last=True))}
         request = FinishRequest(**mailbox.fields_for(active), **_told(self.last))
         reply = (yield from ask({active: request}, FinishReply))[active]
         if len(self.last.trees):
             yield self._progress(reply)
         kept[active] = reply
-        yield self._written(parties, active, kept)
+        yield self._written(parties, mailbox, kept)
         names, counts = reply.column_names, reply.column_counts
         split = np.argsort(-reply.column_gains, kind="stable")
         split = split[counts[split] > 0]
@@ -335,12 +323,11 @@ class FederatedForest(VerticalStrategy):
             "best_round": None,
         }
 
-    def _written(self, parties: Parties[VerticalHelloReply], active: str, kept: Kept) -> Model:
+    def _written(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox, kept: Kept) -> Model:
         """The whole model where the master keeps it, else where its parts lie."""
         if not self.own.master_keeps_model:
-            passive = [party for party in parties if party != active]
-            return parts_file(self.model_id, self.settings, active, passive)
-        reply = kept[active]
+            return parts_file(self.model_id, self.settings, mailbox.active, mailbox.passive)
+        reply = kept[mailbox.active]
         assert isinstance(reply, FinishReply)
         firsts = np.cumsum([0, *(hello.n_columns for hello in parties.values())])
         counts = np.bincount(self.splits.owners, minlength=len(parties))

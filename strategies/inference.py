@@ -32,11 +32,11 @@ class InferenceStrategy(VerticalStrategy):
             raise ConfigError(f"explain {rule}, got {settings.explain!r}")
 
     def align_all(
-        self, parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox
+        self, parties: Parties[VerticalHelloReply], mailbox: Mailbox
     ) -> Conversation[Aligned]:
         """Find the common rows, all to be predicted; say which ones are to be explained."""
         whole = self.settings.model_copy(update={"test_fraction": 0.0, "valid_fraction": 0.0})
-        rows = yield from align(parties, active, mailbox, whole)
+        rows = yield from align(parties, mailbox, whole)
         if ids := _explained_rows(self.settings):
             yield from ask(parties.all(ExplainRequest(ids)), ExplainReply)
         return rows

@@ -20,12 +20,12 @@ from typing import Annotated
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, Parties, ask
+from fedapp.conversation import Checkpoint, Conversation, Parties
 from fedapp.messages.interactive import AnswerReply, AnswerRequest, WalkReply, WalkRequest
 from fedapp.messages.vertical import VerticalHelloReply
 from strategies.base import Summary
 from strategies.inference import InferenceStrategy
-from strategies.vertical import Mailbox, active_party
+from strategies.vertical import Mailbox
 
 
 class InteractiveSettings(Section):
@@ -50,20 +50,15 @@ class Interactive(InferenceStrategy):
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """Ask until every row is at a leaf."""
-        active, mailbox = active_party(parties), Mailbox(parties)
-        passive = tuple(party for party in parties if party != active)
-        rows = yield from self.align_all(parties, active, mailbox)
+        mailbox = Mailbox(parties)
+        active, passive = mailbox.active, mailbox.passive
+        rows = yield from self.align_all(parties, mailbox)
         given = {**self.own_settings(self.settings).model_dump(), "suffix": self.settings.output}
         is_last = False
         while not is_last:
-            request = WalkRequest(**mailbox.fields_for(active), **given)
-            replies = yield from ask({active: request}, WalkReply)
-            mailbox.collect(replies)
+            replies = yield from mailbox.relay(WalkRequest, [active], WalkReply, **given)
             is_last = replies[active].finished
-            questions = {
-                party: AnswerRequest(**mailbox.fields_for(party), last=is_last) for party in passive
-            }
-            mailbox.collect((yield from ask(questions, AnswerReply)))
+            yield from mailbox.relay(AnswerRequest, passive, AnswerReply, last=is_last)
         n_trees = replies[active].n_trees
         return (yield from self.predicted(active, rows, n_trees))
 

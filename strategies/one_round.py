@@ -6,12 +6,12 @@ alignment the passive parties are asked once, whatever the number and the depth 
 
 from __future__ import annotations
 
-from fedapp.conversation import Checkpoint, Conversation, Parties, ask
+from fedapp.conversation import Checkpoint, Conversation, Parties
 from fedapp.messages.one_round import IntersectReply, IntersectRequest, WalkReply, WalkRequest
 from fedapp.messages.vertical import VerticalHelloReply
 from strategies.base import Summary
 from strategies.inference import InferenceStrategy
-from strategies.vertical import Mailbox, active_party
+from strategies.vertical import Mailbox
 
 
 class OneRound(InferenceStrategy):
@@ -21,14 +21,12 @@ class OneRound(InferenceStrategy):
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """Algorithm 4."""
-        active, mailbox = active_party(parties), Mailbox(parties)
-        passive = [party for party in parties if party != active]
-        rows = yield from self.align_all(parties, active, mailbox)
-        walks = {party: WalkRequest(**mailbox.fields_for(party)) for party in passive}
-        mailbox.collect((yield from ask(walks, WalkReply)))
-        request = IntersectRequest(**mailbox.fields_for(active), suffix=self.settings.output)
-        reply = (yield from ask({active: request}, IntersectReply))[active]
-        return (yield from self.predicted(active, rows, reply.n_trees))
+        mailbox = Mailbox(parties)
+        rows = yield from self.align_all(parties, mailbox)
+        yield from mailbox.relay(WalkRequest, mailbox.passive, WalkReply)
+        active, suffix = mailbox.active, self.settings.output
+        found = yield from mailbox.relay(IntersectRequest, [active], IntersectReply, suffix=suffix)
+        return (yield from self.predicted(active, rows, found[active].n_trees))
 
 
 STRATEGY = OneRound

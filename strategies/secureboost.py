@@ -47,7 +47,6 @@ from strategies.scoring import History, model_files
 from strategies.vertical import (
     Mailbox,
     VerticalStrategy,
-    active_party,
     check_key_bits,
     named_scores,
     parts_file,
@@ -107,19 +106,17 @@ class SecureBoost(VerticalStrategy):
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """Round by round, level by level."""
-        active, mailbox = active_party(parties), Mailbox(parties)
-        passive = tuple(party for party in parties if party != active)
+        mailbox = Mailbox(parties)
+        active = mailbox.active
         if saved is None:
-            yield from self._begin(parties, active, mailbox)
+            yield from self._begin(parties, mailbox)
         else:
             self._restore(saved, mailbox)
         n_rounds = self.settings.num_boost_round
         while True:
             yield self._checkpoint(mailbox)
             wanted = 0 if self.history.stops else n_rounds
-            request = BeginRequest(**mailbox.fields_for(active), n_rounds=wanted)
-            replies = yield from ask({active: request}, BeginReply)
-            mailbox.collect(replies)
+            replies = yield from mailbox.relay(BeginRequest, [active], BeginReply, n_rounds=wanted)
             yield from self._note_scores(replies[active])
             if not replies[active].begun:
                 break
@@ -127,14 +124,12 @@ class SecureBoost(VerticalStrategy):
                 # What has begun is grown no further.
                 mailbox.clear()
                 break
-            yield from self._grow(active, passive, mailbox)
-        return (yield from self._finish(active, passive, mailbox))
+            yield from self._grow(mailbox)
+        return (yield from self._finish(mailbox))
 
-    def _begin(
-        self, parties: Parties[VerticalHelloReply], active: str, mailbox: Mailbox
-    ) -> Conversation[None]:
+    def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
         """Rows in one order, columns in bins, a key."""
-        rows = yield from align(parties, active, mailbox, self.settings)
+        rows = yield from align(parties, mailbox, self.settings)
         self.rows = {"train": rows.n_train, "valid": rows.n_valid, "test": rows.n_test}
         if self.settings.early_stopping_rounds and not rows.n_valid:
             raise ConfigError(
@@ -146,22 +141,17 @@ class SecureBoost(VerticalStrategy):
             **parameters_of(self.settings),
             **self.own.model_dump(),
         }
-        requests = {party: SetupRequest(**mailbox.fields_for(party), **given) for party in parties}
-        mailbox.collect((yield from ask(requests, SentReply)))
+        yield from mailbox.relay(SetupRequest, parties, SentReply, **given)
 
-    def _grow(self, active: str, passive: tuple[str, ...], mailbox: Mailbox) -> Conversation[None]:
+    def _grow(self, mailbox: Mailbox) -> Conversation[None]:
         """The trees of a round, level by level."""
-        growing = True
+        active, passive, growing = mailbox.active, mailbox.passive, True
         while growing:
-            sums = {party: SumRequest(**mailbox.fields_for(party)) for party in passive}
-            mailbox.collect((yield from ask(sums, SentReply)))
-            request = SplitRequest(**mailbox.fields_for(active))
-            replies = yield from ask({active: request}, SplitReply)
-            mailbox.collect(replies)
-            growing = replies[active].growing
-            if replies[active].passive_splits and (len(passive) > 1 or not growing):
-                splits = {party: PartitionRequest(**mailbox.fields_for(party)) for party in passive}
-                mailbox.collect((yield from ask(splits, SentReply)))
+            yield from mailbox.relay(SumRequest, passive, SentReply)
+            reply = (yield from mailbox.relay(SplitRequest, [active], SplitReply))[active]
+            growing = reply.growing
+            if reply.passive_splits and (len(passive) > 1 or not growing):
+                yield from mailbox.relay(PartitionRequest, passive, SentReply)
 
     def _note_scores(self, reply: BeginReply) -> Conversation[None]:
         """Scores of the rounds that are finished now."""
@@ -173,14 +163,12 @@ class SecureBoost(VerticalStrategy):
             self.purities.append(views.tolist())
             yield Progress(len(self.history), reply.n_trees, reply.n_leaves, *scores)
 
-    def _finish(
-        self, active: str, passive: tuple[str, ...], mailbox: Mailbox
-    ) -> Conversation[Summary]:
+    def _finish(self, mailbox: Mailbox) -> Conversation[Summary]:
         """Every party keeps its part; the active one scores the model."""
+        active, passive = mailbox.active, mailbox.passive
         best = self.history.best_round if self.history.patience else None
         yield self._checkpoint(mailbox)
-        parts = {party: HandOverRequest(**mailbox.fields_for(party)) for party in passive}
-        mailbox.collect((yield from ask(parts, SentReply)))
+        yield from mailbox.relay(HandOverRequest, passive, SentReply)
         request = FinishRequest(**mailbox.fields_for(active), best_round=best or len(self.history))
         reply = (yield from ask({active: request}, FinishReply))[active]
         yield self._written(active, passive, reply)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedapp.config import Settings
-from fedapp.conversation import Model, Parties
+from fedapp.conversation import Check, Conversation, Model, Parties, ask
 from fedapp.crypto.keys import SMALLEST_BITS
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
-from fedapp.messages.fields import Array, Reply
+from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.parcels import Parcel, Parcels, pack_parcels, unpack_parcels
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.trees.parts import PARTS
 from strategies.base import TreeStrategy
 
 FEWEST_PARTIES = 2
+
+R = TypeVar("R", bound=Reply)
 
 
 class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
@@ -71,15 +73,46 @@ def check_key_bits(key_bits: int, insecure_small_key: bool, section: str) -> Non
 
 
 class Mailbox:
-    """Parcels on their way, by receiver, in the order in which they came.
+    """Roles, and parcels on their way, by receiver, in the order in which they came.
 
     Parameters
     ----------
-    names : of all parties; nobody else gets mail.
+    parties : all; nobody else gets mail.
+
+    Attributes
+    ----------
+    active : the party that has the labels.
+    passive : the others, in the order of the names.
+
+    Raises
+    ------
+    ConfigError, DataError : see ``active_party``.
     """
 
-    def __init__(self, names: Parties[VerticalHelloReply]) -> None:
-        self._waiting: dict[str, list[Parcel]] = {name: [] for name in names}
+    def __init__(self, parties: Parties[VerticalHelloReply]) -> None:
+        self.active = active_party(parties)
+        self.passive = tuple(party for party in parties if party != self.active)
+        self._waiting: dict[str, list[Parcel]] = {party: [] for party in parties}
+
+    def relay(
+        self,
+        kind: Callable[..., Request],
+        to: Iterable[str],
+        reply: type[R],
+        check: Check | None = None,
+        **given: Any,
+    ) -> Conversation[dict[str, R]]:
+        """Pass on what waits for these parties, and take what they send.
+
+        Parameters
+        ----------
+        kind : of the requests, which have the fields of ``Parcels`` and the given ones.
+        reply, check : see ``fedapp.conversation.Exchange``.
+        """
+        requests = {party: kind(**self.fields_for(party), **given) for party in to}
+        replies = yield from ask(requests, reply, check)
+        self.collect(replies)
+        return replies
 
     def collect(self, replies: Mapping[str, Reply]) -> None:
         """Take what parties have sent.

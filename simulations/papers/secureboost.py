@@ -42,7 +42,7 @@ from simulations.papers.fedxgbllr import run_and_tidy
 from simulations.papers.tables import Row, console, new_grid, write_tables
 from strategies.alignment import align
 from strategies.base import Summary
-from strategies.vertical import Mailbox, VerticalStrategy, active_party
+from strategies.vertical import Mailbox, VerticalStrategy
 
 Matrix = npt.NDArray[np.float32]
 
@@ -105,8 +105,7 @@ class Alignment(VerticalStrategy):
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """The first exchanges of every vertical run."""
-        active = active_party(parties)
-        rows = yield from align(parties, active, Mailbox(parties), self.settings)
+        rows = yield from align(parties, Mailbox(parties), self.settings)
         return {"common": rows.n_train + rows.n_valid + rows.n_test}
 
 
