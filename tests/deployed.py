@@ -94,3 +94,24 @@ def local_pax(deployment: Deployment, run_dir: Path) -> bytes:
 
 def model_in(run_dir: Path) -> bytes:
     return (run_dir / "model.json").read_bytes()
+
+
+def secrets_of(deployment: Deployment) -> list[bytes]:
+    """Paths, ids, labels and keys of all sites, in the forms in which they could be written."""
+    found = [CUSTOMER.encode(), *(name.encode() for name in CLASSES)]
+    for name in SITES:
+        folder = deployment.folder / name
+        found += [str(folder).encode(), str(deployment.node_config(name)["data"]).encode()]
+        found += (folder / "supernode.key").read_bytes().splitlines()[1:-1]
+        for key in folder.rglob("identity.key"):
+            found += [key.read_bytes(), key.read_bytes().hex().encode()]
+    return found
+
+
+def no_secret_is_at_the_coordinator(deployment: Deployment, *run_dirs: Path) -> None:
+    files = [*deployment.coordinators_files()]
+    files += [(path, path.read_bytes()) for run_dir in run_dirs for path in run_dir.iterdir()]
+    assert any(b"fleet" in content for _, content in files)
+    for secret in secrets_of(deployment):
+        assert secret
+        assert [path.name for path, content in files if secret in content] == []

@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.trees.parts import PART
 from simulations.bench.exchange import EXCHANGES, cpu_seconds
-from simulations.deployment import Deployment, settings_of
+from simulations.deployment import RUN_SECONDS, Deployment, ended, settings_of
 from simulations.engines import run_local, site_contexts
 from tests.deployed import (
     CLASSES,
@@ -37,6 +38,7 @@ from tests.deployed import (
     local_pax,
     locally,
     model_in,
+    no_secret_is_at_the_coordinator,
     same_columns,
     same_rows,
     started,
@@ -86,27 +88,6 @@ EINI = {"eini.key-bits": 512, "eini.insecure-small-key": "true", "eini.unguarded
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with started(tmp_path_factory.mktemp("deployment")) as deployment:
         yield deployment
-
-
-def secrets_of(deployment: Deployment) -> list[bytes]:
-    """Paths, ids, labels and keys of all sites, in the forms in which they could be written."""
-    found = [CUSTOMER.encode(), *(name.encode() for name in CLASSES)]
-    for name in SITES:
-        folder = deployment.folder / name
-        found += [str(folder).encode(), str(deployment.node_config(name)["data"]).encode()]
-        found += (folder / "supernode.key").read_bytes().splitlines()[1:-1]
-        for key in folder.rglob("identity.key"):
-            found += [key.read_bytes(), key.read_bytes().hex().encode()]
-    return found
-
-
-def no_secret_is_at_the_coordinator(deployment: Deployment, *run_dirs: Path) -> None:
-    files = [*deployment.coordinators_files()]
-    files += [(path, path.read_bytes()) for run_dir in run_dirs for path in run_dir.iterdir()]
-    assert any(b"fleet" in content for _, content in files)
-    for secret in secrets_of(deployment):
-        assert secret
-        assert [path.name for path, content in files if secret in content] == []
 
 
 def train(deployment: Deployment, method: str, run_dir: Path, settings: Mapping[str, Any]) -> None:
@@ -218,12 +199,22 @@ def parts_of(places: Mapping[str, Path], model: str) -> dict[str, dict[str, Any]
 
 
 def makes_the_same_parts(
-    deployment: Deployment, method: str, folder: Path, settings: Mapping[str, Any]
+    deployment: Deployment,
+    method: str,
+    folder: Path,
+    settings: Mapping[str, Any],
+    killed: tuple[str, str] = ("", ""),
 ) -> str:
-    """Train across sites and by the local engine; the id of the local model."""
+    """Train across sites, while a place's program is killed, and by the local engine; the id of
+    the local model."""
     use_tables(deployment, same_rows(deployment.folder))
     local = locally(deployment, folder / "local", {**settings, "strategy": method})
-    train(deployment, method, folder / "across", settings)
+    given = settings_of({**settings, "run-dir": folder / "across"})
+    run = deployment.begin("run", method, "--engine", "federation", *given)
+    if any(killed):
+        wait_until_growing(folder / "across" / "ledger.jsonl")
+        assert deployment.kill(*killed)
+    ended(run)
     models = [json.loads(model_in(path)) for path in (folder / "across", local.path)]
     there = {name: deployment.folder / name / "home" for name in SITES}
     here = dict.fromkeys(SITES, home())
@@ -233,6 +224,14 @@ def makes_the_same_parts(
     assert parts == parts_of(here, expected)
     assert any(part["records"] for name, part in parts.items() if name != "bank")
     return str(expected)
+
+
+def wait_until_growing(ledger: Path) -> None:
+    """Wait for the first sums of a run."""
+    deadline = time.monotonic() + RUN_SECONDS
+    while not ledger.exists() or "secureboost_sum" not in ledger.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def predicts_the_same(
@@ -278,6 +277,19 @@ def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_
     for inference in ways:
         predicts_the_same(deployment, tmp_path, model, inference, settings)
     no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "killed",
+    [("shop", "flwr-clientapp"), ("bank", "flower-supernode"), ("coordinator", "flower-superlink")],
+    ids=["ClientApp of shop", "SuperNode of bank", "SuperLink"],
+)
+def test_a_vertical_run_survives_the_death_of_a_process(
+    deployment: Deployment, tmp_path: Path, killed: tuple[str, str]
+) -> None:
+    soon = {"resend-after": 15, "exchange-deadline": 300}
+    makes_the_same_parts(deployment, "secureboost", tmp_path, SECUREBOOST | soon, killed)
 
 
 # The README

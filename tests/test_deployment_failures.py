@@ -19,7 +19,13 @@ import pytest
 
 from fedapp.deploy.certificates import new_authority, supernode_keys
 from simulations.deployment import RUN_SECONDS, START_SECONDS, Deployment, ended, settings_of
-from tests.deployed import PAX, local_pax, model_in, started
+from tests.deployed import (
+    PAX,
+    local_pax,
+    model_in,
+    no_secret_is_at_the_coordinator,
+    started,
+)
 
 pytestmark = pytest.mark.slow
 RESEND_SECONDS = 15
@@ -30,6 +36,7 @@ GROW = "train.pax_grow"
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with started(tmp_path_factory.mktemp("failures")) as deployment:
         yield deployment
+        no_secret_is_at_the_coordinator(deployment)
 
 
 @pytest.fixture

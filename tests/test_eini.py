@@ -43,6 +43,7 @@ from tests.network import run
 from tests.tampering import FALSE, refuses, rewrite_letters
 from tests.test_exactness import made_table
 from tests.test_interactive import inference, written
+from tests.test_secureboost import CREDIT, DEFAULT, first_rows
 from tests.transcript import ORDERED, check_declared, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -135,6 +136,22 @@ def test_predictions_are_those_of_the_interactive_way(
     assert summary["batches"] == 3
     # hello, three to align; the first step of all, one more a party and a batch
     assert summary["exchanges"] == 4 + parties + summary["batches"]
+
+
+@pytest.mark.parametrize("source", [CREDIT, DEFAULT], ids=["give-me-some-credit", "default-credit"])
+@pytest.mark.parametrize("parties", [2, 3, 4])
+def test_predictions_of_real_rows_are_those_of_the_interactive_way(
+    real_data: Path, train: Train, settings: MakeSettings, tmp_path: Path, source: Any, parties: int
+) -> None:
+    name, label, numbers = source
+    data = first_rows(real_data / name, 400, tmp_path / "rows.csv", drop=numbers)
+    trained, _ = train(data=data, label=label, parties=parties, max_depth=4)
+    plain = inference(settings, trained, align="ordered", columns=trained.columns)
+    interactive = written(summary_of(run_local(plain)))
+    assert len(np.unique(interactive)) > 30
+    summary = summary_of(run_local(encrypted(settings, trained)))
+    assert summary["entries"] > 10
+    np.testing.assert_allclose(written(summary), interactive, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
