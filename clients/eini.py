@@ -48,6 +48,7 @@ def _passive_step(site: Site, request: StepRequest) -> StepReply:
         _keep_structure(site, structure, request)
         if not request.unguarded:
             _guard(site, request.least_possibilities)
+        _explain(site)
         letters.append((active, Ready(own_digest(site))))
     for sender, elements in mail.each(Elements):
         place = parties.index(site.name)
@@ -81,7 +82,12 @@ def _keep_structure(site: Site, letter: Structure, request: StepRequest) -> None
     store["n"], store["ends"] = letter.n, letter.ends
     store["lefts"], store["records"] = letter.lefts, letter.records
     store.facts |= {"layout": [letter.n_terms, letter.n_outputs], "next_row": 0}
-    if "explained" in store.facts and "trees" not in part.document:
+
+
+def _explain(site: Site) -> None:
+    """Explain rows by what the active party has told of a boosted model's trees."""
+    part = own_part(site)
+    if "explained" in site.store.facts and "trees" not in part.document:
         explain_open(site, part, _trees(site))
 
 

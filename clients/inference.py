@@ -74,7 +74,7 @@ def active_part(site: Site) -> ActivePart:
 
     Raises
     ------
-    DataError : a party with splits of the model does not take part.
+    DataError : a passive party of the model does not take part.
     """
     document = read_part(_folder(site))
     if missing := sorted(document["parts"].keys() - site.store.facts["peers"].keys()):

@@ -64,8 +64,8 @@ def run(
     settings = resumed_settings(settings)
     strategy_class = load_strategy(settings.strategy)
     if issubclass(strategy_class, InferenceStrategy):
-        rule = f"must be one that trains (fedapp predict --inference {strategy} predicts)"
-        raise ConfigError(f"strategy {rule}, got {strategy!r}")
+        rule = f"must be one that trains (fedapp predict --inference {settings.strategy} predicts)"
+        raise ConfigError(f"strategy {rule}, got {settings.strategy!r}")
     strategy_class.own_settings(settings)
     if baselines and engine not in SIMULATED:
         raise ConfigError(f"--baselines must have all rows in one place, got --engine {engine}")

@@ -201,7 +201,7 @@ def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
 
     Raises
     ------
-    ConfigError : ``<name> must be <rule>, got <value>`` for the first rule that is broken.
+    ConfigError : ``<name> must be <rule>, got <value>`` for the first setting that breaks its own.
     """
     try:
         return section.model_validate(values)
@@ -226,7 +226,7 @@ def _rule(kind: str, context: Mapping[str, Any]) -> str:
         return f"one of {context['expected']}"
     if kind == "string_pattern_mismatch":
         return f"a text that matches {context['pattern']}"
-    return next(rule for begin, rule in TYPES.items() if kind.startswith(begin))
+    return next((rule for begin, rule in TYPES.items() if kind.startswith(begin)), "a setting")
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:

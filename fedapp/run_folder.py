@@ -103,13 +103,17 @@ class RunFolder:
         return Checkpoint(arrays, facts.pop("facts")), facts
 
     def has_ended(self) -> bool:
-        """Whether the run has written how it ended; one that was killed has not."""
+        """Whether the run has written how it ended, which one that was killed has not."""
         return any((self.path / name).exists() for name in ("summary.json", "failure.json"))
+
+    def forget_failure(self) -> None:
+        """Drop what an earlier attempt wrote of its end."""
+        (self.path / "failure.json").unlink(missing_ok=True)
 
     def finish(self) -> None:
         """Drop what only an unfinished run needs."""
         (self.path / "checkpoint.json").unlink(missing_ok=True)
-        (self.path / "failure.json").unlink(missing_ok=True)
+        self.forget_failure()
         self._drop_checkpoints()
 
     def _drop_checkpoints(self, keep: str = "") -> None:

@@ -46,7 +46,9 @@ def train(grid: Grid, settings: Settings) -> RunFolder:
     folder = RunFolder(
         Path(settings.run_dir) if settings.run_dir else new_run_dir(settings.strategy)
     )
-    if not settings.resume:
+    if settings.resume:
+        folder.forget_failure()
+    else:
         folder.begin(settings)
     try:
         strategy = strategy_class(settings, folder)
@@ -67,21 +69,27 @@ def load_strategy(name: str) -> type[TreeStrategy[Any]]:
     ------
     ConfigError : there is no such method.
     """
-    known = all_strategies()
-    if name not in known:
-        raise ConfigError(f"strategy must be one of {', '.join(known)}, got {name!r}")
-    return known[name]
+    modules = _modules()
+    strategy = _strategy_of(modules[name]) if name in modules else None
+    if strategy is None:
+        raise ConfigError(f"strategy must be one of {', '.join(all_strategies())}, got {name!r}")
+    return strategy
 
 
 def all_strategies() -> dict[str, type[TreeStrategy[Any]]]:
     """By name: a module of ``strategies`` is a method if it has a ``STRATEGY``."""
+    found = {name: _strategy_of(module) for name, module in _modules().items()}
+    return {name: strategy for name, strategy in found.items() if strategy is not None}
+
+
+def _modules() -> dict[str, str]:
+    """Modules of ``strategies`` by what they would be called as methods."""
     names = sorted(module.name for module in iter_modules(strategies.__path__))
-    modules = {name: importlib.import_module(f"strategies.{name}") for name in names}
-    return {
-        name.replace("_", "-"): module.STRATEGY
-        for name, module in modules.items()
-        if hasattr(module, "STRATEGY")
-    }
+    return {name.replace("_", "-"): f"strategies.{name}" for name in names}
+
+
+def _strategy_of(module: str) -> type[TreeStrategy[Any]] | None:
+    return getattr(importlib.import_module(module), "STRATEGY", None)
 
 
 def engine_name(grid: Grid) -> str:

@@ -345,15 +345,15 @@ def _wait_for(run_id: str, name: str, environment: dict[str, str], folder: RunFo
         if status.startswith("finished"):
             return status
         n_failures = n_failures + 1 if status == "unknown" else 0
-        _pause(folder)
+        _pause(ENDING_POLL_SECONDS if n_failures else STATUS_POLL_SECONDS, folder)
     return "unknown"
 
 
-def _pause(folder: RunFolder) -> None:
-    """Wait until the run's folder says that the run is ending, where the folder lies here."""
+def _pause(longest: float, folder: RunFolder) -> None:
+    """Wait so many seconds, or one where the run's folder lies here and says that it ends."""
     began = time.monotonic()
     time.sleep(ENDING_POLL_SECONDS)
-    while time.monotonic() - began < STATUS_POLL_SECONDS and not folder.has_ended():
+    while time.monotonic() - began < longest and not folder.has_ended():
         time.sleep(0.1)
 
 

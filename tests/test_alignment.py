@@ -21,6 +21,7 @@ from fedapp.messages import alignment
 from fedapp.site.columns import common_order
 from fedapp.site.mail import box_key
 from fedapp.trees.model import load_model
+from strategies.alignment import align
 from tests.letters import letters_sent, raw_of
 from tests.network import run
 from tests.pooled import Pooled, assert_xgboosts, in_order, write_rows
@@ -263,8 +264,8 @@ def test_bits_of_rows_that_are_not_there_are_refused_by_the_senders_name(
 def test_rows_in_order_need_no_intersection(vertical: MakeSettings, federation: Federation) -> None:
     contexts = federation(bank=PEOPLE[:90], shop=PEOPLE[:90])
     models = []
-    for align in ("psi", "ordered"):
-        folder = run(vertical(align=align), contexts)
+    for how in ("psi", "ordered"):
+        folder = run(vertical(align=how), contexts)
         models.append(load_model(folder.path / "model.json"))
         assert matched(folder) == 90
     assert all(np.array_equal(*pair) for pair in zip(*(one.trees for one in models), strict=True))
@@ -389,6 +390,17 @@ def test_a_site_refuses_a_key_that_it_does_not_trust(
     names = dict(zip(["clinic", "shop"], map(print_of, prints), strict=False))
     rule = rf"^shop .*: parcel\.key must be one bank trusts, got {print_of('shop')}$"
     refuses(rule, vertical(parties=3), pinned(federation, **names))
+
+
+def test_a_run_that_is_opened_twice_is_refused(
+    vertical: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice(*given: Any) -> Any:
+        yield from align(*given)
+        return (yield from align(*given))
+
+    monkeypatch.setattr("strategies.secureboost.align", twice)
+    refuses(r"parcel\.names must be sent once$", vertical(parties=3), pinned(federation))
 
 
 @pytest.mark.parametrize(

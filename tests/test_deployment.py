@@ -300,7 +300,7 @@ def test_the_tour_of_the_readme_works_word_by_word(tmp_path: Path) -> None:
     text = (app_folder() / "README.md").read_text()
     tour = text.partition("\n## Between organisations\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```\n(.*?)^```$", tour, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 5
+    assert len(blocks) == 4
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     with subprocess.Popen(
         ["bash", "-ec", "\n".join([*blocks, "wait"])],

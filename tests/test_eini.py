@@ -33,7 +33,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.site import mail
 from fedapp.site.answer import Site
 from fedapp.trees.candidates import are_trees, candidates, skeleton
-from fedapp.trees.parts import PART, part_digest, read_part, write_part
+from fedapp.trees.parts import PART, Lookup, part_digest, read_part, write_part
 from fedapp.wire.codec import from_records, put_together
 from simulations.engines import run_local, run_simulation
 from strategies.eini import Eini
@@ -288,6 +288,33 @@ def test_a_model_of_many_ways_passes_the_guard(train: Train, settings: MakeSetti
     trained, _ = train(data="breast-cancer", label="", num_boost_round=4, max_depth=3)
     guarded = encrypted(settings, trained, eini__unguarded=False, eini__least_possibilities=2.0)
     assert len(written(summary_of(run_local(guarded)))) == 569
+
+
+@pytest.mark.parametrize(
+    ("splits", "missing", "ways"),
+    [
+        ([(0, 1.0, 0)], False, 2),
+        ([(0, 1.0, 0)], True, 2),  # a missing value goes as a large one
+        ([(0, 1.0, 0), (0, 1.0, 0)], True, 2),
+        ([(0, 1.0, 0), (0, 1.0, 1)], True, 3),
+        ([(0, 1.0, 0), (0, 2.0, 0)], True, 3),
+        ([(0, 1.0, 1), (0, 2.0, 0)], False, 3),
+        ([(0, 1.0, 1), (0, 2.0, 0)], True, 4),
+        ([(0, 1.0, 0), (1, 1.0, 0), (1, 5.0, 0)], False, 6),
+    ],
+)
+def test_ways_through_splits_are_the_answers_that_some_values_give(
+    splits: list[tuple[int, float, int]], missing: bool, ways: int
+) -> None:
+    columns, thresholds, defaults = map(np.array, zip(*splits, strict=True))
+    lookup = Lookup(columns, thresholds.astype(np.float32), defaults.astype(np.uint8))
+    values = np.array([[0, 0], [np.nan if missing else 1, 3]], dtype=np.float32)
+    records = np.arange(len(splits))
+    assert lookup.n_ways(records, values) == ways
+    # By trying values around every threshold.
+    tried = [-1.0, 1.0, 1.5, 2.0, 3.0, 5.0, 6.0, *([np.nan] if missing else [])]
+    grid = np.array(list(itertools.product(tried, [-1, 1, 3, 5])), dtype=np.float32)
+    assert len({tuple(lookup.sides(records, grid, row)) for row in range(len(grid))}) == ways
 
 
 def test_columns_whose_values_have_few_ways_through_their_splits_are_refused(

@@ -110,7 +110,7 @@ def test_a_key_has_the_bits_asked_for_and_keeps_them_from_its_repr(key: PrivateK
     assert repr(key) == "PrivateKey(bits=512)"
     assert str(key) == "PrivateKey(bits=512)"
     assert repr(key.public) == "PublicKey(bits=512)"
-    big = generate_key()
+    big = generate_key(2048)
     assert big.public.bits == 2048
     assert big.p.bit_length() == big.q.bit_length() == 1024
     check_public_key(big.public)
@@ -179,7 +179,7 @@ def test_masks_from_tables_fall_into_every_class_of_small_characters(key: Privat
 
 
 def test_exponents_are_long_enough_for_the_distance_in_the_docstring() -> None:
-    key = generate_key().public
+    key = generate_key(2048).public
     n_bases = PublicMasks(key).n_bases
     assert n_bases == 91
     assert 8 * BASE_BYTES * n_bases >= 2048 + 128

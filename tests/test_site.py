@@ -206,8 +206,9 @@ def test_a_check_says_which_keys_others_may_read(
     config, key = tmp_path / "site.toml", tmp_path / name
     key.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(f'name = "shop"\ndata = "{write_table("rows")}"\nlabel = "y"\n')
+    assert "none here yet" in check("--config", str(config))
     key.touch(mode=0o600)
-    assert "for their owner alone" in check("--config", str(config))
+    assert "their owner's alone" in check("--config", str(config))
     key.chmod(0o640)
     assert f"chmod 600: others may read {key} (mode 0640)" in check("--config", str(config))
 

@@ -213,7 +213,7 @@ def _node_config(site: SiteConfig, data: str) -> str:
         "# share-column-names = true     # between parties with different columns",
         "# allow-export = true           # this site's part of a model may leave it",
         "# encrypted-labels = true       # labels may leave this site under encryption alone",
-        "# allow-insecure = true         # trials: small keys, Fed-EINI without its guard",
+        "# allow-insecure = true         # trials: small keys, less guard for Fed-EINI",
         '# trusted = "NAME:FINGERPRINT"  # of the other sites: fedapp key NAME prints its own',
         '# predict-data = "new.csv"      # what fedapp predict predicts',
     ]

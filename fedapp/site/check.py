@@ -111,13 +111,16 @@ def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:
         raise ConfigError(f"allow must name methods ({known}), got {got}")
 
 
-def others_may_read(folders: Iterable[Path]) -> list[str]:
-    """Keys and secrets in these folders whose mode lets others than their owner at them."""
+def who_may_read_keys(folders: Iterable[Path]) -> str:
+    """Whether others than their owner may read keys and secrets in these folders, in words."""
     files = (
         path for folder in folders for form in ("*.key", "*.secret") for path in folder.glob(form)
     )
     modes = {path: S_IMODE(path.stat().st_mode) for path in sorted(files)}
-    return [f"{path} (mode {mode:04o})" for path, mode in modes.items() if mode & 0o077]
+    if not modes:
+        return "none here yet"
+    exposed = [f"{path} (mode {mode:04o})" for path, mode in modes.items() if mode & 0o077]
+    return f"chmod 600: others may read {', '.join(exposed)}" if exposed else "their owner's alone"
 
 
 def kind_of(values: npt.NDArray[np.float32]) -> str:

@@ -60,7 +60,7 @@ def check_command(
     from clients.hello import versions
     from fedapp.config import load_settings
     from fedapp.home import home
-    from fedapp.site.check import check_site, others_may_read
+    from fedapp.site.check import check_site, who_may_read_keys
     from fedapp.site.config import parse_node_config, site_config
 
     if bool(node_config) == bool(config) or (config and not config.endswith(".toml")):
@@ -73,7 +73,6 @@ def check_command(
     found = check_site(site, _methods(), (run.test_fraction, run.valid_fraction))
     beside = Path(config).parent if config else home()
     folders = {beside, *(place / "sites" / site.name for place in (home(), beside / "home"))}
-    exposed = "; ".join(others_may_read(folders))
     console = Console()
     table = Grid("column", "type", "missing")
     for column in found.columns:
@@ -86,7 +85,7 @@ def check_command(
         "label": found.label,
         "ids": found.ids,
         "versions": ", ".join(versions()),
-        "keys": f"chmod 600: others may read {exposed}" if exposed else "for their owner alone",
+        "keys": who_may_read_keys(folders),
         "share-column-names": "yes" if site.shares_names else "no",
         "allow-export": "yes" if site.allows_export else "no",
         "encrypted-labels": "yes" if site.encrypts_labels else "no",

@@ -110,7 +110,7 @@ def know(site: Site, names: Sequence[str], keys: Array) -> None:
     Raises
     ------
     ProtocolError : the site is not among them, a name comes twice, a key is not the one that the
-        site's node config trusts, or its own was changed.
+        site's node config trusts, its own was changed, or they were sent before.
     """
     trusted = site.config.trusted
     if site.name not in names or len(set(names)) < len(names):

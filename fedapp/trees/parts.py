@@ -98,12 +98,15 @@ class Lookup:
         return goes_left(column, self.thresholds[record], self.defaults[record].astype(bool))
 
     def n_ways(self, records: Ints, values: npt.NDArray[np.float32]) -> int:
-        """How many answers some of the splits can give together: each column's value lies between
-        two of its thresholds, or beside them, or is missing where the table has missing values."""
+        """How many answers some of the splits can give together, whatever the columns hold; that
+        something is missing counts where the table has missing values."""
         ways = 1
         for column in np.unique(self.columns[records]):
-            thresholds = self.thresholds[records[self.columns[records] == column]]
-            ways *= len(np.unique(thresholds)) + 1 + bool(np.isnan(values[:, column]).any())
+            own = records[self.columns[records] == column]
+            missing = [np.nan] if np.isnan(values[:, column]).any() else []
+            thresholds, defaults = self.thresholds[own], self.defaults[own].astype(bool)
+            points = np.array([-np.inf, *thresholds, *missing], dtype=np.float32)
+            ways *= len(np.unique(goes_left(points[:, None], thresholds, defaults), axis=0))
         return ways
 
     def to_json(self, names: Sequence[str]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def _disturbed(
     time.sleep(moment)
     killed = run.poll() is None and deployment.kill(place, program)
     outcome, shown = _outcome(run, run_dir / "model.json", expected)
-    if outcome not in GOOD and place == "coordinator":
+    if outcome not in GOOD and place == "coordinator" and run.returncode:
         begun = (run_dir / "config.toml").exists()
         again = settings_of({"resume": run_dir}) if begun else _settings(run_dir)
         run = deployment.begin("run", "pax", "--engine", "federation", *again)
