@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedapp.messages.pax import SketchReply, SketchRequest
@@ -37,6 +38,7 @@ class Network:
     now: float = 0.0
     pushed: list[tuple[float, Message]] = field(default_factory=list)
     due: list[tuple[float, str, Message]] = field(default_factory=list)
+    n_broken: int = 0  # pushes in whose midst the SuperLink ends
 
     def clock(self) -> float:
         return self.now
@@ -45,6 +47,9 @@ class Network:
         self.now += seconds
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        if self.n_broken:
+            self.n_broken -= 1
+            raise ObjectPushError("object", 1, "session")
         ids = []
         for message in messages:
             node = message.metadata.dst_node_id
@@ -103,12 +108,12 @@ class Found:
 
 
 @pytest.fixture
-def exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], Found]:
+def exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Found]:
     """Sends one request to each of two parties."""
 
-    def run(script: Script) -> Found:
+    def run(script: Script, n_broken: int = 0) -> Found:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, 1, 0
-        network = Network(script)
+        network = Network(script, n_broken=n_broken)
         monkeypatch.setattr(delivery.time, "sleep", network.sleep)
         ledger = Ledger(tmp_path / "ledger.jsonl")
         patience = Patience(RESEND, DEADLINE)
@@ -122,7 +127,7 @@ def exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Scrip
     return run
 
 
-Exchange = Callable[[Script], Found]
+Exchange = Callable[..., Found]
 
 
 def bank_is(answers: Callable[[int], Answers]) -> Script:
@@ -135,6 +140,15 @@ def test_every_party_is_asked_once_where_nothing_is_lost(exchange: Exchange) -> 
     assert {party: found.network.sent_at(party) for party in NODES} == {"bank": [0], "shop": [0]}
     assert sorted(found.replies) == ["bank", "shop"]
     assert all(reply.has_content() for reply in found.replies.values())
+
+
+def test_messages_are_sent_again_when_the_superlink_ends_in_the_midst_of_them(
+    exchange: Exchange,
+) -> None:
+    found = exchange(bank_is(lambda before: [(2.0, None)]), n_broken=2)
+    assert sorted(found.replies) == ["bank", "shop"]
+    assert all(len(found.network.sent_at(party)) == 1 for party in NODES)
+    assert found.network.sent_at("bank")[0] < 2 * LONGEST_POLL
 
 
 def test_an_exchange_ends_with_the_last_reply(exchange: Exchange) -> None:

@@ -6,15 +6,19 @@ it has done with the stored reply, so a second copy is harmless.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from fedapp.wire.codec import n_bytes
 from fedapp.wire.ledger import Ledger
+
+log = logging.getLogger("fedapp")
 
 # Flower's codes for "the message or its reply got lost": unavailable message, reply or node,
 # crashed app.
@@ -104,7 +108,11 @@ class Courier:
         if not due:
             return
         copies = [Message(one.content, one.node_id, one.kind, group_id=str(step)) for one in due]
-        ids = list(self.grid.push_messages(copies))
+        try:
+            ids = list(self.grid.push_messages(copies))
+        except ObjectPushError:
+            log.warning("the SuperLink was started anew while messages were sent; sending again")
+            return
         for outgoing, copy, message_id in zip(due, copies, ids, strict=False):
             outgoing.sent_at = now
             if message_id:
