@@ -317,7 +317,7 @@ def test_the_tour_of_the_readme_works_word_by_word(tmp_path: Path) -> None:
             with suppress(ProcessLookupError):
                 os.killpg(script.pid, signal.SIGTERM)
     assert script.returncode == 0, shown
-    assert "patient,probability_0,probability_1" in shown
+    assert '"patient","probability_1"' in shown
     assert len((tmp_path / "tour" / "new-scores.csv").read_text().splitlines()) == 70
 
 
