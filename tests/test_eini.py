@@ -139,12 +139,16 @@ def test_predictions_are_those_of_the_interactive_way(
 
 
 @pytest.mark.parametrize("source", [CREDIT, DEFAULT], ids=["give-me-some-credit", "default-credit"])
-@pytest.mark.parametrize("parties", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("strategy", "parties"),
+    [("secureboost", 2), ("secureboost", 3), ("secureboost", 4), ("federated-forest", 3)],
+    indirect=["strategy"],
+)
 def test_predictions_of_real_rows_are_those_of_the_interactive_way(
     real_data: Path, train: Train, settings: MakeSettings, tmp_path: Path, source: Any, parties: int
 ) -> None:
     name, label, numbers = source
-    data = first_rows(real_data / name, 400, tmp_path / "rows.csv", drop=numbers)
+    data = first_rows(real_data / name, 200, tmp_path / "rows.csv", drop=numbers)
     trained, _ = train(data=data, label=label, parties=parties, max_depth=4)
     plain = inference(settings, trained, align="ordered", columns=trained.columns)
     interactive = written(summary_of(run_local(plain)))
