@@ -15,9 +15,9 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from clients.eini_active import NOT_OWN, active_step, chain
+from clients.eini_active import NOT_OWN, UNGUARDED, active_step, chain
 from clients.explain import explain_open
-from clients.inference import own_digest, own_part
+from clients.inference import OwnPart, own_digest, own_part
 from fedapp.crypto.keys import PublicKey, check_public_key
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import check_ciphertexts
@@ -28,6 +28,7 @@ from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Struct
 from fedapp.messages.fields import Array, Request
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Letters, read_mail, write_mail
+from fedapp.site.store import Store
 from fedapp.trees.candidates import are_trees, candidates
 
 Bools = npt.NDArray[np.bool_]
@@ -45,10 +46,12 @@ def _passive_step(site: Site, request: StepRequest) -> StepReply:
     parties, active = chain(store), store.facts["active"]
     letters: Letters = []
     if structure := mail.only(Structure, active):
-        _keep_structure(site, structure, request)
+        part = own_part(site)
+        _keep_structure(site, part, structure, request)
         if not request.unguarded:
-            _guard(site, request.least_possibilities)
-        _explain(site)
+            _guard(store, part, request.least_possibilities)
+        if "explained" in store.facts and "trees" not in part.document:
+            explain_open(site, part, _trees(site))
         letters.append((active, Ready(own_digest(site))))
     for sender, elements in mail.each(Elements):
         place = parties.index(site.name)
@@ -65,10 +68,9 @@ def _passive_step(site: Site, request: StepRequest) -> StepReply:
     return reply
 
 
-def _keep_structure(site: Site, letter: Structure, request: StepRequest) -> None:
+def _keep_structure(site: Site, part: OwnPart, letter: Structure, request: StepRequest) -> None:
     """Keep key and structure, once they fit together."""
     store, active = site.store, site.store.facts["active"]
-    part = own_part(site)
     own = letter.records[letter.records >= 0]
     fits = len(letter.ends) == letter.n_terms and "n" not in store
     # A split stands once in a model.
@@ -84,25 +86,18 @@ def _keep_structure(site: Site, letter: Structure, request: StepRequest) -> None
     store.facts |= {"layout": [letter.n_terms, letter.n_outputs], "next_row": 0}
 
 
-def _explain(site: Site) -> None:
-    """Explain rows by what the active party has told of a boosted model's trees."""
-    part = own_part(site)
-    if "explained" in site.store.facts and "trees" not in part.document:
-        explain_open(site, part, _trees(site))
-
-
-def _guard(site: Site, least: float) -> None:
+def _guard(store: Store, part: OwnPart, least: float) -> None:
     """Refuse where few values of the own columns differ for the trees; without a split, none need.
 
     Raises
     ------
     DataError : the own splits leave fewer ways than the bound.
     """
-    own = site.store["records"][site.store["records"] != NOT_OWN]
-    if len(own) and own_part(site).lookup.n_ways(own, site.store["values"]) < least:
+    own = store["records"][store["records"] != NOT_OWN]
+    if len(own) and part.lookup.n_ways(own, store["values"]) < least:
         raise DataError(
             f"own columns must have {least:g} ways through the own splits "
-            f"(eini.least-possibilities), got fewer; eini.unguarded=true predicts all the same"
+            f"(eini.least-possibilities), got fewer{UNGUARDED}"
         )
 
 

@@ -30,6 +30,7 @@ from fedapp.trees.candidates import Skeleton, candidates, skeleton
 from fedapp.trees.model import LEAF
 
 BATCH_BYTES = 2**26
+UNGUARDED = "; eini.unguarded=true predicts all the same"  # the end of a guard's rule
 NOT_OWN = -1  # record of a node that is no split of the receiver's
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -205,17 +206,17 @@ def _guard(site: Site, plan: Plan, least: float) -> None:
             plan.skeletons[tree].lefts, plan.own_sides(site, tree, values), len(values)
         )
         possibilities += np.log(mine.sum(axis=1))
-    rule = "; eini.unguarded=true predicts all the same"
     if alone:
         raise DataError(
             f"trees must have splits of two parties, got {alone} with all splits at one, which "
-            f"then knows where every row ends{rule}"
+            f"then knows where every row ends{UNGUARDED}"
         )
     n_few = int((possibilities < np.log(least) - 1e-9).sum())
     if n_few:
         raise DataError(
             f"rows must have {least:g} ways through the trees that the active party's own splits "
-            f"leave open (eini.least-possibilities), got {n_few} of {len(values)} with fewer{rule}"
+            f"leave open (eini.least-possibilities), got {n_few} of {len(values)} with fewer"
+            f"{UNGUARDED}"
         )
 
 

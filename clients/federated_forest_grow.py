@@ -45,8 +45,7 @@ def begin(site: Site, request: SetupRequest) -> None:
     for name in Bins.__slots__:
         store[f"bins.{name}"] = getattr(bins, name)
     store["codes"], store["column_seeds"] = code_columns(values, bins), request.column_seeds
-    drawn = request.bootstrap, request.rows_seed, request.trees, n_train
-    store["counts"] = row_counts(*drawn)
+    store["counts"] = row_counts(request.bootstrap, request.rows_seed, request.trees, n_train)
     store["nodes"] = np.zeros((request.trees, len(store["values"])), dtype=np.int32)
     store["n_nodes"] = np.ones(request.trees, dtype=np.int64)
     keep_splits(store, "splits", Splits.none())

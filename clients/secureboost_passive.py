@@ -20,6 +20,7 @@ from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.histograms.bins import digitise
+from fedapp.histograms.build import slots_by_node
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.messages.fields import Array
 from fedapp.messages.parcels import SentReply
@@ -285,17 +286,18 @@ def _encrypted_sums(site: Site, level: int, trees: Array, nodes: Array) -> Encry
     widths = np.diff(store["offsets"])[columns]
     offsets = np.concatenate(([0], np.cumsum(widths + 1)))  # with the bins of missing values
     codes = np.ascontiguousarray(store["codes"][drawn][:, columns])
+    inside = store["nodes"][:, drawn]
     present = np.ones(offsets[-1], dtype=bool)
     present[offsets[1:] - 1] = False
     workers, layouts = shared_workers(), _layouts(store)
     packed = [np.empty((0, key.ciphertext_bytes), dtype=np.uint8)]
     for group, tree, wanted in sum_jobs(layouts, level, trees, nodes) if len(columns) else ():
-        slots = node_slots(store["nodes"][tree][drawn], wanted)
+        slots = slots_by_node(inside[tree], wanted)[inside[tree]]
         part = store["ciphertexts"][group * len(drawn) : (group + 1) * len(drawn)]
         sums = sum_rows(key, part, codes, offsets, slots, len(wanted), workers)
         kept = [one for place, one in enumerate(sums) if present[place % len(present)]]
         packed.append(pack_sums(key, kept, layouts[group], workers))
-    missing = _n_missing(codes == widths, store["nodes"][:, drawn], trees, nodes)
+    missing = _n_missing(codes == widths, inside, trees, nodes)
     return EncryptedSums(store.facts["round"], level, missing, np.concatenate(packed))
 
 
@@ -311,15 +313,7 @@ def _n_missing(absent: Array, inside: Array, trees: Array, nodes: Array) -> Arra
     rows, columns = np.nonzero(absent)
     for tree in np.unique(trees):
         wanted = np.flatnonzero(trees == tree)
-        slots = node_slots(inside[tree], nodes[wanted])[rows]
+        slots = slots_by_node(inside[tree], nodes[wanted])[inside[tree][rows]]
         known = slots >= 0
         np.add.at(missing, (wanted[slots[known]], columns[known]), 1)
     return missing
-
-
-def node_slots(nodes: npt.NDArray[np.int32], wanted: Array) -> npt.NDArray[np.int32]:
-    """Place of each row's node among the wanted ones, -1 for none."""
-    slots = np.full(max(int(nodes.max(initial=0)), int(wanted.max(initial=0))) + 1, -1, np.int32)
-    slots[wanted] = np.arange(len(wanted), dtype=np.int32)
-    found: npt.NDArray[np.int32] = slots[nodes]
-    return found

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedapp.errors import ConfigError
+from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.trees.grow import Shape
 from fedapp.trees.objective import Objective
 
@@ -85,7 +86,7 @@ class Settings(Section):
     resend_after: Seconds
     objective: Objective
     num_boost_round: Annotated[int, Field(ge=1, le=10**6)]
-    max_depth: Annotated[int, Field(ge=1, le=15)]
+    max_depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)]
     eta: Annotated[float, Field(gt=0)]
     reg_lambda: Annotated[NotNegative, Field(alias="lambda")]
     reg_alpha: Annotated[NotNegative, Field(alias="alpha")]

@@ -233,10 +233,14 @@ class FederatedForest(VerticalStrategy):
             for party in mailbox.passive
         }
         mailbox.collect((yield from ask(requests, SumReply)))
-        last = self.level + 1 == self.own.max_depth
-        hold, given = self._check_splits(len(parties)), {"n_drawn": drawn[active], "last": last}
         replies = yield from mailbox.relay(
-            SplitRequest, [active], SplitReply, hold, **told, **given
+            SplitRequest,
+            [active],
+            SplitReply,
+            self._check_splits(len(parties)),
+            **told,
+            n_drawn=drawn[active],
+            last=self.level + 1 == self.own.max_depth,
         )
         reply = replies[active]
         if self.level:

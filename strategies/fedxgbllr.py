@@ -47,7 +47,7 @@ from fedapp.messages.fedxgbllr import (
 )
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
-from fedapp.messages.parameters import parameters_of
+from fedapp.messages.parameters import MOST_DEPTH, parameters_of
 from fedapp.metrics import LOSSES
 from fedapp.run_folder import RunFolder
 from fedapp.trees.head import Floats, HeadShape, Kind, initial_weights
@@ -77,7 +77,7 @@ class FedXGBllrSettings(Section):
     """
 
     trees: Annotated[int, Field(ge=0, le=10**5)]
-    max_depth: Annotated[int, Field(ge=1, le=15)]
+    max_depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)]
     eta: Annotated[float, Field(gt=0)]
     rounds: Count
     epochs: Count

@@ -70,7 +70,7 @@ def run() -> Callable[..., Any]:
         warnings.filterwarnings("ignore", "'click.utils", DeprecationWarning)
         from typer.testing import CliRunner
 
-        from fedapp.data.commands import data_app
+        from fedapp.commands.data import data_app
 
     return lambda *words: CliRunner().invoke(data_app, list(words))
 

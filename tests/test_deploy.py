@@ -29,12 +29,12 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from typer.testing import CliRunner
 
+from fedapp.commands.federation import federation_app
+from fedapp.commands.site import site_app
 from fedapp.config import app_folder
 from fedapp.deploy import certificates, folders
-from fedapp.deploy.commands import federation_app
 from fedapp.deploy.templates import fill
 from fedapp.errors import ConfigError
-from fedapp.site.commands import site_app
 from fedapp.site.config import parse_node_config, site_config
 from tests.conftest import WriteTable
 

@@ -90,9 +90,11 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         yield deployment
 
 
-def train(deployment: Deployment, method: str, run_dir: Path, settings: Mapping[str, Any]) -> None:
+def begun(
+    deployment: Deployment, method: str, run_dir: Path, settings: Mapping[str, Any]
+) -> subprocess.Popen[str]:
     given = settings_of({**settings, "run-dir": run_dir})
-    deployment.fedapp("run", method, "--engine", "federation", *given)
+    return deployment.begin("run", method, "--engine", "federation", *given)
 
 
 # What is said before anything starts
@@ -146,7 +148,7 @@ def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_t
     deployment: Deployment, tmp_path: Path
 ) -> None:
     expected = local_pax(deployment, tmp_path / "local")
-    train(deployment, "pax", tmp_path / "across", PAX)
+    ended(begun(deployment, "pax", tmp_path / "across", PAX))
     assert model_in(tmp_path / "across") == expected
     known = registered_sites(deployment.coordinator / "flower")
     assert sorted(known.values()) == sorted(SITES)
@@ -161,7 +163,7 @@ def test_a_method_across_sites_makes_the_model_of_the_local_engine_and_predicts(
     use_tables(deployment, same_columns(deployment.folder))
     settings = {"parties": 3, "max-bin": 16, **OTHERS[method]}
     local = locally(deployment, tmp_path / "local", {**settings, "strategy": method})
-    train(deployment, method, tmp_path / "across", settings)
+    ended(begun(deployment, method, tmp_path / "across", settings))
     assert model_in(tmp_path / "across") == model_in(local.path)
     new = write_csv(tmp_path / "new.csv", {"id": ["n1", "n2"], "a": [-1.0, 1.0], "b": [-1.0, 1.0]})
     scores = tmp_path / "scores.csv"
@@ -209,8 +211,7 @@ def makes_the_same_parts(
     the local model."""
     use_tables(deployment, same_rows(deployment.folder))
     local = locally(deployment, folder / "local", {**settings, "strategy": method})
-    given = settings_of({**settings, "run-dir": folder / "across"})
-    run = deployment.begin("run", method, "--engine", "federation", *given)
+    run = begun(deployment, method, folder / "across", settings)
     if any(killed):
         wait_until_growing(folder / "across" / "ledger.jsonl")
         assert deployment.kill(*killed)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fedapp.commands.site import site_app
 from fedapp.errors import ConfigError, FedappError
 from fedapp.server_app import all_strategies
 from fedapp.site.answer import SHARED, check_policy
 from fedapp.site.check import kind_of
-from fedapp.site.commands import site_app
 from fedapp.site.config import parse_node_config, site_config
 from simulations.engines import run_local
 from tests.conftest import MakeSettings, MakeSites, WriteTable

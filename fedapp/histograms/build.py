@@ -39,8 +39,7 @@ def build_histograms(
     histograms : float64, shape (n_wanted, sum of widths, 2), columns one after the other.
     missing : int32, shape (n_wanted, n_drawn): number of rows without a value.
     """
-    slots = np.full(max(int(nodes.max(initial=0)), int(wanted.max(initial=0))) + 1, -1, np.int32)
-    slots[wanted] = np.arange(len(wanted), dtype=np.int32)
+    slots = slots_by_node(nodes, wanted)
     starts = np.cumsum(widths) - widths
     histograms = np.zeros((len(wanted), int(widths.sum()), 2))
     missing = np.zeros((len(wanted), len(columns)), dtype=np.int32)
@@ -79,6 +78,20 @@ def build_all_histograms(
     if len(found) == 1:
         return found[0]
     return np.concatenate([h for h, _ in found]), np.concatenate([m for _, m in found])
+
+
+def slots_by_node(
+    nodes: npt.NDArray[np.int32], wanted: npt.NDArray[np.int32]
+) -> npt.NDArray[np.int32]:
+    """Place of every node among the wanted ones, -1 where it is none; by number of the node.
+
+    Parameters
+    ----------
+    nodes : int32, shape (n_rows,): the tree node a row is in, so ``slots[nodes]`` is by row.
+    """
+    slots = np.full(max(int(nodes.max(initial=0)), int(wanted.max(initial=0))) + 1, -1, np.int32)
+    slots[wanted] = np.arange(len(wanted), dtype=np.int32)
+    return slots
 
 
 @numba.njit(cache=True, nogil=True)

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
-from fedapp.messages.parameters import MOST_NODES, TreeParameters
+from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, TreeParameters
 from fedapp.messages.parcels import Parcels
 
 Places = Annotated[Array, Form("int32", "n_splits", low=0, high=MOST_NODES)]
@@ -170,7 +170,7 @@ class Splits(Letter):
     bytes.
     """
 
-    level: Annotated[int, Range(0, 15)]
+    level: Annotated[int, Range(0, MOST_DEPTH)]
     trees: Places
     nodes: Places
     lefts: Places
@@ -187,7 +187,7 @@ class Splits(Letter):
 class Partition(Letter):
     """From who made some of a level's splits: which rows go left."""
 
-    level: Annotated[int, Range(0, 15)]
+    level: Annotated[int, Range(0, MOST_DEPTH)]
     bits_of: Annotated[Array, Form("int64", "n_known", low=0)]  # places of the splits
     records: Annotated[Array, Form("int64", "n_records", low=0)]  # told to the active party alone
     bits: Annotated[Array, Form("uint8", "n_bit_bytes")]
@@ -198,7 +198,7 @@ class EncryptedSums(Letter):
     """Passive to active: sums of gradients and hessians of the wanted nodes, packed."""
 
     round_id: Annotated[int, Range(0, 10**6)]
-    level: Annotated[int, Range(0, 15)]
+    level: Annotated[int, Range(0, MOST_DEPTH)]
     missing: Annotated[Array, Form("int32", "n_wanted", "n_columns", low=0)]
     ciphertexts: Ciphertexts
 

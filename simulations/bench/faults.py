@@ -47,6 +47,7 @@ FAULTS = (
     ("coordinator", "flower-superexec"),
     ("coordinator", "flwr-serverapp"),
 )
+RUN = ("run", "pax", "--engine", "federation")
 SAME = "same model"
 GOOD = {SAME, f"{SAME}, resumed", f"{SAME}, begun again", "names a party", "nothing killed"}
 
@@ -89,7 +90,7 @@ def _seconds_of_a_run(deployment: Deployment) -> float:
     """How long a run takes that nothing disturbs."""
     began = time.monotonic()
     settings = _settings(deployment.folder / "undisturbed")
-    deployment.fedapp("run", "pax", "--engine", "federation", *settings)
+    deployment.fedapp(*RUN, *settings)
     return time.monotonic() - began
 
 
@@ -99,14 +100,14 @@ def _disturbed(
     """Kill a process during a run, print a line, and say how the run has ended."""
     place, program = rng.choice(FAULTS)
     moment, began = rng.uniform(0, seconds), time.monotonic()
-    run = deployment.begin("run", "pax", "--engine", "federation", *_settings(run_dir))
+    run = deployment.begin(*RUN, *_settings(run_dir))
     time.sleep(moment)
     killed = run.poll() is None and deployment.kill(place, program)
     outcome, shown = _outcome(run, run_dir / "model.json", expected)
     if outcome not in GOOD and place == "coordinator" and run.returncode:
         begun = (run_dir / "config.toml").exists()
         again = settings_of({"resume": run_dir}) if begun else _settings(run_dir)
-        run = deployment.begin("run", "pax", "--engine", "federation", *again)
+        run = deployment.begin(*RUN, *again)
         outcome, shown = _outcome(run, run_dir / "model.json", expected)
         outcome += ", resumed" if begun else ", begun again"
     if outcome == SAME and not killed:

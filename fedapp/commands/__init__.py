@@ -1,0 +1,1 @@
+"""The `fedapp` command: a module a subcommand."""

@@ -1,0 +1,47 @@
+"""What the commands share: the console, ``-c``, and where and by what a run is carried out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedapp.config import Settings
+from fedapp.run_folder import RunFolder, new_run_dir
+
+SIMULATED = {"local", "simulation"}
+# Tables are cut to the width of a terminal; a file or a pipe has none.
+console = Console() if sys.stdout.isatty() else Console(width=120)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config", "-c", metavar="KEY=VALUE", help="Override a setting; may be repeated."
+    ),
+]
+
+
+def run_dir_of(settings: Settings, engine: str) -> str:
+    """Where the run is written; a SuperLink elsewhere chooses a place of its own."""
+    if not settings.run_dir and engine not in SIMULATED:
+        return ""
+    run_dir = Path(settings.run_dir or new_run_dir(settings.strategy, Path("runs"))).resolve()
+    if not settings.resume:
+        RunFolder(run_dir).check_new()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return str(run_dir)
+
+
+def engine_of(name: str) -> Callable[[Settings], RunFolder]:
+    """What carries the messages."""
+    from simulations import engines
+
+    if name == "local":
+        return engines.run_local
+    if name == "simulation":
+        return engines.run_simulation
+    return lambda settings: engines.run_superlink(settings, name)

@@ -1,0 +1,38 @@
+"""``fedapp compare``: several methods side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedapp.commands.common import Overrides, console, engine_of
+from fedapp.config import load_settings, parse_overrides
+from fedapp.run_folder import RunFolder
+
+
+def compare(
+    strategies: Annotated[list[str], typer.Argument(help="Two methods or more.")],
+    config: Overrides = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 1,
+    engine: Annotated[str, typer.Option(help="local, or simulation.")] = "local",
+    output: Annotated[
+        Path, typer.Option(help="Folder of the runs; finished ones are not run again.")
+    ] = Path("runs/compare"),
+) -> None:
+    """Run several methods on the same rows, and set them side by side."""
+    from fedapp.report.tradeoff import score_table, tradeoff_page
+    from fedapp.server_app import load_strategy
+    from simulations.compare import compare as compare_all
+
+    overrides = parse_overrides(config or [])
+    for strategy in strategies:
+        settings = load_settings({**overrides, "strategy": strategy})
+        load_strategy(strategy).own_settings(settings)
+    output.mkdir(parents=True, exist_ok=True)
+    found = compare_all(strategies, overrides, seeds, output, engine_of(engine), console.print)
+    console.print(score_table(found.lines, found.metric))
+    page = tradeoff_page(found.lines, found.metric, settings.data, len(found.seeds))
+    RunFolder(output).write("comparison.html", page)
+    console.print(f"{output / 'comparison.html'}", soft_wrap=True)

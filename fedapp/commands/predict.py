@@ -1,0 +1,132 @@
+"""``fedapp predict``: the rows of a table, by a run's model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedapp.commands.common import SIMULATED, Overrides, console, engine_of, run_dir_of
+from fedapp.config import load_settings, parse_overrides
+from fedapp.errors import ConfigError
+
+
+def predict(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    data: Annotated[str, typer.Option(help="Table with the columns of the model.")] = "",
+    output: Annotated[str, typer.Option(help="CSV or Parquet file to write.")] = "",
+    id_column: Annotated[str, typer.Option("--id", help="Column that names the rows.")] = "",
+    config: Overrides = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="For a model whose parts lie at several parties: local, simulation, or a "
+            "SuperLink's name; there every site has a table of its own (predict-data), so that "
+            "--data, --id and --output are left out."
+        ),
+    ] = "local",
+    inference: Annotated[
+        str,
+        typer.Option(help="For such a model: interactive, one-round, or eini (encrypted)."),
+    ] = "interactive",
+    explain: Annotated[
+        str,
+        typer.Option(
+            metavar="ID,ID...",
+            help="For such a model: rows that every party explains on its own disk, as far as it "
+            "may see. Their ids pass the coordinator.",
+        ),
+    ] = "",
+) -> None:
+    """Predict the rows of a table with a run's model."""
+    from fedapp.predict import parts_of, predict_table
+
+    if not (model := run_dir / "model.json").is_file():
+        rule = "of a run that has finished; failure.json says why one has not"
+        raise ConfigError(f"model must be a file {rule}, got {model}")
+    parts = parts_of(run_dir)
+    _check_tables(engine, bool(parts), {"--data": data, "--output": output, "--id": id_column})
+    if parts:
+        overrides = parse_overrides(config or [])
+        if engine in SIMULATED:
+            overrides = {"data": data, "id": id_column, **overrides}
+        overrides["strategy"] = inference
+        if explain:
+            overrides["explain"] = explain
+        _predict_together(run_dir, parts, overrides, output, engine)
+        return
+    if explain:
+        rule = "must be left out for a model that lies whole in the run's folder"
+        raise ConfigError(f"--explain {rule}, got {explain}")
+    n_rows = predict_table(run_dir, data, id_column, Path(output))
+    console.print(f"{n_rows} rows written to {output}", soft_wrap=True)
+
+
+def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> None:
+    """Hold that a table is named where this command reads one, and nowhere else.
+
+    Raises
+    ------
+    ConfigError : names the option.
+    """
+    if engine not in SIMULATED:
+        if not has_parts:
+            raise ConfigError(
+                f"engine must be local for a model that lies whole in the run's folder, "
+                f"got {engine}"
+            )
+        for name, value in given.items():
+            if value:
+                rule = f"must be left out with --engine {engine}"
+                where = "the sites' node configs name the tables (predict-data)"
+                raise ConfigError(f"{name} {rule}: {where}, got {value}")
+        return
+    for name in ("--data", "--output"):
+        if not given[name]:
+            raise ConfigError(f"{name} must name a file, got none")
+
+
+def _predict_together(
+    run_dir: Path, parts: Mapping[str, Any], overrides: Mapping[str, Any], output: str, engine: str
+) -> None:
+    """Have the parties predict; the predictions are written at the active one."""
+    from fedapp.data.predictions import check_suffix
+    from fedapp.home import home
+    from fedapp.server_app import all_strategies
+    from strategies.inference import InferenceStrategy
+
+    known = {
+        name: strategy
+        for name, strategy in all_strategies().items()
+        if issubclass(strategy, InferenceStrategy)
+    }
+    if overrides["strategy"] not in known:
+        got = overrides["strategy"]
+        raise ConfigError(f"inference must be one of {', '.join(known)}, got {got!r}")
+    if output:
+        check_suffix(Path(output))
+    trained = tomllib.loads((run_dir / "config.toml").read_text())
+    names = ("parties", "partition", "columns", "align", "align-most-rows", "seed")
+    given = {name: trained[name] for name in names}
+    given |= {"model": parts["model_id"], **overrides}
+    if output:
+        given["output"] = Path(output).suffix
+    settings = load_settings(given)
+    known[settings.strategy].own_settings(settings)
+    settings = settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})
+    folder = engine_of(engine)(settings)
+    if settings.explain:
+        console.print("Each party's explanation.txt lies in its folder under $FEDAPP_HOME/sites.")
+    if engine not in SIMULATED:
+        console.print(f"The predictions lie at {parts['active']}, under its $FEDAPP_HOME/sites.")
+        return
+    summary = json.loads((folder.path / "summary.json").read_text())
+    site = home() / "sites" / parts["active"] / summary["model_id"]
+    shutil.copyfile(site / f"predictions{settings.output}", output)
+    n_rows = summary["matched_rows"]["predicted"]
+    console.print(f"{n_rows} rows written to {output}", soft_wrap=True)

@@ -1,0 +1,43 @@
+"""Models trained and predicted under encryption by small keys, for tests of Fed-EINI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedapp.config import Settings
+from fedapp.run_folder import RunFolder
+from simulations.engines import run_local
+from tests.test_exactness import made_table
+from tests.test_interactive import inference
+
+MakeSettings = Callable[..., Settings]
+Trained = tuple[Settings, RunFolder]
+Train = Callable[..., Trained]
+KINDS_OF_MODELS = ("secureboost", "federated-forest")
+SMALL = {"key_bits": 512, "insecure_small_key": True}
+
+
+def trainer(settings: MakeSettings, strategy: str, folder: Path) -> Train:
+    """``train(objective, **more)``: a trained model of 6 trees of depth 3, and its settings."""
+
+    def make(objective: str = "binary:logistic", **more: Any) -> Trained:
+        data = folder / f"{objective[:5]}.csv"
+        if not data.exists():
+            made_table(data, objective, n_values=40, n_rows=120)
+        given = {"data": str(data), "label": "y", "objective": objective, "parties": 2}
+        given |= {"max_depth": 3, "num_boost_round": 6, "align": "ordered", "columns": "random"}
+        given |= {f"secureboost__{name}": value for name, value in SMALL.items()}
+        given |= {"federated_forest__trees": 6, "federated_forest__max_depth": 3}
+        trained = settings(strategy=strategy, **{**given, **more})
+        return trained, run_local(trained)
+
+    return make
+
+
+def encrypted(settings: MakeSettings, trained: Settings, **more: Any) -> Settings:
+    """Settings of an encrypted prediction of the rows the model was trained on."""
+    given = {f"eini__{name}": value for name, value in {**SMALL, "unguarded": True}.items()}
+    plain = {"align": "ordered", "columns": trained.columns, **given, **more}
+    return inference(settings, trained, **plain).model_copy(update={"strategy": "eini"})
