@@ -189,7 +189,7 @@ class FedAvgLinear(HorizontalStrategy):
             lambda party, reply: check_scores(party, reply, model.objective, model.n_outputs),
         )
         yield from self._note_scores(scored)
-        summary = score_summary(model.objective, scored, spread)
+        summary = score_summary(model, scored, spread)
         return {**summary, "importance": {}, "trees": 0, "best_round": best_round}
 
     def _checkpoint(self) -> Checkpoint:

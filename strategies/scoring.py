@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -15,12 +16,24 @@ from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.trees.boost import n_leaves
 from fedapp.trees.model import Ensemble, Tree, importance, to_json
+from fedapp.trees.objective import Objective
 from fedapp.trees.xgboost_json import to_xgboost_json
 from strategies.base import Summary
 
 # Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12
 Scores = dict[str, float]
+
+
+class Scored(Protocol):
+    """What the summary asks of a model."""
+
+    @property
+    def objective(self) -> Objective: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def base_margin(self) -> np.float32: ...
 
 
 def pooled_statistics(replies: Iterable[Reply], part: str) -> metrics.Statistics:
@@ -211,18 +224,20 @@ def boosted_summary(
     best_round : the round the model was cut back to, or None.
     """
     return {
-        **score_summary(model.objective, replies, residual_range),
+        **score_summary(model, replies, residual_range),
         "importance": importance(model),
         "trees": len(model.trees),
         "best_round": best_round,
     }
 
 
-def score_summary(objective: str, replies: Mapping[str, Reply], residual_range: float) -> Summary:
+def score_summary(model: Scored, replies: Mapping[str, Reply], residual_range: float) -> Summary:
     """Scores of a finished model of any kind; arguments as for ``boosted_summary``."""
+    objective = model.objective
     test = pooled_statistics(replies.values(), "test")
     has_test = bool(test.sums[0] > 0)
     return {
+        "classes": list(model.classes),
         "metrics": {part: pooled_scores(objective, replies.values(), part) for part in PARTS},
         "curves": metrics.curves(objective, test, residual_range=residual_range)
         if has_test

@@ -1,0 +1,190 @@
+"""One party's rows as sums that add up over parties, and the rules on both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedapp.metrics.names import N_SUMS, check_objective
+from fedapp.trees.objective import REGRESSION
+
+Array: TypeAlias = NDArray[np.float64]
+Rows: TypeAlias = NDArray[np.float32]
+
+# Distances of a margin from the centre of its histogram: bins are of one width below _NEAR, and
+# the outer ones take what lies beyond _FAR.
+_NEAR, _FAR = 1e-3, 50.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """Sums over the rows of one party, or of several; the module's table says which.
+
+    Parameters
+    ----------
+    sums : float64, shape (n_sums,)
+    histogram : float64, shape (n_rows_h, n_bins_h)
+        Sum of weights in each cell.
+    """
+
+    sums: Array
+    histogram: Array
+
+    def __add__(self, other: Statistics) -> Statistics:
+        """Statistics of the rows of both; ValueError where the shapes differ."""
+        mine, theirs = self._shapes(), other._shapes()
+        if mine != theirs:
+            raise ValueError(f"statistics must be of one shape, got {mine} and {theirs}")
+        return Statistics(self.sums + other.sums, self.histogram + other.histogram)
+
+    def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.sums.shape, self.histogram.shape
+
+
+def statistics(
+    objective: str,
+    margins: Rows,
+    labels: Rows,
+    weights: Rows,
+    n_bins: int,
+    residual_range: float = 1.0,
+    center: float = 0.0,
+) -> Statistics:
+    """Sums of one party's rows, for ``scores``.
+
+    Parameters
+    ----------
+    objective : one of the three in the module's table
+    margins : float32, shape (n, n_outputs)
+        Model output before sigmoid or softmax; n may be 0.
+    labels : float32, shape (n,)
+        Class ids, or values for regression.
+    weights : float32, shape (n,), >= 0
+    n_bins : int, >= 2
+        Bins of the histogram; of no effect for multi:softprob.
+    residual_range : float, > 0
+        Regression alone: the histogram spans [-residual_range, residual_range], its outer bins
+        take what lies beyond.
+    center : float
+        binary:logistic alone: the margin around which bins are narrowest, for a young model's
+        margins all lie close to the base margin.
+
+    Returns
+    -------
+    Statistics
+
+    Raises
+    ------
+    ValueError : an argument breaks its rule. The text never holds a label.
+    """
+    margins64, labels64, weights64 = checked_rows(objective, margins, labels, weights)
+    if n_bins < 2:
+        raise ValueError(f"n_bins must be >= 2, got {n_bins}")
+    if objective == "binary:logistic":
+        return _binary_statistics(margins64[:, 0], labels64, weights64, n_bins, center)
+    if objective == "multi:softprob":
+        return _multi_statistics(margins64, labels64, weights64)
+    check_residual_range(residual_range)
+    return _regression_statistics(margins64[:, 0], labels64, weights64, n_bins, residual_range)
+
+
+def checked_rows(
+    objective: str, margins: Rows, labels: Rows, weights: Rows
+) -> tuple[Array, Array, Array]:
+    """The arrays in float64, after every check that needs no other argument."""
+    check_objective(objective)
+    is_multi, n_rows = objective == "multi:softprob", margins.shape[:1]
+    n_outputs = margins.shape[1] if margins.ndim == 2 else 0
+    if n_outputs < 1 or (n_outputs > 1) != is_multi:
+        columns = "n_classes" if is_multi else "1"
+        raise ValueError(f"margins must be of shape (n, {columns}), got {margins.shape}")
+    for name, rows in (("labels", labels), ("weights", weights)):
+        if rows.shape != n_rows:
+            raise ValueError(f"{name} must be of shape {n_rows}, got {rows.shape}")
+    for name, values in (("margins", margins), ("labels", labels), ("weights", weights)):
+        _check_all(np.isfinite(values), f"{name} must be finite")
+    _check_all(weights >= 0, "weights must be >= 0")
+    if objective != REGRESSION:
+        n_classes = max(n_outputs, 2)
+        is_class = (labels >= 0) & (labels < n_classes) & (labels == np.floor(labels))
+        _check_all(is_class, f"labels must be class ids 0 to {n_classes - 1}")
+    return margins.astype(np.float64), labels.astype(np.float64), weights.astype(np.float64)
+
+
+def check_residual_range(residual_range: float) -> None:
+    if not 0 < residual_range < np.inf:
+        raise ValueError(f"residual_range must be > 0 and finite, got {residual_range}")
+
+
+def check_statistics(objective: str, statistics: Statistics) -> None:
+    check_objective(objective)
+    sums, histogram = statistics.sums, statistics.histogram
+    n_rows, n_bins = histogram.shape if histogram.ndim == 2 else (0, 0)
+    n_expected = {"binary:logistic": 2, REGRESSION: 1}.get(objective, n_bins)
+    shape_holds = n_bins >= 2 and n_rows == n_expected
+    if sums.shape != (N_SUMS[objective],) or not shape_holds:
+        raise ValueError(
+            f"statistics must be those of {objective}, "
+            f"got sums {sums.shape} and histogram {histogram.shape}"
+        )
+    if not (np.isfinite(sums).all() and np.isfinite(histogram).all() and histogram.min() >= 0):
+        raise ValueError("statistics must be finite, and the histogram's cells >= 0")
+
+
+def _binary_statistics(
+    margins: Array, labels: Array, weights: Array, n_bins: int, center: float
+) -> Statistics:
+    losses = np.logaddexp(0.0, margins) - labels * margins
+    guesses = margins >= 0
+    terms = (1.0, losses, guesses * labels, ~guesses * labels, guesses * (1 - labels))
+    sums = np.array([(weights * term).sum() for term in terms])
+    bins = _margin_bins(margins - center, n_bins)
+    return Statistics(sums, _cells(labels.astype(np.int64), bins, weights, (2, n_bins)))
+
+
+def _margin_bins(distances: Array, n_bins: int) -> NDArray[np.int64]:
+    """Bins that widen with the distance from the centre: linear up to _NEAR, then geometric."""
+    places = np.arcsinh(distances / _NEAR) / np.arcsinh(_FAR / _NEAR)
+    bins: NDArray[np.int64] = ((places + 1) / 2 * n_bins).astype(np.int64)
+    return np.clip(bins, 0, n_bins - 1)
+
+
+def _multi_statistics(margins: Array, labels: Array, weights: Array) -> Statistics:
+    n_rows, n_classes = margins.shape
+    class_ids = labels.astype(np.int64)
+    losses = -log_softmax(margins)[np.arange(n_rows), class_ids]
+    histogram = _cells(class_ids, margins.argmax(axis=1), weights, (n_classes, n_classes))
+    return Statistics(np.array([weights.sum(), weights @ losses]), histogram)
+
+
+def _regression_statistics(
+    predictions: Array, labels: Array, weights: Array, n_bins: int, residual_range: float
+) -> Statistics:
+    residuals = labels - predictions
+    shares = np.clip((residuals / residual_range + 1.0) / 2.0, 0.0, 1.0)
+    bins = np.minimum((shares * n_bins).astype(np.int64), n_bins - 1)
+    terms = (np.ones_like(labels), residuals**2, np.abs(residuals), labels, labels**2)
+    histogram = _cells(np.zeros_like(bins), bins, weights, (1, n_bins))
+    return Statistics(np.array([weights @ term for term in terms]), histogram)
+
+
+def _cells(
+    rows: NDArray[np.int64], columns: NDArray[np.int64], weights: Array, shape: tuple[int, int]
+) -> Array:
+    """Sum of weights in each cell of a (rows, columns) table."""
+    flat = np.bincount(rows * shape[1] + columns, weights, minlength=shape[0] * shape[1])
+    return flat.astype(np.float64).reshape(shape)  # without rows bincount gives integers
+
+
+def log_softmax(margins: Array) -> Array:
+    shifted = margins - margins.max(axis=1, keepdims=True)
+    logs: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return logs
+
+
+def _check_all(holds: NDArray[np.bool_], rule: str) -> None:
+    if n_others := int(np.count_nonzero(~holds)):
+        raise ValueError(f"{rule}, got {n_others} other values")
