@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.trees.grow import Shape
@@ -105,6 +106,7 @@ class Settings(Section):
         if self.min_parties > self.parties:
             rule = f"must be <= parties ({self.parties}), got {self.min_parties}"
             raise ValueError(f"min-parties {rule}")
+        party_sources(self.data, self.parties)
         return self
 
     @property

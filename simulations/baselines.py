@@ -19,8 +19,9 @@ from fedapp.data.partition import Split, split_rows
 from fedapp.messages.parameters import parameters_of
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import common_order, read_columns, row_ids
-from fedapp.site.config import party_name, site_config
+from fedapp.site.config import site_config
 from fedapp.site.labels import class_ids, class_names
+from fedapp.site.names import party_name
 from fedapp.site.rows import Holdout, Rows, share_rows
 from fedapp.site.table import Table
 from fedapp.trees.bagged import BaggedForest, grow, leaf_values

@@ -24,23 +24,17 @@ ORDER_BYTES = 16
 
 
 def read_columns(config: SiteConfig, seed: int) -> Table:
-    """The table of one site; of a simulated one its share of the columns, and of the files.
+    """The table of one site; of a simulated one its share of the columns, or its own file.
 
-    The first share has the labels and weights. Files with commas between them are one a party, and
-    the labels are where the column is.
+    The first share has the labels and weights. Where simulated parties have files of their own, the
+    labels are where the column is.
 
     Raises
     ------
     DataError, ConfigError : there is no such table, it breaks a rule, or cannot be split as asked.
     """
-    if not config.simulated:
-        return read_table(config)
-    files = config.data.split(",")
-    if len(files) > 1:
-        if len(files) != config.n_parts:
-            rule = f"data must be {config.n_parts} files, one for each of parties={config.n_parts}"
-            raise DataError(f"{rule}, got {len(files)}")
-        return read_table(_with_own_roles(replace(config, data=files[config.part].strip())))
+    if not config.is_share:
+        return read_table(_with_own_roles(config) if config.simulated else config)
     table = read_table(config)
     rng = np.random.default_rng(seed)
     share = partition_columns(config.columns, len(table.columns), config.n_parts, rng)[config.part]
@@ -61,9 +55,7 @@ def read_rows_to_predict(config: SiteConfig, columns: Sequence[str]) -> Table:
     ------
     DataError, ConfigError : there is no such table, or it lacks a column.
     """
-    files = config.data.split(",") if config.simulated else [config.predict_data or config.data]
-    data = files[config.part].strip() if len(files) > 1 else files[0]
-    table = read_columns_of(data, columns, config.id_column)
+    table = read_columns_of(config.predict_data or config.data, columns, config.id_column)
     return replace(table, labels=None, weights=None)
 
 
@@ -75,8 +67,7 @@ def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np
     DataError : there are none, or they are not one a row.
     """
     if table.ids is None:
-        shares_rows = config.simulated and "," not in config.data
-        if needs_ids and not shares_rows:
+        if needs_ids and not config.is_share:
             raise DataError('id must name the column to match rows by, as in id="customer"')
         return np.arange(table.n_rows).astype(str)
     n_empty = int((table.ids == "").sum())

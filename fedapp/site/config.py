@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
+from fedapp.site.names import NAME, NAME_RULE, party_name
 
 Value = bool | int | float | str
 PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # Flower's own
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 # What a node config may say. A word misspelled is refused: it could be the site's policy.
 NODE_KEYS = (
@@ -35,7 +36,8 @@ class SiteConfig:
     data : a file (or, in simulation, any name the run config may have).
     label, id_column, weight : columns that are no features; empty where there is none.
     dropped : further columns that are no features.
-    partition : rule by which a simulated table is split; empty where the site has its own.
+    simulated : whether the run config names the tables of all parties, which are on one machine.
+    partition : rule by which one simulated table is split; empty where the party has its own.
     part, n_parts : which share of a simulated table is this party's.
     columns : rule by which the columns of a simulated table are split, between vertical parties.
     shares_names : whether others may learn the names of the columns, between vertical parties.
@@ -54,6 +56,7 @@ class SiteConfig:
     id_column: str = ""
     weight: str = ""
     dropped: tuple[str, ...] = ()
+    simulated: bool = False
     partition: str = ""
     part: int = 0
     n_parts: int = 1
@@ -78,7 +81,7 @@ class SiteConfig:
         return replace(self, name="", part=0)
 
     @property
-    def simulated(self) -> bool:
+    def is_share(self) -> bool:
         """Whether the table is a share of a larger one."""
         return bool(self.partition)
 
@@ -99,26 +102,34 @@ def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConf
         _check_keys(node)
         name = str(node.get("name", ""))
         if not NAME.fullmatch(name):
-            raise ConfigError(
-                f"name in the node config must be letters, digits, '.', '_' or '-', got {name!r}"
-            )
+            raise ConfigError(f"name in the node config must be {NAME_RULE}, got {name!r}")
         return SiteConfig(name, **_table(node), **_policy(node))
     if "partition-id" not in node:
         raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
-    part, n_parts = int(node["partition-id"]), int(node["num-partitions"])
+    return _simulated(int(node["partition-id"]), int(node["num-partitions"]), run)
+
+
+def _simulated(part: int, n_parts: int, run: Mapping[str, Value]) -> SiteConfig:
+    """One of the parties of a simulation: with a table of its own, or a share of the only one."""
+    sources = party_sources(str(run["data"]), n_parts)
+    if sources:
+        name = list(sources)[part]
+        return SiteConfig(
+            name,
+            simulated=True,
+            part=part,
+            n_parts=n_parts,
+            **_table({**run, "data": sources[name]}),
+        )
     return SiteConfig(
         party_name(part, n_parts),
+        simulated=True,
         partition=str(run["partition"]),
         columns=str(run["columns"]),
         part=part,
         n_parts=n_parts,
         **_table(run),
     )
-
-
-def party_name(part: int, n_parts: int) -> str:
-    """Name of a simulated party; names sort as their numbers do."""
-    return f"party-{part + 1:0{len(str(n_parts))}d}"
 
 
 def _table(config: Mapping[str, Value]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def read_parts(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
     DataError : the table breaks a rule.
     ConfigError : there is no such table, or it cannot be split as asked.
     """
-    if not config.simulated:
+    if not config.is_share:
         table = read_table(config)
         split = split_rows(
             table.n_rows, holdout.test_fraction, holdout.valid_fraction, holdout.seed
