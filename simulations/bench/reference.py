@@ -1,0 +1,167 @@
+"""What every method computes, as digests: two commits that compute the same have the same ones.
+
+``python -m simulations.bench.reference --write FILE`` trains every method in this process, with a
+fixed seed, on built-in tables and under small keys, and predicts in every way. ``--check FILE``
+does so again, names what differs, and then ends with status 1.
+
+Digests hold on one machine and for one set of library versions. The sizes of messages may change
+and are not recorded; nor are the names and salts that a run draws at random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from fedapp.config import Settings, load_settings
+from fedapp.home import home
+from fedapp.predict import parts_of, predict_table
+from fedapp.run_folder import RunFolder
+from fedapp.trees.parts import PART
+from simulations.engines import run_local
+
+DIGEST_BYTES = 16
+DRAWN = {"model_id", "salt", "parts"}  # by a run at random; "parts" are digests of salted files
+BOOSTED = {"num-boost-round": 4, "max-depth": 4, "max-bin": 32}
+SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A training, and predictions by its model.
+
+    Parameters
+    ----------
+    settings : that differ from the defaults, the method's own in a table of its name.
+    inferences : ways to predict where the model's parts lie at the parties.
+    """
+
+    settings: Mapping[str, Any]
+    inferences: Sequence[str] = ()
+
+
+def _boosted(strategy: str, **more: Any) -> dict[str, Any]:
+    return {"strategy": strategy, **BOOSTED, **more}
+
+
+def _secureboost(parties: int) -> dict[str, Any]:
+    return _boosted("secureboost", parties=parties, secureboost=SMALL_KEY)
+
+
+def _forest(**own: Any) -> dict[str, Any]:
+    forest = {**SMALL_KEY, "max-depth": 4, **own}
+    return {"strategy": "federated-forest", "parties": 2, "federated-forest": forest}
+
+
+PLANS: Mapping[str, Plan] = {
+    "pax": Plan(_boosted("pax", **{"subsample": 0.8, "colsample-bytree": 0.8})),
+    "pax, classes": Plan(_boosted("pax", data="wine", objective="multi:softprob")),
+    "pax, regression": Plan(_boosted("pax", data="diabetes", objective="reg:squarederror")),
+    "fedxgbllr": Plan(
+        {
+            "strategy": "fedxgbllr",
+            "fedxgbllr": {"trees": 30, "max-depth": 3, "rounds": 2, "epochs": 3},
+        }
+    ),
+    "bagging": Plan(_boosted("bagging")),
+    "cyclic": Plan(_boosted("cyclic")),
+    "fedavg-linear": Plan({"strategy": "fedavg-linear", "fedavg-linear": {"rounds": 4}}),
+    "secureboost": Plan(_secureboost(parties=2), ("interactive", "eini")),
+    "secureboost, 3 parties": Plan(_secureboost(parties=3), ("interactive",)),
+    "federated-forest, encoded": Plan(_forest(trees=6), ("interactive", "one-round", "eini")),
+    "federated-forest, paillier": Plan(_forest(trees=3, labels="paillier"), ("one-round",)),
+}
+
+
+def main() -> None:
+    """Run the plans; write what they computed, or compare it with what was written."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=PLANS, default=list(PLANS), metavar="PLAN")
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--write", type=Path, metavar="FILE")
+    way.add_argument("--check", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    found = {}
+    for name in given.only:
+        for what, value in computed(name):
+            print(f"{what}: {value}", flush=True)
+            found[what] = value
+    if given.write:
+        given.write.write_text(json.dumps(found, indent=2) + "\n")
+        return
+    expected = {
+        what: value
+        for what, value in json.loads(given.check.read_text()).items()
+        if what.partition(":")[0] in given.only
+    }
+    if lines := differences(expected, found):
+        raise SystemExit("\n".join(lines))
+    print(f"{len(found)} as in {given.check}")
+
+
+def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """A line for everything that is not as expected."""
+    return [
+        f"{what} must be {expected.get(what)}, got {found.get(what)}"
+        for what in sorted({*expected, *found})
+        if expected.get(what) != found.get(what)
+    ]
+
+
+def computed(name: str) -> Iterator[tuple[str, Any]]:
+    """Carry out a plan; yields what was computed, and its digest or number."""
+    plan = PLANS[name]
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, FEDAPP_HOME=folder):
+        settings = load_settings({**plan.settings, "run-dir": f"{folder}/run"})
+        run = run_local(settings)
+        yield f"{name}: model", digest_of(run.path / "model.json")
+        yield f"{name}: exchanges", summary_of(run)["exchanges"]
+        if not (parts := parts_of(run.path)):
+            predict_table(run.path, settings.data, "", run.path / "predictions.csv")
+            yield f"{name}: predictions", digest_of(run.path / "predictions.csv")
+            return
+        for party in (parts["active"], *parts["passive"]):
+            path = home() / "sites" / party / parts["model_id"] / PART
+            yield f"{name}: part of {party}", digest_of(path)
+        for inference in plan.inferences:
+            yield from _predicted_together(name, settings, parts["model_id"], inference)
+
+
+def _predicted_together(
+    name: str, trained: Settings, model_id: str, inference: str
+) -> Iterator[tuple[str, Any]]:
+    """Have the parties predict the table that they trained on."""
+    config = {key: getattr(trained, key) for key in ("data", "parties", "columns", "align", "seed")}
+    config |= {"model": model_id, "strategy": inference, "eini": {**SMALL_KEY, "unguarded": True}}
+    run = run_local(load_settings({**config, "run-dir": f"{trained.run_dir}-{inference}"}))
+    summary = summary_of(run)
+    site = home() / "sites" / summary["active"] / summary["model_id"]
+    yield f"{name}: exchanges, {inference}", summary["exchanges"]
+    yield f"{name}: predictions, {inference}", digest_of(site / "predictions.csv")
+
+
+def summary_of(run: RunFolder) -> dict[str, Any]:
+    """What a run wrote of itself."""
+    found: dict[str, Any] = json.loads((run.path / "summary.json").read_text())
+    return found
+
+
+def digest_of(path: Path) -> str:
+    """Of a file; of a JSON object without what the run drew at random."""
+    content = path.read_bytes()
+    if path.suffix == ".json":
+        told = {key: value for key, value in json.loads(content).items() if key not in DRAWN}
+        content = json.dumps(told, sort_keys=True).encode()
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
+
+
+if __name__ == "__main__":
+    main()
