@@ -94,7 +94,7 @@ def _costs(named: Named) -> str:
     return table(header, rows)
 
 
-def _curves(named: Named) -> dict[str, bytes]:
+def _curves(named: Named) -> dict[str, str]:
     rounds = {name: run.rounds for name, run in named.items() if run.rounds}
     return {
         f"{arrow(metric)} by boosting round": plots.compared_scores(rounds, metric)
@@ -102,7 +102,7 @@ def _curves(named: Named) -> dict[str, bytes]:
     }
 
 
-def _rocs(named: Named) -> dict[str, bytes]:
+def _rocs(named: Named) -> dict[str, str]:
     rocs = {name: (run.summary.get("curves") or {}).get("roc") for name, run in named.items()}
     drawn = {name: roc for name, roc in rocs.items() if roc and roc["fpr"]}
     return {"ROC curves": plots.roc(drawn)} if drawn else {}

@@ -117,7 +117,7 @@ def _result(summary: Mapping[str, Any]) -> str:
     return table(["model", "rows", *map(arrow, names)], cells, n_texts=2) + note
 
 
-def _training(run: Run) -> dict[str, bytes]:
+def _training(run: Run) -> dict[str, str]:
     if not run.rounds:
         return {}
     best = run.summary.get("best_round")
@@ -130,7 +130,7 @@ def _training(run: Run) -> dict[str, bytes]:
     return images
 
 
-def _curves(summary: Mapping[str, Any]) -> dict[str, bytes]:
+def _curves(summary: Mapping[str, Any]) -> dict[str, str]:
     curves = summary.get("curves") or {}
     images = {}
     if (curves.get("roc") or {}).get("fpr"):
@@ -163,7 +163,7 @@ def _model(summary: Mapping[str, Any]) -> str:
     return figures(images) + columns
 
 
-def _learned(summary: Mapping[str, Any]) -> dict[str, bytes]:
+def _learned(summary: Mapping[str, Any]) -> dict[str, str]:
     """What a method says of its model beside scores."""
     images = {}
     if rates := summary.get("learning_rates"):

@@ -1,37 +1,40 @@
-"""The figures of a report: plain data in, PNG bytes out."""
+"""The figures of a report: plain data in, an SVG element out."""
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
 from typing import Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike, NDArray
+
+from fedapp.report.canvas import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    add_legend,
+    line_style,
+    new_canvas,
+    new_pens,
+    plain,
+    to_svg,
+)
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Array: TypeAlias = NDArray[np.float64]
 
-# Okabe and Ito's palette, which colour-blind readers tell apart; dashes tell it apart in print.
-BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
-PINK, SKY, BLACK = "#CC79A7", "#56B4E9", "#222222"
-PALETTE = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK)
-DASHES = ("-", "--", "-.", ":")
-
-_WIDTH, _HEIGHT, _DPI = 5.2, 3.3, 180  # inches; at twice the pixels that the page shows
-_GREY, _GRID = "#555555", "#e4e4e4"
 _N_NAMED_CLASSES = 12  # beyond, a confusion matrix has no room for numbers
 _N_BARS = 60
 _N_COLUMNS = 20
 
 
-def scores_by_tree(rounds: Rounds, metric: str, best_round: int | None = None) -> bytes:
+def scores_by_tree(rounds: Rounds, metric: str, best_round: int | None = None) -> str:
     """A metric of one run, on training and validation rows, tree by tree."""
     figure, ax = new_canvas()
     trees = [entry["round"] for entry in rounds]
@@ -40,13 +43,13 @@ def scores_by_tree(rounds: Rounds, metric: str, best_round: int | None = None) -
         if np.isfinite(values).any():
             ax.plot(trees, values, dash, color=color, label=split, **line_style(trees))
     if best_round is not None:
-        ax.axvline(best_round, color=_GREY, linewidth=1, linestyle=":", label="best round")
+        ax.axvline(best_round, color=GREY, linewidth=1, linestyle=":", label="best round")
     _label_trees(ax, metric)
-    _legend(ax)
-    return to_png(figure)
+    add_legend(ax)
+    return to_svg(figure)
 
 
-def compared_scores(runs: Mapping[str, Rounds], metric: str) -> bytes:
+def compared_scores(runs: Mapping[str, Rounds], metric: str) -> str:
     """A metric of several runs: on validation rows, or on training rows where a run has none."""
     figure, ax = new_canvas()
     for (name, rounds), (color, dash) in zip(runs.items(), new_pens(), strict=False):
@@ -54,30 +57,30 @@ def compared_scores(runs: Mapping[str, Rounds], metric: str) -> bytes:
         if not np.isfinite(_values(rounds, split, metric)).any():
             split = "train"
         values = _values(rounds, split, metric)
-        label = _plain(f"{name}, {split}")
+        label = plain(f"{name}, {split}")
         ax.plot(trees, values, dash, color=color, label=label, **line_style(trees))
     _label_trees(ax, metric)
-    _legend(ax)
-    return to_png(figure)
+    add_legend(ax)
+    return to_svg(figure)
 
 
-def roc(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> bytes:
+def roc(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     """ROC curves, by the run's name: each with fpr and tpr."""
     figure, ax = new_canvas(width=4.6, height=4.4)
-    ax.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle=":")
+    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
     for (name, curve), (color, dash) in zip(runs.items(), new_pens(), strict=False):
-        ax.plot(curve["fpr"], curve["tpr"], dash, color=color, linewidth=2, label=_plain(name))
+        ax.plot(curve["fpr"], curve["tpr"], dash, color=color, linewidth=2, label=plain(name))
     if len(runs) == 1:
         only = next(iter(runs.values()))
         ax.fill_between(only["fpr"], only["tpr"], color=BLUE, alpha=0.08, linewidth=0)
     else:
-        _legend(ax)
+        add_legend(ax)
     ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
     ax.set(xlabel="false positive rate", ylabel="true positive rate")
-    return to_png(figure)
+    return to_svg(figure)
 
 
-def confusion(counts: Sequence[Sequence[float]]) -> bytes:
+def confusion(counts: Sequence[Sequence[float]]) -> str:
     """Confusion matrix: rows true classes, columns predicted; shaded by the share of the row."""
     cells = np.asarray(counts, dtype=np.float64)
     totals = cells.sum(axis=1, keepdims=True)
@@ -93,14 +96,14 @@ def confusion(counts: Sequence[Sequence[float]]) -> bytes:
         ax.set_xticks(range(len(cells)))
         ax.set_yticks(range(len(cells)))
     bar = figure.colorbar(image, ax=ax, shrink=0.8)
-    bar.set_label("share of the true class", color=_GREY)
+    bar.set_label("share of the true class", color=GREY)
     bar.outline.set_visible(False)
-    bar.ax.tick_params(colors=_GREY, labelsize=9)
+    bar.ax.tick_params(colors=GREY, labelsize=9)
     ax.set(xlabel="predicted class", ylabel="true class")
-    return to_png(figure)
+    return to_svg(figure)
 
 
-def residuals(edges: Sequence[float], counts: Sequence[float]) -> bytes:
+def residuals(edges: Sequence[float], counts: Sequence[float]) -> str:
     """Histogram of label minus prediction, over the bins in use, in at most 60 bars."""
     cuts, weights = np.asarray(edges, dtype=np.float64), np.asarray(counts, dtype=np.float64)
     used = np.flatnonzero(weights)
@@ -111,50 +114,50 @@ def residuals(edges: Sequence[float], counts: Sequence[float]) -> bytes:
     ax.stairs(sums, np.append(cuts[starts], cuts[last]), fill=True, color=BLUE)
     ax.axvline(0, color=BLACK, linewidth=1, linestyle=":")
     ax.set(xlabel="residual: label - prediction (units of the label)", ylabel="rows (weighted)")
-    return to_png(figure)
+    return to_svg(figure)
 
 
-def importance(worth: Mapping[str, float], label: str = "sum of gains") -> bytes:
+def importance(worth: Mapping[str, float], label: str = "sum of gains") -> str:
     """Total gain, or number of splits, of the 20 columns that have most of it."""
     best = sorted(worth.items(), key=lambda item: item[1], reverse=True)[:_N_COLUMNS]
     figure, ax = new_canvas(height=0.8 + 0.22 * len(best))
     places = range(len(best))
     ax.barh(places, [value for _, value in best], color=BLUE, height=0.7)
-    ax.set_yticks(places, [_plain(name) for name, _ in best], parse_math=False)
+    ax.set_yticks(places, [plain(name) for name, _ in best], parse_math=False)
     ax.invert_yaxis()
     ax.grid(False, axis="y")
     ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     ax.margins(y=0.01)
     ax.set(xlabel=label)
-    return to_png(figure)
+    return to_svg(figure)
 
 
-def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> bytes:
+def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> str:
     """Learned rate of each tree, a line a party; the party's weight stands beside its name."""
     figure, ax = new_canvas()
     for (name, values), (color, dash) in zip(rates.items(), new_pens(), strict=False):
-        label = f"{_plain(name)}, Z {weights[name]:.3g}"
+        label = f"{plain(name)}, Z {weights[name]:.3g}"
         trees = np.arange(1, len(values) + 1)
         ax.plot(trees, values, dash, color=color, label=label, linewidth=1)
-    ax.axhline(0.0, color=_GREY, linewidth=1)
+    ax.axhline(0.0, color=GREY, linewidth=1)
     ax.set(xlabel="tree of the party", ylabel="learned rate")
-    _legend(ax)
-    return to_png(figure)
+    add_legend(ax)
+    return to_svg(figure)
 
 
-def purity(shares: Mapping[str, Sequence[float]]) -> bytes:
+def purity(shares: Mapping[str, Sequence[float]]) -> str:
     """Leaf purity round by round, a line a view."""
     figure, ax = new_canvas()
     for (name, values), (color, dash) in zip(shares.items(), new_pens(), strict=False):
         trees = list(range(1, len(values) + 1))
-        ax.plot(trees, values, dash, color=color, label=_plain(name), **line_style(trees))
+        ax.plot(trees, values, dash, color=color, label=plain(name), **line_style(trees))
     _label_trees(ax, "purity")
-    _legend(ax)
-    return to_png(figure)
+    add_legend(ax)
+    return to_svg(figure)
 
 
-def traffic_by_tree(rounds: Rounds) -> bytes:
+def traffic_by_tree(rounds: Rounds) -> str:
     """Bytes of each tree, those to the server on top of those to the parties."""
     figure, ax = new_canvas()
     edges = _edges(rounds)
@@ -163,28 +166,28 @@ def traffic_by_tree(rounds: Rounds) -> bytes:
     ax.stairs(down + up, edges, baseline=down, fill=True, color=BLUE, label="to server")
     ax.yaxis.set_major_formatter(EngFormatter(unit="B"))
     _label_trees(ax, "size of messages")
-    _legend(ax, above=True)
-    return to_png(figure)
+    add_legend(ax, above=True)
+    return to_svg(figure)
 
 
-def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> bytes:
+def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> str:
     """Bytes of the whole run, by party: (to the party, from the party)."""
     figure, ax = new_canvas(height=1.4 + 0.25 * len(sizes))
     places = np.arange(len(sizes))
     down, up = np.asarray(list(sizes.values()), dtype=np.float64).reshape(-1, 2).T
     ax.barh(places, down, color=ORANGE, height=0.7, label="to the party")
     ax.barh(places, up, left=down, color=BLUE, height=0.7, label="from the party")
-    ax.set_yticks(places, [_plain(name) for name in sizes], parse_math=False)
+    ax.set_yticks(places, [plain(name) for name in sizes], parse_math=False)
     ax.invert_yaxis()
     ax.grid(False, axis="y")
     ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_formatter(EngFormatter(unit="B"))
     ax.set(xlabel="size of messages")
-    _legend(ax, above=True)
-    return to_png(figure)
+    add_legend(ax, above=True)
+    return to_svg(figure)
 
 
-def effort_by_tree(rounds: Rounds) -> bytes:
+def effort_by_tree(rounds: Rounds) -> str:
     """Exchanges (above) and seconds (below) of each tree."""
     figure, upper = new_canvas(rows=2)
     edges, lower = _edges(rounds), figure.axes[1]
@@ -196,7 +199,7 @@ def effort_by_tree(rounds: Rounds) -> bytes:
     upper.set_ylabel("exchanges")
     upper.tick_params(labelbottom=False)
     _label_trees(lower, "seconds")
-    return to_png(figure)
+    return to_svg(figure)
 
 
 def tradeoff(
@@ -204,13 +207,13 @@ def tradeoff(
     cost: str,
     metric: str,
     in_words: Callable[[float], str],
-) -> bytes:
+) -> str:
     """A metric against what it costs, a named point a strategy; the cost on a logarithmic scale."""
     figure, ax = new_canvas()
     for (name, spent, score), (color, _) in zip(points, new_pens(), strict=False):
         ax.plot([max(spent, 1e-3)], [score], "o", color=color, markersize=8)
         ax.annotate(
-            _plain(name),
+            plain(name),
             (max(spent, 1e-3), score),
             xytext=(6, 6),
             textcoords="offset points",
@@ -223,67 +226,21 @@ def tradeoff(
     ax.xaxis.set_major_formatter(lambda spent, _: in_words(spent))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.tick_params(axis="x", rotation=30)
-    return to_png(figure)
+    return to_svg(figure)
 
 
-def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> bytes:
+def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> str:
     """A metric with its spread, a point each; baselines paler than strategies."""
     figure, ax = new_canvas(height=max(2.2, 0.36 * len(points) + 0.8))
     for place, (_, mean, spread, is_baseline) in enumerate(points):
         color = SKY if is_baseline else BLUE
         ax.errorbar(mean, place, xerr=spread, fmt="o", color=color, markersize=8, capsize=3)
-    names = [_plain(name) for name, *_ in points]
+    names = [plain(name) for name, *_ in points]
     ax.set_yticks(np.arange(len(points)), names, parse_math=False)
     ax.invert_yaxis()
     ax.margins(y=0.1)
     ax.set_xlabel(metric)
-    return to_png(figure)
-
-
-def new_canvas(
-    width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1
-) -> tuple[Figure, Axes]:
-    """A figure with a light grid; the first of its axes, which stand one above the other."""
-    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    every = [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
-    for ax in every:
-        ax.grid(True, color=_GRID, linewidth=0.8)
-        ax.set_axisbelow(True)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.spines[["left", "bottom"]].set_color("#aaaaaa")
-        ax.tick_params(colors=_GREY, labelsize=10)
-        ax.ticklabel_format(useOffset=False)
-        for label in (ax.xaxis.label, ax.yaxis.label):
-            label.set(fontsize=11, color=BLACK)
-    return figure, every[0]
-
-
-def to_png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        # A column's name may be in a script that the font lacks; the page has it in full.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def new_pens() -> Any:
-    """Colour and dash of line after line: no two of the first 28 agree in both."""
-    return zip(cycle(PALETTE), cycle(DASHES), strict=False)
-
-
-def line_style(points: Sequence[Any]) -> dict[str, Any]:
-    return {"linewidth": 2, "marker": "o" if len(points) <= 30 else "", "markersize": 3.5}
-
-
-def _legend(ax: Axes, above: bool = False) -> None:
-    """A legend where there is room for it, or above the axes, which bars fill."""
-    if not ax.get_legend_handles_labels()[0]:
-        return
-    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
-    for text in ax.legend(frameon=False, fontsize=10, **(place if above else {})).get_texts():
-        text.set_parse_math(False)
+    return to_svg(figure)
 
 
 def _label_trees(ax: Axes, ylabel: str) -> None:
@@ -314,9 +271,3 @@ def _edges(rounds: Rounds) -> Array:
     """Edges of one bar a round."""
     trees = np.asarray([entry["round"] for entry in rounds], dtype=np.float64)
     return np.append(trees - 0.5, trees[-1] + 0.5)
-
-
-def _plain(name: str) -> str:
-    """A name from outside on one line, cut to 32 characters."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in name).split())
-    return line if len(line) <= 32 else line[:31] + "…"

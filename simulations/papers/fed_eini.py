@@ -32,7 +32,7 @@ from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.report.plots import DASHES, PALETTE, line_style, new_canvas, to_png
+from fedapp.report.canvas import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.site.columns import common_order

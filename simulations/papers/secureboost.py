@@ -32,7 +32,7 @@ from fedapp.conversation import Checkpoint, Conversation, Parties
 from fedapp.data.datasets import read_source
 from fedapp.home import home
 from fedapp.messages.vertical import VerticalHelloReply
-from fedapp.report.plots import BLUE, line_style, new_canvas, to_png
+from fedapp.report.canvas import BLUE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from simulations.baselines import Pooled, join_tables
