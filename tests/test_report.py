@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import io
 import json
 import math
@@ -442,7 +441,7 @@ def test_names_from_outside_are_escaped(tmp_path):
 def test_the_page_loads_nothing_from_elsewhere(tmp_path):
     page = page_of(make_run(tmp_path / "run"))
     assert not re.search(r"<(script|link|iframe|object)\b", page)
-    assert "src=" not in page.replace(html.escape(MALICIOUS), "")
+    assert not re.search(r"<[^>]*\bsrc=", page)
     assert all(url.startswith("#") for url in re.findall(r'href="([^"]*)', page))
     assert all(url.startswith("#") for url in re.findall(r"url\(([^)]*)", page))
     assert "@import" not in page
