@@ -5,7 +5,7 @@ Both by XGBoost, or by scikit-learn's random forest where the model is a forest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,16 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import metrics
-from fedapp.config import Settings, flatten
-from fedapp.data.datasets import read_source
+from fedapp.config import Settings
 from fedapp.data.partition import Split, split_rows
 from fedapp.messages.parameters import parameters_of
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import common_order, read_columns, row_ids
-from fedapp.site.config import site_config
 from fedapp.site.labels import class_ids, class_names
-from fedapp.site.names import party_name
-from fedapp.site.rows import Holdout, Rows, share_rows
+from fedapp.site.rows import Rows
 from fedapp.site.table import Table
 from fedapp.trees.bagged import BaggedForest, grow, leaf_values
 from fedapp.trees.cart import Rules, bin_columns, code_columns
@@ -32,6 +29,7 @@ from fedapp.trees.label_codes import class_codes, number_codes
 from fedapp.trees.levels import Rows as TreeRows
 from fedapp.trees.objective import REGRESSION, base_score, margins_of, n_outputs
 from fedapp.trees.partition import Nodes
+from simulations.rows import PartRows, party_configs, stacked_tables
 from strategies.federated_forest import FederatedForest
 from strategies.vertical import VerticalStrategy
 
@@ -68,27 +66,16 @@ def run_baselines(settings: Settings) -> dict[str, Any]:
     """
     if issubclass(load_strategy(settings.strategy), VerticalStrategy):
         return _vertical_baselines(settings)
-    table = read_source(
-        settings.data,
-        label=settings.label,
-        id_column=settings.id,
-        weight=settings.weight,
-        group=settings.group,
-        drop=settings.dropped,
-    )
-    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
-    shares = share_rows(table, holdout, settings.partition, settings.parties)
-    test = np.concatenate(shares["test"])
+    table, shares = stacked_tables(settings)
+    test = np.concatenate([rows["test"] for rows in shares.values()])
 
-    def of(train: Rows, valid: Rows) -> dict[str, float]:
+    def of(parties: Iterable[PartRows]) -> dict[str, float]:
+        train, valid = (_all([rows[part] for rows in parties]) for part in ("train", "valid"))
         return _scores(settings, _pooled(settings, table, Split(train, valid, test)))
 
     return {
-        "pooled": of(_all(shares["train"]), _all(shares["valid"])),
-        "alone": {
-            party_name(part, settings.parties): of(shares["train"][part], shares["valid"][part])
-            for part in range(settings.parties)
-        },
+        "pooled": of(shares.values()),
+        "alone": {name: of([rows]) for name, rows in shares.items()},
     }
 
 
@@ -99,11 +86,7 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
     -------
     All rows, the name of the party that has the labels, and which columns are its own.
     """
-    run = flatten(settings.as_config())
-    configs = [
-        site_config({"partition-id": part, "num-partitions": settings.parties}, run)
-        for part in range(settings.parties)
-    ]
+    configs = party_configs(settings)
     tables = [read_columns(config, settings.seed) for config in configs]
     ids = [row_ids(table, config, False) for table, config in zip(tables, configs, strict=True)]
     common = sorted(set.intersection(*(set(each.tolist()) for each in ids)))
@@ -136,7 +119,7 @@ def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
     return Pooled(table.values, labels, weights, split)
 
 
-def _all(shares: tuple[Rows, ...]) -> Rows:
+def _all(shares: Sequence[Rows]) -> Rows:
     return np.sort(np.concatenate(shares))
 
 

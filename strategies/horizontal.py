@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fedapp.config import Settings
 from fedapp.conversation import Conversation, Parties, ask
@@ -37,7 +37,7 @@ def common_table(
     DataError : columns or labels do not fit together.
     ConfigError : early stopping has no rows to look at.
     """
-    check_same_columns(parties)
+    check_same_columns({name: hello.columns for name, hello in parties.items()})
     check_validation(parties, settings)
     classes = check_labels(parties, settings)
     return next(iter(parties.values())).columns, classes
@@ -56,33 +56,33 @@ def ask_for_labels(
     )
 
 
-def check_same_columns(parties: Mapping[str, HelloReply]) -> None:
+def check_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
     """Hold that all parties have the same columns in the same order.
+
+    Parameters
+    ----------
+    columns : names of the columns, by party.
 
     Raises
     ------
     DataError : names the party and the first column that differs from the first party's.
     """
-    first, *others = parties.values()
-    known = set(first.columns)
-    for other in others:
-        own = set(other.columns)
-        missing = [name for name in first.columns if name not in own]
-        added = [name for name in other.columns if name not in known]
+    (first, due), *others = columns.items()
+    known = set(due)
+    for party, own in others:
+        there = set(own)
+        missing = [name for name in due if name not in there]
+        added = [name for name in own if name not in known]
         if missing or added:
             found = [f"{name!r} is missing" for name in missing[:3]]
-            found += [f"{name!r}, which {first.name} does not have" for name in added[:3]]
-            raise DataError(
-                f"columns must be those of {first.name}, got {', '.join(found)}", other.name
-            )
-        for place, (here, there) in enumerate(
-            zip(other.columns, first.columns, strict=True), start=1
-        ):
-            if here != there:
+            found += [f"{name!r}, which {first} does not have" for name in added[:3]]
+            raise DataError(f"columns must be those of {first}, got {', '.join(found)}", party)
+        for place, (here, wanted) in enumerate(zip(own, due, strict=True), start=1):
+            if here != wanted:
                 raise DataError(
-                    f"columns must be in the order of {first.name}'s, "
-                    f"got {here!r} as column {place} in place of {there!r}",
-                    other.name,
+                    f"columns must be in the order of {first}'s, "
+                    f"got {here!r} as column {place} in place of {wanted!r}",
+                    party,
                 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
             f"label must have at most {most} different values for {objective}, got {len(values)}; "
             "set objective=multi:softprob or reg:squarederror"
         )
-    return tuple(str(value) if is_text else _plain(float(value)) for value in values)
+    return tuple(_written(values))
 
 
 def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -49,11 +50,17 @@ def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]
     if not classes:
         return labels.astype(np.float32)
     names, places = np.unique(labels, return_inverse=True)
-    written = [str(name) if labels.dtype.kind == "U" else _plain(float(name)) for name in names]
+    written = _written(names)
     if not set(written) <= set(classes):
         raise DataError(f"label must be one of the {len(classes)} classes of the run")
     ids = np.array([classes.index(name) for name in written], dtype=np.float32)
     return ids[places]
+
+
+def label_texts(labels: Labels) -> npt.NDArray[np.str_]:
+    """The class name of each label."""
+    names, places = np.unique(labels, return_inverse=True)
+    return np.array(_written(names), dtype=np.str_)[places]
 
 
 def merge_classes(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
@@ -63,6 +70,12 @@ def merge_classes(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
         return tuple(sorted(merged, key=float))
     except ValueError:
         return tuple(merged)
+
+
+def _written(values: npt.NDArray[Any]) -> list[str]:
+    """Class names of some labels."""
+    is_text = values.dtype.kind == "U"
+    return [str(value) if is_text else _plain(float(value)) for value in values]
 
 
 def _plain(value: float) -> str:

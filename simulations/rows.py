@@ -1,0 +1,78 @@
+"""All rows of a simulated run in one place, and whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from fedapp.config import Settings, flatten
+from fedapp.data.partition import PARTS, split_rows
+from fedapp.site.config import SiteConfig, site_config
+from fedapp.site.labels import Labels, label_texts
+from fedapp.site.rows import Holdout, Rows, read_table, share_rows
+from fedapp.site.table import Table
+from strategies.horizontal import check_same_columns
+
+PartRows = Mapping[str, Rows]  # row numbers that train, validate and test
+
+
+def party_configs(settings: Settings) -> list[SiteConfig]:
+    """Tables and names of the simulated parties, in the order of the names."""
+    run = flatten(settings.as_config())
+    return [
+        site_config({"partition-id": part, "num-partitions": settings.parties}, run)
+        for part in range(settings.parties)
+    ]
+
+
+def stacked_tables(settings: Settings) -> tuple[Table, dict[str, PartRows]]:
+    """The rows of all horizontal parties as one table, and which are whose.
+
+    Returns
+    -------
+    table : the one that is split, or those of the parties in turn.
+    rows : by party; those held back are those of the run.
+
+    Raises
+    ------
+    DataError, ConfigError : there is no such table, or the tables of parties do not fit together.
+    """
+    configs = party_configs(settings)
+    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+    if configs[0].is_share:
+        table = read_table(configs[0])
+        shares = share_rows(table, holdout, settings.partition, settings.parties)
+        return table, {
+            config.name: {part: shares[part][config.part] for part in PARTS} for config in configs
+        }
+    tables = {config.name: read_table(config) for config in configs}
+    check_same_columns({name: table.columns for name, table in tables.items()})
+    rows: dict[str, PartRows] = {}
+    start = 0
+    for name, table in tables.items():
+        fractions = holdout.test_fraction, holdout.valid_fraction
+        split = split_rows(table.n_rows, *fractions, holdout.seed)
+        rows[name] = {part: start + getattr(split, part) for part in PARTS}
+        start += table.n_rows
+    return _stack(list(tables.values())), rows
+
+
+def _stack(tables: Sequence[Table]) -> Table:
+    """Tables of the same columns, one below the other."""
+    labels = [table.labels for table in tables if table.labels is not None]
+    weights = [table.weights for table in tables if table.weights is not None]
+    return Table(
+        tables[0].columns,
+        np.concatenate([table.values for table in tables]),
+        labels=_stack_labels(labels) if labels else None,
+        weights=np.concatenate(weights) if weights else None,
+    )
+
+
+def _stack_labels(labels: Sequence[Labels]) -> Labels:
+    """Labels as they are; as texts where they are in one of the tables."""
+    if len({each.dtype.kind for each in labels}) > 1:
+        labels = [label_texts(each) for each in labels]
+    return cast(Labels, np.concatenate(labels))
