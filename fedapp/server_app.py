@@ -106,6 +106,8 @@ def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
         "engine": engine,
         "data": settings.data if strategy.simulated else "the parties' own tables",
         "objective": settings.objective,
+        "settings_read": strategy.settings_read(settings),
+        "round_name": strategy.round_name,
         "seed": settings.seed,
         "model_id": strategy.model_id,
         "parties": [

@@ -29,7 +29,7 @@ from fedapp.messages.bagging import BagReply, BagRequest
 from fedapp.messages.hello import HelloReply
 from fedapp.trees.forest import scaled
 from fedapp.trees.model import Tree
-from strategies.base import Summary
+from strategies.base import BOOSTING_SETTINGS, Summary
 from strategies.horizontal import HorizontalStrategy
 from strategies.scoring import shares
 from strategies.trees import Boosted, begin, best_round, finish, trees_of
@@ -43,6 +43,8 @@ class BaggingSettings(Section):
 
 class Bagging(HorizontalStrategy):
     """The server's side of bagging."""
+
+    reads = BOOSTING_SETTINGS
 
     @classmethod
     def own_settings(cls, settings: Settings) -> BaggingSettings:

@@ -19,13 +19,15 @@ from collections.abc import Iterable
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.cyclic import TurnReply, TurnRequest
 from fedapp.messages.hello import HelloReply
-from strategies.base import Summary
+from strategies.base import BOOSTING_SETTINGS, Summary
 from strategies.horizontal import HorizontalStrategy
 from strategies.trees import Boosted, begin, best_round, finish, trees_of
 
 
 class Cyclic(HorizontalStrategy):
     """The server's side of cyclic training."""
+
+    reads = BOOSTING_SETTINGS
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None

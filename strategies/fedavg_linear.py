@@ -67,6 +67,9 @@ class FedAvgLinearSettings(Section):
 class FedAvgLinear(HorizontalStrategy):
     """The server's side of federated averaging."""
 
+    reads = frozenset(("early-stopping-rounds",))
+    round_name = "round of averaging"
+
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)

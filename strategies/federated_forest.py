@@ -113,6 +113,9 @@ class FederatedForestSettings(Section):
 class FederatedForest(VerticalStrategy):
     """The server's side of Federated Forest: the paper's master."""
 
+    reads = frozenset(("objective", "test-fraction", "valid-fraction", "max-bin", "allow-export"))
+    round_name = "level"
+
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)

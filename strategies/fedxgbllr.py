@@ -54,7 +54,7 @@ from fedapp.trees.head import Floats, HeadShape, Kind, initial_weights
 from fedapp.trees.objective import base_score, n_outputs
 from fedapp.trees.packed import pack_trees, packed_of, unpack_trees
 from fedapp.trees.stacked import StackedModel, from_arrays, rates_by_party, to_arrays, to_json
-from strategies.base import Summary
+from strategies.base import TREE_SETTINGS, Summary
 from strategies.horizontal import HorizontalStrategy, ask_for_labels, common_table, label_sums
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 
@@ -93,6 +93,10 @@ class FedXGBllrSettings(Section):
 
 class FedXGBllr(HorizontalStrategy):
     """The server's side of FedXGBllr."""
+
+    # The depth and eta of its trees, and how many, are its own.
+    reads = TREE_SETTINGS - {"max-depth", "eta"} | {"early-stopping-rounds"}
+    round_name = "round of averaging"
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)

@@ -18,6 +18,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     """A strategy whose parties have the same columns of different rows, with labels."""
 
     introduction = HelloReply
+    reads = frozenset(("partition", "objective", "test-fraction", "valid-fraction", "min-parties"))
 
     def greeting(self) -> HelloRequest:
         """Read the table, hold rows back."""

@@ -17,6 +17,8 @@ from strategies.vertical import Mailbox, VerticalStrategy
 class InferenceStrategy(VerticalStrategy):
     """A strategy that predicts with a model, whose parts lie at the parties."""
 
+    reads = frozenset(("model", "output", "explain"))
+
     @classmethod
     def own_settings(cls, settings: Settings) -> Any:
         """Hold that there is a model to predict with, and that rows to be explained have names.

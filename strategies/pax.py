@@ -36,7 +36,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.trees.boost import Boosting, Sampling, kept_cuts
 from fedapp.trees.grow import Growth
 from fedapp.trees.objective import REGRESSION, base_margin, base_score
-from strategies.base import Summary
+from strategies.base import BOOSTING_SETTINGS, Summary
 from strategies.horizontal import HorizontalStrategy, common_table, label_sums
 from strategies.scoring import (
     ROUND_BINS,
@@ -70,6 +70,8 @@ def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
 
 class PAX(HorizontalStrategy):
     """The server's side of PAX."""
+
+    reads = BOOSTING_SETTINGS
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)

@@ -42,7 +42,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import REGRESSION
 from strategies.alignment import align
-from strategies.base import Summary
+from strategies.base import BOOSTING_SETTINGS, Summary
 from strategies.scoring import History, model_files
 from strategies.vertical import (
     Mailbox,
@@ -73,6 +73,8 @@ class SecureBoostSettings(Section):
 
 class SecureBoost(VerticalStrategy):
     """The server's side of SecureBoost: it says what is next, and passes letters on."""
+
+    reads = BOOSTING_SETTINGS | {"objective", "test-fraction", "valid-fraction", "allow-export"}
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)

@@ -27,6 +27,7 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
     """A strategy whose parties have different columns of the same rows; one has the labels."""
 
     introduction = VerticalHelloReply
+    reads = frozenset(("columns", "align", "align-most-rows", "share-column-names"))
 
     def greeting(self) -> VerticalHelloRequest:
         """Read the table, and the ids by which rows are matched."""
