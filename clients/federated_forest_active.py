@@ -44,6 +44,7 @@ from fedapp.trees.parts import Lookup, write_part
 
 SCORE_BINS = 2**12
 Scores = dict[str, float]
+Scored = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]  # margins, labels, weights
 
 
 def setup(site: Site, request: SetupRequest) -> SetupReply:
@@ -108,29 +109,30 @@ def level_scores(store: Store) -> tuple[Scores, Scores]:
     return _scores(store, model, "train"), _scores(store, model, "valid")
 
 
-def _scores(store: Store, model: BaggedForest, part: str, exact: bool = False) -> Scores:
-    """Scores of a part of the rows; none without rows."""
+def _rows(store: Store, model: BaggedForest, part: str) -> Scored:
+    """Margins, labels and weights of a part of the rows."""
     start = sum(store.facts[f"n_{name}"] for name in PARTS[: PARTS.index(part)])
     rows = slice(start, start + store.facts[f"n_{part}"])
-    if rows.start == rows.stop:
-        return {}
     margins = margins_of(model.objective, model.predictions(store["nodes"][:, rows]))
-    given = margins, store["labels"][rows], store["weights"][rows]
-    if exact:
-        return metrics.pooled(model.objective, *given)
+    return margins, store["labels"][rows], store["weights"][rows]
+
+
+def _scores(store: Store, model: BaggedForest, part: str) -> Scores:
+    """Scores of a part of the rows, by a histogram; none without rows."""
+    given = _rows(store, model, part)
+    if not len(given[1]):
+        return {}
     return metrics.scores(model.objective, metrics.statistics(model.objective, *given, SCORE_BINS))
 
 
-def _oob_scores(store: Store, model: BaggedForest) -> Scores:
-    """Scores of the training rows, each by the trees that have not drawn it."""
+def _oob_rows(store: Store, model: BaggedForest) -> Scored:
+    """The training rows that some trees have not drawn, each by these trees."""
     n_train = store.facts["n_train"]
     unseen = store["counts"] == 0
     rows = np.flatnonzero(unseen.any(axis=0))
-    if not len(rows):
-        return {}
     found = model.predictions(store["nodes"][:, rows], unseen[:, rows])
     given = store["labels"][:n_train][rows], store["weights"][:n_train][rows]
-    return metrics.pooled(model.objective, margins_of(model.objective, found), *given)
+    return margins_of(model.objective, found), *given
 
 
 def finish(site: Site, request: FinishRequest) -> FinishReply:
@@ -144,7 +146,8 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
     model = forest(store)
     kept = {name: mail.one(PartKept, name) for name in store.facts["peers"] if name != site.name}
     write_part(store.folder, _part(site, model, kept))
-    scores = {part: _scores(store, model, part, exact=True) for part in PARTS}
+    rows = {part: _rows(store, model, part) for part in PARTS} | {"oob": _oob_rows(store, model)}
+    scores = metrics.pooled_parts(model.objective, rows)
     names, gains, counts = _importance(site, kept)
     told = store.facts["forest"]["master_keeps_model"]
     reply = FinishReply(
@@ -153,7 +156,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
         train_scores=np.array(list(scores["train"].values())),
         valid_scores=np.array(list(scores["valid"].values())),
         test_scores=np.array(list(scores["test"].values())),
-        oob_scores=np.array(list(_oob_scores(store, model).values())),
+        oob_scores=np.array(list(scores["oob"].values())),
         column_names=names,
         column_gains=gains,
         column_counts=counts,

@@ -200,14 +200,14 @@ class Kept:
 
     def scores(self, margins: Array) -> dict[str, dict[str, float]]:
         """Scores of all parts; nothing for a part without rows."""
-        store, found, start = self.store, {}, 0
+        store, rows, start = self.store, dict[str, tuple[Array, Array, Array]](), 0
         for part in PARTS:
-            rows = slice(start, start + store.facts[f"n_{part}"])
-            start = rows.stop
-            labels, weights = store["labels"][rows], store["weights"][rows]
-            of_part = metrics.pooled(self.objective, margins[rows], labels, weights)
-            found[part] = of_part if len(labels) else {}
-        return found
+            own = slice(start, start + store.facts[f"n_{part}"])
+            rows[part], start = (
+                (margins[own], store["labels"][own], store["weights"][own]),
+                own.stop,
+            )
+        return metrics.pooled_parts(self.objective, rows)
 
     def note_best(self, valid: dict[str, float]) -> None:
         """Keep the margins of the round with the best validation score, the first of equals."""

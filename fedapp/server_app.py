@@ -106,6 +106,7 @@ def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
         "engine": engine,
         "data": settings.data if strategy.simulated else "the parties' own tables",
         "objective": settings.objective,
+        "weight": settings.weight if strategy.simulated else "",
         "settings_read": strategy.settings_read(settings),
         "round_name": strategy.round_name,
         "seed": settings.seed,

@@ -5,7 +5,7 @@ Both by XGBoost, or by scikit-learn's random forest where the model is a forest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,7 +127,7 @@ def _scores(settings: Settings, rows: Pooled) -> dict[str, float]:
     """Train XGBoost on some rows and score it on the test rows."""
     import xgboost
 
-    train, valid, test = rows.split.train, rows.split.valid, rows.split.test
+    train, valid = rows.split.train, rows.split.valid
     parameters = xgboost_parameters(settings, rows.labels, rows.weights[train], rows.labels[train])
 
     def matrix(of: Rows) -> Any:
@@ -146,13 +146,23 @@ def _scores(settings: Settings, rows: Pooled) -> dict[str, float]:
         verbose_eval=False,
     )
     n_trees = booster.best_iteration + 1 if stop and len(valid) else 0
-    margins = booster.predict(matrix(test), output_margin=True, iteration_range=(0, n_trees))
-    return metrics.pooled(
-        settings.objective,
-        margins.reshape(len(test), -1).astype(np.float32),
-        rows.labels[test],
-        rows.weights[test],
-    )
+
+    def margins(of: Rows) -> npt.NDArray[np.float32]:
+        found = booster.predict(matrix(of), output_margin=True, iteration_range=(0, n_trees))
+        return found.reshape(len(of), -1).astype(np.float32)
+
+    return _test_scores(settings, rows, margins)
+
+
+def _test_scores(
+    settings: Settings, rows: Pooled, margins: Callable[[Rows], npt.NDArray[np.float32]]
+) -> dict[str, float]:
+    """Scores on the test rows; a threshold of two classes is chosen on the rows that choose the
+    run's."""
+    chosen = metrics.threshold_rows(len(rows.split.valid) > 0)
+    parts = {part: getattr(rows.split, part) for part in (chosen, "test")}
+    given = {part: (margins(of), rows.labels[of], rows.weights[of]) for part, of in parts.items()}
+    return metrics.pooled_parts(settings.objective, given)["test"]
 
 
 def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
@@ -174,14 +184,17 @@ def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
         bootstrap=own.bootstrap,
         random_state=settings.seed % 2**32,
     )
-    train, test = rows.split.train, rows.split.test
+    train = rows.split.train
     forest.fit(rows.values[train], rows.labels[train], sample_weight=rows.weights[train])
-    values = rows.values[test]
-    found = forest.predict(values)[:, None] if is_regression else forest.predict_proba(values)
-    if settings.objective == "binary:logistic":
-        found = found[:, 1:]
-    margins = margins_of(settings.objective, found).astype(np.float32)
-    return metrics.pooled(settings.objective, margins, rows.labels[test], rows.weights[test])
+
+    def margins(of: Rows) -> npt.NDArray[np.float32]:
+        values = rows.values[of]
+        found = forest.predict(values)[:, None] if is_regression else forest.predict_proba(values)
+        if settings.objective == "binary:logistic":
+            found = found[:, 1:]
+        return margins_of(settings.objective, found).astype(np.float32)
+
+    return _test_scores(settings, rows, margins)
 
 
 def pooled_forest(

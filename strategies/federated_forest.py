@@ -54,6 +54,7 @@ from fedapp.messages.federated_forest import (
 )
 from fedapp.messages.fields import Array
 from fedapp.messages.vertical import VerticalHelloReply
+from fedapp.metrics import threshold_rows
 from fedapp.run_folder import RunFolder
 from fedapp.trees.bagged import BaggedForest, branches, to_json
 from fedapp.trees.cart import Criterion
@@ -62,6 +63,7 @@ from fedapp.trees.levels import Splits, draw_columns, number, winners
 from fedapp.trees.objective import REGRESSION
 from strategies.alignment import align
 from strategies.base import Summary
+from strategies.scoring import threshold_note
 from strategies.vertical import (
     FEWEST_PARTIES,
     Mailbox,
@@ -314,11 +316,13 @@ class FederatedForest(VerticalStrategy):
         names, counts = reply.column_names, reply.column_counts
         split = np.argsort(-reply.column_gains, kind="stable")
         split = split[counts[split] > 0]
+        scores = {
+            part: named_scores(reply.score_names, getattr(reply, f"{part}_scores"))
+            for part in PARTS
+        }
         return {
-            "metrics": {
-                part: named_scores(reply.score_names, getattr(reply, f"{part}_scores"))
-                for part in PARTS
-            },
+            "metrics": scores,
+            "threshold": threshold_note(scores, threshold_rows(bool(self.rows["valid"]))),
             "oob": named_scores(reply.score_names, reply.oob_scores),
             "active": active,
             "matched_rows": self.rows,

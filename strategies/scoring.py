@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,19 +36,25 @@ class Scored(Protocol):
     def base_margin(self) -> np.float32: ...
 
 
+def own_statistics(reply: Reply, part: str) -> metrics.Statistics:
+    """One party's sums of one part of its rows."""
+    return metrics.Statistics(getattr(reply, f"{part}_sums"), getattr(reply, f"{part}_scores"))
+
+
 def pooled_statistics(replies: Iterable[Reply], part: str) -> metrics.Statistics:
     """What the parties' sums of one part of the rows add up to, in the order of the parties."""
-    first, *others = [
-        metrics.Statistics(getattr(reply, f"{part}_sums"), getattr(reply, f"{part}_scores"))
-        for reply in replies
-    ]
+    first, *others = [own_statistics(reply, part) for reply in replies]
     return sum(others, start=first)
+
+
+def found_scores(objective: str, found: metrics.Statistics) -> Scores:
+    """Scores; none where there are no rows."""
+    return metrics.scores(objective, found) if found.sums[0] > 0 else {}
 
 
 def pooled_scores(objective: str, replies: Iterable[Reply], part: str) -> Scores:
     """Scores of all parties' rows together; none where there are no rows."""
-    found = pooled_statistics(replies, part)
-    return metrics.scores(objective, found) if found.sums[0] > 0 else {}
+    return found_scores(objective, pooled_statistics(replies, part))
 
 
 def round_scores(objective: str, replies: Mapping[str, Reply]) -> tuple[Scores, Scores]:
@@ -232,15 +238,52 @@ def boosted_summary(
 
 
 def score_summary(model: Scored, replies: Mapping[str, Reply], residual_range: float) -> Summary:
-    """Scores of a finished model of any kind; arguments as for ``boosted_summary``."""
+    """Scores of a finished model of any kind; arguments as for ``boosted_summary``.
+
+    Those of single parties are read off the sums that each has sent for its share of the rows.
+    """
     objective = model.objective
-    test = pooled_statistics(replies.values(), "test")
-    has_test = bool(test.sums[0] > 0)
+    pooled = {part: pooled_statistics(replies.values(), part) for part in PARTS}
+    rows, first = _threshold(objective, pooled)
+
+    def scored(found: Mapping[str, metrics.Statistics]) -> dict[str, Scores]:
+        scores = {part: found_scores(objective, each) for part, each in found.items()}
+        for part in (part for part in PARTS if first is not None and scores[part]):
+            assert first is not None
+            scores[part] |= metrics.scores_from_bin(found[part], first, float(model.base_margin))
+        return scores
+
+    by_party = {
+        name: scored({part: own_statistics(reply, part) for part in PARTS})
+        for name, reply in replies.items()
+    }
+    overall, test = scored(pooled), pooled["test"]
+    drawn = (
+        metrics.curves(objective, test, residual_range=residual_range) if overall["test"] else {}
+    )
     return {
         "classes": list(model.classes),
-        "metrics": {part: pooled_scores(objective, replies.values(), part) for part in PARTS},
-        "curves": metrics.curves(objective, test, residual_range=residual_range)
-        if has_test
-        else {},
+        "metrics": {**overall, "by_party": by_party},
+        "threshold": threshold_note(overall, rows),
+        "curves": drawn if overall["test"] else {},
         "auc_error": metrics.auc_error(test) if objective == "binary:logistic" else None,
+        "score_errors": metrics.score_errors(objective, test),
     }
+
+
+def _threshold(objective: str, pooled: Mapping[str, metrics.Statistics]) -> tuple[str, int | None]:
+    """Which rows choose the threshold of two classes, and the first bin at or above it."""
+    rows = metrics.threshold_rows(pooled["valid"].sums[0] > 0)
+    return rows, metrics.best_bin(pooled[rows]) if objective == "binary:logistic" else None
+
+
+def threshold_note(scores: Mapping[str, Scores], rows: str) -> dict[str, Any]:
+    """Where the threshold of two classes comes from; nothing where there is none.
+
+    Parameters
+    ----------
+    scores : by part.
+    rows : the part it was chosen on.
+    """
+    value = scores[rows].get("threshold")
+    return {} if value is None else {"value": value, "best": "f1", "rows": rows}

@@ -38,12 +38,13 @@ from fedapp.messages.secureboost import (
     SumRequest,
 )
 from fedapp.messages.vertical import VerticalHelloReply
+from fedapp.metrics import threshold_rows
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import REGRESSION
 from strategies.alignment import align
 from strategies.base import BOOSTING_SETTINGS, Summary
-from strategies.scoring import History, model_files
+from strategies.scoring import History, model_files, threshold_note
 from strategies.vertical import (
     Mailbox,
     VerticalStrategy,
@@ -174,11 +175,13 @@ class SecureBoost(VerticalStrategy):
         request = FinishRequest(**mailbox.fields_for(active), best_round=best or len(self.history))
         reply = (yield from ask({active: request}, FinishReply))[active]
         yield self._written(active, passive, reply)
+        scores = {
+            part: named_scores(reply.score_names, getattr(reply, f"{part}_scores"))
+            for part in PARTS
+        }
         return {
-            "metrics": {
-                part: named_scores(reply.score_names, getattr(reply, f"{part}_scores"))
-                for part in PARTS
-            },
+            "metrics": scores,
+            "threshold": threshold_note(scores, threshold_rows(bool(self.rows["valid"]))),
             "active": active,
             "matched_rows": self.rows,
             "leaf_purity": self._purity_by_view(passive),

@@ -64,7 +64,7 @@ def test_scores_of_the_sums_equal_the_pooled_scores(objective, n_rows, seed):
     exact = metrics.pooled(objective, *arrays)
     got = metrics.scores(objective, metrics.statistics(objective, *arrays, N_BINS))
     assert got.keys() == exact.keys()
-    for name in exact.keys() - {"auc", "ks"}:
+    for name in exact.keys() - {"auc", "ks", "pr_auc", "auc_ovr"}:
         assert got[name] == pytest.approx(exact[name], rel=1e-9, abs=1e-9, nan_ok=True), name
 
 
@@ -80,6 +80,30 @@ def test_auc_lies_within_its_bound_and_ks_below_the_exact_one(n_rows, seed, half
     else:
         assert abs(got["auc"] - exact["auc"]) <= bound + 1e-12
         assert got["ks"] <= exact["ks"] + 1e-12
+
+
+@pytest.mark.parametrize("objective", [BINARY, MULTI])
+@settings(max_examples=60, deadline=None)
+@given(n_rows=n_rows_drawn, seed=seeds, half_bins=st.integers(1, 300))
+def test_scores_of_histograms_lie_within_their_bounds(objective, n_rows, seed, half_bins):
+    arrays = rows(objective, n_rows, seed)
+    exact = metrics.pooled(objective, *arrays)
+    sums = metrics.statistics(objective, *arrays, 2 * half_bins)
+    got, bounds = metrics.scores(objective, sums), metrics.score_errors(objective, sums)
+    assert set(bounds) == ({"auc", "pr_auc"} if objective == BINARY else {"auc_ovr"})
+    for name, bound in bounds.items():
+        if np.isnan(exact[name]):
+            assert np.isnan([got[name], bound]).all()
+        else:
+            assert abs(got[name] - exact[name]) <= bound + 1e-9, name
+
+
+def test_the_bounds_of_a_final_model_are_small():
+    binary = metrics.statistics(BINARY, *rows(BINARY, 2000, 1), 2**12)
+    multi = metrics.statistics(MULTI, *rows(MULTI, 2000, 1), 2**12)
+    # Margins of two classes are rounded to 0.1 here: what is left of their bound is ties.
+    assert metrics.score_errors(MULTI, multi)["auc_ovr"] < 2e-3
+    assert metrics.score_errors(BINARY, binary)["auc"] < 1e-2
 
 
 def test_auc_of_many_bins_is_the_exact_one():
@@ -102,6 +126,44 @@ def test_pooled_binary_scores_are_those_of_scikit_learn(seed):
     for name in ("accuracy", "f1", "precision", "recall"):
         score = getattr(sk, f"{name}_score")(labels, guesses, sample_weight=weights)
         assert got[name] == pytest.approx(score), name
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=seeds)
+def test_pooled_pr_auc_is_scikit_learns_average_precision(seed):
+    margins, labels, weights = rows(BINARY, 200, seed)
+    got = metrics.pooled(BINARY, margins, labels, weights)["pr_auc"]
+    exact = sk.average_precision_score(labels, margins[:, 0], sample_weight=weights)
+    assert got == pytest.approx(exact)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=seeds)
+def test_pooled_scores_of_classes_are_those_of_scikit_learn(seed):
+    margins, labels, weights = rows(MULTI, 300, seed)
+    labels[:4], weights[:4] = range(4), 1.0
+    got = metrics.pooled(MULTI, margins, labels, weights)
+    powers = np.exp(margins.astype(np.float64))
+    p, given = powers / powers.sum(axis=1, keepdims=True), {"sample_weight": weights}
+    guesses = margins.argmax(axis=1)
+    area = sk.roc_auc_score(labels, p, multi_class="ovr", average="macro", **given)
+    assert got["auc_ovr"] == pytest.approx(area, abs=1e-9)
+    balanced = sk.balanced_accuracy_score(labels, guesses, **given)
+    assert got["balanced_accuracy"] == pytest.approx(balanced)
+    assert got["macro_f1"] == pytest.approx(sk.f1_score(labels, guesses, average="macro", **given))
+
+
+def test_a_class_without_rows_counts_in_no_mean():
+    margins, labels, weights = rows(MULTI, 200, 4)
+    labels[labels == 2] = 1
+    sums = metrics.statistics(MULTI, margins, labels, weights, 2**20)
+    for got in (metrics.scores(MULTI, sums), metrics.pooled(MULTI, margins, labels, weights)):
+        guesses, used = margins.argmax(axis=1), np.array([0, 1, 3])
+        recall = sk.recall_score(
+            labels, guesses, labels=used, average="macro", sample_weight=weights
+        )
+        assert got["balanced_accuracy"] == pytest.approx(recall)
+        assert 0.5 < got["auc_ovr"] < 1
 
 
 @settings(max_examples=30, deadline=None)
@@ -179,7 +241,7 @@ def test_huge_margins_give_finite_losses():
 
 @pytest.mark.parametrize(
     ("objective", "shape", "n_sums"),
-    [(BINARY, (2, 8), 5), (MULTI, (4, 4), 2), (REGRESSION, (1, 8), 5)],
+    [(BINARY, (2, 8), 5), (MULTI, (8, 32), 18), (REGRESSION, (1, 8), 5)],
 )
 def test_no_rows_give_zeros_and_undefined_scores(objective, shape, n_sums):
     arrays = tuple(a[:0] for a in rows(objective, 2, 0))

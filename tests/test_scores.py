@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn import metrics as sk
 
+from fedapp import metrics
 from fedapp.config import Settings
+from fedapp.data.datasets import read_source
+from fedapp.data.partition import split_rows
+from fedapp.predict import predict_table
+from fedapp.site.rows import Holdout, share_rows
+from simulations.baselines import run_baselines
 from simulations.engines import run_local
 from tests.transcript import summary_of
 
@@ -25,3 +34,81 @@ def test_the_summary_names_the_classes_of_the_confusion_matrix(
     summary = summary_of(run_local(settings(strategy=strategy, **given)))
     assert summary["classes"] == names
     assert len(summary["curves"]["confusion"]) == 3
+
+
+def test_the_scores_of_each_party_are_those_of_its_own_rows(
+    settings: MakeSettings, tmp_path: Path
+) -> None:
+    """Of two parties, whose shares of the rows are known."""
+    run = settings(strategy="pax", data="breast-cancer", parties=2, num_boost_round=4)
+    summary = summary_of(run_local(run))
+    predict_table(Path(run.run_dir), run.data, "", tmp_path / "all.csv")
+    table = read_source(run.data)
+    with (tmp_path / "all.csv").open() as file:
+        p = np.array([float(row["probability_1"]) for row in csv.DictReader(file)])
+    holdout = Holdout(run.test_fraction, run.valid_fraction, run.seed)
+    shares = share_rows(table, holdout, run.partition, run.parties)
+    assert table.labels is not None
+    labels, value = table.labels.astype(float), summary["threshold"]["value"]
+    by_party = summary["metrics"]["by_party"]
+    assert list(by_party) == ["party-1", "party-2"]
+    assert summary["threshold"] == {"value": value, "best": "f1", "rows": "valid"}
+    for name, rows in zip(by_party, shares["test"], strict=True):
+        scores = by_party[name]["test"]
+        assert scores["accuracy"] == pytest.approx(sk.accuracy_score(labels[rows], p[rows] >= 0.5))
+        assert scores["auc"] == pytest.approx(sk.roc_auc_score(labels[rows], p[rows]), abs=1e-3)
+        f1 = sk.f1_score(labels[rows], p[rows] >= value)
+        assert scores["f1_at_threshold"] == pytest.approx(f1)
+        assert scores["threshold"] == value
+    test = summary["metrics"]["test"]
+    everyone = np.concatenate(shares["test"])
+    exact = sk.average_precision_score(labels[everyone], p[everyone])
+    assert abs(test["pr_auc"] - exact) <= summary["score_errors"]["pr_auc"] + 1e-6
+    recall = sk.recall_score(labels[everyone], p[everyone] >= value)
+    assert test["recall_at_threshold"] == pytest.approx(recall)
+
+
+@pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
+def test_vertical_methods_score_two_classes_as_their_baselines_do(
+    vertical: MakeSettings, strategy: str
+) -> None:
+    own = {"federated_forest__trees": 3, "data": "breast-cancer", "align": "ordered"}
+    run = vertical(strategy=strategy, **own)
+    summary, baselines = summary_of(run_local(run)), run_baselines(run)
+    assert list(summary["metrics"]["test"]) == list(baselines["pooled"])
+    assert set(metrics.AT_THRESHOLD) < set(summary["metrics"]["test"])
+    assert summary["threshold"]["rows"] == "valid"
+    if strategy == "secureboost":
+        expected = pytest.approx(baselines["pooled"], rel=1e-6)
+        assert summary["metrics"]["test"] == expected
+
+
+def test_without_validation_rows_the_training_rows_choose_the_threshold(
+    vertical: MakeSettings, settings: MakeSettings
+) -> None:
+    given = {"data": "breast-cancer", "parties": 2, "align": "ordered", "valid_fraction": 0.0}
+    for make, strategy in ((vertical, "secureboost"), (settings, "pax")):
+        summary = summary_of(run_local(make(strategy=strategy, **given)))
+        assert summary["threshold"]["rows"] == "train"
+        assert summary["metrics"]["test"]["threshold"] == summary["threshold"]["value"]
+        assert not summary["metrics"]["valid"]
+
+
+def test_scores_of_classes_lie_within_the_stated_error(
+    settings: MakeSettings, tmp_path: Path
+) -> None:
+    run = settings(strategy="pax", **WINE, num_boost_round=3)
+    summary = summary_of(run_local(run))
+    predict_table(Path(run.run_dir), run.data, "", tmp_path / "all.csv")
+    table = read_source(run.data)
+    with (tmp_path / "all.csv").open() as file:
+        p = np.array([list(map(float, row[1:])) for row in list(csv.reader(file))[1:]])
+    assert table.labels is not None
+    rows = split_rows(table.n_rows, run.test_fraction, run.valid_fraction, run.seed).test
+    truth, found = table.labels[rows].astype(float), summary["metrics"]["test"]
+    area = sk.roc_auc_score(truth, p[rows] / p[rows].sum(axis=1, keepdims=True), multi_class="ovr")
+    assert abs(found["auc_ovr"] - area) <= summary["score_errors"]["auc_ovr"] + 1e-9
+    guesses = p[rows].argmax(axis=1)
+    assert found["macro_f1"] == pytest.approx(sk.f1_score(truth, guesses, average="macro"))
+    assert found["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(truth, guesses))
+    assert summary["threshold"] == {}

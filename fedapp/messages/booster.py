@@ -2,9 +2,11 @@
 
 Reveals: a party gets the whole model. The server learns, for the train, validation and test rows
 of each party, the sums its metrics are made of and how its scores are spread: the weight of each
-class per bin of the predicted probability (binary), the confusion matrix (multi-class) or the
+class per bin of the predicted probability (binary), the confusion matrix and for every class the
+weight of its rows and of all others per bin of its predicted probability (multi-class), or the
 weight per bin of the residual (regression). A bin may hold one row; no row can be told apart from
-another with the same score.
+another with the same score. The scores of each party that follow from these sums stand in the
+run's summary.
 """
 
 from __future__ import annotations

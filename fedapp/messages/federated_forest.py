@@ -9,9 +9,10 @@ sealed.
 Reveals, with ``labels=encoded``:
 
 - The server learns the structure of the trees, who made each split, for every open node how much
-  each party's best split would improve it, the scores and the importance of the columns (under
-  numbers, unless ``share-column-names`` of all parties). From improvements it can tell how impure
-  nodes are. Of columns it knows how many each party has, and which it has drawn, under numbers. It
+  each party's best split would improve it, the scores (of two classes with a threshold, half way
+  between those of two validation rows) and the importance of the columns (under numbers, unless
+  ``share-column-names`` of all parties). From improvements it can tell how impure nodes are. Of
+  columns it knows how many each party has, and which it has drawn, under numbers. It
   learns no label, no row of a node, no threshold and no leaf value; with ``master-keeps-model``, to
   which every party must agree by ``allow-export``, it gets the whole model at the end.
 - A passive party learns codes of the labels of the training rows: which rows share a class (so two

@@ -9,8 +9,10 @@ sealed.
 Reveals:
 
 - The server learns sizes (rows, trees, levels, bytes, and from these which passive party had splits
-  to make), the scores and leaf purities of every round, and no more; with ``share-column-names`` of
-  all parties also the importance of the columns, and with ``allow-export`` of all the whole model.
+  to make), the scores and leaf purities of every round, of two classes at the end also a threshold,
+  half way between the margins of two validation rows, and the scores at it, and no more; with
+  ``share-column-names`` of all parties also the importance of the columns, and with
+  ``allow-export`` of all the whole model.
 - A passive party learns the structure of the trees down to the last level but one, which rows are
   in which of their nodes, which rows a round has drawn, which splits are its own, and nothing of
   labels, gradients, leaf weights or who else made a split. In the last level it sees its own

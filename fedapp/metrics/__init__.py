@@ -2,23 +2,34 @@
 
 ``pooled`` needs every row in one place. ``statistics`` turns one party's rows into a few sums,
 ``+`` adds the sums of parties, ``scores`` reads the scores off the total: the same numbers, but for
-``auc`` and ``ks``, which come from a histogram of the margin (``auc_error`` bounds what that costs
-the auc; ks can only be smaller than the exact one).
+``auc``, ``pr_auc``, ``auc_ovr`` and ``ks``, which come from a histogram of the margin
+(``score_errors`` bounds what that costs the first three; ks can only be smaller than the exact
+one). Sample weights count in all of them.
 
     objective          sums                          histogram
     binary:logistic    w, w loss, w of hits,         (2, n_bins)  class x bin of the margin
                        misses, false alarms
-    multi:softprob     w, w loss                     (k, k)       class x predicted class
+    multi:softprob     w, w loss, w by class and     (2 k, n_bins / k)  per class: others, own
+                       predicted class (k x k)                    x bin of the class's log odds
     reg:squarederror   w, w e^2, w |e|, w y, w y^2   (1, n_bins)  bin of the residual e = y - margin
 """
 
 from fedapp.metrics.curves import curves
-from fedapp.metrics.names import BETTER, LOSSES, OBJECTIVES, default_metric
+from fedapp.metrics.names import AT_THRESHOLD, BETTER, LOSSES, OBJECTIVES, default_metric
 from fedapp.metrics.rows import pooled
-from fedapp.metrics.scores import auc_error, scores
-from fedapp.metrics.sums import Array, Rows, Statistics, statistics
+from fedapp.metrics.scores import auc_error, score_errors, scores
+from fedapp.metrics.sums import Array, Rows, Statistics, confusion, statistics
+from fedapp.metrics.threshold import (
+    best_bin,
+    best_margin,
+    pooled_parts,
+    scores_from_bin,
+    scores_from_margin,
+    threshold_rows,
+)
 
 __all__ = [
+    "AT_THRESHOLD",
     "BETTER",
     "LOSSES",
     "OBJECTIVES",
@@ -26,9 +37,17 @@ __all__ = [
     "Rows",
     "Statistics",
     "auc_error",
+    "best_bin",
+    "best_margin",
+    "confusion",
     "curves",
     "default_metric",
     "pooled",
+    "pooled_parts",
+    "score_errors",
     "scores",
+    "scores_from_bin",
+    "scores_from_margin",
     "statistics",
+    "threshold_rows",
 ]

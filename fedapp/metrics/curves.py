@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 
 from fedapp.metrics.scores import roc
-from fedapp.metrics.sums import Array, Statistics, check_residual_range, check_statistics
+from fedapp.metrics.sums import (
+    Array,
+    Statistics,
+    check_residual_range,
+    check_statistics,
+    confusion,
+)
 
 
 def curves(
@@ -40,7 +46,7 @@ def curves(
         fpr, tpr = _thinned(*roc(statistics.histogram), n_points)
         return {"roc": {"fpr": fpr.tolist(), "tpr": tpr.tolist()}}
     if objective == "multi:softprob":
-        return {"confusion": statistics.histogram.tolist()}
+        return {"confusion": confusion(statistics).tolist()}
     check_residual_range(residual_range)
     counts = statistics.histogram[0]
     edges = np.linspace(-residual_range, residual_range, counts.size + 1)

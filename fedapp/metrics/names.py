@@ -5,14 +5,18 @@ from __future__ import annotations
 from fedapp.trees.objective import REGRESSION
 
 NAMES = {  # the score that early stopping follows comes first
-    "binary:logistic": ("auc", "logloss", "accuracy", "f1", "precision", "recall", "ks"),
-    "multi:softprob": ("mlogloss", "accuracy"),
+    "binary:logistic": ("auc", "logloss", "accuracy", "f1", "precision", "recall", "ks", "pr_auc"),
+    "multi:softprob": ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "auc_ovr"),
     REGRESSION: ("rmse", "mae", "r2"),
 }
 OBJECTIVES = tuple(NAMES)
-N_SUMS = {"binary:logistic": 5, "multi:softprob": 2, REGRESSION: 5}
+AT_THRESHOLD = ("threshold", "f1_at_threshold", "precision_at_threshold", "recall_at_threshold")
+"""Scores of two classes at a chosen threshold, beside those at probability 0.5."""
 
-_LARGER = ("auc", "accuracy", "f1", "precision", "recall", "ks", "r2")
+_LARGER = (
+    *("auc", "accuracy", "f1", "precision", "recall", "ks", "pr_auc", "r2"),
+    *("balanced_accuracy", "macro_f1", "auc_ovr", *AT_THRESHOLD[1:]),
+)
 _SMALLER = ("logloss", "mlogloss", "rmse", "mae")
 BETTER = dict.fromkeys(_LARGER, True) | dict.fromkeys(_SMALLER, False)
 """Whether a larger value is the better one, by the metric's name."""
@@ -28,5 +32,5 @@ def default_metric(objective: str) -> str:
 
 
 def check_objective(objective: str) -> None:
-    if objective not in N_SUMS:
-        raise ValueError(f"objective must be one of {', '.join(N_SUMS)}, got {objective}")
+    if objective not in NAMES:
+        raise ValueError(f"objective must be one of {', '.join(NAMES)}, got {objective}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedapp.metrics.names import NAMES
-from fedapp.metrics.sums import Array, Rows, checked_rows, log_softmax
+from fedapp.metrics.sums import Array, Rows, checked_rows, class_margins, log_softmax
 
 
 def pooled(objective: str, margins: Rows, labels: Rows, weights: Rows) -> dict[str, float]:
@@ -30,7 +30,7 @@ def pooled(objective: str, margins: Rows, labels: Rows, weights: Rows) -> dict[s
 def _pooled_binary(margins: Array, labels: Array, weights: Array) -> dict[str, float]:
     from sklearn import metrics as sk
 
-    p = _sigmoid(margins[:, 0])
+    p = sigmoid(margins[:, 0])
     guesses = (p >= 0.5).astype(np.float64)
     fpr = tpr = np.array([np.nan])
     if np.ptp(labels):
@@ -45,6 +45,9 @@ def _pooled_binary(margins: Array, labels: Array, weights: Array) -> dict[str, f
         "precision": float(sk.precision_score(labels, guesses, **rule)),
         "recall": float(sk.recall_score(labels, guesses, **rule)),
         "ks": float(np.abs(tpr - fpr).max()),
+        "pr_auc": float(sk.average_precision_score(labels, margins[:, 0], sample_weight=weights))
+        if labels.any()
+        else np.nan,
     }
 
 
@@ -52,10 +55,19 @@ def _pooled_multi(margins: Array, labels: Array, weights: Array) -> dict[str, fl
     from sklearn import metrics as sk
 
     p, class_ids = np.exp(log_softmax(margins)), np.arange(margins.shape[1])
-    guesses = margins.argmax(axis=1)
+    guesses, present = margins.argmax(axis=1), np.unique(labels)
+    rule = {"sample_weight": weights, "average": "macro"}
+    odds = class_margins(margins)
+    areas = [
+        sk.roc_auc_score(labels == one, odds[:, int(one)], sample_weight=weights)
+        for one in (present if present.size > 1 else ())
+    ]
     return {
-        "accuracy": float(sk.accuracy_score(labels, guesses, sample_weight=weights)),
         "mlogloss": float(sk.log_loss(labels, p, sample_weight=weights, labels=class_ids)),
+        "accuracy": float(sk.accuracy_score(labels, guesses, sample_weight=weights)),
+        "balanced_accuracy": float(sk.recall_score(labels, guesses, labels=present, **rule)),
+        "macro_f1": float(sk.f1_score(labels, guesses, **rule)),
+        "auc_ovr": float(np.mean(areas)) if areas else np.nan,
     }
 
 
@@ -70,7 +82,7 @@ def _pooled_regression(margins: Array, labels: Array, weights: Array) -> dict[st
     }
 
 
-def _sigmoid(margins: Array) -> Array:
+def sigmoid(margins: Array) -> Array:
     """1 / (1 + exp(-margin)) without overflow; 0 gives exactly 0.5."""
     small = np.exp(-np.abs(margins))
     return np.where(margins >= 0, 1.0, small) / (1.0 + small)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapp.metrics.names import N_SUMS, check_objective
+from fedapp.metrics.names import check_objective
 from fedapp.trees.objective import REGRESSION
 
 Array: TypeAlias = NDArray[np.float64]
@@ -17,6 +17,12 @@ Rows: TypeAlias = NDArray[np.float32]
 # Distances of a margin from the centre of its histogram: bins are of one width below _NEAR, and
 # the outer ones take what lies beyond _FAR.
 _NEAR, _FAR = 1e-3, 50.0
+# The classes of multi:softprob share the bins, so that their histograms are as large as those of
+# two classes; a class has so many at least.
+_FEWEST_CLASS_BINS = 32
+# Margins of classes are sums of exponentials: below this many decimals they differ by the order in
+# which these were added.
+_DECIMALS = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +70,7 @@ def statistics(
         Class ids, or values for regression.
     weights : float32, shape (n,), >= 0
     n_bins : int, >= 2
-        Bins of the histogram; of no effect for multi:softprob.
+        Bins of the histogram; the classes of multi:softprob share them.
     residual_range : float, > 0
         Regression alone: the histogram spans [-residual_range, residual_range], its outer bins
         take what lies beyond.
@@ -86,7 +92,7 @@ def statistics(
     if objective == "binary:logistic":
         return _binary_statistics(margins64[:, 0], labels64, weights64, n_bins, center)
     if objective == "multi:softprob":
-        return _multi_statistics(margins64, labels64, weights64)
+        return _multi_statistics(margins64, labels64, weights64, n_bins)
     check_residual_range(residual_range)
     return _regression_statistics(margins64[:, 0], labels64, weights64, n_bins, residual_range)
 
@@ -119,13 +125,45 @@ def check_residual_range(residual_range: float) -> None:
         raise ValueError(f"residual_range must be > 0 and finite, got {residual_range}")
 
 
+def confusion(statistics: Statistics) -> Array:
+    """Weights of multi:softprob by true class (rows) and predicted class (columns)."""
+    n_classes = len(statistics.histogram) // 2
+    return statistics.sums[2:].reshape(n_classes, n_classes)
+
+
+def margin_edges(n_bins: int) -> Array:
+    """Where a histogram's bins begin, but for the first one, as distances from its centre.
+
+    They widen with the distance: linear up to _NEAR, then geometric.
+    """
+    places = 2.0 * np.arange(1, n_bins) / n_bins - 1.0
+    edges: Array = _NEAR * np.sinh(places * np.arcsinh(_FAR / _NEAR))
+    return edges
+
+
+def class_margins(margins: Array) -> Array:
+    """Log odds of each class: as probabilities order rows, but none rounds to 1."""
+    places, best = np.arange(len(margins)), margins.argmax(axis=1)
+    powers = np.exp(margins - margins[places, best][:, None])
+    others = powers.sum(axis=1, keepdims=True) - powers
+    rest = powers.copy()
+    rest[places, best] = 0.0
+    others[places, best] = rest.sum(axis=1)  # without the difference to a sum that is almost 1
+    smallest = np.finfo(np.float64).tiny
+    odds = np.log(np.maximum(powers, smallest)) - np.log(np.maximum(others, smallest))
+    rounded: Array = np.round(odds, _DECIMALS)
+    return rounded
+
+
 def check_statistics(objective: str, statistics: Statistics) -> None:
+    """Hold statistics against the form that the objective gives them; ValueError."""
     check_objective(objective)
     sums, histogram = statistics.sums, statistics.histogram
     n_rows, n_bins = histogram.shape if histogram.ndim == 2 else (0, 0)
-    n_expected = {"binary:logistic": 2, REGRESSION: 1}.get(objective, n_bins)
-    shape_holds = n_bins >= 2 and n_rows == n_expected
-    if sums.shape != (N_SUMS[objective],) or not shape_holds:
+    n_sums, n_expected = {"binary:logistic": (5, 2), REGRESSION: (5, 1)}.get(
+        objective, (2 + (n_rows // 2) ** 2, max(n_rows // 2, 2) * 2)
+    )
+    if sums.shape != (n_sums,) or n_rows != n_expected or n_bins < 2:
         raise ValueError(
             f"statistics must be those of {objective}, "
             f"got sums {sums.shape} and histogram {histogram.shape}"
@@ -146,18 +184,28 @@ def _binary_statistics(
 
 
 def _margin_bins(distances: Array, n_bins: int) -> NDArray[np.int64]:
-    """Bins that widen with the distance from the centre: linear up to _NEAR, then geometric."""
-    places = np.arcsinh(distances / _NEAR) / np.arcsinh(_FAR / _NEAR)
-    bins: NDArray[np.int64] = ((places + 1) / 2 * n_bins).astype(np.int64)
-    return np.clip(bins, 0, n_bins - 1)
+    """The bin of each distance from the centre."""
+    return np.searchsorted(margin_edges(n_bins), distances, side="right").astype(np.int64)
 
 
-def _multi_statistics(margins: Array, labels: Array, weights: Array) -> Statistics:
+def _multi_statistics(margins: Array, labels: Array, weights: Array, n_bins: int) -> Statistics:
     n_rows, n_classes = margins.shape
     class_ids = labels.astype(np.int64)
     losses = -log_softmax(margins)[np.arange(n_rows), class_ids]
-    histogram = _cells(class_ids, margins.argmax(axis=1), weights, (n_classes, n_classes))
-    return Statistics(np.array([weights.sum(), weights @ losses]), histogram)
+    square = (n_classes, n_classes)
+    counts = _cells(class_ids, margins.argmax(axis=1), weights, square)
+    n_own, center = max(_FEWEST_CLASS_BINS, n_bins // n_classes), -np.log(n_classes - 1)
+    histograms = [
+        _cells(
+            (class_ids == one).astype(np.int64),
+            _margin_bins(odds - center, n_own),
+            weights,
+            (2, n_own),
+        )
+        for one, odds in enumerate(class_margins(margins).T)
+    ]
+    sums = np.concatenate(([weights.sum(), weights @ losses], counts.ravel()))
+    return Statistics(sums, np.concatenate(histograms))
 
 
 def _regression_statistics(

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedapp.errors import DataError
-from fedapp.metrics import OBJECTIVES, default_metric
+from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, default_metric
 
 Fields: TypeAlias = dict[str, Any]
 Scores: TypeAlias = Mapping[str, float | None]
@@ -106,6 +106,8 @@ def print_summary(summary: Mapping[str, Any], console: Console, path: Path | Non
     console.print(_facts(summary, path))
     console.print()
     console.print(_score_table(summary))
+    for line in score_notes(summary):
+        console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
     for line in warning_lines(summary):
         console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
 
@@ -123,6 +125,31 @@ def score_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, Scores]]:
 def score_names(scores: Sequence[Scores]) -> list[str]:
     """Names of all the scores, in the order in which they first appear."""
     return list(dict.fromkeys(name for each in scores for name in each))
+
+
+def score_notes(summary: Mapping[str, Any]) -> list[str]:
+    """How the scores are to be read: the chosen threshold, and weights."""
+    lines, chosen = [], summary.get("threshold")
+    if chosen:
+        rows = {"valid": "validation", "train": "training"}[chosen["rows"]]
+        lines.append(
+            f"threshold {score_text(chosen['value'])}, of the best F1 on the {rows} rows; scores "
+            f"at it: {_at_threshold(summary)}. accuracy, f1, precision and recall are at 0.5"
+        )
+    if weight := summary.get("weight"):
+        lines.append(f"scores are weighted by the column {weight!r}, as training is")
+    return lines
+
+
+def _at_threshold(summary: Mapping[str, Any]) -> str:
+    """F1, precision and recall of the test rows, or of those that chose the threshold."""
+    splits = summary["metrics"]
+    part = "test" if splits.get("test") else summary["threshold"]["rows"]
+    found = (
+        f"{name.partition('_')[0]} {score_text(splits[part].get(name))}"
+        for name in AT_THRESHOLD[1:]
+    )
+    return f"{part} {', '.join(found)}"
 
 
 def drawn_metrics(runs: Sequence[Run]) -> list[str]:
@@ -207,7 +234,7 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
 
 def _score_table(summary: Mapping[str, Any]) -> Table:
     rows = score_rows(summary)
-    names = score_names([scores for _, _, scores in rows])
+    names = [n for n in score_names([found for _, _, found in rows]) if n not in AT_THRESHOLD]
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("model", no_wrap=True)
     table.add_column("rows")

@@ -1,0 +1,133 @@
+"""A threshold of two classes: chosen by the best F1 on rows that do not test, and scores there.
+
+A row is called positive where its probability is at or above the threshold. From histograms the
+threshold is where a bin begins, and the scores at it are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedapp.metrics.names import AT_THRESHOLD
+from fedapp.metrics.rows import pooled, sigmoid
+from fedapp.metrics.scores import ratio
+from fedapp.metrics.sums import (
+    Array,
+    Rows,
+    Statistics,
+    check_statistics,
+    checked_rows,
+    margin_edges,
+)
+
+BINARY = "binary:logistic"
+
+
+def threshold_rows(has_valid: bool) -> str:
+    """Part of the rows that the threshold is chosen on: never those that test."""
+    return "valid" if has_valid else "train"
+
+
+def best_bin(statistics: Statistics) -> int | None:
+    """The first bin that is called positive where F1 is best, the higher one of equals; None
+    without positives.
+
+    Parameters
+    ----------
+    statistics : of binary:logistic, of all parties together.
+    """
+    check_statistics(BINARY, statistics)
+    negatives, positives = statistics.histogram
+    if not positives.any():
+        return None
+    used = np.flatnonzero(negatives + positives)
+    hits, alarms = (np.cumsum(each[::-1])[::-1][used] for each in (positives, negatives))
+    best = _last_best(hits, alarms, float(positives.sum()))
+    return int(used[best]) if best else 0
+
+
+def scores_from_bin(statistics: Statistics, first: int, center: float = 0.0) -> dict[str, float]:
+    """Scores where the bins from ``first`` on are called positive, and the threshold.
+
+    Parameters
+    ----------
+    center : the one given to ``statistics``.
+    """
+    check_statistics(BINARY, statistics)
+    negatives, positives = statistics.histogram
+    edges = np.concatenate(([-np.inf], margin_edges(positives.size)))
+    hits, alarms = float(positives[first:].sum()), float(negatives[first:].sum())
+    return _named(center + float(edges[first]), hits, alarms, float(positives.sum()))
+
+
+def best_margin(margins: Rows, labels: Rows, weights: Rows) -> float | None:
+    """The threshold of the best F1 as a margin, between those of two rows, the higher one of
+    equals; None without positives. Arguments as for ``pooled`` of binary:logistic.
+    """
+    found, truth, shares = checked_rows(BINARY, margins, labels, weights)
+    rows = shares > 0
+    if not (truth[rows] > 0).any():
+        return None
+    points, places = np.unique(found[rows, 0], return_inverse=True)
+    positives, negatives = (
+        np.bincount(places, shares[rows] * of_class, minlength=points.size).astype(np.float64)
+        for of_class in (truth[rows], 1.0 - truth[rows])
+    )
+    hits, alarms = (np.cumsum(each[::-1])[::-1] for each in (positives, negatives))
+    best = _last_best(hits, alarms, float(positives.sum()))
+    return float((points[best - 1] + points[best]) / 2.0) if best else -np.inf
+
+
+def scores_from_margin(
+    margins: Rows, labels: Rows, weights: Rows, threshold: float
+) -> dict[str, float]:
+    """Scores where rows of a margin of ``threshold`` and more are called positive."""
+    found, truth, shares = checked_rows(BINARY, margins, labels, weights)
+    called = shares * (found[:, 0] >= threshold)
+    hits, alarms = float(called @ truth), float(called @ (1.0 - truth))
+    return _named(threshold, hits, alarms, float(shares @ truth))
+
+
+def _last_best(hits: Array, alarms: Array, n_positives: float) -> int:
+    """Place of the largest F1, the last of equals."""
+    f1s = 2.0 * hits / (hits + alarms + n_positives)
+    return int(f1s.size - 1 - np.argmax(f1s[::-1]))
+
+
+def _named(margin: float, hits: float, alarms: float, n_positives: float) -> dict[str, float]:
+    values = (
+        float(sigmoid(np.array([margin]))[0]),
+        ratio(2.0 * hits, hits + alarms + n_positives),
+        ratio(hits, hits + alarms),
+        ratio(hits, n_positives),
+    )
+    return dict(zip(AT_THRESHOLD, values, strict=True))
+
+
+def pooled_parts(
+    objective: str, rows: Mapping[str, tuple[Rows, Rows, Rows]]
+) -> dict[str, dict[str, float]]:
+    """``pooled`` of every part of the rows; of two classes with the scores at the threshold.
+
+    Parameters
+    ----------
+    rows : margins, labels and weights by part ("train", "valid", "test"; "train" and "valid" choose
+        the threshold).
+
+    Returns
+    -------
+    Scores by part; none for a part without rows.
+    """
+    scores = {
+        part: pooled(objective, *given) if len(given[1]) else {} for part, given in rows.items()
+    }
+    if objective != BINARY:
+        return scores
+    chosen = rows.get(threshold_rows(bool(scores.get("valid"))))
+    margin = best_margin(*chosen) if chosen is not None else None
+    if margin is not None:
+        for part in (part for part, found in scores.items() if found):
+            scores[part] |= scores_from_margin(*rows[part], margin)
+    return scores
