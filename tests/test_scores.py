@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from sklearn import metrics as sk
 
 from fedapp import metrics
@@ -15,6 +16,7 @@ from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.predict import predict_table
+from fedapp.report.summary import print_summary
 from fedapp.site.rows import Holdout, share_rows
 from simulations.baselines import run_baselines
 from simulations.engines import run_local
@@ -112,3 +114,18 @@ def test_scores_of_classes_lie_within_the_stated_error(
     assert found["macro_f1"] == pytest.approx(sk.f1_score(truth, guesses, average="macro"))
     assert found["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(truth, guesses))
     assert summary["threshold"] == {}
+
+
+def test_the_printed_scores_say_their_threshold_and_weights(
+    settings: MakeSettings, write_table: Callable[..., Path]
+) -> None:
+    data = write_table("weighted", 200, w=[1 + place % 3 for place in range(200)])
+    given = {"data": str(data), "label": "y", "weight": "w", "parties": 2}
+    summary = summary_of(run_local(settings(strategy="pax", **given)))
+    console = Console(record=True, width=120)
+    print_summary(summary, console)
+    text, test = console.export_text(), summary["metrics"]["test"]
+    assert f"threshold {test['threshold']:.4f}, of the best F1 on the validation rows" in text
+    assert f"scores at it: test f1 {test['f1_at_threshold']:.4f}, precision" in text
+    assert "scores are weighted by the column 'w', as training is" in text
+    assert "_at_threshold" not in text

@@ -12,9 +12,9 @@ Reveals, with ``labels=encoded``:
   each party's best split would improve it, the scores (of two classes with a threshold, half way
   between those of two validation rows) and the importance of the columns (under numbers, unless
   ``share-column-names`` of all parties). From improvements it can tell how impure nodes are. Of
-  columns it knows how many each party has, and which it has drawn, under numbers. It
-  learns no label, no row of a node, no threshold and no leaf value; with ``master-keeps-model``, to
-  which every party must agree by ``allow-export``, it gets the whole model at the end.
+  columns it knows how many each party has, and which it has drawn, under numbers. It learns no
+  label, no row of a node, no threshold of a split and no leaf value; with ``master-keeps-model``,
+  to which every party must agree by ``allow-export``, it gets the whole model at the end.
 - A passive party learns codes of the labels of the training rows: which rows share a class (so two
   classes up to a swap), or numbers up to an affine map (``fedapp.trees.label_codes``); with sample
   weights also these, and with ``min-impurity-decrease`` above 0 the scale of the numbers. It learns
