@@ -1,30 +1,42 @@
 # make run   sets up, trains PAX on the built-in data through Flower, shows the result
-# make test  sets up, runs all tests
-# make check sets up, runs ruff and mypy --strict
+# make test  sets up with the tools and torch, runs all tests
+# make check sets up in the same way, runs ruff and mypy --strict
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Touched when what the app needs is installed, and when all is.
 READY := $(VENV)/.ready
+READY_ALL := $(VENV)/.ready-all
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PINS := pyproject.toml constraints.txt
 
 .PHONY: run test check setup clean
 .DEFAULT_GOAL := run
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(READY): $(PINS) | $(BIN)/python
+	@echo "Setting up $(VENV): 0.8 GB of packages, a minute or so"
+	@$(PIP) --constraint constraints.txt --editable .
+	@touch $@
+
+$(READY_ALL): $(PINS) | $(BIN)/python
+	@echo "Setting up $(VENV) for tests: with torch some 2 to 5 GB of packages, some minutes"
+	@$(PIP) --constraint constraints.txt --editable '.[fedxgbllr,dev]'
+	@touch $(READY) $@
 
 run: setup
-	$(BIN)/fedapp run pax --baselines
+	$(BIN)/fedapp run pax --baselines --engine simulation
 
-test: setup
+test: $(READY_ALL)
 	$(BIN)/python -m pytest
 
-check: setup
+check: $(READY_ALL)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

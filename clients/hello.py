@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import cast
 
 import numpy as np
@@ -13,6 +12,7 @@ from fedapp.data.partition import PARTS
 from fedapp.errors import DataError
 from fedapp.home import home, secret_at
 from fedapp.messages.hello import HelloReply, HelloRequest
+from fedapp.packages import versions
 from fedapp.site.answer import Handler, Site
 from fedapp.site.labels import Labels, class_names
 from fedapp.site.rows import Holdout, fingerprint, read_parts
@@ -49,7 +49,7 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
         "label_high": 0.0 if classes else float(labels.max()),
         "simulated": site.config.simulated,
         "fingerprint": fingerprint(parts, site_key(site.name)),
-        "versions": versions(),
+        "versions": told_versions(),
     }
     return _reply(site.name, site.store.facts["hello"])
 
@@ -83,16 +83,9 @@ def site_key(name: str) -> bytes:
     return secret_at(home() / "sites" / name / "fingerprint.key", lambda: secrets.token_bytes(32))
 
 
-def versions() -> list[str]:
+def told_versions() -> list[str]:
     """Packages that matter and their versions."""
-    return [f"{name} {_version(name)}" for name in ("fedapp", "flwr", "xgboost", "numpy")]
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
+    return [f"{name} {number}" for name, number in versions().items()]
 
 
 HANDLERS: Mapping[type[HelloRequest], Handler] = {HelloRequest: hello}

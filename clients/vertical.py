@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from clients.hello import KEEP_DAYS, site_key, versions, weights_of
+from clients.hello import KEEP_DAYS, site_key, told_versions, weights_of
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.site.answer import MODEL_ID, Handler, Site
@@ -51,7 +51,7 @@ def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloRep
             "n_columns": len(table.columns),
             "active": active,
             "simulated": config.simulated,
-            "versions": versions(),
+            "versions": told_versions(),
         }
     facts = {**store.facts["hello"], **now}
     fields = {key: tuple(v) if isinstance(v, list) else v for key, v in facts.items()}

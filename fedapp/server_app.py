@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
@@ -16,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 import strategies
 from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError
+from fedapp.packages import versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from strategies.base import TreeStrategy
 
@@ -126,7 +126,7 @@ def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
             "total": round(strategy.seconds, 3),
             "train": round(strategy.train_seconds, 3),
         },
-        "versions": {name: version(name) for name in ("fedapp", "flwr", "xgboost", "numpy")},
+        "versions": versions(),
     }
 
 

@@ -10,16 +10,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from fedapp.packages import missing_extra
+
 if TYPE_CHECKING:
     from flwr.app import Context
 
     from fedapp.config import Settings
 
 REAL_DATA = os.environ.get("FEDAPP_DATA", "")
+TORCH_IS_MISSING = bool(missing_extra("fedxgbllr"))
+needs_torch = pytest.mark.skipif(TORCH_IS_MISSING, reason="needs torch")
+collect_ignore = ["test_head.py"] if TORCH_IS_MISSING else []
 
 WriteTable = Callable[..., Path]
 MakeSettings = Callable[..., "Settings"]
 MakeSites = Callable[..., "list[Context]"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that train FedXGBllr bear its name, in a file's or a parameter's."""
+    for item in items:
+        if "fedxgbllr" in item.nodeid:
+            item.add_marker(needs_torch)
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 
 from fedapp.config import Settings
+from fedapp.errors import ConfigError
+from fedapp.packages import check_extra
 from fedapp.run_folder import RunFolder, new_run_dir
 
 SIMULATED = {"local", "simulation"}
@@ -34,6 +36,25 @@ def run_dir_of(settings: Settings, engine: str) -> str:
         RunFolder(run_dir).check_new()
     run_dir.mkdir(parents=True, exist_ok=True)
     return str(run_dir)
+
+
+def check_method(settings: Settings, engine: str) -> None:
+    """Hold that the method is one that trains, is set as it should be, and can run here.
+
+    Raises
+    ------
+    ConfigError : it is not.
+    """
+    from fedapp.server_app import load_strategy
+    from strategies.inference import InferenceStrategy
+
+    strategy = load_strategy(settings.strategy)
+    if issubclass(strategy, InferenceStrategy):
+        rule = f"must be one that trains (fedapp predict --inference {settings.strategy} predicts)"
+        raise ConfigError(f"strategy {rule}, got {settings.strategy!r}")
+    strategy.own_settings(settings)
+    if engine in SIMULATED:
+        check_extra(settings.strategy)
 
 
 def engine_of(name: str) -> Callable[[Settings], RunFolder]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedapp.commands.common import Overrides, console, engine_of
+from fedapp.commands.common import Overrides, check_method, console, engine_of
 from fedapp.config import load_settings, parse_overrides
 from fedapp.run_folder import RunFolder
 
@@ -23,13 +23,12 @@ def compare(
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
     from fedapp.report.tradeoff import score_table, tradeoff_page
-    from fedapp.server_app import load_strategy
     from simulations.compare import compare as compare_all
 
     overrides = parse_overrides(config or [])
     for strategy in strategies:
         settings = load_settings({**overrides, "strategy": strategy})
-        load_strategy(strategy).own_settings(settings)
+        check_method(settings, engine)
     output.mkdir(parents=True, exist_ok=True)
     found = compare_all(strategies, overrides, seeds, output, engine_of(engine), console.print)
     console.print(score_table(found.lines, found.metric))

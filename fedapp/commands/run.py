@@ -11,7 +11,14 @@ from typing import Annotated
 
 import typer
 
-from fedapp.commands.common import SIMULATED, Overrides, console, engine_of, run_dir_of
+from fedapp.commands.common import (
+    SIMULATED,
+    Overrides,
+    check_method,
+    console,
+    engine_of,
+    run_dir_of,
+)
 from fedapp.config import Settings, load_settings, parse_overrides
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder, resumed_settings
@@ -34,16 +41,11 @@ def run(
     ] = False,
 ) -> None:
     """Train a model and write the run's folder."""
-    from fedapp.server_app import load_strategy, write_report
-    from strategies.inference import InferenceStrategy
+    from fedapp.server_app import write_report
 
     settings = load_settings({**parse_overrides(config or []), "strategy": strategy})
     settings = resumed_settings(settings)
-    strategy_class = load_strategy(settings.strategy)
-    if issubclass(strategy_class, InferenceStrategy):
-        rule = f"must be one that trains (fedapp predict --inference {settings.strategy} predicts)"
-        raise ConfigError(f"strategy {rule}, got {settings.strategy!r}")
-    strategy_class.own_settings(settings)
+    check_method(settings, engine)
     if baselines and engine not in SIMULATED:
         raise ConfigError(f"--baselines must have all rows in one place, got --engine {engine}")
     settings = settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})

@@ -57,7 +57,7 @@ def check_command(
     config: Annotated[str, typer.Option(help="TOML file that says the same.")] = "",
 ) -> None:
     """Show what a coordinator's run would find here; nothing is sent."""
-    from clients.hello import versions
+    from clients.hello import told_versions
     from fedapp.config import load_settings
     from fedapp.home import home
     from fedapp.site.check import check_site, who_may_read_keys
@@ -84,7 +84,7 @@ def check_command(
         "rows, columns": f"{found.n_rows}, {len(found.columns)}",
         "label": found.label,
         "ids": found.ids,
-        "versions": ", ".join(versions()),
+        "versions": ", ".join(told_versions()),
         "keys": who_may_read_keys(folders),
         "share-column-names": "yes" if site.shares_names else "no",
         "allow-export": "yes" if site.allows_export else "no",

@@ -18,6 +18,7 @@ import numpy as np
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.fields import Reply, Request
+from fedapp.packages import check_extra
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store, locked
 from fedapp.wire.codec import Content, Envelope, put_together, take_apart
@@ -68,6 +69,7 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
     DataError, ConfigError : the site cannot do what is asked, or does not allow it.
     """
     check_policy(config, kind, envelope.method)
+    check_extra(envelope.method)
     request_class, handler = find_handler(kind, config.name)
     request = put_together(request_class, content, config.name)
     check_secure(config, request)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fedapp.data.partition import split_rows
 from fedapp.errors import ConfigError, DataError
+from fedapp.packages import missing_extra
 from fedapp.site.columns import read_columns, row_ids
 from fedapp.site.config import SiteConfig
 from fedapp.site.table import Table
@@ -86,9 +87,7 @@ def check_site(
     ids, has_ids = _ids(table, config)
     allowed = config.allowed or methods.keys()
     answers = {
-        name: _takes_part(config, table, method, n_train, has_ids)
-        if name in allowed
-        else "no: not in allow"
+        name: _obstacle(name, allowed) or _takes_part(config, table, method, n_train, has_ids)
         for name, method in methods.items()
     }
     columns = tuple(
@@ -152,6 +151,14 @@ def _ids(table: Table, config: SiteConfig) -> tuple[str, bool]:
     except DataError as error:
         return str(error), False
     return "one of its own for every row", True
+
+
+def _obstacle(name: str, allowed: Collection[str]) -> str:
+    """Why the site could not take part whatever its table, or an empty text."""
+    if name not in allowed:
+        return "no: not in allow"
+    command = missing_extra(name)
+    return f"no: needs {command}" if command else ""
 
 
 def _takes_part(

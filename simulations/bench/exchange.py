@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -37,6 +36,7 @@ import psutil
 
 from fedapp.config import Settings, load_settings
 from fedapp.deploy.folders import registered_sites
+from fedapp.packages import versions
 from simulations.deployment import Deployment, example_nodes, settings_of
 from simulations.engines import run_local, site_contexts
 
@@ -100,7 +100,7 @@ def main() -> None:
         "parts": {part: round(value, 3) for part, value in parts.items()},
         "cpu": {"process": cpu, "flower": flower, "app": round(own - flower, 3)},
         "exchanges": counts,
-        "versions": {name: version(name) for name in ("fedapp", "flwr")},
+        "versions": versions(("fedapp", "flwr")),
     }
     print(json.dumps(found))
 

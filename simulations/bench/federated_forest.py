@@ -22,7 +22,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from sklearn.ensemble import RandomForestClassifier
 from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import read_source
 from fedapp.home import home
+from fedapp.packages import versions
 from fedapp.run_folder import RunFolder
 from fedapp.trees.bagged import BaggedForest, from_json
 from simulations.baselines import join_tables, pooled_forest
@@ -213,7 +213,7 @@ def measure(max_bin: int, align: str) -> Row:
         "peak_bytes": peak_bytes(),
         # Above the number of cores, somebody else had them as well.
         "load": os.getloadavg()[0],
-        "versions": {n: version(n) for n in ("fedapp", "flwr", "scikit-learn", "numpy", "numba")},
+        "versions": versions(("fedapp", "flwr", "scikit-learn", "numpy", "numba")),
     }
 
 

@@ -14,7 +14,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from rich.console import Console
 from torch import nn
 
 from fedapp.config import load_settings
+from fedapp.packages import versions
 from fedapp.trees.fit_head import HeadRows, Training, fit_head
 from fedapp.trees.head import Floats, HeadShape, Kind, initial_weights, split_weights
 from simulations.bench import peak_bytes
@@ -190,7 +190,7 @@ def main() -> None:
         "outputs_bytes": 4 * N_ROWS * N_TREES,
         **memory,
         "epochs": epochs,
-        "versions": {name: version(name) for name in ("fedapp", "torch", "xgboost", "numpy")},
+        "versions": versions(("fedapp", "torch", "xgboost", "numpy")),
     }
     print(json.dumps(result))
 

@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import check_ciphertexts, encrypt
 from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
 from fedapp.crypto.workers import Workers
+from fedapp.packages import versions
 from simulations.bench import peak_bytes
 
 N_ROWS, N_COLUMNS, N_BINS = 20_000, 11, 32
@@ -143,7 +143,7 @@ def measure(key_bits: int, n_workers: int) -> dict[str, Any]:
         "peak_bytes": peak_bytes(),
         # Above the number of workers, somebody else had the cores as well.
         "load": os.getloadavg()[0],
-        "versions": {name: version(name) for name in ("fedapp", "gmpy2", "phe", "numpy")},
+        "versions": versions(("fedapp", "gmpy2", "phe", "numpy")),
     }
 
 

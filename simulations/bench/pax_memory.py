@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from rich.table import Table as Grid
 
 from fedapp.config import Settings, load_settings
 from fedapp.histograms.bins import code_type
+from fedapp.packages import versions
 from simulations.bench import peak_bytes
 from simulations.bench.same_trees import count_same_nodes
 
@@ -178,7 +178,7 @@ def json_line(party: Measured, pooled: Measured, n_nodes: int) -> dict[str, Any]
         "tree_seconds": statistics.median(party.tree_seconds),
         **party.sent,
         "pooled": {"peak_bytes": pooled.peak, "seconds": pooled.seconds},
-        "versions": {name: version(name) for name in ("fedapp", "xgboost", "numpy", "flwr")},
+        "versions": versions(("fedapp", "xgboost", "numpy", "flwr")),
     }
 
 

@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from fedapp import metrics
 from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import find_dataset, locate, read_source
 from fedapp.home import home
+from fedapp.packages import versions
 from fedapp.site.labels import class_ids, class_names
 from fedapp.site.rows import Holdout, share_rows
 from simulations.baselines import xgboost_parameters
@@ -286,7 +286,7 @@ def main() -> None:
         # Of this process: the server, three parties, and pooled XGBoost.
         "peak_bytes": peak_bytes(),
         "plugin_worker_peak_bytes": plugin_peak,
-        "versions": {name: version(name) for name in ("fedapp", "xgboost", "numpy", "flwr")},
+        "versions": versions(("fedapp", "xgboost", "numpy", "flwr")),
     }
     print(json.dumps(result))
 

@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,6 +45,7 @@ from fedapp.crypto.packing import PairLayout
 from fedapp.crypto.sums import group_columns
 from fedapp.crypto.workers import n_cores
 from fedapp.home import home
+from fedapp.packages import versions
 from simulations.baselines import join_tables, xgboost_parameters
 from simulations.bench import peak_bytes
 from simulations.bench.same_trees import count_same_nodes
@@ -340,7 +340,7 @@ def measure(key_bits: int, n_checked: int) -> dict[str, Any]:
         "auc": summary["metrics"]["test"]["auc"],
         # Above the number of cores, somebody else had them as well.
         "load": os.getloadavg()[0],
-        "versions": {name: version(name) for name in ("fedapp", "flwr", "gmpy2", "xgboost")},
+        "versions": versions(("fedapp", "flwr", "gmpy2", "xgboost")),
     }
 
 

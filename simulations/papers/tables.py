@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as Grid
 
+from fedapp.packages import versions
 from fedapp.run_folder import RunFolder
 
 Row = dict[str, Any]
@@ -53,8 +53,8 @@ def write_tables(
     start : of the command, by ``time.monotonic``.
     """
     command = " ".join([f"python -m simulations.papers.{paper}", *sys.argv[1:]])
-    versions = {name: version(name) for name in ("fedapp", "flwr", "numpy", *packages)}
-    document = {**tables, "command": command, "versions": versions}
+    found = versions(("fedapp", "flwr", "numpy", *packages))
+    document = {**tables, "command": command, "versions": found}
     RunFolder(output).write_json("tables.json", document)
     spent = f"{time.monotonic() - start:.0f} seconds"
     console.print(f"{spent}; written to {output / 'tables.json'}", soft_wrap=True)

@@ -1,0 +1,122 @@
+"""What is installed: versions, and the methods that need more than the rest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedapp.cli import cli
+from fedapp.config import Settings, app_folder
+from fedapp.errors import ConfigError, PartyError
+from fedapp.packages import EXTRAS, versions
+from simulations.engines import run_local
+from tests.conftest import needs_torch
+
+MakeSettings = Callable[..., Settings]
+INSTALL = r"torch must be installed for fedxgbllr \(pip install 'fedapp\[fedxgbllr\]'\), got none$"
+# The modules that train a network, and so begin by importing torch.
+TRAINERS = ["fedapp.trees.fit_head", "simulations.bench.fedxgbllr_epoch"]
+WITHOUT_TORCH = """
+import importlib, pkgutil, sys
+sys.modules["torch"] = None
+refused = []
+for package in ("fedapp", "strategies", "clients", "simulations"):
+    package = importlib.import_module(package)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if module.name == "fedapp.__main__":
+            continue
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError:
+            refused.append(module.name)
+print(refused)
+sys.argv = ["fedapp", *sys.argv[1:]]
+from fedapp.cli import main
+main()
+"""
+
+
+def without_torch(*words: str) -> subprocess.CompletedProcess[str]:
+    """Import all modules, then run the command, in a process that has no torch."""
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_without_torch_all_but_the_trainer_is_imported_and_pax_runs(tmp_path: Path) -> None:
+    given = [f"-crun-dir={tmp_path / 'run'}", "-cnum-boost-round=1", "--engine", "local"]
+    ended = without_torch("run", "pax", *given)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[0] == str(TRAINERS)
+    assert (tmp_path / "run" / "model.xgb.json").is_file()
+
+
+@needs_torch
+def test_without_torch_a_network_over_trees_predicts(
+    settings: MakeSettings, tmp_path: Path
+) -> None:
+    short = {"rounds": 1, "epochs": 1, "trees": 2, "channels": 2}
+    own = {f"fedxgbllr__{name}": value for name, value in short.items()}
+    folder = run_local(settings(strategy="fedxgbllr", **own)).path
+    given = ["--data", "breast-cancer", "--output", str(tmp_path / "scores.csv")]
+    ended = without_torch("predict", str(folder), *given)
+    assert ended.returncode == 0, ended.stderr
+    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 570
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("run", "fedxgbllr"), ("compare", "pax", "fedxgbllr")],
+    ids=["run", "compare"],
+)
+def test_a_command_says_what_to_install_before_anything_runs(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.chdir(tmp_path)
+    error = CliRunner().invoke(cli, [*words]).exception
+    with pytest.raises(ConfigError, match=f"^{INSTALL}"):
+        raise error or AssertionError
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_site_says_what_to_install_before_it_reads_its_table(
+    settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(PartyError, match=rf"^party-1 \(step 1\): {INSTALL}"):
+        run_local(settings(strategy="fedxgbllr", parties=1))
+
+
+def test_every_extra_of_a_method_is_one_of_the_package() -> None:
+    with (app_folder() / "pyproject.toml").open("rb") as file:
+        project: dict[str, Any] = tomllib.load(file)["project"]
+    extras = project["optional-dependencies"]
+    for method, module in EXTRAS.items():
+        assert [one.partition(">")[0] for one in extras[method]] == [module]
+        assert not any(one.startswith(module) for one in project["dependencies"])
+
+
+def test_every_requirement_is_pinned() -> None:
+    folder = app_folder()
+    with (folder / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    wanted = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    names = {one.partition(">")[0].partition("[")[0].replace("-", "_") for one in wanted}
+    pins = (folder / "constraints.txt").read_text().splitlines()
+    pinned = {line.partition("==")[0].replace("-", "_") for line in pins if "==" in line}
+    assert names <= pinned
+
+
+def test_versions_are_those_of_the_modules() -> None:
+    import xgboost
+
+    found = versions(("xgboost", "numpy", "no-such-package"))
+    assert found["xgboost"] == xgboost.__version__
+    assert found["no-such-package"] == "unknown"
