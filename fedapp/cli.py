@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
+from contextlib import suppress
+from types import FrameType
 
+import psutil
 import typer
 
+from fedapp.commands.common import INTERRUPTED, command_began
 from fedapp.commands.compare import compare
 from fedapp.commands.key import key
 from fedapp.commands.predict import predict
@@ -25,6 +30,26 @@ for command in (run, compare, predict, report, key):
     cli.command()(command)
 
 
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """What ends the command ends what it has started, and a second signal does not disturb that."""
+    for each in STOPPING:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _leave() -> None:
+    """End at once: a party in this process, or a worker of it, may compute for minutes still."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
+
+
 def main() -> None:
     """Run the command; an error of fedapp is one line and status 1."""
     from fedapp.commands.data import data_app
@@ -36,10 +61,17 @@ def main() -> None:
     cli.add_typer(data_app, name="data")
     cli.add_typer(site_app, name="site")
     cli.add_typer(federation_app, name="federation")
-    # What ends the command ends what it has started.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in STOPPING:
+        # A shell's script ignores SIGINT for what it starts in the background.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+    command_began.set(psutil.Process().create_time())
     try:
         cli()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            _leave()
+        raise
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

@@ -31,12 +31,14 @@ class Exchange:
     reply : the class all replies must have.
     check : raises a ProtocolError where a party's reply does not fit its request.
     may_fail : replies that may be missing; None leaves it to the settings of the run.
+    seconds : the exchange may take; None where only one like it before could tell.
     """
 
     requests: Mapping[str, Request]
     reply: type[Reply]
     check: Check | None = None
     may_fail: int | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,18 +76,19 @@ def ask(
     reply: type[R],
     check: Check | None = None,
     may_fail: int | None = None,
+    seconds: float | None = None,
 ) -> Conversation[dict[str, R]]:
     """Send requests and wait for the replies.
 
     Parameters
     ----------
-    requests, reply, check, may_fail : see ``Exchange``.
+    requests, reply, check, may_fail, seconds : see ``Exchange``.
 
     Returns
     -------
     Replies by party, in the order of the names. A party that was left out is not among them.
     """
-    replies = yield Exchange(requests, reply, check, may_fail)
+    replies = yield Exchange(requests, reply, check, may_fail, seconds)
     found = {}
     for party in sorted(replies):
         answer = replies[party]

@@ -7,7 +7,8 @@ import math
 import time
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError
 from fedapp.home import home, write_whole
+from fedapp.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,16 @@ class RunFolder:
         """Write one JSON file; NaN becomes null."""
         self.write(name, json.dumps(without_nan(content), indent=2) + "\n")
 
+    def add_to_summary(self, fields: Mapping[str, Any]) -> None:
+        """Put more into ``summary.json``, or other values in place of those it has."""
+        summary = json.loads((self.path / "summary.json").read_text())
+        self.write_json("summary.json", {**summary, **fields})
+
+    def set_total_seconds(self, seconds: float) -> None:
+        """Count what a command has taken beside the run itself."""
+        told = json.loads((self.path / "summary.json").read_text())["seconds"]
+        self.add_to_summary({"seconds": {**told, "total": round(seconds, 3)}})
+
     def add_round(self, line: Mapping[str, Any]) -> None:
         """Add a line to ``rounds.jsonl``."""
         with self.rounds.open("a") as file:
@@ -102,6 +114,28 @@ class RunFolder:
             arrays = {name: stored[name] for name in stored.files}
         return Checkpoint(arrays, facts.pop("facts")), facts
 
+    def note(self, stage: Stage) -> None:
+        """Say where the run is, in place of what was said before."""
+        self.write_json("progress.json", asdict(stage))
+
+    @property
+    def stage(self) -> Stage | None:
+        """Where the run was last, or None."""
+        with suppress(FileNotFoundError):
+            return Stage(**json.loads((self.path / "progress.json").read_text()))
+        return None
+
+    def forget_stage(self) -> None:
+        """Drop where an earlier attempt was."""
+        (self.path / "progress.json").unlink(missing_ok=True)
+
+    @property
+    def kept(self) -> dict[str, Any] | None:
+        """The facts of the last checkpoint alone, or None."""
+        with suppress(FileNotFoundError):
+            return dict(json.loads((self.path / "checkpoint.json").read_text()))
+        return None
+
     def has_ended(self) -> bool:
         """Whether the run has written how it ended, which one that was killed has not."""
         return any((self.path / name).exists() for name in ("summary.json", "failure.json"))
@@ -112,7 +146,8 @@ class RunFolder:
 
     def finish(self) -> None:
         """Drop what only an unfinished run needs."""
-        (self.path / "checkpoint.json").unlink(missing_ok=True)
+        for name in ("checkpoint.json", "progress.json"):
+            (self.path / name).unlink(missing_ok=True)
         self.forget_failure()
         self._drop_checkpoints()
 

@@ -17,6 +17,7 @@ from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
+from fedapp.stage import Stages
 from strategies.base import TreeStrategy
 
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
@@ -30,7 +31,9 @@ def main(grid: Grid, context: Context) -> None:
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("fedapp").setLevel(logging.INFO)
     folder = train(grid, load_settings(context.run_config))
+    Stages(folder.note).wait("writing the report")
     write_report(folder)
+    folder.forget_stage()
 
 
 def train(grid: Grid, settings: Settings) -> RunFolder:

@@ -73,6 +73,7 @@ def compare(
     output: Path,
     engine: Engine,
     tell: Callable[[str], None] = lambda text: None,
+    begin: Callable[[str], None] = lambda doing: None,
 ) -> Comparison:
     """Run every strategy with every seed, and the baselines, on the same rows.
 
@@ -84,6 +85,7 @@ def compare(
     output : folder of the cells; may hold finished ones.
     engine : runs one cell.
     tell : told of every cell.
+    begin : told what is done next.
 
     Raises
     ------
@@ -99,9 +101,10 @@ def compare(
         cells = []
         for seed in seeds:
             given = {**overrides, "strategy": strategy, "seed": seed}
+            begin(f"{strategy}, seed {seed}")
             cells.append(finished_cell(load_settings(given), output, engine, tell))
         lines.append(_line(strategy, cells, metric))
-    lines += _baselines(first, seeds, output, metric, tell)
+    lines += _baselines(first, seeds, output, metric, tell, begin)
     ordered = sorted(lines, key=lambda line: line.mean, reverse=BETTER[metric])
     found = Comparison(metric, seeds, tuple(ordered))
     RunFolder(output).write_json("comparison.json", asdict(found))
@@ -163,12 +166,14 @@ def _baselines(
     output: Path,
     metric: str,
     tell: Callable[[str], None],
+    begin: Callable[[str], None],
 ) -> list[Line]:
     """Pooled XGBoost and each party alone, on the same rows."""
     scores: dict[str, list[float]] = {}
     for seed in seeds:
         path = output / f"baselines-{seed}.json"
         if not path.exists():
+            begin(f"training the baselines, seed {seed}")
             found = run_baselines(settings.model_copy(update={"seed": seed}))
             RunFolder(output).write_json(path.name, found)
             tell(f"baselines-{seed}: done")

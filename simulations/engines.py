@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,6 +44,12 @@ STOP_SECONDS = 10
 MOST_STATUS_FAILURES = 10
 LOG_LINES = 20
 STOPPED = {"SystemExit", "KeyboardInterrupt"}  # in the ServerApp's process, from outside
+
+Tell = Callable[[str], None]  # told what the engine does
+
+
+def _silent(doing: str) -> None:
+    """For those who do not want to know."""
 
 
 class LocalGrid(Grid):
@@ -161,20 +167,29 @@ def run_local(settings: Settings, contexts: Iterable[Context] | None = None) -> 
         grid.close()
 
 
-def run_simulation(settings: Settings) -> RunFolder:
+def run_simulation(settings: Settings, tell: Tell = _silent) -> RunFolder:
     """Train in Flower's simulation, on a SuperLink started for this run.
+
+    Parameters
+    ----------
+    tell : told what Flower does before and after the run.
 
     Raises
     ------
     RunFailedError : the run failed, or Flower could not start it.
     """
-    with superlink() as environment:
+    with superlink(tell) as environment:
         federation = {"num-supernodes": settings.parties, "client-resources-num-cpus": 1}
-        return _flwr_run(settings, "local", environment, federation)
+        return _flwr_run(settings, "local", environment, federation, tell)
 
 
-def run_superlink(settings: Settings, name: str) -> RunFolder:
+def run_superlink(settings: Settings, name: str, tell: Tell = _silent) -> RunFolder:
     """Train across sites, through a SuperLink that Flower's config names.
+
+    Parameters
+    ----------
+    name : of the SuperLink.
+    tell : told what Flower says of the run, while its folder here says nothing.
 
     Raises
     ------
@@ -183,7 +198,7 @@ def run_superlink(settings: Settings, name: str) -> RunFolder:
     """
     environment = _environment()
     try:
-        return _flwr_run(settings, name, environment, {})
+        return _flwr_run(settings, name, environment, {}, tell)
     except RunFailedError as error:
         gone = ", ".join(_not_connected(name, environment))
         cause = f"{error}; not connected: {gone}" if gone else str(error)
@@ -217,11 +232,12 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def superlink() -> Iterator[dict[str, str]]:
+def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
     """A SuperLink for one run, with Flower's files and ports of its own.
 
     Flower's managed SuperLink would outlive the run and keep the environment it was started with.
     """
+    tell("starting Flower")
     flower_home = home() / "flower"
     flower_home.mkdir(parents=True, exist_ok=True)
     http_port, control_port = free_ports(2)
@@ -243,6 +259,7 @@ def superlink() -> Iterator[dict[str, str]]:
         _wait_until_healthy(process, http_port, log)
         yield environment
     finally:
+        tell("ending Flower")
         _stop(process)
         log.unlink(missing_ok=True)
 
@@ -290,9 +307,14 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _flwr_run(
-    settings: Settings, name: str, environment: dict[str, str], federation: Mapping[str, int]
+    settings: Settings,
+    name: str,
+    environment: dict[str, str],
+    federation: Mapping[str, int],
+    tell: Tell,
 ) -> RunFolder:
     """Start a run with ``flwr run`` and wait for its end."""
+    tell("handing the app to Flower")
     command = ["flwr", "run", str(app_folder()), name, "--format", "json"]
     command += ["--run-config", _toml_pairs(flatten(settings.as_config()))]
     if federation:
@@ -304,8 +326,9 @@ def _flwr_run(
         lines = (started.stdout + started.stderr).splitlines()[-LOG_LINES:]
         raise RunFailedError("flwr run could not start the run", lines)
     folder = RunFolder(Path(settings.run_dir or "."))
+    tell("waiting for Flower to start the run")
     try:
-        status = _wait_for(run_id, name, environment, folder)
+        status = _wait_for(run_id, name, environment, folder, tell)
     except KeyboardInterrupt:
         if not federation:
             print(f"the run goes on; to end it: flwr stop {run_id} {name}", file=sys.stderr)
@@ -332,10 +355,12 @@ def _json_of(text: str) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def _wait_for(run_id: str, name: str, environment: dict[str, str], folder: RunFolder) -> str:
-    """Ask for a run's status until it has ended."""
+def _wait_for(
+    run_id: str, name: str, environment: dict[str, str], folder: RunFolder, tell: Tell
+) -> str:
+    """Ask for a run's status until it has ended; tell of it where the run's folder does not."""
     command = ["flwr", "list", name, "--run-id", run_id, "--format", "json"]
-    n_failures = 0
+    n_failures, told = 0, ""
     while n_failures < MOST_STATUS_FAILURES:
         asked = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False
@@ -344,8 +369,14 @@ def _wait_for(run_id: str, name: str, environment: dict[str, str], folder: RunFo
         status = str(runs[0].get("status", "unknown"))
         if status.startswith("finished"):
             return status
+        if status != told and folder.stage is None and not folder.has_ended():
+            tell(f"the run is {status}, says Flower")
+            told = status
         n_failures = n_failures + 1 if status == "unknown" else 0
         _pause(ENDING_POLL_SECONDS if n_failures else STATUS_POLL_SECONDS, folder)
+        if folder.has_ended() and told != "ended":
+            tell("waiting for Flower to end the run")
+            told = "ended"
     return "unknown"
 
 

@@ -32,6 +32,7 @@ from fedapp.conversation import (
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.run_folder import RunFolder
+from fedapp.stage import Stages
 from fedapp.wire.codec import (
     FAILED,
     REFUSED,
@@ -109,6 +110,7 @@ class TreeStrategy(Strategy, Generic[I]):
         self._conversation: Conversation[Summary] | None = None
         self._last_round = (self.ledger.to_parties, self.ledger.to_server, time.perf_counter())
         self._start = time.perf_counter()
+        self._stages = Stages(folder.note)
 
     @classmethod
     def own_settings(cls, settings: Settings) -> Section | None:
@@ -239,12 +241,15 @@ class TreeStrategy(Strategy, Generic[I]):
         self._advance(None)
         nothing = ArrayRecord(), ConfigRecord()
         while self._pending is not None:
-            began = time.perf_counter()
+            began, request = time.perf_counter(), next(iter(self._pending.requests.values()))
+            n_rounds = self.most_rounds(self.settings)
+            end = self._stages.begin(request, self.n_rounds + 1, n_rounds, self._pending.seconds)
             messages = self.configure_train(self.step, *nothing, grid)
             by_party = dict(zip(self._pending.requests, messages, strict=True))
-            trains = next(iter(self._pending.requests.values())).kind.startswith("train.")
             self.aggregate_train(self.step, courier.deliver(by_party, self.step).values())
+            end()
             self.ledger.flush()
+            trains = request.kind.startswith("train.")
             self.train_seconds += trains * (time.perf_counter() - began)
         return self._result()
 
@@ -272,6 +277,7 @@ class TreeStrategy(Strategy, Generic[I]):
             most - len(self.left_out),
             time.monotonic() + self.settings.start_deadline,
         )
+        self._stages.wait(f"waiting for {wanted} parties")
         while len(nodes := sorted(grid.get_node_ids())) < wanted:
             if time.monotonic() > deadline:
                 waited = f"within {self.settings.start_deadline:g} s (start-deadline)"

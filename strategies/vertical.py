@@ -101,6 +101,7 @@ class Mailbox:
         to: Iterable[str],
         reply: type[R],
         check: Check | None = None,
+        seconds: float | None = None,
         **given: Any,
     ) -> Conversation[dict[str, R]]:
         """Pass on what waits for these parties, and take what they send.
@@ -108,10 +109,10 @@ class Mailbox:
         Parameters
         ----------
         kind : of the requests, which have the fields of ``Parcels`` and the given ones.
-        reply, check : see ``fedapp.conversation.Exchange``.
+        reply, check, seconds : see ``fedapp.conversation.Exchange``.
         """
         requests = {party: kind(**self.fields_for(party), **given) for party in to}
-        replies = yield from ask(requests, reply, check)
+        replies = yield from ask(requests, reply, check, seconds=seconds)
         self.collect(replies)
         return replies
 

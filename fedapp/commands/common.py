@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +15,11 @@ from rich.console import Console
 from fedapp.config import Settings
 from fedapp.errors import ConfigError
 from fedapp.packages import check_extra
+from fedapp.report.progress import Follower
 from fedapp.run_folder import RunFolder, new_run_dir
 
 SIMULATED = {"local", "simulation"}
+INTERRUPTED = 128 + 2  # exit status, as shells give it for SIGINT
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Console() if sys.stdout.isatty() else Console(width=120)
 
@@ -57,12 +61,52 @@ def check_method(settings: Settings, engine: str) -> None:
         check_extra(settings.strategy)
 
 
-def engine_of(name: str) -> Callable[[Settings], RunFolder]:
-    """What carries the messages."""
+command_began: ContextVar[float | None] = ContextVar("command_began", default=None)
+
+
+def new_follower() -> Follower:
+    """What shows where this command is, from its start on."""
+    return Follower(console, command_began.get())
+
+
+def carry_out(settings: Settings, engine: str, follower: Follower) -> RunFolder:
+    """Have an engine carry out a run, and show where it is.
+
+    Parameters
+    ----------
+    settings : with the run's folder, where it lies on this machine.
+    engine : see ``engine_of``.
+    """
+    from fedapp.metrics import default_metric
+
+    run = engine_of(engine, follower.begin)
+    if not settings.run_dir:
+        return run(settings)
+    with follower.run(RunFolder(Path(settings.run_dir)), default_metric(settings.objective)):
+        return run(settings)
+
+
+def engine_of(name: str, tell: Callable[[str], None]) -> Callable[[Settings], RunFolder]:
+    """What carries the messages; ``tell`` is told what it does beside that."""
     from simulations import engines
 
     if name == "local":
         return engines.run_local
     if name == "simulation":
-        return engines.run_simulation
-    return lambda settings: engines.run_superlink(settings, name)
+        return lambda settings: engines.run_simulation(settings, tell)
+    return lambda settings: engines.run_superlink(settings, name, tell)
+
+
+@contextmanager
+def interruptible(what_now: Callable[[], str]) -> Iterator[None]:
+    """Where the block is interrupted, print what is left and how to go on; end with status 130.
+
+    Parameters
+    ----------
+    what_now : the text, asked for then.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\ninterrupted: {what_now()}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None

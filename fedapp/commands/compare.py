@@ -7,9 +7,18 @@ from typing import Annotated
 
 import typer
 
-from fedapp.commands.common import Overrides, check_method, console, engine_of
-from fedapp.config import load_settings, parse_overrides
+from fedapp.commands.common import (
+    Overrides,
+    carry_out,
+    check_method,
+    console,
+    interruptible,
+    new_follower,
+)
+from fedapp.config import Settings, load_settings, parse_overrides
 from fedapp.run_folder import RunFolder
+
+FINISHED_CELLS = "finished cells are saved; the same command goes on with the others"
 
 
 def compare(
@@ -26,12 +35,21 @@ def compare(
     from simulations.compare import compare as compare_all
 
     overrides = parse_overrides(config or [])
-    for strategy in strategies:
-        settings = load_settings({**overrides, "strategy": strategy})
-        check_method(settings, engine)
-    output.mkdir(parents=True, exist_ok=True)
-    found = compare_all(strategies, overrides, seeds, output, engine_of(engine), console.print)
+    follower = new_follower()
+
+    def run(settings: Settings) -> RunFolder:
+        return carry_out(settings, engine, follower)
+
+    with interruptible(lambda: FINISHED_CELLS), follower.alive():
+        follower.begin("reading the settings")
+        for strategy in strategies:
+            settings = load_settings({**overrides, "strategy": strategy})
+            check_method(settings, engine)
+        output.mkdir(parents=True, exist_ok=True)
+        shown = follower.tell, follower.begin
+        found = compare_all(strategies, overrides, seeds, output, run, *shown)
+        follower.begin("writing the page")
+        page = tradeoff_page(found.lines, found.metric, settings.data, len(found.seeds))
+        RunFolder(output).write("comparison.html", page)
     console.print(score_table(found.lines, found.metric))
-    page = tradeoff_page(found.lines, found.metric, settings.data, len(found.seeds))
-    RunFolder(output).write("comparison.html", page)
     console.print(f"{output / 'comparison.html'}", soft_wrap=True)

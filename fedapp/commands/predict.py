@@ -11,9 +11,19 @@ from typing import Annotated, Any
 
 import typer
 
-from fedapp.commands.common import SIMULATED, Overrides, console, engine_of, run_dir_of
+from fedapp.commands.common import (
+    SIMULATED,
+    Overrides,
+    carry_out,
+    console,
+    interruptible,
+    new_follower,
+    run_dir_of,
+)
 from fedapp.config import load_settings, parse_overrides
 from fedapp.errors import ConfigError
+
+NOTHING_WRITTEN = "no predictions were written; the same command begins anew"
 
 
 def predict(
@@ -119,7 +129,9 @@ def _predict_together(
     settings = load_settings(given)
     known[settings.strategy].own_settings(settings)
     settings = settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})
-    folder = engine_of(engine)(settings)
+    follower = new_follower()
+    with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
+        folder = carry_out(settings, engine, follower)
     if settings.explain:
         console.print("Each party's explanation.txt lies in its folder under $FEDAPP_HOME/sites.")
     if engine not in SIMULATED:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +12,16 @@ import typer
 from fedapp.commands.common import (
     SIMULATED,
     Overrides,
+    carry_out,
     check_method,
     console,
-    engine_of,
+    interruptible,
+    new_follower,
     run_dir_of,
 )
 from fedapp.config import Settings, load_settings, parse_overrides
 from fedapp.errors import ConfigError
+from fedapp.report.progress import Follower, kept_text
 from fedapp.run_folder import RunFolder, resumed_settings
 
 
@@ -41,57 +42,88 @@ def run(
     ] = False,
 ) -> None:
     """Train a model and write the run's folder."""
-    from fedapp.server_app import write_report
+    follower, begun = new_follower(), Begun(strategy, engine, baselines)
+    with interruptible(begun.what_now), follower.alive():
+        follower.begin("reading the settings")
+        settings = _checked(strategy, config or [], engine, baselines)
+        begun.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
+        earlier = begun.earlier_seconds
+        folder = carry_out(settings, engine, follower)
+        if not (folder.path / "summary.json").exists():
+            follower.tell("The run has finished; its folder lies where the ServerApp runs.")
+            return
+        if baselines:
+            follower.begin("training the baselines")
+            _add_baselines(folder, settings)
+        _finish(folder, follower, earlier)
+    _show(folder)
 
-    settings = load_settings({**parse_overrides(config or []), "strategy": strategy})
+
+@dataclass(slots=True)
+class Begun:
+    """What is known of a command when it is interrupted.
+
+    Parameters
+    ----------
+    strategy, engine, baselines : as given.
+    folder : of the run; None before there is one, and where it lies on another machine.
+    """
+
+    strategy: str
+    engine: str
+    baselines: bool
+    folder: RunFolder | None = None
+
+    @property
+    def earlier_seconds(self) -> float:
+        """Seconds of the attempts that the run goes on from."""
+        kept = self.folder.kept if self.folder else None
+        return float(kept["seconds"][0]) if kept else 0.0
+
+    def what_now(self) -> str:
+        """What was saved, and the command that goes on from there."""
+        if self.folder is None:
+            return "nothing was saved yet"
+        path = self.folder.path
+        if (path / "summary.json").exists():
+            again = shlex.join(["fedapp", "report", str(path)])
+            return f"the run is complete and saved in {path}; its page is written by\n  {again}"
+        if self.engine not in SIMULATED:
+            return f"the run goes on and is saved in {path}"
+        if (kept := self.folder.kept) is None:
+            return "nothing was saved yet; the same command begins anew"
+        words = ["fedapp", "run", self.strategy, "--engine", self.engine]
+        words += ["--baselines"] if self.baselines else []
+        words += ["-c", f"resume={path}"]
+        return f"saved up to {kept_text(kept)} in {path}; to go on:\n  {shlex.join(words)}"
+
+
+def _checked(strategy: str, config: list[str], engine: str, baselines: bool) -> Settings:
+    """The settings of the run, with its folder."""
+
+    settings = load_settings({**parse_overrides(config), "strategy": strategy})
     settings = resumed_settings(settings)
     check_method(settings, engine)
     if baselines and engine not in SIMULATED:
         raise ConfigError(f"--baselines must have all rows in one place, got --engine {engine}")
-    settings = settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})
-    with followed(settings):
-        folder = engine_of(engine)(settings)
-    if not (folder.path / "summary.json").exists():
-        console.print("The run has finished; its folder lies where the ServerApp runs.")
-        return
-    if baselines:
-        _add_baselines(folder, settings)
-    write_report(folder)
-    _show(folder)
-
-
-@contextmanager
-def followed(settings: Settings) -> Iterator[None]:
-    """Show progress while the block runs."""
-    from fedapp.metrics import default_metric
-    from fedapp.report.progress import follow
-    from fedapp.server_app import load_strategy
-
-    ended = threading.Event()
-    thread = threading.Thread(
-        target=follow,
-        args=(
-            RunFolder(Path(settings.run_dir)).rounds,
-            load_strategy(settings.strategy).most_rounds(settings),
-            default_metric(settings.objective),
-            console,
-            lambda: not ended.is_set(),
-        ),
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    return settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})
 
 
 def _add_baselines(folder: RunFolder, settings: Settings) -> None:
     """Write the baselines into the summary."""
     from simulations.baselines import run_baselines
 
-    summary = json.loads((folder.path / "summary.json").read_text())
-    folder.write_json("summary.json", {**summary, "baselines": run_baselines(settings)})
+    folder.add_to_summary({"baselines": run_baselines(settings)})
+
+
+def _finish(folder: RunFolder, follower: Follower, earlier: float) -> None:
+    """Write the page; the total time is that of this command and of earlier attempts."""
+    from fedapp.server_app import write_report
+
+    follower.begin("writing the report")
+    folder.set_total_seconds(earlier + follower.seconds)  # for the page
+    write_report(folder)
+    folder.set_total_seconds(earlier + follower.seconds)
 
 
 def _show(folder: RunFolder) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import signal
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Self
 
@@ -142,8 +142,13 @@ class _Worker:
         # Flower puts an app's folder on sys.path and not in the environment.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with theirs:
+            # In a group of its own: the caller decides what a terminal's Ctrl-C ends.
             self._process = subprocess.Popen(
-                command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                command,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
             )
 
     @property
@@ -164,21 +169,17 @@ class _Worker:
         return result
 
     def close(self) -> None:
-        """Close the pipe, on which the process ends, and wait for it."""
-        self._pipe.close()
+        """End the process, also in the middle of a call, and close the pipe."""
+        self._process.terminate()
         self._process.wait()
+        self._pipe.close()
 
 
 def serve(descriptor: int) -> None:
     """Answer calls on a pipe until it closes; what a worker's process does."""
-    # The caller decides what an interrupt ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Connection(descriptor) as pipe:
+    with Connection(descriptor) as pipe, suppress(EOFError, OSError):
         while True:
-            try:
-                function, call = pipe.recv()
-            except EOFError:
-                return
+            function, call = pipe.recv()
             pipe.send(_answer(function, call))
 
 

@@ -30,6 +30,7 @@ class OpenRequest(Request):
     """Meet the others, and begin."""
 
     kind: ClassVar[str] = "query.alignment_open"
+    doing: ClassVar[str] = "aligning the rows"
     names: Annotated[tuple[str, ...], Range(2, 1000)]  # of all parties, in order
     active: Annotated[str, Range(1, 64)]
     box_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
@@ -44,6 +45,7 @@ class MaskRequest(Parcels, Request):
     """To a passive party: mask lists once more, and pass them on."""
 
     kind: ClassVar[str] = "query.alignment_mask"
+    doing: ClassVar[str] = "aligning the rows"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +53,7 @@ class MatchRequest(Parcels, Request):
     """To the active party: find what all have in common."""
 
     kind: ClassVar[str] = "query.alignment_match"
+    doing: ClassVar[str] = "aligning the rows"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +61,7 @@ class OrderRequest(Parcels, Request):
     """To a passive party: keep the common rows, in the common order."""
 
     kind: ClassVar[str] = "query.alignment_order"
+    doing: ClassVar[str] = "aligning the rows"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

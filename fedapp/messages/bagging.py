@@ -25,6 +25,8 @@ class BagRequest(BoostOrder, Request):
     """Add the last round's trees of all parties, score, and boost on from there."""
 
     kind: ClassVar[str] = "train.bagging_boost"
+    doing: ClassVar[str] = "growing trees"
+    each_round: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,6 +25,7 @@ class EvaluateRequest(Request):
     """Score the model on all rows; the last message of a run."""
 
     kind: ClassVar[str] = "evaluate.booster_scores"
+    doing: ClassVar[str] = "scoring"
     model: Annotated[Array, Form("uint8", "n_bytes")]  # model.json, UTF-8
     score_bins: Annotated[int, Range(2, 2**20)]
     residual_range: Annotated[float, Range(0, 1e38)]  # of the residual bins, in the label's unit

@@ -24,6 +24,8 @@ class TurnRequest(BoostOrder, Request):
     """Add the last turn's trees and score; with ``n_rounds`` above 0 it is the party's turn."""
 
     kind: ClassVar[str] = "train.cyclic_turn"
+    doing: ClassVar[str] = "growing trees"
+    each_round: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

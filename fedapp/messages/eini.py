@@ -37,6 +37,7 @@ class StepRequest(Parcels, Request):
     """Do the own step on every batch that has come; the active party also sends the next."""
 
     kind: ClassVar[str] = "evaluate.eini_step"
+    doing: ClassVar[str] = "predicting under encryption"
     key_bits: Annotated[int, Range(64, 2**15)]
     insecure_small_key: bool
     batch_rows: Annotated[int, Range(0, 2**31)]  # 0: as many as fit into 64 MiB of ciphertexts

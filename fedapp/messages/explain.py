@@ -22,6 +22,7 @@ class ExplainRequest(Request):
     """Explain these rows, as far as this party may see."""
 
     kind: ClassVar[str] = "evaluate.explain_rows"
+    doing: ClassVar[str] = "explaining rows"
     rows: Annotated[tuple[str, ...], Range(1, MOST_ROWS)]  # ids
 
 

@@ -35,6 +35,7 @@ class MomentsRequest(Request):
     """Code the labels, and sum up labels and columns."""
 
     kind: ClassVar[str] = "train.fedavg_linear_moments"
+    doing: ClassVar[str] = "summing the columns"
     classes: Annotated[tuple[str, ...], Range(0, 1000)]  # of all parties, in the order of their ids
 
 
@@ -52,6 +53,8 @@ class AverageRequest(Request):
     """Score the model, then train on from it; with 0 epochs only score it."""
 
     kind: ClassVar[str] = "train.fedavg_linear_average"
+    doing: ClassVar[str] = "training"
+    each_round: ClassVar[bool] = True
     round_id: Annotated[int, Range(0, 10**6)]
     classes: Annotated[tuple[str, ...], Range(0, 1000)]
     means: Columns
@@ -84,6 +87,7 @@ class ScoreRequest(booster.EvaluateRequest):
     """Score the finished model on all rows; the reply is ``booster``'s."""
 
     kind: ClassVar[str] = "evaluate.fedavg_linear_scores"
+    doing: ClassVar[str] = "scoring"
 
 
 def check_moments(party: str, reply: MomentsReply, n_columns: int, n_classes: int) -> None:

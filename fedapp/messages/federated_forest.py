@@ -69,6 +69,7 @@ class SetupRequest(Parcels, Request):
     """Bin the columns; at the active party also check the order of rows and code the labels."""
 
     kind: ClassVar[str] = "train.federated_forest_setup"
+    doing: ClassVar[str] = "binning the columns, coding the labels"
     objective: Annotated[str, Range(1, 64)]
     max_bin: Annotated[int, Range(2, 65535)]
     trees: Annotated[int, Range(1, 10**5)]
@@ -91,6 +92,8 @@ class LevelRequest(Parcels, Request):
     """The splits of the last level; say how well their children could be split."""
 
     kind: ClassVar[str] = "train.federated_forest_level"
+    doing: ClassVar[str] = "searching for splits"
+    each_round: ClassVar[bool] = True
     trees: Places
     nodes: Places
     owners: Owners
@@ -102,6 +105,8 @@ class SumRequest(Parcels, Request):
     """To a passive party: the splits of the last level; sum the labels of their children."""
 
     kind: ClassVar[str] = "train.federated_forest_sum"
+    doing: ClassVar[str] = "summing encrypted labels"
+    each_round: ClassVar[bool] = True
     trees: Places
     nodes: Places
     owners: Owners
@@ -113,6 +118,8 @@ class SplitRequest(Parcels, Request):
     """To the active party: the splits of the last level; choose how their children are split."""
 
     kind: ClassVar[str] = "train.federated_forest_split"
+    doing: ClassVar[str] = "choosing splits"
+    each_round: ClassVar[bool] = True
     trees: Places
     nodes: Places
     owners: Owners
@@ -128,6 +135,8 @@ class PartitionRequest(Parcels, Request):
     """
 
     kind: ClassVar[str] = "train.federated_forest_partition"
+    doing: ClassVar[str] = "splitting the rows"
+    each_round: ClassVar[bool] = True
     trees: Places
     nodes: Places
     owners: Owners
@@ -139,6 +148,7 @@ class FinishRequest(Parcels, Request):
     """To the active party: make the last splits, score the forest, keep the own part of it."""
 
     kind: ClassVar[str] = "evaluate.federated_forest_finish"
+    doing: ClassVar[str] = "scoring"
     trees: Places
     nodes: Places
     owners: Owners

@@ -51,6 +51,7 @@ class FitRequest(TreeParameters, Request):
     """Fit XGBoost once on the training rows."""
 
     kind: ClassVar[str] = "train.fedxgbllr_fit"
+    doing: ClassVar[str] = "growing trees"
     n_outputs: Annotated[int, Range(1, 1000)]
     base_score: float
     n_rounds: Annotated[int, Range(1, 10**5)]
@@ -70,6 +71,7 @@ class ShareRequest(Trees, Request):
     """All parties' trees, one party after the other in the order of their names."""
 
     kind: ClassVar[str] = "train.fedxgbllr_share"
+    doing: ClassVar[str] = "applying the trees to the rows"
     counts: Annotated[Array, Form("int32", "n_parties", low=0)]  # trees; fewer than most: zeros
     n_outputs: Annotated[int, Range(1, 1000)]
     head: Annotated[str, Range(1, 16)]  # cnn, cnn3 or fcnn
@@ -91,6 +93,8 @@ class AverageRequest(Request):
     """Score the head, then train it on from here; with 0 epochs only score it."""
 
     kind: ClassVar[str] = "train.fedxgbllr_average"
+    doing: ClassVar[str] = "training the head"
+    each_round: ClassVar[bool] = True
     round_id: Annotated[int, Range(0, 10**6)]
     weights: Weights
     epochs: Annotated[int, Range(0, 10**6)]
@@ -122,6 +126,7 @@ class FinalRequest(Request):
     """Score the finished head on all rows, keep the model, forget the rows."""
 
     kind: ClassVar[str] = "evaluate.fedxgbllr_final"
+    doing: ClassVar[str] = "scoring"
     weights: Weights
     score_bins: Annotated[int, Range(2, 2**20)]
     residual_range: Annotated[float, Range(0, 1e38)]  # of the residual bins, in the label's unit

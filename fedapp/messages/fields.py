@@ -54,10 +54,16 @@ class Range:
 
 
 class Request:
-    """Sent by the server; ``kind`` is its Flower message type, ``<category>.<module>_<name>``."""
+    """Sent by the server; ``kind`` is its Flower message type, ``<category>.<module>_<name>``.
+
+    ``doing`` tells whoever watches a run what the parties do meanwhile, such as "aligning rows";
+    the exchanges that a training round consists of are marked with ``each_round``.
+    """
 
     __slots__ = ()
     kind: ClassVar[str]
+    doing: ClassVar[str]
+    each_round: ClassVar[bool] = False
 
 
 class Reply:

@@ -19,6 +19,7 @@ class HelloRequest(Request):
     """Read the table and say what it looks like."""
 
     kind: ClassVar[str] = "query.hello"
+    doing: ClassVar[str] = "reading the tables"
     objective: Annotated[str, Range(1, 64)]
     test_fraction: Annotated[float, Range(0, 1)]
     valid_fraction: Annotated[float, Range(0, 1)]

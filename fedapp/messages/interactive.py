@@ -25,6 +25,7 @@ class WalkRequest(Parcels, Request):
     """To the active party: walk on with the answers; ask about others' splits, or write the end."""
 
     kind: ClassVar[str] = "evaluate.interactive_walk"
+    doing: ClassVar[str] = "walking the trees"
     suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
     trees_at_once: Annotated[int, Range(0, 2**31)]  # 0: all
 
@@ -34,6 +35,7 @@ class AnswerRequest(Parcels, Request):
     """To a passive party: say which rows go left; or, the last time, forget the rows."""
 
     kind: ClassVar[str] = "evaluate.interactive_answer"
+    doing: ClassVar[str] = "walking the trees"
     last: bool
 
 

@@ -18,6 +18,7 @@ class LabelsRequest(Request):
     """Put class ids in place of class names, and sum the labels."""
 
     kind: ClassVar[str] = "query.labels"
+    doing: ClassVar[str] = "reading the labels"
     classes: Annotated[tuple[str, ...], Range(0, 1000)]  # of all parties, in the order of their ids
 
 

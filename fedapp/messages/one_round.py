@@ -28,6 +28,7 @@ class WalkRequest(Parcels, Request):
     """To a passive party: walk all trees."""
 
     kind: ClassVar[str] = "evaluate.one_round_walk"
+    doing: ClassVar[str] = "walking the trees"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +36,7 @@ class IntersectRequest(Parcels, Request):
     """To the active party: intersect the leaf sets, and write the predictions."""
 
     kind: ClassVar[str] = "evaluate.one_round_intersect"
+    doing: ClassVar[str] = "intersecting the leaf sets"
     suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
 
 

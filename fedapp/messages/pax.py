@@ -31,6 +31,7 @@ class SketchRequest(Request):
     """Summarise the columns, keep their surrogates, and code the labels."""
 
     kind: ClassVar[str] = "train.pax_sketch"
+    doing: ClassVar[str] = "summarising the columns"
     n_bins: Annotated[int, Range(2, 65535)]  # most bins a column
     classes: Annotated[tuple[str, ...], Range(0, 1000)]  # of all parties, in the order of their ids
 
@@ -54,6 +55,8 @@ class GrowRequest(Request):
     """
 
     kind: ClassVar[str] = "train.pax_grow"
+    doing: ClassVar[str] = "growing trees"
+    each_round: ClassVar[bool] = True
     round_id: Annotated[int, Range(0, 10**6)]
     level: Annotated[int, Range(0, 64)]
     n_trees: Annotated[int, Range(1, 1000)]  # of a round, one an output

@@ -45,6 +45,7 @@ class SetupRequest(Parcels, TreeParameters, Request):
     """Bin the columns; at the active party also check the order of rows and draw the key."""
 
     kind: ClassVar[str] = "train.secureboost_setup"
+    doing: ClassVar[str] = "binning the columns, drawing the key"
     objective: Annotated[str, Range(1, 64)]
     first_trees: Annotated[int, Range(0, 10**6)]
     goss: bool
@@ -59,6 +60,8 @@ class BeginRequest(Parcels, Request):
     """To the active party: finish the last round; begin another, where there is one."""
 
     kind: ClassVar[str] = "train.secureboost_begin"
+    doing: ClassVar[str] = "encrypting the gradients"
+    each_round: ClassVar[bool] = True
     n_rounds: Annotated[int, Range(0, 10**6)]  # rounds wanted in all; none begins past them
 
 
@@ -67,6 +70,8 @@ class SumRequest(Parcels, Request):
     """To a passive party: make the last level's splits, sum the wanted nodes."""
 
     kind: ClassVar[str] = "train.secureboost_sum"
+    doing: ClassVar[str] = "summing encrypted gradients"
+    each_round: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +79,8 @@ class SplitRequest(Parcels, Request):
     """To the active party: choose this level's splits."""
 
     kind: ClassVar[str] = "train.secureboost_split"
+    doing: ClassVar[str] = "decrypting sums, choosing splits"
+    each_round: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +88,8 @@ class PartitionRequest(Parcels, Request):
     """To a passive party: make the splits it has won, and tell the others."""
 
     kind: ClassVar[str] = "train.secureboost_partition"
+    doing: ClassVar[str] = "splitting the rows"
+    each_round: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +97,7 @@ class HandOverRequest(Parcels, Request):
     """To a passive party: keep the own part of the model, hand it over where that is allowed."""
 
     kind: ClassVar[str] = "evaluate.secureboost_handover"
+    doing: ClassVar[str] = "storing the model"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +105,7 @@ class FinishRequest(Parcels, Request):
     """To the active party: keep the own part of the model, score it, join the parts if it may."""
 
     kind: ClassVar[str] = "evaluate.secureboost_finish"
+    doing: ClassVar[str] = "scoring"
     best_round: Annotated[int, Range(0, 10**6)]  # rounds to keep
 
 

@@ -20,6 +20,7 @@ class VerticalHelloRequest(Request):
     """Read the table and say how large it is."""
 
     kind: ClassVar[str] = "query.vertical_hello"
+    doing: ClassVar[str] = "reading the tables"
     needs_ids: bool
     most_rows: Annotated[int, Range(1, 2**40)]
     seed: Annotated[int, Range(0, 2**63 - 1)]

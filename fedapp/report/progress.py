@@ -1,72 +1,184 @@
-"""Training progress, from the rounds.jsonl that a run appends to."""
+"""What a person sees while a command works: one live line on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from fedapp.errors import DataError
 from fedapp.report.summary import Scores, human_bytes, human_seconds, score_text
+from fedapp.run_folder import RunFolder
+from fedapp.stage import Stage
 
 Round: TypeAlias = dict[str, Any]
-Show: TypeAlias = Callable[[Round], None]
 
-_POLL_SECONDS = 0.1
+_TICK_SECONDS = 0.2
+# A log has a line at least every 5 seconds, also where the machine is busy.
+HEARTBEAT_SECONDS = 4.0
 _SECOND_SCORES = ("logloss", "accuracy", "mae", "auc", "rmse")
+_FIELDS = {"round", "rounds", "train", "valid", "exchanges", "bytes", "seconds"}
 
 
-def follow(
-    rounds_path: Path,
-    n_rounds: int,
-    metric: str,
-    console: Console,
-    running: Callable[[], bool],
-) -> None:
-    """Show every round as it is written, until the run has ended and all are shown.
-
-    A terminal gets one live line, anything else a plain line a round.
+class Follower:
+    """Shows what a command does, and where the run is that it waits for.
 
     Parameters
     ----------
-    rounds_path : the run's rounds.jsonl; need not exist yet, its last line may be half written
-    n_rounds : int, >= 1
-        Rounds asked for.
-    metric : name of the score to show first
-    console : where to
-    running : whether the run may still write
-
-    Raises
-    ------
-    DataError : a finished line is no JSON object with a round's fields.
+    console : where to.
+    began : when the command did, Unix time in seconds; None for now.
+    clock : Unix time in seconds, as in the run's folder.
     """
-    offset = 0
-    with _live(n_rounds, metric, console) as show:
-        while True:
-            may_grow = running()  # asked before reading: an ended run has written its last line
-            rounds, offset = _new_rounds(rounds_path, offset)
-            for entry in rounds:
-                show(entry)
-            if not may_grow:
-                return
-            time.sleep(_POLL_SECONDS)
+
+    def __init__(
+        self,
+        console: Console,
+        began: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock, self._began = clock, clock() if began is None else began
+        self._view: _View = (_Live if console.is_terminal else _Plain)(console, self._began)
+        self._own: Stage | None = None
+        self._run: Stage | None = None
+        self._folder: RunFolder | None = None
+        self._rounds: _Rounds | None = None
+        self._metric = ""
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def seconds(self) -> float:
+        """Since the command began."""
+        return self._clock() - self._began
+
+    def begin(self, doing: str) -> None:
+        """Show what the command does from now on, unless the run it follows says more."""
+        self._own = Stage(doing, self._clock())
+        self.tick()
+
+    def tell(self, text: str) -> None:
+        """Show a line that stays."""
+        with self._lock:
+            self._view.say(text, self._clock())
+
+    @contextmanager
+    def run(self, folder: RunFolder, metric: str) -> Iterator[None]:
+        """Show where the run of a folder is while the block runs, from its checkpoint on.
+
+        Parameters
+        ----------
+        metric : name of the score to show first.
+        """
+        folder.forget_stage()
+        kept = folder.kept
+        if kept:
+            self.tell(f"resumed after {kept_text(kept)}")
+        with self._lock:
+            self._rounds = _Rounds(folder.rounds, kept["rounds"] if kept else 0)
+            self._folder, self._metric = folder, metric
+        try:
+            yield
+        finally:
+            self.tick()
+            with self._lock:
+                self._folder = self._rounds = self._run = None
+
+    def tick(self) -> None:
+        """Show what is new; an error in this is shown once and does not disturb the command."""
+        with self._lock:
+            try:
+                self._show(self._clock())
+            except Exception as error:
+                self._tell_once(f"progress cannot be shown: {error}")
+
+    def _show(self, now: float) -> None:
+        """Finished rounds, then the stage."""
+        if self._folder and self._rounds:
+            self._run = self._folder.stage or self._run
+            # Lines from before a run was resumed are there until it has begun.
+            if self._run or self._folder.has_ended():
+                for entry in self._rounds.new(self._tell_once):
+                    self._view.add(entry, self._metric, now)
+        known = [stage for stage in (self._own, self._run) if stage]
+        if known:
+            self._view.show(max(known, key=lambda stage: stage.since), now)
+
+    def _tell_once(self, text: str) -> None:
+        """A line that stays, unless it does already."""
+        if text not in self._told:
+            self._told.add(text)
+            self._view.say(text, self._clock())
+
+    @contextmanager
+    def alive(self) -> Iterator[Follower]:
+        """Have a thread show what is new while the block runs."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(_TICK_SECONDS):
+                self.tick()
+
+        thread = threading.Thread(target=watch, daemon=True)
+        with self._view.shown():
+            thread.start()
+            try:
+                yield self
+            finally:
+                ended.set()
+                thread.join()
 
 
-def _new_rounds(path: Path, offset: int) -> tuple[list[Round], int]:
-    """Rounds on finished lines from byte offset on, and the offset behind the last of them."""
-    if not path.exists():
-        return [], offset
-    with path.open("rb") as file:
-        file.seek(offset)
-        finished, newline, _ = file.read().rpartition(b"\n")
-    lines = [line for line in finished.split(b"\n") if line.strip()]
-    return [_round(line) for line in lines], offset + len(finished) + len(newline)
+def kept_text(kept: Mapping[str, Any]) -> str:
+    """How far a checkpoint has come: ``round 3``, or ``exchange 12`` before the first round."""
+    return f"round {kept['rounds']}" if kept["rounds"] else f"exchange {kept['step']}"
+
+
+class _Rounds:
+    """The rounds.jsonl of a run, by the numbers of its rounds: a run that goes on writes it anew.
+
+    Parameters
+    ----------
+    path : need not exist yet; its last line may be half written.
+    last : round after which to begin.
+    """
+
+    def __init__(self, path: Path, last: int) -> None:
+        self._path, self._last = path, last
+        self._seen: tuple[int, ...] = ()
+
+    def new(self, tell: Callable[[str], None]) -> list[Round]:
+        """Rounds on finished lines that were not shown yet; tell where the run went back.
+
+        A line that is no round is told, and the others are shown.
+        """
+        if not self._path.exists():
+            return []
+        status = self._path.stat()
+        seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if seen == self._seen:
+            return []
+        self._seen = seen
+        found: dict[int, Round] = {}
+        for line in self._path.read_bytes().rpartition(b"\n")[0].splitlines():
+            try:
+                entry = _round(line)
+            except DataError as error:
+                tell(str(error))
+                continue
+            found[entry["round"]] = entry
+        newest = max(found, default=0)
+        if newest < self._last:
+            tell(f"going on after round {newest}")
+        last, self._last = self._last, newest
+        return [entry for number, entry in sorted(found.items()) if number > last]
 
 
 def _round(line: bytes) -> Round:
@@ -76,48 +188,142 @@ def _round(line: bytes) -> Round:
         raise DataError(f"a line of rounds.jsonl must be JSON, got {len(line)} bytes") from error
     if not isinstance(entry, dict):
         raise DataError(f"a line of rounds.jsonl must be an object, got {type(entry).__name__}")
-    missing = {"round", "train", "valid", "exchanges", "bytes", "seconds"} - set(entry)
-    if missing:
+    if missing := _FIELDS - set(entry):
         raise DataError(f"a line of rounds.jsonl must have {', '.join(sorted(missing))}, got none")
     return entry
 
 
-@contextmanager
-def _live(n_rounds: int, metric: str, console: Console) -> Iterator[Show]:
-    """A function that shows one round."""
-    if not console.is_terminal:
-        yield lambda entry: _print_plain(entry, n_rounds, metric, console)
-        return
-    # No spinner and no sizes: the line must fit 80 columns.
-    columns = (
-        TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-        BarColumn(bar_width=None),
-        TextColumn("[bold]{task.fields[score]}", markup=True),
-        TextColumn("[dim]{task.fields[exchanges]} exchanges", markup=True),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, expand=True) as progress:
-        task = progress.add_task("", total=n_rounds, score="", exchanges=0)
-        yield lambda entry: progress.update(
-            task,
-            completed=entry["round"],
-            score=_score(entry, [metric]),
-            exchanges=entry["exchanges"],
+class _View(Protocol):
+    """How progress is shown."""
+
+    def __init__(self, console: Console, began: float) -> None: ...
+
+    def shown(self) -> Any:
+        """A context in which it is."""
+
+    def say(self, text: str, now: float) -> None:
+        """A line that stays."""
+
+    def show(self, stage: Stage, now: float) -> None:
+        """Where the command is."""
+
+    def add(self, entry: Round, metric: str, now: float) -> None:
+        """A finished round."""
+
+
+class _Plain:
+    """A line for every change of phase, for every round, and where nothing else happens."""
+
+    def __init__(self, console: Console, began: float) -> None:
+        self._console, self._began = console, began
+        self._phase, self._last = "", began
+        self._added = False
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Nothing to prepare."""
+        yield
+
+    def say(self, text: str, now: float) -> None:
+        """A line with the time since the command began."""
+        self._last = now
+        line = f"{_clock_text(now - self._began)}  {text}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, stage: Stage, now: float) -> None:
+        """A line where the phase is new or the last line is old; all rounds are one phase."""
+        phase = "rounds" if stage.round else stage.doing
+        begins = phase != self._phase and not (stage.round and self._added)
+        self._phase, self._added = phase, False
+        if begins or now - self._last >= HEARTBEAT_SECONDS:
+            self.say(", ".join([_where(stage), *_times(stage, now)]), now)
+
+    def add(self, entry: Round, metric: str, now: float) -> None:
+        """Scores and cost."""
+        size = human_bytes(sum(entry["bytes"].values()))
+        scores = _score(entry, [metric, *_SECOND_SCORES])
+        parts = (
+            f"round {entry['round']:>{len(str(entry['rounds']))}}/{entry['rounds']}",
+            *([scores] if scores else []),
+            f"exchanges {entry['exchanges']}",
+            size,
+            human_seconds(entry["seconds"]),
+        )
+        self.say("  ".join(parts), now)
+        self._added = True
+
+
+class _Live:
+    """One line that changes, of at most 80 columns."""
+
+    def __init__(self, console: Console, began: float) -> None:
+        what = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False, table_column=what),
+            BarColumn(bar_width=10),
+            TextColumn("[bold]{task.fields[score]}", table_column=Column(no_wrap=True)),
+            TextColumn("[dim]{task.fields[left]}", table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(),
+            console=console,
+            expand=True,
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=None, score="", left="")
+
+    def shown(self) -> Progress:
+        """A context in which the line is there."""
+        return self._progress
+
+    def say(self, text: str, now: float) -> None:
+        """A line above."""
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, stage: Stage, now: float) -> None:
+        """What is done, how much of it, and how long it takes still."""
+        if stage.round:
+            done, total = float(stage.round - 1), float(stage.rounds)
+        else:
+            done, total = now - stage.since, stage.seconds or 0.0
+        left = _times(stage, now)[-1:] or [""]
+        self._progress.update(
+            self._task,
+            description=_where(stage),
+            completed=min(done, total),
+            total=total or None,
+            left=left[0],
         )
 
+    def add(self, entry: Round, metric: str, now: float) -> None:
+        """The score."""
+        self._progress.update(self._task, score=_score(entry, [metric]))
 
-def _print_plain(entry: Round, n_rounds: int, metric: str, console: Console) -> None:
-    size = human_bytes(sum(entry["bytes"].values()))
-    scores = _score(entry, [metric, *_SECOND_SCORES])
-    parts = (
-        f"round {entry['round']:>{len(str(n_rounds))}}/{n_rounds}",
-        *([scores] if scores else []),
-        f"exchanges {entry['exchanges']}",
-        size,
-        human_seconds(entry["seconds"]),
-    )
-    console.print("  ".join(parts), markup=False, highlight=False, soft_wrap=True)
+
+def _where(stage: Stage) -> str:
+    """``aligning the rows``, or ``round 3/50: growing trees``."""
+    return f"round {stage.round}/{stage.rounds}: {stage.doing}" if stage.round else stage.doing
+
+
+def _times(stage: Stage, now: float) -> list[str]:
+    """``5 s of about 12 s`` for the stage, ``about 4 min 10 s left`` for all rounds."""
+    waited, expected = max(0.0, now - stage.since), stage.seconds or 0.0
+    texts = []
+    if waited >= 1 or expected >= 1:
+        of = f" of about {human_seconds(round(expected))}" if expected > waited else ""
+        texts.append(f"{_seconds_text(waited)}{of}")
+    if stage.rounds_seconds is not None:
+        texts.append(f"about {_seconds_text(max(0.0, stage.rounds_seconds - waited))} left")
+    return texts
+
+
+def _seconds_text(seconds: float) -> str:
+    """Whole seconds: ``0 s``, ``42 s``, ``3 min 20 s``."""
+    return f"{seconds:.0f} s" if seconds < 99.5 else human_seconds(seconds)
+
+
+def _clock_text(seconds: float) -> str:
+    """``0:07``, ``61:30``: minutes and seconds."""
+    minutes, rest = divmod(int(max(0.0, seconds)), 60)
+    return f"{minutes}:{rest:02d}"
 
 
 def _score(entry: Mapping[str, Any], names: list[str]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from flwr.app import Array as FlowerArray
@@ -188,7 +188,7 @@ class _Hints(dict[type[Any], dict[str, tuple[Any, Form | Range | None]]]):
     def __missing__(self, kind: type[Any]) -> dict[str, tuple[Any, Form | Range | None]]:
         found = {}
         for name, hint in get_type_hints(kind, include_extras=True).items():
-            if name != "kind":
+            if get_origin(hint) is not ClassVar:
                 base, extra = get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
                 found[name] = (get_origin(base) or base, extra)
         self[kind] = found  # whole: sites of one process read it from several threads

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +37,7 @@ from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.site.columns import common_order
 from fedapp.site.table import Table
-from simulations.compare import finished_cell
+from simulations.compare import Engine, finished_cell
 from simulations.engines import run_local, run_simulation
 from simulations.papers.tables import Row, console, grouped, new_grid, write_tables
 from strategies.eini import Eini
@@ -57,7 +57,7 @@ AT_ONCE, TREE_BY_TREE = "at once", "tree by tree"  # the interactive ways; other
 Way = str | int
 PLAIN = {AT_ONCE: 0, TREE_BY_TREE: 1}  # interactive.trees-at-once
 HALF = 0.5  # of the interactive seconds, in simulation: the paper's claim
-ENGINES = {"local": run_local, "simulation": run_simulation}
+ENGINES: dict[str, Engine] = {"local": run_local, "simulation": run_simulation}
 NO_SHARE = np.finfo(np.float64).eps  # of a forest, whose margin would be infinite
 SHARES, CLOSE = (10, 20, 40, 80, 100), 1e-9  # Table 2, percent of the test rows
 ROWS = (30, 100, 300)  # Figure 10; the paper's are those of Table 2
@@ -103,7 +103,7 @@ def drawn_rows(credit: str, n_rows: int = 0) -> Table:
     return table.take(np.random.default_rng(SEED).permutation(test)[: n_rows or None])
 
 
-def run_and_keep(engine: Callable[[Settings], RunFolder], settings: Settings) -> RunFolder:
+def run_and_keep(engine: Engine, settings: Settings) -> RunFolder:
     """Predict; the predictions go into the run's folder, and the sites keep nothing."""
     summary = read_run((folder := engine(settings)).path).summary
     for party in summary["parties"]:

@@ -24,7 +24,7 @@ from fedapp.report.canvas import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
 from fedapp.site.table import Table
 from fedapp.trees.objective import REGRESSION
-from simulations.compare import finished_cell
+from simulations.compare import Engine, finished_cell
 from simulations.engines import run_local, run_simulation
 from simulations.papers.fed_eini import run_and_keep, spent
 from simulations.papers.fedxgbllr import OBJECTIVES
@@ -51,7 +51,7 @@ WAYS = {  # method, trees at once
 }
 COMPARED = ONE_ROUND, CLASSICAL
 IN_PROCESS, SIMULATION = "in process", "simulation"
-ENGINES = {IN_PROCESS: run_local, SIMULATION: run_simulation}
+ENGINES: dict[str, Engine] = {IN_PROCESS: run_local, SIMULATION: run_simulation}
 TIMED, QUICK_TIMED = {IN_PROCESS: 5, SIMULATION: 1}, {IN_PROCESS: 3, SIMULATION: 1}
 FASTER = 10  # times: the target in the simulation engine
 

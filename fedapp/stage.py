@@ -1,0 +1,106 @@
+"""Where a run is: what its parties are doing, since when, and how long it may take."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedapp.messages.fields import Request
+
+PACE_ROUNDS = 5  # the last ones tell how long the next takes
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a command or of the run it follows.
+
+    Parameters
+    ----------
+    doing : in words, such as "aligning the rows".
+    since : when it began, seconds of Unix time.
+    seconds : it may take in all; None where nothing is known.
+    round, rounds : the training round from 1 on, and how many there are; 0 outside the rounds.
+    rounds_seconds : from ``since`` to the end of the last round; None where nothing is known.
+    """
+
+    doing: str
+    since: float
+    seconds: float | None = None
+    round: int = 0
+    rounds: int = 0
+    rounds_seconds: float | None = None
+
+
+class Stages:
+    """Turns the exchanges of a run into stages, and learns from each how long its like takes.
+
+    The like of an exchange is the one of the same kind at the same place of the last round.
+
+    Parameters
+    ----------
+    note : told every stage.
+    clock : Unix time in seconds.
+    """
+
+    def __init__(self, note: Callable[[Stage], None], clock: Callable[[], float] = time.time):
+        self._note, self._clock = note, clock
+        self._took: dict[tuple[str, int], float] = {}
+        self._places: Counter[str] = Counter()
+        self._round, self._round_began = 0, 0.0
+        self._paces: deque[float] = deque(maxlen=PACE_ROUNDS)
+
+    def wait(self, doing: str) -> None:
+        """Something else than an exchange."""
+        self._note(Stage(doing, self._clock()))
+
+    def begin(
+        self, request: Request, round_id: int, n_rounds: int, seconds: float | None = None
+    ) -> Callable[[], None]:
+        """An exchange.
+
+        Parameters
+        ----------
+        request : that goes out.
+        round_id : being trained, from 1 on; counts where the request is one of a round's.
+        n_rounds : of the run.
+        seconds : that it may take, where that is known before any like it was timed.
+
+        Returns
+        -------
+        To be called when the replies are there.
+        """
+        now = self._clock()
+        if request.each_round:
+            self._enter(round_id, now)
+        self._places[request.kind] += 1
+        place = request.kind, self._places[request.kind]
+        stage = Stage(request.doing, now, self._took.get(place, seconds))
+        if request.each_round:
+            left = self._rounds_seconds(n_rounds, now)
+            stage = Stage(
+                request.doing, now, stage.seconds, min(round_id, n_rounds), n_rounds, left
+            )
+        self._note(stage)
+
+        def end() -> None:
+            self._took[place] = self._clock() - now
+
+        return end
+
+    def _enter(self, round_id: int, now: float) -> None:
+        """Take the time of the last round where another one begins."""
+        if round_id == self._round:
+            return
+        if self._round:
+            self._paces.append(now - self._round_began)
+        self._round, self._round_began = round_id, now
+        self._places.clear()
+
+    def _rounds_seconds(self, n_rounds: int, now: float) -> float | None:
+        """Seconds to the end of the last round, at the pace of the last ones."""
+        if not self._paces:
+            return None
+        pace = sum(self._paces) / len(self._paces)
+        return max(0.0, pace * (n_rounds - self._round + 1) - (now - self._round_began))
