@@ -6,7 +6,6 @@ import io
 import json
 import math
 import re
-import threading
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +17,6 @@ from fedapp import metrics
 from fedapp.errors import DataError
 from fedapp.report import plots, summary
 from fedapp.report.page import write_report
-from fedapp.report.progress import follow
 
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES
 OBJECTIVES = {
@@ -263,96 +261,6 @@ def test_a_summary_without_test_rows_shows_the_others():
     assert ["federated", "train", "0.5000"] in [
         line.split() for line in printed(facts).splitlines()
     ]
-
-
-# Progress
-
-
-def follow_growing(path: Path, pieces: list[str]) -> list[list[str]]:
-    """Lines printed after each piece was appended to the file, then at the end."""
-    out = io.StringIO()
-    console = Console(file=out, width=100)
-    shown, left = [], list(pieces)
-
-    def running() -> bool:
-        shown.append(out.getvalue().splitlines())
-        if not left:
-            return False
-        with path.open("a", encoding="utf-8") as file:
-            file.write(left.pop(0))
-        return True
-
-    follow(path, 50, "auc", console, running)
-    return [*shown[1:], out.getvalue().splitlines()]
-
-
-def test_progress_is_a_line_a_tree_as_the_file_grows(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapp.report.progress._POLL_SECONDS", 0.0)
-    lines = [json.dumps(round_line(i, ["accuracy", "auc", "logloss"])) + "\n" for i in (3, 4)]
-    pieces = ["", lines[0], lines[1][:40], lines[1][40:]]
-    shown = follow_growing(tmp_path / "rounds.jsonl", pieces)
-    first = "round  3/50  valid auc 0.5370  logloss 0.5370  exchanges 14  1.2 MB  0.31 s"
-    second = "round  4/50  valid auc 0.5494  logloss 0.5494  exchanges 18  1.2 MB  0.31 s"
-    assert shown == [[], [first], [first], [first, second], [first, second]]
-
-
-def test_progress_shows_what_was_written_last_by_a_run_that_has_ended(tmp_path):
-    path = tmp_path / "rounds.jsonl"
-    write_lines(path, [round_line(i, ["auc"]) for i in range(1, 51)])
-    out = io.StringIO()
-    follow(path, 50, "auc", Console(file=out), lambda: False)
-    assert len(out.getvalue().splitlines()) == 50
-
-
-def test_progress_waits_for_a_file_that_is_not_there_yet(tmp_path):
-    path, out, ended = tmp_path / "rounds.jsonl", io.StringIO(), threading.Event()
-
-    def run() -> None:
-        write_lines(path, [round_line(1, ["auc"])])
-        ended.set()
-
-    timer = threading.Timer(0.15, run)
-    timer.start()
-    follow(path, 5, "auc", Console(file=out), lambda: not ended.is_set())
-    timer.join()
-    assert out.getvalue().startswith("round 1/5  valid auc 0.5123  exchanges 6")
-
-
-def test_progress_shows_the_train_score_where_there_is_no_validation(tmp_path):
-    path, out = tmp_path / "rounds.jsonl", io.StringIO()
-    write_lines(path, [round_line(1, ["rmse", "mae"], valid={}), round_line(2, [])])
-    follow(path, 5, "rmse", Console(file=out), lambda: False)
-    assert out.getvalue().splitlines() == [
-        "round 1/5  train rmse 0.5123  mae 0.5123  exchanges 6  1.2 MB  0.31 s",
-        "round 2/5  exchanges 10  1.2 MB  0.31 s",
-    ]
-
-
-def test_progress_on_a_terminal_is_one_live_line(tmp_path):
-    path = tmp_path / "rounds.jsonl"
-    write_lines(path, [round_line(i, ["auc"]) for i in range(1, 4)])
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=80, color_system=None)
-    follow(path, 50, "auc", console, lambda: False)
-    text = out.getvalue()
-    assert text.count("\n") == 1
-    assert re.search(
-        r"\rESC\[2Kround 3/50 .*valid auc 0.5370 14 exchanges", text.replace("\x1b", "ESC")
-    )
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("{nonsense\n", r"a line of rounds.jsonl must be JSON, got 9 bytes"),
-        ('{"round": 1}\n', r"a line of rounds.jsonl must have bytes, exchanges, seconds, train"),
-        ("3\n", r"a line of rounds.jsonl must be an object, got int"),
-    ],
-)
-def test_progress_refuses_a_finished_line_of_rubbish(tmp_path, line, text):
-    (tmp_path / "rounds.jsonl").write_text(line)
-    with pytest.raises(DataError, match=text):
-        follow(tmp_path / "rounds.jsonl", 5, "auc", Console(file=io.StringIO()), lambda: False)
 
 
 # Page

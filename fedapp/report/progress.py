@@ -260,7 +260,7 @@ class _Live:
         what = Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False, table_column=what),
-            BarColumn(bar_width=10),
+            BarColumn(bar_width=8),
             TextColumn("[bold]{task.fields[score]}", table_column=Column(no_wrap=True)),
             TextColumn("[dim]{task.fields[left]}", table_column=Column(no_wrap=True)),
             TimeElapsedColumn(),
@@ -290,7 +290,7 @@ class _Live:
             description=_where(stage),
             completed=min(done, total),
             total=total or None,
-            left=left[0],
+            left=left[0].removeprefix("about "),
         )
 
     def add(self, entry: Round, metric: str, now: float) -> None:
