@@ -169,10 +169,9 @@ class _Worker:
         return result
 
     def close(self) -> None:
-        """End the process, also in the middle of a call, and close the pipe."""
-        self._process.terminate()
-        self._process.wait()
+        """Close the pipe, on which the process ends, and wait for it."""
         self._pipe.close()
+        self._process.wait()
 
 
 def serve(descriptor: int) -> None:
