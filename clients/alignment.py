@@ -9,7 +9,8 @@
 
 Only the active party ever sees a list under all masks, so no other party can compare lists. The
 order within a list is known to its owner alone. Rows train, validate or test by their place in the
-common order, which follows from the ids.
+common order, which follows from the ids; those of a simulated table that the parties share by
+their place in that table, as in a horizontal run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.crypto.psi import draw_scalar, hash_to_group, intersect, mask, places
-from fedapp.data.partition import PARTS, split_rows
+from fedapp.data.partition import PARTS
 from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.messages.alignment import (
     CommonRows,
@@ -37,8 +38,9 @@ from fedapp.messages.fields import Array, Request
 from fedapp.messages.parcels import SentReply
 from fedapp.site.answer import Handler, Site
 from fedapp.site.bits import sent_bits
-from fedapp.site.columns import common_order, order_digest
+from fedapp.site.columns import order_digest, split_common
 from fedapp.site.mail import Mail, know, read_mail, write_mail
+from fedapp.site.rows import Holdout
 
 FEWEST_ROWS = 2  # to train
 KEY_BYTES = 32
@@ -124,19 +126,18 @@ def check_order(site: Site, mail: Mail) -> None:
 def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
     """Keep these rows, in the common order: those that train, that validate, that test."""
     store = site.store
-    test_fraction, valid_fraction, seed = store.facts["holdout"]
     fewest = 1 if "model" in store.facts else FEWEST_ROWS
     if len(rows) < fewest:
         raise DataError(f"ids must have {fewest} rows in common at least, got {len(rows)}")
-    rows = rows[common_order(store["ids"][rows].tolist(), seed)]
-    split = split_rows(len(rows), test_fraction, valid_fraction, seed)
+    ids, holdout = store["ids"][rows].tolist(), Holdout(*store.facts["holdout"])
+    split = split_common(rows, ids, holdout, site.config.is_share)
     least = 0 if "model" in store.facts else site.config.min_rows
     if len(split.train) < least:
         rule = f"must have {least} training rows in common at least (min-rows of {site.name})"
         raise DataError(f"ids {rule}, got {len(split.train)}")
     for part in PARTS:
         store.facts[f"n_{part}"] = len(getattr(split, part))
-    rows = rows[np.concatenate((split.train, split.valid, split.test))]
+    rows = np.concatenate([getattr(split, part) for part in PARTS])
     store["places"] = rows  # in the party's own table
     for name in ROWS:
         if name in store:

@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from fedapp import metrics
 from fedapp.config import Settings
-from fedapp.data.partition import Split, split_rows
+from fedapp.data.partition import PARTS, Split
 from fedapp.messages.parameters import parameters_of
 from fedapp.server_app import load_strategy
-from fedapp.site.columns import common_order, read_columns, row_ids
+from fedapp.site.columns import read_columns, row_ids, split_common
 from fedapp.site.labels import class_ids, class_names
-from fedapp.site.rows import Rows
+from fedapp.site.rows import Holdout, Rows
 from fedapp.site.table import Table
 from fedapp.trees.bagged import BaggedForest, grow, leaf_values
 from fedapp.trees.cart import Rules, bin_columns, code_columns
@@ -43,7 +43,7 @@ class Pooled:
     values : float32, shape (n_rows, n_columns).
     labels : float32, shape (n_rows,): class ids, or numbers.
     weights : float32, shape (n_rows,).
-    split : which rows are for what.
+    split : which rows are for what, each part in the order of the run.
     """
 
     values: npt.NDArray[np.float32]
@@ -80,24 +80,25 @@ def run_baselines(settings: Settings) -> dict[str, Any]:
 
 
 def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
-    """The tables of simulated vertical parties side by side, in the run's order of rows.
+    """The tables of simulated vertical parties side by side.
 
     Returns
     -------
-    All rows, the name of the party that has the labels, and which columns are its own.
+    The rows that all have, in the order of the first party's table; the name of the party that has
+    the labels, and which columns are its own.
     """
     configs = party_configs(settings)
     tables = [read_columns(config, settings.seed) for config in configs]
     ids = [row_ids(table, config, False) for table, config in zip(tables, configs, strict=True)]
-    common = sorted(set.intersection(*(set(each.tolist()) for each in ids)))
-    order = [common[place] for place in common_order(common, settings.seed)]
+    known = set.intersection(*(set(each.tolist()) for each in ids))
+    common = [name for name in ids[0].tolist() if name in known]
     places = [{name: row for row, name in enumerate(each.tolist())} for each in ids]
-    rows = [np.array([found[name] for name in order]) for found in places]
+    rows = [np.array([found[name] for name in common]) for found in places]
     taken = [table.take(each) for table, each in zip(tables, rows, strict=True)]
     active = next(part for part, table in enumerate(taken) if table.labels is not None)
     joined = replace(taken[active], values=np.hstack([table.values for table in taken]))
-    fractions = settings.test_fraction, settings.valid_fraction
-    split = split_rows(len(order), *fractions, settings.seed)
+    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+    split = split_common(np.arange(len(common)), common, holdout, configs[active].is_share)
     first = sum(table.values.shape[1] for table in taken[:active])
     own = slice(first, first + taken[active].values.shape[1])
     return _pooled(settings, joined, split), configs[active].name, own
@@ -127,7 +128,9 @@ def _scores(settings: Settings, rows: Pooled) -> dict[str, float]:
     """Train XGBoost on some rows and score it on the test rows."""
     import xgboost
 
-    train, valid = rows.split.train, rows.split.valid
+    # In the order of the table: the last digits of a sum are those of its order.
+    split = Split(*(np.sort(getattr(rows.split, part)) for part in PARTS))
+    rows, train, valid = replace(rows, split=split), split.train, split.valid
     parameters = xgboost_parameters(settings, rows.labels, rows.weights[train], rows.labels[train])
 
     def matrix(of: Rows) -> Any:

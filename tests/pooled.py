@@ -12,10 +12,11 @@ import xgboost
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.data.load import load_table
-from fedapp.data.partition import partition_columns, split_rows
+from fedapp.data.partition import partition_columns
 from fedapp.run_folder import RunFolder
-from fedapp.site.columns import common_order
+from fedapp.site.columns import common_order, split_common
 from fedapp.site.labels import class_ids, class_names
+from fedapp.site.rows import Holdout
 from fedapp.site.table import Table
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from simulations.baselines import xgboost_parameters
@@ -92,7 +93,8 @@ class Pooled:
     Parameters
     ----------
     settings : of the run.
-    tables : of the parties in the order of their names, the same rows in each.
+    tables : of the parties in the order of their names, the same rows in each; by default those of
+        simulated parties, which share one table or have files of their own.
     """
 
     def __init__(self, settings: Settings, tables: Sequence[Table] = ()) -> None:
@@ -106,10 +108,11 @@ class Pooled:
         self.labels = class_ids(active.labels, classes)
         ones = np.ones(len(self.labels), np.float32)
         self.weights = ones if active.weights is None else active.weights
-        fractions = settings.test_fraction, settings.valid_fraction
-        split = split_rows(len(ones), *fractions, settings.seed)
-        self.order = common_order(active.ids.tolist(), settings.seed)
-        self.train, self.valid = self.order[split.train], self.order[split.valid]
+        holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+        ids, is_share = active.ids.tolist(), not tables and "," not in settings.data
+        split = split_common(np.arange(len(ids)), ids, holdout, is_share)
+        self.order = common_order(ids, settings.seed)
+        self.train, self.valid = split.train, split.valid
         self.parameters = xgboost_parameters(
             settings, self.labels, self.weights[self.train], self.labels[self.train]
         )

@@ -16,10 +16,12 @@ from fedapp.config import Settings
 from fedapp.crypto.psi import hash_to_group
 from fedapp.crypto.sealed import fingerprint_of
 from fedapp.data.load import load_table
+from fedapp.data.partition import PARTS, split_rows
 from fedapp.errors import FedappError
 from fedapp.messages import alignment
-from fedapp.site.columns import common_order
+from fedapp.site.columns import common_order, split_common
 from fedapp.site.mail import box_key
+from fedapp.site.rows import Holdout
 from fedapp.trees.model import load_model
 from strategies.alignment import align
 from tests.letters import letters_sent, raw_of
@@ -437,3 +439,20 @@ def test_an_opening_that_cannot_be_true_is_refused(
 
     monkeypatch.setattr("strategies.alignment.OpenRequest", changed)
     refuses(rule, vertical(parties=3), pinned(federation))
+
+
+# Which rows are held back
+
+
+@pytest.mark.parametrize("is_share", [True, False])
+def test_shared_rows_are_drawn_by_their_numbers_and_others_by_their_places_in_the_order(
+    is_share: bool,
+) -> None:
+    rows, holdout = np.arange(100), Holdout(0.3, 0.25, 7)
+    split = split_common(rows, PEOPLE[:100], holdout, is_share)
+    order, drawn = common_order(PEOPLE[:100], 7), split_rows(100, 0.3, 0.25, 7)
+    for part in PARTS:
+        found, places = getattr(split, part), getattr(drawn, part)
+        expected = places if is_share else np.sort(order[places])
+        np.testing.assert_array_equal(np.sort(found), expected)
+        assert (np.diff(np.argsort(order)[found]) > 0).all()

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.config import Settings
+from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError
 from fedapp.report.tradeoff import score_table, tradeoff_page
 from fedapp.run_folder import RunFolder
+from fedapp.server_app import all_strategies
+from fedapp.site.store import Store
 from simulations.compare import POOLED, Comparison, compare
 from simulations.engines import run_local
+from strategies.inference import InferenceStrategy
 
 SHORT: dict[str, Any] = {"num-boost-round": 2, "max-depth": 2, "max-bin": 16}
 
@@ -103,3 +106,61 @@ def test_the_page_and_the_table_hold_every_line(tmp_path: Path) -> None:
         assert f"{line.mean:.4f}" in page
     assert page.count("<svg ") == 3
     assert score_table(found.lines, found.metric).row_count == len(found.lines)
+
+
+# The rows that are scored
+
+
+QUICK: dict[str, dict[str, Any]] = {
+    "fedxgbllr": {"fedxgbllr.trees": 6, "fedxgbllr.rounds": 1, "fedxgbllr.epochs": 1},
+    "fedavg-linear": {"fedavg-linear.rounds": 1},
+    "secureboost": {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True},
+    "federated-forest": {"federated-forest.trees": 2, "federated-forest.max-depth": 2},
+}
+N_FIRST = 6  # columns that the first of five vertical parties has
+
+
+Rows = set[tuple[float, ...]]
+
+
+@pytest.fixture
+def tested(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Rows]:
+    """The first columns of the test rows that each site has; of vertical sites, the first has."""
+    found: dict[Path, Rows] = {}
+    commit = Store.commit
+
+    def note(store: Store, *given: Any) -> None:
+        is_first, is_split = store.folder.parent.name == "party-1", "n_test" in store.facts
+        if "test.values" in store:
+            rows = store["test.values"]
+            found[store.folder] = set(map(tuple, rows[:, :N_FIRST].tolist()))
+        elif is_first and is_split and "values" in store:
+            rows = store["values"][-store.facts["n_test"] :]
+            found[store.folder] = set(map(tuple, rows[:, :N_FIRST].tolist()))
+        commit(store, *given)
+
+    monkeypatch.setattr(Store, "commit", note)
+    return found
+
+
+def training_strategies() -> list[str]:
+    found = all_strategies().items()
+    return [name for name, strategy in found if not issubclass(strategy, InferenceStrategy)]
+
+
+def test_every_method_holds_back_the_same_rows_of_a_table(
+    tested: dict[Path, Rows], tmp_path: Path
+) -> None:
+    found = {}
+    for number, strategy in enumerate(training_strategies()):
+        parties = 5 if number % 2 else 3
+        given = {**SHORT, **QUICK.get(strategy, {}), "strategy": strategy, "parties": parties}
+        if strategy == "pax":
+            given["partition"] = "dirichlet:0.5"
+        run_local(load_settings({**given, "run-dir": str(tmp_path / str(number))}))
+        found[strategy] = set.union(*tested.values())
+        tested.clear()
+    assert set(found) >= {"pax", "secureboost", "federated-forest"}
+    expected = found["pax"]
+    assert len(expected) == round(0.2 * 569)
+    assert {name: rows for name, rows in found.items() if rows != expected} == {}

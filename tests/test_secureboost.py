@@ -88,7 +88,7 @@ def test_columns_that_are_almost_or_all_missing_split_as_in_xgboost(
     path = write_rows(
         tmp_path / "holes.csv", {**dict(zip("abcde", values.T, strict=True)), "y": labels}
     )
-    more = {"num_boost_round": 3, "max_depth": 3, "columns": "sizes:2,3"}
+    more = {"num_boost_round": 3, "max_depth": 3, "columns": "sizes:2,3", "seed": 0}
     run = vertical(data=str(path), label="y", **more)
     folder, whole = run_local(run), Pooled(run)
     assert_xgboosts(folder, whole)

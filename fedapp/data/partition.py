@@ -23,7 +23,7 @@ N_LABEL_BINS = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Rows of one table by use; disjoint, sorted.
+    """Rows of one table by use; disjoint.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def split_rows(n_rows: int, test_fraction: float, valid_fraction: float, seed: i
 
     Returns
     -------
-    Split : counts are rounded, but one row at least is for training.
+    Split : sorted; counts are rounded, but one row at least is for training.
 
     Raises
     ------

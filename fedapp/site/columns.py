@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.load import Roles, read_frame
-from fedapp.data.partition import partition_columns
+from fedapp.data.partition import PARTS, Split, partition_columns, split_rows
 from fedapp.data.predictions import read_columns_of
 from fedapp.errors import DataError
 from fedapp.site.config import SiteConfig
-from fedapp.site.rows import read_table
+from fedapp.site.rows import Holdout, read_table
 from fedapp.site.table import Table
 
 Rows = npt.NDArray[np.int64]
@@ -97,6 +97,24 @@ def common_order(ids: Sequence[str], seed: int) -> Rows:
         digests += digest.digest()
     first, second = np.frombuffer(digests, dtype=">u8").reshape(-1, 2).T
     return np.lexsort((second, first))
+
+
+def split_common(rows: Rows, ids: Sequence[str], holdout: Holdout, is_share: bool) -> Split:
+    """The rows that all parties have by their use, each part in the common order.
+
+    Rows of a table that the parties share are drawn by their numbers in it, as between horizontal
+    parties: however a table is split, the same rows of it are held back. Rows of tables of their
+    own are drawn by their places in the common order.
+
+    Parameters
+    ----------
+    rows : int64, shape (n,): numbers of the rows in the party's own table.
+    ids : of these rows.
+    """
+    ordered = rows[common_order(ids, holdout.seed)]
+    drawn_by = ordered if is_share else np.arange(len(ordered))
+    split = split_rows(len(rows), holdout.test_fraction, holdout.valid_fraction, holdout.seed)
+    return Split(*(ordered[np.isin(drawn_by, getattr(split, part))] for part in PARTS))
 
 
 def order_digest(ids: Sequence[str], key: bytes) -> bytes:

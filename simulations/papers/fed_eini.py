@@ -35,7 +35,6 @@ from fedapp.home import home
 from fedapp.report.canvas import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
-from fedapp.site.columns import common_order
 from fedapp.site.table import Table
 from simulations.compare import Engine, finished_cell
 from simulations.engines import run_local, run_simulation
@@ -98,8 +97,7 @@ def trained(credit: str, kind: str, n_trees: int, output: Path) -> Row:
 def drawn_rows(credit: str, n_rows: int = 0) -> Table:
     """So many test rows of the training in a random order; 0: all."""
     table = read_source(CREDITS[credit][0])
-    order = common_order([str(row) for row in range(table.n_rows)], SEED)
-    test = order[split_rows(table.n_rows, TEST, VALID, SEED).test]
+    test = split_rows(table.n_rows, TEST, VALID, SEED).test
     return table.take(np.random.default_rng(SEED).permutation(test)[: n_rows or None])
 
 
