@@ -34,6 +34,7 @@ from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress, ask
+from fedapp.crypto.speed import seconds_to_encrypt
 from fedapp.data.partition import PARTS
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.federated_forest import (
@@ -205,7 +206,8 @@ class FederatedForest(VerticalStrategy):
             )
             for place, party in enumerate(parties)
         }
-        mailbox.collect((yield from ask(requests, SetupReply)))
+        seconds = seconds_to_encrypt(rows.n_train, own.key_bits) if self.encrypted else None
+        mailbox.collect((yield from ask(requests, SetupReply, seconds=seconds)))
 
     def _column_seeds(
         self, parties: Parties[VerticalHelloReply]

@@ -21,6 +21,7 @@ from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress, ask
+from fedapp.crypto.speed import seconds_to_encrypt
 from fedapp.data.partition import PARTS
 from fedapp.errors import ConfigError
 from fedapp.messages.parameters import parameters_of
@@ -115,11 +116,13 @@ class SecureBoost(VerticalStrategy):
             yield from self._begin(parties, mailbox)
         else:
             self._restore(saved, mailbox)
-        n_rounds = self.settings.num_boost_round
+        n_rounds, seconds = self.settings.num_boost_round, self._encryption_seconds()
         while True:
             yield self._checkpoint(mailbox)
             wanted = 0 if self.history.stops else n_rounds
-            replies = yield from mailbox.relay(BeginRequest, [active], BeginReply, n_rounds=wanted)
+            replies = yield from mailbox.relay(
+                BeginRequest, [active], BeginReply, seconds=seconds, n_rounds=wanted
+            )
             yield from self._note_scores(replies[active])
             if not replies[active].begun:
                 break
@@ -129,6 +132,12 @@ class SecureBoost(VerticalStrategy):
                 break
             yield from self._grow(mailbox)
         return (yield from self._finish(mailbox))
+
+    def _encryption_seconds(self) -> float:
+        """About how long the gradients of a round take, if the active party is like this machine."""
+        own, share = self.own, self.settings.subsample
+        share = own.top_rate + own.other_rate if own.goss else share
+        return seconds_to_encrypt(round(share * self.rows["train"]), own.key_bits)
 
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
         """Rows in one order, columns in bins, a key."""
