@@ -134,7 +134,7 @@ class SecureBoost(VerticalStrategy):
         return (yield from self._finish(mailbox))
 
     def _encryption_seconds(self) -> float:
-        """About how long the gradients of a round take, if the active party is like this machine."""
+        """Of the gradients of a round, if the active party's machine is like this one; a guess."""
         own, share = self.own, self.settings.subsample
         share = own.top_rate + own.other_rate if own.goss else share
         return seconds_to_encrypt(round(share * self.rows["train"]), own.key_bits)

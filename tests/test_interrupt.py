@@ -1,0 +1,168 @@
+"""What a command leaves when it is interrupted, and how it goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from flwr.app import Message
+from typer.testing import CliRunner
+
+from fedapp.cli import cli
+from fedapp.commands.common import command_began
+from fedapp.run_folder import RunFolder
+from simulations.engines import LocalGrid
+from tests.network import step_of
+from tests.test_edges import marked
+from tests.transcript import summary_of
+
+Interrupt = Callable[[int | None], None]
+
+
+def fedapp(*words: object) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+@pytest.fixture
+def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Interrupt:
+    """``interrupt_at(step)``: Ctrl-C before the messages of a step go out; None: no more."""
+    push = LocalGrid.push_messages
+
+    def at(wanted: int | None) -> None:
+        def push_or_stop(grid: LocalGrid, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            if step_of(messages[0]) == wanted:
+                raise KeyboardInterrupt
+            return push(grid, messages)
+
+        monkeypatch.setattr(LocalGrid, "push_messages", push_or_stop)
+
+    return at
+
+
+def run_words(folder: Path, *more: str) -> list[object]:
+    given = ["num-boost-round=4", "max-depth=2", "max-bin=16", "parties=2", f"run-dir={folder}"]
+    options = [word for pair in given for word in ("-c", pair)]
+    return ["run", "pax", "--engine", "local", *more, *options]
+
+
+def test_an_interrupted_run_prints_the_command_that_goes_on(
+    tmp_path: Path, interrupt_at: Interrupt
+) -> None:
+    whole = tmp_path / "whole"
+    assert fedapp(*run_words(whole)).exit_code == 0
+    folder = tmp_path / "it's mine"
+    interrupt_at(8)
+    stopped = fedapp(*run_words(folder, "--baselines"))
+    assert stopped.exit_code == 130
+    told = r"^interrupted: saved up to round 1 in (.*); to go on:\n  fedapp (.*)$"
+    found = re.search(told, stopped.output, re.MULTILINE)
+    assert found
+    assert found[1] == str(folder)
+    again = shlex.split(found[2])
+    assert again[:5] == ["run", "pax", "--engine", "local", "--baselines"]
+    interrupt_at(None)
+    resumed = fedapp(*again)
+    assert resumed.exit_code == 0
+    assert "resumed after round 1" in resumed.output
+    assert not re.search(r"round 1/4  ", resumed.output)
+    assert all(f"round {number}/4  " in resumed.output for number in (2, 3, 4))
+    assert (folder / "model.json").read_bytes() == (whole / "model.json").read_bytes()
+    assert "pooled" in (folder / "summary.json").read_text()
+
+
+def test_a_run_that_is_interrupted_before_its_first_checkpoint_says_so(
+    tmp_path: Path, interrupt_at: Interrupt
+) -> None:
+    interrupt_at(2)
+    stopped = fedapp(*run_words(tmp_path / "run"))
+    assert stopped.exit_code == 130
+    assert "interrupted: nothing was saved yet; " in stopped.output
+
+
+def test_interrupted_baselines_leave_the_run_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(settings: object) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulations.baselines.run_baselines", stop)
+    folder = tmp_path / "run"
+    stopped = fedapp(*run_words(folder, "--baselines"))
+    assert stopped.exit_code == 130
+    assert f"the run is complete and saved in {folder}" in stopped.output
+    words = stopped.output.splitlines()[-1].split()
+    assert words == ["fedapp", "report", str(folder)]
+    assert fedapp(*words[1:]).exit_code == 0
+    assert (folder / "report.html").exists()
+
+
+def test_an_interrupted_comparison_goes_on_with_the_cells_that_are_missing(
+    tmp_path: Path, interrupt_at: Interrupt
+) -> None:
+    words = ["compare", "bagging", "pax", "--output", tmp_path / "compare", "-c", "max-depth=2"]
+    words += ["-c", "num-boost-round=2", "-c", "parties=2"]
+    interrupt_at(6)
+    stopped = fedapp(*words)
+    assert stopped.exit_code == 130
+    assert "finished cells are saved; the same command goes on with the others" in stopped.output
+    assert (tmp_path / "compare" / "bagging-42" / "summary.json").exists()
+    interrupt_at(None)
+    again = fedapp(*words)
+    assert again.exit_code == 0
+    assert "bagging-42: finished before" in again.output
+    assert "training the baselines, seed 42" in again.output
+
+
+def test_the_total_time_is_that_of_the_command(tmp_path: Path) -> None:
+    """From its start on, which may be long before it trains."""
+    began = command_began.set(time.time() - 1000)
+    try:
+        assert fedapp(*run_words(tmp_path / "run")).exit_code == 0
+    finally:
+        command_began.reset(began)
+    seconds = summary_of(RunFolder(tmp_path / "run"))["seconds"]
+    assert 1000 < seconds["total"] < 2000
+    assert seconds["train"] < 1000
+
+
+def test_ctrl_c_ends_a_run_under_encryption_at_once_and_it_is_resumed(tmp_path: Path) -> None:
+    """As a terminal sends it: to the command and to all that it has started."""
+    mark = {"FEDAPP_TEST_MARK": tmp_path.name}
+    settings = ["num-boost-round=6", "max-depth=2", "max-bin=8", "parties=2"]
+    settings += [f"run-dir={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "fedapp", "run", "secureboost", "--engine", "local"]
+    command += [word for pair in settings for word in ("-c", pair)]
+    lines = []
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if "round 2/6  valid" in line:
+                os.killpg(process.pid, signal.SIGINT)
+    assert process.returncode == 130
+    text = "".join(lines)
+    assert "Traceback" not in text
+    assert re.search(r"interrupted: saved up to round [1-5] in ", text)
+    assert marked(mark) == []
+    again = shlex.split(lines[-1])
+    assert again[0] == "fedapp"
+    assert fedapp(*again[1:]).exit_code == 0
+    assert summary_of(RunFolder(tmp_path / "run"))["trees"] == 6
