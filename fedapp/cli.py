@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import signal
 import sys
 from contextlib import suppress
 from types import FrameType
+from typing import Annotated
 
 import psutil
 import typer
 
+from fedapp.commands.clean import clean
 from fedapp.commands.common import INTERRUPTED, command_began
 from fedapp.commands.compare import compare
+from fedapp.commands.help import Command, PredictingCommand, TrainingCommand
 from fedapp.commands.key import key
 from fedapp.commands.predict import predict
 from fedapp.commands.report import report
 from fedapp.commands.run import run
+from fedapp.commands.runs import runs
 from fedapp.errors import FedappError, RunFailedError
 
 cli = typer.Typer(
@@ -26,8 +31,37 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     help="Tree models trained across organisations that may not pool their rows.",
 )
-for command in (run, compare, predict, report, key):
-    cli.command()(command)
+cli.command(cls=TrainingCommand)(run)
+cli.command(cls=TrainingCommand)(compare)
+cli.command(cls=PredictingCommand)(predict)
+cli.command(cls=Command)(report)
+cli.command(cls=Command)(runs)
+cli.command(cls=Command)(clean)
+cli.command(cls=Command)(key)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from fedapp.packages import versions
+
+        found = {**versions(("fedapp", "flwr", "xgboost")), "python": platform.python_version()}
+        print(", ".join(f"{name} {number}" for name, number in found.items()))
+        raise typer.Exit
+
+
+@cli.callback()
+def _begin(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Show the versions of fedapp, Flower, XGBoost and Python.",
+        ),
+    ] = False,
+) -> None:
+    """Tree models trained across organisations that may not pool their rows."""
 
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)

@@ -6,7 +6,6 @@ rules. Nested tables are the methods' own settings, which each method checks its
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.messages.parameters import MOST_DEPTH
+from fedapp.names import near_setting
 from fedapp.trees.grow import Shape
 from fedapp.trees.objective import Objective
 
@@ -176,7 +176,7 @@ def load_settings(overrides: Mapping[str, Any]) -> Settings:
     ConfigError : a name that is no setting, or a value that breaks its rule.
     """
     given = flatten(overrides)
-    check_names(given)
+    check_names(given, str(given.get("strategy", "")))
     merged = {**defaults(), **given}
     sections: dict[str, dict[str, Value]] = {}
     for name in [name for name in merged if "." in name]:
@@ -185,8 +185,12 @@ def load_settings(overrides: Mapping[str, Any]) -> Settings:
     return check(Settings, {**merged, "sections": sections})
 
 
-def check_names(names: Iterable[str]) -> None:
+def check_names(names: Iterable[str], method: str = "") -> None:
     """Refuse names that are no settings.
+
+    Parameters
+    ----------
+    method : whose settings come to mind first; empty if that is not said.
 
     Raises
     ------
@@ -194,8 +198,7 @@ def check_names(names: Iterable[str]) -> None:
     """
     for name in names:
         if name not in defaults():
-            alike = difflib.get_close_matches(name, defaults(), n=1)
-            hint = f"; did you mean {alike[0]}?" if alike else ""
+            hint = near_setting(name, defaults(), method)
             raise ConfigError(f"{name} must be a setting{hint}")
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import time
 import tomllib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,19 @@ from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError
 from fedapp.home import home, write_whole
 from fedapp.stage import Stage
+
+# Errors of a run that somebody stopped.
+INTERRUPTIONS = frozenset({"SystemExit", "KeyboardInterrupt"})
+
+
+class State(StrEnum):
+    """How far a run has come; a resumable one was interrupted after a checkpoint."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    RESUMABLE = "resumable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +151,46 @@ class RunFolder:
         with suppress(FileNotFoundError):
             return dict(json.loads((self.path / "checkpoint.json").read_text()))
         return None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Show others that the run is going on, while the block lasts and no longer than this
+        process does; several may."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # of a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(descriptor)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the run is going on, on this machine."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return False
+
+    @property
+    def state(self) -> State:
+        """How far the run has come."""
+        if self.is_held:
+            return State.RUNNING
+        if (self.path / "summary.json").exists():
+            return State.FINISHED
+        failure = self.path / "failure.json"
+        if failure.exists() and json.loads(failure.read_text())["error"] not in INTERRUPTIONS:
+            return State.FAILED
+        has_checkpoint = (self.path / "checkpoint.json").exists()
+        return State.RESUMABLE if has_checkpoint else State.INTERRUPTED
 
     def has_ended(self) -> bool:
         """Whether the run has written how it ended, which one that was killed has not."""

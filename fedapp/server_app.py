@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 import strategies
 from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError
+from fedapp.names import near
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from fedapp.stage import Stages
@@ -54,8 +55,9 @@ def train(grid: Grid, settings: Settings) -> RunFolder:
     else:
         folder.begin(settings)
     try:
-        strategy = strategy_class(settings, folder)
-        strategy.start(grid)
+        with folder.held():
+            strategy = strategy_class(settings, folder)
+            strategy.start(grid)
     except BaseException as error:
         folder.write_json("failure.json", {"error": type(error).__name__, "message": str(error)})
         raise
@@ -75,8 +77,21 @@ def load_strategy(name: str) -> type[TreeStrategy[Any]]:
     modules = _modules()
     strategy = _strategy_of(modules[name]) if name in modules else None
     if strategy is None:
-        raise ConfigError(f"strategy must be one of {', '.join(all_strategies())}, got {name!r}")
+        known = methods(predict=False)
+        rule = f"must be one of {', '.join(known)}"
+        raise ConfigError(f"strategy {rule}, got {name!r}{near(name, known)}")
     return strategy
+
+
+def methods(predict: bool) -> dict[str, type[TreeStrategy[Any]]]:
+    """By name: the methods that train a model, or those that predict with a divided one."""
+    from strategies.inference import InferenceStrategy
+
+    return {
+        name: strategy
+        for name, strategy in all_strategies().items()
+        if issubclass(strategy, InferenceStrategy) == predict
+    }
 
 
 def all_strategies() -> dict[str, type[TreeStrategy[Any]]]:

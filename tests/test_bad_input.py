@@ -369,7 +369,9 @@ def test_a_partition_that_is_no_rule_is_refused(refuse: Refuse) -> None:
 
 def test_an_unknown_strategy_is_refused(settings: MakeSettings) -> None:
     run = settings(strategy="paxx")
-    with pytest.raises(ConfigError, match=r"^strategy must be one of .*pax.*, got 'paxx'$"):
+    with pytest.raises(
+        ConfigError, match=r"^strategy must be one of .*pax.*, got 'paxx'; did you mean pax\?$"
+    ):
         run_local(run)
     assert not Path(run.run_dir).exists()
 

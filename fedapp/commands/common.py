@@ -12,13 +12,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedapp.commands.engines import SIMULATED, check_engine, engine_of
 from fedapp.config import Settings
 from fedapp.errors import ConfigError
 from fedapp.packages import check_extra
 from fedapp.report.progress import Follower
 from fedapp.run_folder import RunFolder, new_run_dir
 
-SIMULATED = {"local", "simulation"}
+RUNS = Path("runs")
 INTERRUPTED = 128 + 2  # exit status, as shells give it for SIGINT
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Console() if sys.stdout.isatty() else Console(width=120)
@@ -35,7 +36,7 @@ def run_dir_of(settings: Settings, engine: str) -> str:
     """Where the run is written; a SuperLink elsewhere chooses a place of its own."""
     if not settings.run_dir and engine not in SIMULATED:
         return ""
-    run_dir = Path(settings.run_dir or new_run_dir(settings.strategy, Path("runs"))).resolve()
+    run_dir = Path(settings.run_dir or new_run_dir(settings.strategy, RUNS)).resolve()
     if not settings.resume:
         RunFolder(run_dir).check_new()
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -43,7 +44,7 @@ def run_dir_of(settings: Settings, engine: str) -> str:
 
 
 def check_method(settings: Settings, engine: str) -> None:
-    """Hold that the method is one that trains, is set as it should be, and can run here.
+    """Hold that the engine is known, and that the method trains, is set well, and can run here.
 
     Raises
     ------
@@ -52,6 +53,7 @@ def check_method(settings: Settings, engine: str) -> None:
     from fedapp.server_app import load_strategy
     from strategies.inference import InferenceStrategy
 
+    check_engine(engine)
     strategy = load_strategy(settings.strategy)
     if issubclass(strategy, InferenceStrategy):
         rule = f"must be one that trains (fedapp predict --inference {settings.strategy} predicts)"
@@ -82,19 +84,9 @@ def carry_out(settings: Settings, engine: str, follower: Follower) -> RunFolder:
     run = engine_of(engine, follower.begin)
     if not settings.run_dir:
         return run(settings)
-    with follower.run(RunFolder(Path(settings.run_dir)), default_metric(settings.objective)):
+    folder = RunFolder(Path(settings.run_dir))
+    with folder.held(), follower.run(folder, default_metric(settings.objective)):
         return run(settings)
-
-
-def engine_of(name: str, tell: Callable[[str], None]) -> Callable[[Settings], RunFolder]:
-    """What carries the messages; ``tell`` is told what it does beside that."""
-    from simulations import engines
-
-    if name == "local":
-        return engines.run_local
-    if name == "simulation":
-        return lambda settings: engines.run_simulation(settings, tell)
-    return lambda settings: engines.run_superlink(settings, name, tell)
 
 
 @contextmanager

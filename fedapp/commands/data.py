@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table as Grid
 
+from fedapp.commands.help import Command
 from fedapp.data.datasets import (
     cache_folder,
     dataset_names,
@@ -29,7 +30,7 @@ MAX_CLASSES = 30
 data_app = typer.Typer(help="Data sets: list, fetch, describe.", no_args_is_help=True)
 
 
-@data_app.command("list")
+@data_app.command("list", cls=Command)
 def list_command() -> None:
     """List the data sets that are known by name."""
     grid = Grid("name", "task", "rows x columns", "where")
@@ -40,7 +41,7 @@ def list_command() -> None:
     Console().print(grid)
 
 
-@data_app.command("fetch")
+@data_app.command("fetch", cls=Command)
 def fetch_command(name: Annotated[str, typer.Argument(help="Name of a data set.")]) -> None:
     """Download a data set into the cache."""
     with Progress(transient=True) as bar:
@@ -53,7 +54,7 @@ def fetch_command(name: Annotated[str, typer.Argument(help="Name of a data set."
     Console().print(str(path), soft_wrap=True, highlight=False)
 
 
-@data_app.command("describe")
+@data_app.command("describe", cls=Command)
 def describe_command(
     source: Annotated[str, typer.Argument(help="Name of a data set, or a file.")],
     label: Annotated[str, typer.Option(help="Label column of a file.")] = "",

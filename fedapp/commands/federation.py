@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedapp.commands.help import Command
+
 federation_app = typer.Typer(help="A coordinator: write what it needs.", no_args_is_help=True)
 
 
@@ -16,7 +18,7 @@ def _group() -> None:
     """A coordinator."""
 
 
-@federation_app.command("init")
+@federation_app.command("init", cls=Command)
 def init_command(
     folder: Annotated[Path, typer.Argument(help="New folder, for its owner alone.")],
     host: Annotated[str, typer.Option(help="Name or address by which the sites reach it.")],
@@ -43,7 +45,7 @@ def init_command(
     say(f"  . {folder}/env.sh; fedapp run pax --engine {name} -c parties={len(names)}")
 
 
-@federation_app.command("renew")
+@federation_app.command("renew", cls=Command)
 def renew_command(
     folder: Annotated[Path, typer.Argument(help="The coordinator's folder.")],
 ) -> None:

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from fedapp.commands.common import (
-    SIMULATED,
     Overrides,
     carry_out,
     console,
@@ -20,6 +19,7 @@ from fedapp.commands.common import (
     new_follower,
     run_dir_of,
 )
+from fedapp.commands.engines import SIMULATED
 from fedapp.config import load_settings, parse_overrides
 from fedapp.errors import ConfigError
 

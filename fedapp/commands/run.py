@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from fedapp.commands.common import (
-    SIMULATED,
     Overrides,
     carry_out,
     check_method,
@@ -19,6 +18,8 @@ from fedapp.commands.common import (
     new_follower,
     run_dir_of,
 )
+from fedapp.commands.engines import HELP as ENGINES
+from fedapp.commands.engines import SIMULATED, told
 from fedapp.config import Settings, load_settings, parse_overrides
 from fedapp.errors import ConfigError
 from fedapp.report.progress import Follower, kept_text
@@ -28,15 +29,13 @@ from fedapp.run_folder import RunFolder, resumed_settings
 def run(
     strategy: Annotated[
         str,
-        typer.Argument(
-            help="pax, fedxgbllr, bagging, cyclic, fedavg-linear, secureboost or federated-forest."
-        ),
+        typer.Argument(help="The method: one of those below."),
     ],
     config: Overrides = None,
     engine: Annotated[
         str,
-        typer.Option(help="local (this process), simulation (Flower's), or a SuperLink's name."),
-    ] = "simulation",
+        typer.Option(help=ENGINES),
+    ] = "local",
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also train on pooled rows, and each party alone.")
     ] = False,
@@ -47,6 +46,7 @@ def run(
         follower.begin("reading the settings")
         settings = _checked(strategy, config or [], engine, baselines)
         begun.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
+        follower.tell(told(engine))
         earlier = begun.earlier_seconds
         folder = carry_out(settings, engine, follower)
         if not (folder.path / "summary.json").exists():

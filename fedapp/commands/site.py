@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from fedapp.commands.help import Command
 from fedapp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 site_app = typer.Typer(help="A site: write what it needs, check its table.", no_args_is_help=True)
 
 
-@site_app.command("init")
+@site_app.command("init", cls=Command)
 def init_command(
     folder: Annotated[Path, typer.Argument(help="New folder, for its owner alone.")],
     name: Annotated[str, typer.Option(help="Unique in the federation.")],
@@ -49,7 +50,7 @@ def init_command(
     say(f"  {folder}/start-supernode.sh      or fedapp-supernode.service, or compose.yaml")
 
 
-@site_app.command("check")
+@site_app.command("check", cls=Command)
 def check_command(
     node_config: Annotated[
         str, typer.Option(help='As of flower-supernode: name="bank" data="rows.csv" ...')

@@ -1,0 +1,73 @@
+"""``fedapp clean``: delete what is of no more use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedapp.commands.common import RUNS, console
+from fedapp.commands.paths import shown
+
+if TYPE_CHECKING:
+    from fedapp.housekeeping import Cleaning
+
+
+def clean(
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DAYS",
+            min=0.0,
+            help="Only what has not changed for so many days; otherwise unfinished runs of any "
+            "age, and what sites keep after a week.",
+        ),
+    ] = None,
+    all_parts: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Parts of models too, also those that finished runs predict with."
+        ),
+    ] = False,
+) -> None:
+    """Delete failed and interrupted runs in ./runs, and what sites keep of old runs.
+
+    Shows first what goes, and how large it is. Finished runs, runs that are going on, and the keys
+    of sites always stay.
+    """
+    from fedapp.housekeeping import plan
+    from fedapp.report.summary import human_bytes
+
+    found = plan(RUNS, older_than, all_parts)
+    if found.kept:
+        size = human_bytes(sum(one.n_bytes for one in found.kept))
+        say(f"kept: {len(found.kept)} parts of models at sites, {size}; --all deletes them too")
+    if not (found.runs or found.states):
+        say("nothing to delete")
+        return
+    _list(found)
+    if found.needed:
+        models = len({one.path.name for one in found.needed})
+        say(f"WARNING: {models} finished runs in {RUNS} can no longer predict without these parts")
+    if not yes:
+        typer.confirm(f"Delete all this, {human_bytes(found.n_bytes)}?", abort=True)
+    found.carry_out()
+    say(f"deleted, {human_bytes(found.n_bytes)}")
+
+
+def _list(found: Cleaning) -> None:
+    """Print what would go."""
+    from fedapp.housekeeping import by_site
+    from fedapp.report.summary import human_bytes
+
+    for run in found.runs:
+        say(f"{shown(run.path)}  {run.state}, {run.method}, {human_bytes(run.n_bytes)}")
+    for title, is_part in (("states of old runs", False), ("parts of models", True)):
+        for site, n, n_bytes in by_site(one for one in found.states if one.is_part == is_part):
+            say(f"{n} {title} at site {site}, {human_bytes(n_bytes)}")
+
+
+def say(text: str) -> None:
+    """Print a line as it is."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)

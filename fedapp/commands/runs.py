@@ -1,0 +1,45 @@
+"""``fedapp runs``: what lies in ./runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from fedapp.commands.common import RUNS, console
+
+MOST = 20
+
+
+def runs(
+    show_all: Annotated[
+        bool, typer.Option("--all", help=f"More than the last {MOST}, and those of comparisons.")
+    ] = False,
+) -> None:
+    """List the runs in ./runs: how they ended, their score on the test rows, their size."""
+    from fedapp.housekeeping import found_runs
+    from fedapp.report.summary import human_bytes
+    from fedapp.run_folder import State
+
+    found = found_runs(RUNS, deep=show_all)
+    shown = found if show_all else found[:MOST]
+    if not found:
+        console.print(f"no runs in {RUNS}")
+        return
+    grid = Grid("run", "state", "method", "data", "test score", "size", "changed", box=None)
+    grid.columns[0].overflow = "fold"
+    for run in shown:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.changed))
+        cells = (str(run.path.relative_to(RUNS)), run.state, run.method, Path(run.data).name)
+        grid.add_row(*map(escape, cells), run.score, human_bytes(run.n_bytes), when)
+    console.print(grid)
+    if len(shown) < len(found):
+        console.print(f"{len(found) - len(shown)} more: fedapp runs --all")
+    resumable = [run for run in shown if run.state is State.RESUMABLE]
+    for run in resumable[:1]:
+        command = f"fedapp run {run.method} -c resume={run.path}"
+        console.print(f"to go on: {command}", soft_wrap=True, highlight=False)

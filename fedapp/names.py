@@ -1,0 +1,90 @@
+"""Names that are nearly right, and what was probably meant by them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+
+# Our names for what XGBoost, scikit-learn and LightGBM call otherwise; the first that is a setting
+# of the method, else of all methods, is the one.
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("learning-rate", "shrinkage", "shrinkage-rate", "step-size", "lr"),
+        ("learning-rate", "eta"),
+    ),
+    **dict.fromkeys(
+        (
+            "boosting-rounds",
+            "iterations",
+            "max-iter",
+            "n-estimators",
+            "n-iter",
+            "n-rounds",
+            "n-trees",
+            "nrounds",
+            "num-boost-rounds",
+            "num-iterations",
+            "num-parallel-tree",
+            "num-round",
+            "num-rounds",
+            "num-trees",
+            "rounds",
+            "trees",
+        ),
+        ("trees", "rounds", "num-boost-round"),
+    ),
+    **dict.fromkeys(("reg-lambda", "lambda-l2", "l2-regularization", "l2"), ("l2", "lambda")),
+    **dict.fromkeys(("reg-alpha", "lambda-l1", "l1"), ("alpha",)),
+    **dict.fromkeys(("min-split-loss", "min-split-gain", "min-gain-to-split"), ("gamma",)),
+    "min-sum-hessian-in-leaf": ("min-child-weight",),
+    **dict.fromkeys(("max-leaves", "max-leaf-nodes", "num-leaves", "depth"), ("max-depth",)),
+    **dict.fromkeys(("bagging-fraction", "row-sample"), ("subsample",)),
+    **dict.fromkeys(("colsample", "feature-fraction"), ("colsample-bytree",)),
+    **dict.fromkeys(("max-bins", "bins", "n-bins", "num-bins"), ("bins", "max-bin")),
+    **dict.fromkeys(("early-stopping", "n-iter-no-change"), ("early-stopping-rounds",)),
+    **dict.fromkeys(("random-state", "random-seed"), ("seed",)),
+    **dict.fromkeys(("target", "target-column", "label-column", "y"), ("label",)),
+    **dict.fromkeys(("sample-weight", "weight-column"), ("weight",)),
+    **dict.fromkeys(("test-size", "test-share"), ("test-fraction",)),
+    **dict.fromkeys(("validation-fraction", "valid-size"), ("valid-fraction",)),
+    **dict.fromkeys(("clients", "n-clients", "num-clients", "n-parties", "sites"), ("parties",)),
+    **dict.fromkeys(("loss", "loss-function"), ("objective",)),
+}
+LEAST_ALIKE = 0.6  # of difflib's ratio, which is 1 for the same name
+
+
+def near(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """``; did you mean X?`` for the name that is spelled most alike, or an empty text.
+
+    Parameters
+    ----------
+    prefix : may be left out of a name.
+    """
+    spelled = {_kebab(one).removeprefix(prefix): one for one in known}
+    asked = _kebab(name).removeprefix(prefix)
+    found = difflib.get_close_matches(asked, spelled, n=1, cutoff=LEAST_ALIKE)
+    return f"; did you mean {spelled[found[0]]}?" if found else ""
+
+
+def near_setting(name: str, known: Collection[str], method: str = "") -> str:
+    """The same for a setting, by what other libraries call it and by what the method has.
+
+    Parameters
+    ----------
+    known : all settings, ``federated-forest.trees`` for the one of a method.
+    method : whose settings are meant; empty if that is not said.
+    """
+    kebab = _kebab(name)
+    for meant in (kebab, *ALIASES.get(kebab, ())):
+        for candidate in (f"{method}.{meant}", meant):
+            if candidate in known:
+                return f"; did you mean {candidate}?"
+    if owners := [one for one in known if one.partition(".")[2] == kebab]:
+        return f"; did you mean {' or '.join(owners)}?"
+    general = [one for one in known if "." not in one]
+    own = [one for one in known if method and one.startswith(f"{method}.")]
+    return near(name, general + own, f"{method}.") or near(name, known)
+
+
+def _kebab(name: str) -> str:
+    return name.strip().lower().replace("_", "-")
