@@ -16,6 +16,12 @@ def home() -> Path:
     return Path(os.environ.get("FEDAPP_HOME") or Path.home() / ".fedapp").expanduser()
 
 
+def shown(path: Path) -> str:
+    """A path as it is printed: from the working folder where it lies in it, else the whole."""
+    whole, here = path.absolute(), Path.cwd()
+    return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
+
+
 def private_folder(path: Path) -> None:
     """Make a folder, and those above it that are not there, for their owner alone."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]

@@ -81,6 +81,8 @@ def near_setting(name: str, known: Collection[str], method: str = "") -> str:
                 return f"; did you mean {candidate}?"
     if owners := [one for one in known if one.partition(".")[2] == kebab]:
         return f"; did you mean {' or '.join(owners)}?"
+    if "." in name:
+        return near(name, [one for one in known if "." in one])
     general = [one for one in known if "." not in one]
     own = [one for one in known if method and one.startswith(f"{method}.")]
     return near(name, general + own, f"{method}.") or near(name, known)

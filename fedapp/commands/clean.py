@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedapp.commands.common import RUNS, console
-from fedapp.commands.paths import shown
+from fedapp.home import shown
 
 if TYPE_CHECKING:
     from fedapp.housekeeping import Cleaning

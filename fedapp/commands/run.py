@@ -22,6 +22,7 @@ from fedapp.commands.engines import HELP as ENGINES
 from fedapp.commands.engines import SIMULATED, told
 from fedapp.config import Settings, load_settings, parse_overrides
 from fedapp.errors import ConfigError
+from fedapp.home import shown
 from fedapp.report.progress import Follower, kept_text
 from fedapp.run_folder import RunFolder, resumed_settings
 
@@ -84,18 +85,18 @@ class Begun:
         """What was saved, and the command that goes on from there."""
         if self.folder is None:
             return "nothing was saved yet"
-        path = self.folder.path
+        path, where = self.folder.path, shown(self.folder.path)
         if (path / "summary.json").exists():
-            again = shlex.join(["fedapp", "report", str(path)])
-            return f"the run is complete and saved in {path}; its page is written by\n  {again}"
+            again = shlex.join(["fedapp", "report", where])
+            return f"the run is complete and saved in {where}; its page is written by\n  {again}"
         if self.engine not in SIMULATED:
-            return f"the run goes on and is saved in {path}"
+            return f"the run goes on and is saved in {where}"
         if (kept := self.folder.kept) is None:
             return "nothing was saved yet; the same command begins anew"
         words = ["fedapp", "run", self.strategy, "--engine", self.engine]
         words += ["--baselines"] if self.baselines else []
-        words += ["-c", f"resume={path}"]
-        return f"saved up to {kept_text(kept)} in {path}; to go on:\n  {shlex.join(words)}"
+        words += ["-c", f"resume={where}"]
+        return f"saved up to {kept_text(kept)} in {where}; to go on:\n  {shlex.join(words)}"
 
 
 def _checked(strategy: str, config: list[str], engine: str, baselines: bool) -> Settings:

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedapp.errors import DataError
+from fedapp.home import shown
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, default_metric
 
 Fields: TypeAlias = dict[str, Any]
@@ -223,7 +224,7 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
         "time": ", ".join(f"{human_seconds(s)} {name}" for name, s in seconds.items()),
     }
     if path is not None:
-        facts["run"] = str(path)
+        facts["run"] = shown(path)
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
