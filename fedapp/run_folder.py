@@ -93,8 +93,8 @@ class RunFolder:
         write_whole(self.path / name, text.encode())
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write one JSON file; NaN becomes null."""
-        self.write(name, json.dumps(without_nan(content), indent=2) + "\n")
+        """Write one JSON file, a list of numbers or texts on one line; NaN becomes null."""
+        self.write(name, _indented(without_nan(content)) + "\n")
 
     def add_to_summary(self, fields: Mapping[str, Any]) -> None:
         """Put more into ``summary.json``, or other values in place of those it has."""
@@ -222,6 +222,18 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _indented(value: Any, margin: str = "") -> str:
+    """JSON for people: like ``json.dumps`` with an indent, but that plain lists take one line."""
+    inner = margin + "  "
+    if isinstance(value, dict) and value:
+        lines = (f"{json.dumps(key)}: {_indented(each, inner)}" for key, each in value.items())
+        return f"{{\n{inner}" + f",\n{inner}".join(lines) + f"\n{margin}}}"
+    if isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
+        lines = (_indented(each, inner) for each in value)
+        return f"[\n{inner}" + f",\n{inner}".join(lines) + f"\n{margin}]"
+    return json.dumps(value)
 
 
 def new_run_dir(strategy: str, parent: Path | None = None) -> Path:

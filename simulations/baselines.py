@@ -5,7 +5,7 @@ Both by XGBoost, or by scikit-learn's random forest where the model is a forest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,10 +27,11 @@ from fedapp.trees.draws import column_seeds, n_features, row_counts
 from fedapp.trees.from_xgboost import for_xgboost
 from fedapp.trees.label_codes import class_codes, number_codes
 from fedapp.trees.levels import Rows as TreeRows
-from fedapp.trees.objective import REGRESSION, base_score, margins_of, n_outputs
+from fedapp.trees.objective import REGRESSION, base_margin, base_score, margins_of, n_outputs
 from fedapp.trees.partition import Nodes
 from simulations.rows import PartRows, party_configs, stacked_tables
 from strategies.federated_forest import FederatedForest
+from strategies.scoring import FINAL_BINS
 from strategies.vertical import VerticalStrategy
 
 
@@ -44,12 +45,59 @@ class Pooled:
     labels : float32, shape (n_rows,): class ids, or numbers.
     weights : float32, shape (n_rows,).
     split : which rows are for what, each part in the order of the run.
+    columns : names of the columns.
     """
 
     values: npt.NDArray[np.float32]
     labels: npt.NDArray[np.float32]
     weights: npt.NDArray[np.float32]
     split: Split
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """A trained baseline.
+
+    Parameters
+    ----------
+    margins : of rows by their numbers, float32, shape (n, n_outputs).
+    center : of the histogram of margins, see ``metrics.statistics``.
+    gains : float64, shape (n_columns,): what the splits of each column have gained.
+    """
+
+    margins: Callable[[Rows], npt.NDArray[np.float32]]
+    center: float
+    gains: npt.NDArray[np.float64]
+
+    def scores(self, objective: str, rows: Pooled) -> dict[str, float]:
+        """Scores on the test rows; a threshold of two classes is chosen on the rows that choose the
+        run's."""
+        chosen = metrics.threshold_rows(len(rows.split.valid) > 0)
+        parts = {part: getattr(rows.split, part) for part in (chosen, "test")}
+        given = {
+            part: (self.margins(of), rows.labels[of], rows.weights[of])
+            for part, of in parts.items()
+            if len(of)
+        }
+        return metrics.pooled_parts(objective, given).get("test", {})
+
+    def curves(self, objective: str, rows: Pooled) -> dict[str, Any]:
+        """Curves on the test rows, from as many bins as a run's; none where there are no rows."""
+        test, half = rows.split.test, float(np.ptp(rows.labels)) / 2
+        if not rows.weights[test].any():
+            return {}
+        widest = float(2 ** np.ceil(np.log2(half))) if half else 1.0
+        truth = rows.labels[test], rows.weights[test]
+        found = metrics.statistics(
+            objective, self.margins(test), *truth, FINAL_BINS, widest, self.center
+        )
+        return metrics.curves(objective, found, residual_range=widest, center=self.center)
+
+    def importance(self, columns: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Gain by column, largest first, as a run has it."""
+        order = [c for c in np.argsort(-self.gains, kind="stable") if self.gains[c] > 0]
+        return {"gain": {columns[c]: float(self.gains[c]) for c in order}}
 
 
 def run_baselines(settings: Settings) -> dict[str, Any]:
@@ -57,8 +105,9 @@ def run_baselines(settings: Settings) -> dict[str, Any]:
 
     Returns
     -------
-    ``{"pooled": scores, "alone": {party: scores}}``; all rows and cuts are those of one machine. Of
-    vertical parties the one that has the labels can train alone.
+    ``{"pooled": scores, "alone": {party: scores}, "curves": {"pooled", "alone"}, "importance":
+    {"pooled"}}``; all rows and cuts are those of one machine. Of vertical parties the one that has
+    the labels can train alone.
 
     Raises
     ------
@@ -69,14 +118,13 @@ def run_baselines(settings: Settings) -> dict[str, Any]:
     table, shares = stacked_tables(settings)
     test = np.concatenate([rows["test"] for rows in shares.values()])
 
-    def of(parties: Iterable[PartRows]) -> dict[str, float]:
+    def of(parties: Iterable[PartRows]) -> Pooled:
         train, valid = (_all([rows[part] for rows in parties]) for part in ("train", "valid"))
-        return _scores(settings, _pooled(settings, table, Split(train, valid, test)))
+        return _pooled(settings, table, Split(train, valid, test))
 
-    return {
-        "pooled": of(shares.values()),
-        "alone": {name: of([rows]) for name, rows in shares.items()},
-    }
+    return _found(
+        settings, of(shares.values()), {name: of([rows]) for name, rows in shares.items()}
+    )
 
 
 def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
@@ -96,7 +144,11 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
     rows = [np.array([found[name] for name in common]) for found in places]
     taken = [table.take(each) for table, each in zip(tables, rows, strict=True)]
     active = next(part for part, table in enumerate(taken) if table.labels is not None)
-    joined = replace(taken[active], values=np.hstack([table.values for table in taken]))
+    joined = replace(
+        taken[active],
+        values=np.hstack([table.values for table in taken]),
+        columns=tuple(name for table in taken for name in table.columns),
+    )
     holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
     split = split_common(np.arange(len(common)), common, holdout, configs[active].is_share)
     first = sum(table.values.shape[1] for table in taken[:active])
@@ -107,9 +159,31 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
 def _vertical_baselines(settings: Settings) -> dict[str, Any]:
     """All columns, and those of the party that has the labels."""
     joined, active, own_columns = join_tables(settings)
-    own = replace(joined, values=np.ascontiguousarray(joined.values[:, own_columns]))
-    score = forest_scores if settings.strategy == "federated-forest" else _scores
-    return {"pooled": score(settings, joined), "alone": {active: score(settings, own)}}
+    own = replace(
+        joined,
+        values=np.ascontiguousarray(joined.values[:, own_columns]),
+        columns=joined.columns[own_columns],
+    )
+    return _found(settings, joined, {active: own})
+
+
+def _found(settings: Settings, pooled: Pooled, alone: Mapping[str, Pooled]) -> dict[str, Any]:
+    """Train on all rows and on each party's, and say what came of it."""
+    train = _forest if settings.strategy == "federated-forest" else _boosted
+    of_all = train(settings, pooled)
+    of_parties = {name: (train(settings, rows), rows) for name, rows in alone.items()}
+    objective = settings.objective
+    return {
+        "pooled": of_all.scores(objective, pooled),
+        "alone": {name: one.scores(objective, rows) for name, (one, rows) in of_parties.items()},
+        "curves": {
+            "pooled": of_all.curves(objective, pooled),
+            "alone": {
+                name: one.curves(objective, rows) for name, (one, rows) in of_parties.items()
+            },
+        },
+        "importance": {"pooled": of_all.importance(pooled.columns)},
+    }
 
 
 def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
@@ -117,15 +191,15 @@ def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
     assert table.labels is not None
     labels = class_ids(table.labels, class_names(table.labels, settings.objective))
     weights = np.ones(table.n_rows, np.float32) if table.weights is None else table.weights
-    return Pooled(table.values, labels, weights, split)
+    return Pooled(table.values, labels, weights, split, table.columns)
 
 
 def _all(shares: Sequence[Rows]) -> Rows:
     return np.sort(np.concatenate(shares))
 
 
-def _scores(settings: Settings, rows: Pooled) -> dict[str, float]:
-    """Train XGBoost on some rows and score it on the test rows."""
+def _boosted(settings: Settings, rows: Pooled) -> Trained:
+    """XGBoost, trained on some rows."""
     import xgboost
 
     # In the order of the table: the last digits of a sum are those of its order.
@@ -154,22 +228,21 @@ def _scores(settings: Settings, rows: Pooled) -> dict[str, float]:
         found = booster.predict(matrix(of), output_margin=True, iteration_range=(0, n_trees))
         return found.reshape(len(of), -1).astype(np.float32)
 
-    return _test_scores(settings, rows, margins)
-
-
-def _test_scores(
-    settings: Settings, rows: Pooled, margins: Callable[[Rows], npt.NDArray[np.float32]]
-) -> dict[str, float]:
-    """Scores on the test rows; a threshold of two classes is chosen on the rows that choose the
-    run's."""
-    chosen = metrics.threshold_rows(len(rows.split.valid) > 0)
-    parts = {part: getattr(rows.split, part) for part in (chosen, "test")}
-    given = {part: (margins(of), rows.labels[of], rows.weights[of]) for part, of in parts.items()}
-    return metrics.pooled_parts(settings.objective, given)["test"]
+    gains = np.zeros(rows.values.shape[1])
+    kept = booster[:n_trees] if n_trees else booster
+    for name, gain in kept.get_score(importance_type="total_gain").items():
+        gains[int(name[1:])] = gain  # f0, f1, ...
+    center = float(base_margin(settings.objective, np.float32(parameters["base_score"])))
+    return Trained(margins, center, gains)
 
 
 def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
     """Train scikit-learn's random forest on some rows and score it on the test rows."""
+    return _forest(settings, rows).scores(settings.objective, rows)
+
+
+def _forest(settings: Settings, rows: Pooled) -> Trained:
+    """scikit-learn's random forest, trained on some rows."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
     own = FederatedForest.own_settings(settings)
@@ -197,7 +270,7 @@ def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
             found = found[:, 1:]
         return margins_of(settings.objective, found).astype(np.float32)
 
-    return _test_scores(settings, rows, margins)
+    return Trained(margins, 0.0, np.asarray(forest.feature_importances_, dtype=np.float64))
 
 
 def pooled_forest(

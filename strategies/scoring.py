@@ -258,14 +258,20 @@ def score_summary(model: Scored, replies: Mapping[str, Reply], residual_range: f
         for name, reply in replies.items()
     }
     overall, test = scored(pooled), pooled["test"]
-    drawn = (
-        metrics.curves(objective, test, residual_range=residual_range) if overall["test"] else {}
-    )
+    drawn: dict[str, Any] = {}
+    if overall["test"]:
+        drawn = metrics.curves(
+            objective,
+            test,
+            residual_range=residual_range,
+            center=float(model.base_margin),
+            threshold_bin=first,
+        )
     return {
         "classes": list(model.classes),
         "metrics": {**overall, "by_party": by_party},
         "threshold": threshold_note(overall, rows),
-        "curves": drawn if overall["test"] else {},
+        "curves": drawn,
         "auc_error": metrics.auc_error(test) if objective == "binary:logistic" else None,
         "score_errors": metrics.score_errors(objective, test),
     }

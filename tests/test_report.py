@@ -6,16 +6,16 @@ import io
 import json
 import math
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from fedapp import metrics
 from fedapp.errors import DataError
-from fedapp.report import plots, summary
+from fedapp.report import summary
 from fedapp.report.page import write_report
 
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES
@@ -27,7 +27,6 @@ OBJECTIVES = {
         {"residuals": {"edges": [-1, 0, 1], "counts": [3, 4]}},
     ),
 }
-NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 MALICIOUS = '<script src="https://example.org/x.js">alert("$x^{$")</script>'
 
 
@@ -113,10 +112,21 @@ def images(page: str) -> list[ElementTree.Element]:
     return found
 
 
-def texts(svg: str) -> list[str]:
-    """The texts of a drawing."""
-    words = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
-    return ["".join(each.itertext()) for each in words]
+class Elements(HTMLParser):
+    """All elements of a page with their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def elements(page: str) -> list[tuple[str, dict[str, str]]]:
+    parser = Elements()
+    parser.feed(page)
+    return parser.found
 
 
 def cells(page: str) -> list[list[str]]:
@@ -275,8 +285,8 @@ def test_the_page_has_every_score_and_every_figure(tmp_path, objective):
     rows = cells(page)
     assert ["federated", "test", *["0.8123"] * len(names)] in rows
     assert ["federated", "valid", *["0.7777"] * len(names)] in rows
-    # Two metrics, bytes and effort by round; the curve; gain and splits; bytes by party.
-    assert len(images(page)) == 8
+    # Two metrics, bytes and effort by round; gain; bytes by party; and a curve, or a table.
+    assert len(images(page)) == (6 if objective == MULTI else 7)
     assert all(image.findall(".//{*}path") for image in images(page))
 
 
@@ -348,13 +358,13 @@ def test_names_from_outside_are_escaped(tmp_path):
 
 def test_the_page_loads_nothing_from_elsewhere(tmp_path):
     page = page_of(make_run(tmp_path / "run"))
-    assert not re.search(r"<(script|link|iframe|object)\b", page)
-    assert not re.search(r"<[^>]*\bsrc=", page)
-    assert all(url.startswith("#") for url in re.findall(r'href="([^"]*)', page))
+    for tag, attributes in elements(page):
+        assert tag not in {"script", "link", "img", "image", "iframe", "object", "use"} or (
+            tag == "use" and attributes["xlink:href"].startswith("#")
+        )
+        assert not {"src", "href", "onload", "onclick"} & set(attributes)
     assert all(url.startswith("#") for url in re.findall(r"url\(([^)]*)", page))
     assert "@import" not in page
-    elsewhere = set(re.findall(r"https?://[^\s\"'&<>)]+", page))
-    assert {url for url in elsewhere if not url.startswith("https://example.or")} <= NAMESPACES
 
 
 def test_a_forest_without_rounds_or_curves_has_a_page_too(tmp_path):
@@ -401,38 +411,3 @@ def test_runs_of_two_objectives_are_not_compared(tmp_path):
 def test_a_report_of_no_run_is_refused():
     with pytest.raises(DataError, match=r"at least one run folder, got none"):
         write_report([])
-
-
-# Figures
-
-
-def test_undefined_scores_leave_a_gap_in_the_curve():
-    rounds = [round_line(i, ["auc"], train={"auc": None}, valid={}) for i in range(1, 4)]
-    assert plots.scores_by_tree(rounds, "auc").startswith("<svg")
-    assert plots.compared_scores({"_a": rounds, "$b^{$": rounds}, "auc").startswith("<svg")
-
-
-def test_names_no_font_can_draw_are_drawn_without_a_warning():
-    gains = {"身份": 3.0, "a$^{$b": 2.0, "line\nbreak\x00": 1.0, "x" * 500: 0.0}
-    names = texts(plots.importance(gains))
-    assert {"身份", "a$^{$b", "line break", "x" * 31 + "…"} <= set(names)
-
-
-def test_a_figure_takes_the_colours_of_its_page_and_shares_no_id_with_another():
-    first, second = (plots.importance({"a": value}) for value in (1.0, 2.0))
-    assert "fill: var(--blue)" in first
-    assert not re.findall("(?:fill|stroke|color)[:= ]+#", first)
-    ids = [set(re.findall(r' id="([^"]+)"', svg)) for svg in (first, second)]
-    assert ids[0]
-    assert not ids[0] & ids[1]
-    assert set(re.findall(r"url\(#([^)]+)", first)) <= ids[0]
-
-
-def test_a_confusion_of_many_classes_and_of_empty_classes_is_drawn():
-    for n_classes in (2, 40):
-        assert plots.confusion(np.zeros((n_classes, n_classes)).tolist()).startswith("<svg")
-
-
-def test_residuals_without_rows_are_drawn():
-    edges = np.linspace(-1, 1, 1001).tolist()
-    assert plots.residuals(edges, [0.0] * 1000).startswith("<svg")

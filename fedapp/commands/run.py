@@ -56,6 +56,9 @@ def run(
         if baselines:
             follower.begin("training the baselines")
             _add_baselines(folder, settings)
+        if engine in SIMULATED:
+            follower.begin("explaining the model on test rows")
+            _add_contributions(folder, settings)
         _finish(folder, follower, earlier)
     _show(folder)
 
@@ -125,6 +128,13 @@ def _finish(folder: RunFolder, follower: Follower, earlier: float) -> None:
     folder.set_total_seconds(earlier + follower.seconds)  # for the page
     write_report(folder)
     folder.set_total_seconds(earlier + follower.seconds)
+
+
+def _add_contributions(folder: RunFolder, settings: Settings) -> None:
+    """Write into the summary what moves the predictions of the test rows, which all lie here."""
+    from simulations.contributions import contributions
+
+    folder.add_to_summary({"contributions": contributions(settings, folder.path)})
 
 
 def _show(folder: RunFolder) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedapp.metrics.rows import sigmoid
 from fedapp.metrics.scores import roc
 from fedapp.metrics.sums import (
     Array,
@@ -13,11 +14,20 @@ from fedapp.metrics.sums import (
     check_residual_range,
     check_statistics,
     confusion,
+    margin_edges,
 )
+
+N_GROUPS = 10  # of rows with like probabilities, to compare with how many are positive
+N_SCORE_BINS = 25
 
 
 def curves(
-    objective: str, statistics: Statistics, n_points: int = 200, residual_range: float = 1.0
+    objective: str,
+    statistics: Statistics,
+    n_points: int = 200,
+    residual_range: float = 1.0,
+    center: float = 0.0,
+    threshold_bin: int | None = None,
 ) -> dict[str, Any]:
     """What a report draws, as lists for JSON.
 
@@ -25,15 +35,27 @@ def curves(
     ----------
     objective, statistics : as for ``scores``
     n_points : int, >= 2
-        At most so many points of the ROC curve; its two ends are always among them.
+        At most so many points of a curve; its two ends are always among them.
     residual_range : float, > 0
         The one given to ``statistics``.
+    center : float
+        The one given to ``statistics``.
+    threshold_bin : int, >= 0, or None
+        The first bin of the margin that is called positive at a chosen threshold, if there is one.
 
     Returns
     -------
-    binary: {"roc": {"fpr": [...], "tpr": [...]}}, empty lists without positives or negatives;
-    multi: {"confusion": [[...]]}, rows true; regression: {"residuals": {"edges": [n_bins + 1],
-    "counts": [n_bins]}}, the outer bins with all that lies beyond.
+    binary
+        {"roc": {"fpr", "tpr"}}, empty lists without positives or negatives; and where there are
+        both {"pr": {"recall", "precision"}}, {"calibration": {"predicted", "observed", "rows"}} of
+        groups of rows with like probabilities, {"histogram": {"edges", "negatives", "positives"}}
+        of the probability, {"confusion": 2 x 2} at probability 0.5, rows true, and
+        {"confusion_at_threshold"}.
+    multi
+        {"confusion": [[...]]}, rows true.
+    regression
+        {"residuals": {"edges": [n_bins + 1], "counts": [n_bins]}}, the outer bins with all that
+        lies beyond.
 
     Raises
     ------
@@ -43,8 +65,7 @@ def curves(
     if n_points < 2:
         raise ValueError(f"n_points must be >= 2, got {n_points}")
     if objective == "binary:logistic":
-        fpr, tpr = _thinned(*roc(statistics.histogram), n_points)
-        return {"roc": {"fpr": fpr.tolist(), "tpr": tpr.tolist()}}
+        return _binary_curves(statistics, n_points, center, threshold_bin)
     if objective == "multi:softprob":
         return {"confusion": confusion(statistics).tolist()}
     check_residual_range(residual_range)
@@ -53,10 +74,78 @@ def curves(
     return {"residuals": {"edges": edges.tolist(), "counts": counts.tolist()}}
 
 
-def _thinned(fpr: Array, tpr: Array, n_points: int) -> tuple[Array, Array]:
+def _binary_curves(
+    statistics: Statistics, n_points: int, center: float, threshold_bin: int | None
+) -> dict[str, Any]:
+    """Everything that the histogram of the margin tells."""
+    histogram = statistics.histogram
+    rates = dict(zip(("fpr", "tpr"), _thinned(*roc(histogram), n_points), strict=True))
+    if not rates["fpr"].size:
+        return {"roc": _lists(rates)}
+    steps = dict(zip(("recall", "precision"), _precisions(histogram, n_points), strict=True))
+    probabilities = _probabilities(histogram.shape[1], center)
+    weight, _, hits, misses, alarms = (float(term) for term in statistics.sums)
+    found = {
+        "roc": _lists(rates),
+        "pr": _lists(steps),
+        "calibration": _lists(_calibration(histogram, probabilities)),
+        "histogram": _lists(_by_probability(histogram, probabilities)),
+        "confusion": [[weight - hits - misses - alarms, alarms], [misses, hits]],
+    }
+    if threshold_bin is not None:
+        below, above = histogram[:, :threshold_bin].sum(1), histogram[:, threshold_bin:].sum(1)
+        found["confusion_at_threshold"] = np.stack([below, above], axis=1).tolist()
+    return found
+
+
+def _lists(arrays: dict[str, Array]) -> dict[str, list[float]]:
+    return {name: array.tolist() for name, array in arrays.items()}
+
+
+def _precisions(histogram: Array, n_points: int) -> tuple[Array, Array]:
+    """Recall and precision as the threshold falls; recall 0 has the precision of the first bin."""
+    negatives, positives = histogram[:, histogram.any(axis=0)][:, ::-1]
+    hits, alarms = np.cumsum(positives), np.cumsum(negatives)
+    recalls, precisions = hits / hits[-1], hits / (hits + alarms)
+    # Nothing is gained where no positive is added; a point at each bin that adds one.
+    adds = positives > 0
+    recalls = np.concatenate(([0.0], recalls[adds]))
+    precisions = np.concatenate((precisions[adds][:1], precisions[adds]))
+    return _thinned(recalls, precisions, n_points)
+
+
+def _probabilities(n_bins: int, center: float) -> Array:
+    """The probability in the middle of each bin; the outer ones lie where it is 0 or 1."""
+    edges = margin_edges(n_bins)
+    ends = np.concatenate((edges[:1], edges, edges[-1:]))
+    return sigmoid(center + (ends[1:] + ends[:-1]) / 2.0)
+
+
+def _calibration(histogram: Array, probabilities: Array) -> dict[str, Array]:
+    """Groups of as many rows each, as far as bins allow: mean probability, share of positives."""
+    rows = histogram.sum(axis=0)
+    used = rows > 0
+    rows, positives, middles = rows[used], histogram[1, used], probabilities[used]
+    before = np.cumsum(rows) - rows / 2.0
+    groups = np.minimum((before / rows.sum() * N_GROUPS).astype(np.int64), N_GROUPS - 1)
+    sums = np.array([np.bincount(groups, each) for each in (rows, rows * middles, positives)])
+    weights, predicted, observed = sums[:, sums[0] > 0]
+    return {"predicted": predicted / weights, "observed": observed / weights, "rows": weights}
+
+
+def _by_probability(histogram: Array, probabilities: Array) -> dict[str, Array]:
+    """Weights of the two classes by probability, in bins of one width."""
+    edges = np.linspace(0.0, 1.0, N_SCORE_BINS + 1)
+    negatives, positives = (np.histogram(probabilities, edges, weights=w)[0] for w in histogram)
+    return {"edges": edges, "negatives": negatives, "positives": positives}
+
+
+def _thinned(x: Array, y: Array, n_points: int) -> tuple[Array, Array]:
     """At most n_points points, evenly spaced along the curve; both ends stay."""
-    if fpr.size <= n_points:
-        return fpr, tpr
-    # fpr + tpr rises from 0 to 2; the first point at or past each of n_points even steps.
-    kept = np.unique(np.searchsorted(fpr + tpr, np.linspace(0.0, 2.0, n_points)))
-    return fpr[kept], tpr[kept]
+    if x.size <= n_points:
+        return x, y
+    # The way along both axes; the first point at or past each of n_points even steps.
+    way = np.concatenate(([0.0], np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))))
+    kept = np.searchsorted(way, np.linspace(0.0, way[-1], n_points))
+    kept = np.unique(np.minimum(kept, x.size - 1))
+    return x[kept], y[kept]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import io
 import re
 import warnings
@@ -66,10 +67,14 @@ def to_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def to_svg(figure: Figure) -> str:
+def to_svg(figure: Figure, names: Sequence[str] = ()) -> str:
     """The figure as an element of a page, whose colours and font it takes.
 
     Texts stay texts. What is referred to by an id has one that no other figure of the page has.
+
+    Parameters
+    ----------
+    names : what the figure names, in its order; those that ``plain`` has cut get a title.
     """
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedapp"}):
@@ -81,7 +86,7 @@ def to_svg(figure: Figure) -> str:
     text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
     for color, name in VARIABLES.items():
         text = re.sub(color, f"var(--{name})", text, flags=re.IGNORECASE)
-    return re.sub(r"\n\s*", "\n", _with_own_ids(text))
+    return re.sub(r"\n\s*", "\n", _titled(_with_own_ids(text), names))
 
 
 def new_pens() -> Any:
@@ -108,6 +113,19 @@ def add_legend(ax: Axes, above: bool = False) -> None:
     legend = ax.legend(frameon=False, fontsize=10, labelcolor=BLACK, **(place if above else {}))
     for text in legend.get_texts():
         text.set_parse_math(False)
+
+
+def _titled(text: str, names: Sequence[str]) -> str:
+    """The drawing with the whole of a name behind each that was cut."""
+    place = 0
+    for name in names:
+        shown = f">{html.escape(plain(name), quote=False)}</text>"
+        found = text.find(shown, place)
+        if found >= 0 and plain(name) != name:
+            title = f"<title>{html.escape(''.join(filter(str.isprintable, name)))}</title>"
+            text = text[: found + 1] + title + text[found + 1 :]
+            place = found + len(title)
+    return text
 
 
 def _save(figure: Figure, buffer: Any, **how: Any) -> None:

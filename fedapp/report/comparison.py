@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from fedapp.config import flatten
 from fedapp.errors import DataError
 from fedapp.metrics import BETTER
-from fedapp.report import plots
+from fedapp.report import curve_plots, plots
 from fedapp.report.markup import Strong, arrow, figures, page, section, table
 from fedapp.report.summary import (
     Run,
@@ -105,7 +105,7 @@ def _curves(named: Named) -> dict[str, str]:
 def _rocs(named: Named) -> dict[str, str]:
     rocs = {name: (run.summary.get("curves") or {}).get("roc") for name, run in named.items()}
     drawn = {name: roc for name, roc in rocs.items() if roc and roc["fpr"]}
-    return {"ROC curves": plots.roc(drawn)} if drawn else {}
+    return {"ROC curves": curve_plots.roc(drawn)} if drawn else {}
 
 
 def _differences(named: Named) -> str:

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedapp import metrics
-from fedapp.config import flatten
+from fedapp.config import defaults, flatten
 from fedapp.errors import DataError
-from fedapp.report import comparison, plots
-from fedapp.report.markup import Strong, arrow, escaped, figures, folded, page, section, table
+from fedapp.report import comparison, model, plots
+from fedapp.report.markup import (
+    Name,
+    Strong,
+    arrow,
+    escaped,
+    figures,
+    page,
+    quiet,
+    section,
+    table,
+)
 from fedapp.report.summary import (
     Run,
     drawn_metrics,
     human_bytes,
     human_seconds,
     read_run,
-    score_names,
-    score_rows,
     score_text,
     warning_lines,
 )
 
-DEPLOYMENT = "deployment"
+LEVEL = "level"
 # Settings of a table that is split among simulated parties; sites have tables of their own.
 OF_SIMULATED_TABLES = {"data", "label", "id", "weight", "drop-columns", "partition", "columns"}
 
@@ -64,9 +72,10 @@ def _run_page(run: Run) -> str:
     parts = [
         _warnings(run),
         _key_numbers(summary),
-        section("Result", _result(summary)),
+        section("Scores", model.scores(summary)),
+        section("Predictions", model.predictions(summary)),
+        section("What the model rests on", model.foundations(run)),
         section("Training", figures(_training(run))),
-        section("Model", _model(summary)),
         section("Traffic", _traffic(run.ledger)),
         section("What was run", _setup(run)),
     ]
@@ -77,7 +86,8 @@ def _run_page(run: Run) -> str:
 def _warnings(run: Run) -> str:
     lines = warning_lines(run.summary)
     asked = run.rounds[-1].get("rounds", 0) if run.rounds else 0
-    if run.rounds and run.rounds[-1]["round"] < asked:
+    # A forest has as many levels as it takes to part the rows; nobody stops it early.
+    if run.rounds and run.rounds[-1]["round"] < asked and _round_name(run.summary) != LEVEL:
         best = run.summary.get("best_round")
         scored = f"; the best was round {best}" if best is not None else ""
         done = run.rounds[-1]["round"]
@@ -89,7 +99,9 @@ def _key_numbers(summary: Mapping[str, Any]) -> str:
     metric = metrics.default_metric(summary["objective"])
     test = summary["metrics"].get("test") or {}
     values = {f"test {metric}": score_text(test[metric])} if metric in test else {}
-    values |= {"trees": f"{summary['trees']:,}", "exchanges": f"{summary['exchanges']:,}"}
+    if summary["trees"]:
+        values["trees"] = f"{summary['trees']:,}"
+    values["exchanges"] = f"{summary['exchanges']:,}"
     if summary.get("matched_rows"):
         values["rows matched"] = f"{sum(summary['matched_rows'].values()):,}"
     values |= {
@@ -100,82 +112,22 @@ def _key_numbers(summary: Mapping[str, Any]) -> str:
     return f"<dl>{''.join(cells)}</dl>"
 
 
-def _result(summary: Mapping[str, Any]) -> str:
-    rows = score_rows(summary)
-    names = score_names([scores for _, _, scores in rows])
-    cells = []
-    for model, split, scores in rows:
-        texts = [model, split, *(score_text(scores.get(name)) for name in names)]
-        ours = (model, split) == ("federated", "test")
-        cells.append([Strong(text) for text in texts] if ours else texts)
-    note = (
-        '<p class="quiet">pooled: trained on what all parties have, in one place. '
-        "alone: on what that party has.</p>"
-        if summary.get("baselines")
-        else ""
-    )
-    return table(["model", "rows", *map(arrow, names)], cells, n_texts=2) + note
-
-
 def _training(run: Run) -> dict[str, str]:
     if not run.rounds:
         return {}
-    best = run.summary.get("best_round")
+    name, best = _round_name(run.summary), run.summary.get("best_round")
     images = {
-        f"{arrow(name)} by boosting round": plots.scores_by_tree(run.rounds, name, best)
-        for name in drawn_metrics([run])
+        f"{arrow(metric)} by {name}": plots.scores_by_round(run.rounds, metric, best, name)
+        for metric in drawn_metrics([run])
     }
-    images["Bytes sent in each round"] = plots.traffic_by_tree(run.rounds)
-    images["Exchanges and seconds of each round"] = plots.effort_by_tree(run.rounds)
+    images[f"Bytes sent in each {name}"] = plots.traffic_by_round(run.rounds, name)
+    images[f"Exchanges and seconds of each {name}"] = plots.effort_by_round(run.rounds, name)
     return images
 
 
-def _curves(summary: Mapping[str, Any]) -> dict[str, str]:
-    curves = summary.get("curves") or {}
-    images = {}
-    if (curves.get("roc") or {}).get("fpr"):
-        images["ROC curve"] = plots.roc({"federated": curves["roc"]})
-    if curves.get("confusion"):
-        images["Confusion matrix: rows of each true class by predicted class"] = plots.confusion(
-            curves["confusion"]
-        )
-    if curves.get("residuals"):
-        edges, counts = curves["residuals"]["edges"], curves["residuals"]["counts"]
-        caption = "Residuals; the outer bars of the histogram hold all that lies beyond"
-        images[caption] = plots.residuals(edges, counts)
-    return images
-
-
-def _model(summary: Mapping[str, Any]) -> str:
-    """What the model predicts and what it rests on; the columns' full names are in a table."""
-    importance = summary.get("importance") or {}
-    gains, counts = importance.get("gain") or {}, importance.get("count") or {}
-    if not gains:
-        return figures(_curves(summary) | _learned(summary))
-    ordered = sorted(gains, key=gains.__getitem__, reverse=True)
-    shown = f"first 20 of {len(gains)}" if len(gains) > 20 else f"all {len(gains)} that it uses"
-    images = _curves(summary) | {f"Gain by column, {shown}": plots.importance(gains)}
-    if counts:
-        images |= {f"Splits by column, {shown}": plots.importance(counts, "splits")}
-    images |= _learned(summary)
-    rows = [[name, f"{gains[name]:.6g}", f"{counts.get(name, 0):,}"] for name in ordered]
-    columns = folded("Gain and splits of every column", table(["column", "gain", "splits"], rows))
-    return figures(images) + columns
-
-
-def _learned(summary: Mapping[str, Any]) -> dict[str, str]:
-    """What a method says of its model beside scores."""
-    images = {}
-    if rates := summary.get("learning_rates"):
-        caption = "Learned rate of each tree; Z is the mean of a party"
-        images[caption] = plots.learning_rates(rates["trees"], rates["parties"])
-    if purity := summary.get("leaf_purity"):
-        caption = (
-            "Share of the majority class among rows that end together: in the leaves, and in what "
-            "each passive party can tell apart. It could guess labels no better than by this share"
-        )
-        images[caption] = plots.purity(purity)
-    return images
+def _round_name(summary: Mapping[str, Any]) -> str:
+    """What the method calls its rounds."""
+    return str(summary.get("round_name", plots.ROUND))
 
 
 def _traffic(ledger: Sequence[Mapping[str, Any]]) -> str:
@@ -199,10 +151,24 @@ def _traffic(ledger: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _setup(run: Run) -> str:
-    sizes = {party["name"]: party["rows"] for party in run.summary["parties"]}
-    parties = [[name, f"{n_rows:,}"] for name, n_rows in sizes.items()]
-    known = flatten(run.config)
-    if run.summary.get("engine") == DEPLOYMENT:
-        known = {name: value for name, value in known.items() if name not in OF_SIMULATED_TABLES}
-    settings = [[name, str(value)] for name, value in known.items()]
-    return table(["party", "rows"], parties) + table(["setting", "value"], settings, n_texts=2)
+    parties = [[Name(party["name"]), f"{party['rows']:,}"] for party in run.summary["parties"]]
+    settings = [[name, value] for name, value in _settings(run)]
+    note = quiet("Settings that this method reads; those in bold are not the default.")
+    return (
+        table(["party", "rows"], parties)
+        + table(["setting", "value"], settings, n_texts=2)
+        + (note if settings else "")
+    )
+
+
+def _settings(run: Run) -> Iterator[tuple[str, str]]:
+    """Settings that decided on this run, with a value."""
+    reads, known = run.summary.get("settings_read"), flatten(run.config)
+    in_deployment = run.summary.get("engine") == model.DEPLOYMENT
+    usual = defaults()
+    for name, value in known.items():
+        is_read = reads is None or name in reads
+        if value == "" or not is_read or (in_deployment and name in OF_SIMULATED_TABLES):
+            continue
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        yield name, Strong(text) if value != usual.get(name) else text

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from fedapp.report.canvas import (
@@ -29,13 +29,14 @@ from fedapp.report.canvas import (
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Array: TypeAlias = NDArray[np.float64]
 
-_N_NAMED_CLASSES = 12  # beyond, a confusion matrix has no room for numbers
-_N_BARS = 60
-_N_COLUMNS = 20
+ROUND = "boosting round"
+N_COLUMNS = 20
 
 
-def scores_by_tree(rounds: Rounds, metric: str, best_round: int | None = None) -> str:
-    """A metric of one run, on training and validation rows, tree by tree."""
+def scores_by_round(
+    rounds: Rounds, metric: str, best_round: int | None = None, round_name: str = ROUND
+) -> str:
+    """A metric of one run, on training and validation rows, round by round."""
     figure, ax = new_canvas()
     trees = [entry["round"] for entry in rounds]
     for split, color, dash in (("train", ORANGE, "--"), ("valid", BLUE, "-")):
@@ -44,7 +45,7 @@ def scores_by_tree(rounds: Rounds, metric: str, best_round: int | None = None) -
             ax.plot(trees, values, dash, color=color, label=split, **line_style(trees))
     if best_round is not None:
         ax.axvline(best_round, color=GREY, linewidth=1, linestyle=":", label="best round")
-    _label_trees(ax, metric)
+    _label_rounds(ax, metric, round_name)
     add_legend(ax)
     return to_svg(figure)
 
@@ -59,78 +60,46 @@ def compared_scores(runs: Mapping[str, Rounds], metric: str) -> str:
         values = _values(rounds, split, metric)
         label = plain(f"{name}, {split}")
         ax.plot(trees, values, dash, color=color, label=label, **line_style(trees))
-    _label_trees(ax, metric)
+    _label_rounds(ax, metric)
     add_legend(ax)
     return to_svg(figure)
 
 
-def roc(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """ROC curves, by the run's name: each with fpr and tpr."""
-    figure, ax = new_canvas(width=4.6, height=4.4)
-    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
-    for (name, curve), (color, dash) in zip(runs.items(), new_pens(), strict=False):
-        ax.plot(curve["fpr"], curve["tpr"], dash, color=color, linewidth=2, label=plain(name))
-    if len(runs) == 1:
-        only = next(iter(runs.values()))
-        ax.fill_between(only["fpr"], only["tpr"], color=BLUE, alpha=0.08, linewidth=0)
-    else:
-        add_legend(ax)
-    ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
-    ax.set(xlabel="false positive rate", ylabel="true positive rate")
-    return to_svg(figure)
+def importance(gains: Mapping[str, float], baseline: Mapping[str, float] | None = None) -> str:
+    """Shares of the total gain of the 20 columns that have most of it.
+
+    Parameters
+    ----------
+    gains : of each column that splits anywhere.
+    baseline : the same of the pooled baseline.
+    """
+    best = _largest(gains)
+    figure, ax = new_canvas(height=0.9 + (0.32 if baseline else 0.22) * len(best))
+    models = {"federated": (gains, BLUE)} | ({"pooled": (baseline, ORANGE)} if baseline else {})
+    height = 0.76 / len(models)
+    for place, (name, (of_model, color)) in enumerate(models.items()):
+        total = sum(of_model.values()) or 1.0
+        at = np.arange(len(best)) + (place - (len(models) - 1) / 2) * height
+        shares = [of_model.get(column, 0.0) / total for column in best]
+        ax.barh(at, shares, color=color, height=height, label=name)
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _name_bars(ax, best)
+    ax.set(xlabel="share of the total gain")
+    if baseline:
+        add_legend(ax, above=True)
+    return to_svg(figure, best)
 
 
-def confusion(counts: Sequence[Sequence[float]]) -> str:
-    """Confusion matrix: rows true classes, columns predicted; shaded by the share of the row."""
-    cells = np.asarray(counts, dtype=np.float64)
-    totals = cells.sum(axis=1, keepdims=True)
-    shares = np.divide(cells, totals, out=np.zeros_like(cells), where=totals > 0)
-    figure, ax = new_canvas(width=5.2, height=4.4)
-    ax.grid(False)
-    image = ax.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
-    if len(cells) <= _N_NAMED_CLASSES:
-        for (row, column), count in np.ndenumerate(cells):
-            color = "white" if shares[row, column] > 0.55 else (BLACK if count else "#b0b0b0")
-            text = f"{count:,.0f}"
-            ax.text(column, row, text, ha="center", va="center", color=color, fontsize=9)
-        ax.set_xticks(range(len(cells)))
-        ax.set_yticks(range(len(cells)))
-    bar = figure.colorbar(image, ax=ax, shrink=0.8)
-    bar.set_label("share of the true class", color=GREY)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(colors=GREY, labelsize=9)
-    ax.set(xlabel="predicted class", ylabel="true class")
-    return to_svg(figure)
-
-
-def residuals(edges: Sequence[float], counts: Sequence[float]) -> str:
-    """Histogram of label minus prediction, over the bins in use, in at most 60 bars."""
-    cuts, weights = np.asarray(edges, dtype=np.float64), np.asarray(counts, dtype=np.float64)
-    used = np.flatnonzero(weights)
-    first, last = (used[0], used[-1] + 1) if used.size else (0, weights.size)
-    starts = np.arange(first, last, -(-(last - first) // _N_BARS))
-    sums = np.add.reduceat(weights[:last], starts)
-    figure, ax = new_canvas()
-    ax.stairs(sums, np.append(cuts[starts], cuts[last]), fill=True, color=BLUE)
-    ax.axvline(0, color=BLACK, linewidth=1, linestyle=":")
-    ax.set(xlabel="residual: label - prediction (units of the label)", ylabel="rows (weighted)")
-    return to_svg(figure)
-
-
-def importance(worth: Mapping[str, float], label: str = "sum of gains") -> str:
-    """Total gain, or number of splits, of the 20 columns that have most of it."""
-    best = sorted(worth.items(), key=lambda item: item[1], reverse=True)[:_N_COLUMNS]
+def column_bars(values: Mapping[str, float], label: str) -> str:
+    """A number a column, of the 20 columns where it is largest, whatever its sign."""
+    best = _largest(values)
     figure, ax = new_canvas(height=0.8 + 0.22 * len(best))
-    places = range(len(best))
-    ax.barh(places, [value for _, value in best], color=BLUE, height=0.7)
-    ax.set_yticks(places, [plain(name) for name, _ in best], parse_math=False)
-    ax.invert_yaxis()
-    ax.grid(False, axis="y")
-    ax.tick_params(axis="y", length=0)
-    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-    ax.margins(y=0.01)
+    ax.barh(range(len(best)), [values[name] for name in best], color=BLUE, height=0.7)
+    if min(values.values()) < 0:
+        ax.axvline(0, color=BLACK, linewidth=1)
+    _name_bars(ax, best)
     ax.set(xlabel=label)
-    return to_svg(figure)
+    return to_svg(figure, best)
 
 
 def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> str:
@@ -152,20 +121,20 @@ def purity(shares: Mapping[str, Sequence[float]]) -> str:
     for (name, values), (color, dash) in zip(shares.items(), new_pens(), strict=False):
         trees = list(range(1, len(values) + 1))
         ax.plot(trees, values, dash, color=color, label=plain(name), **line_style(trees))
-    _label_trees(ax, "purity")
+    _label_rounds(ax, "purity")
     add_legend(ax)
     return to_svg(figure)
 
 
-def traffic_by_tree(rounds: Rounds) -> str:
-    """Bytes of each tree, those to the server on top of those to the parties."""
+def traffic_by_round(rounds: Rounds, round_name: str = ROUND) -> str:
+    """Bytes of each round, those to the server on top of those to the parties."""
     figure, ax = new_canvas()
     edges = _edges(rounds)
     down, up = (_of(rounds, "bytes", way) for way in ("to_parties", "to_server"))
     ax.stairs(down, edges, fill=True, color=ORANGE, label="to parties")
     ax.stairs(down + up, edges, baseline=down, fill=True, color=BLUE, label="to server")
     ax.yaxis.set_major_formatter(EngFormatter(unit="B"))
-    _label_trees(ax, "size of messages")
+    _label_rounds(ax, "size of messages", round_name)
     add_legend(ax, above=True)
     return to_svg(figure)
 
@@ -177,18 +146,15 @@ def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> str:
     down, up = np.asarray(list(sizes.values()), dtype=np.float64).reshape(-1, 2).T
     ax.barh(places, down, color=ORANGE, height=0.7, label="to the party")
     ax.barh(places, up, left=down, color=BLUE, height=0.7, label="from the party")
-    ax.set_yticks(places, [plain(name) for name in sizes], parse_math=False)
-    ax.invert_yaxis()
-    ax.grid(False, axis="y")
-    ax.tick_params(axis="y", length=0)
+    _name_bars(ax, list(sizes))
     ax.xaxis.set_major_formatter(EngFormatter(unit="B"))
     ax.set(xlabel="size of messages")
     add_legend(ax, above=True)
-    return to_svg(figure)
+    return to_svg(figure, list(sizes))
 
 
-def effort_by_tree(rounds: Rounds) -> str:
-    """Exchanges (above) and seconds (below) of each tree."""
+def effort_by_round(rounds: Rounds, round_name: str = ROUND) -> str:
+    """Exchanges (above) and seconds (below) of each round."""
     figure, upper = new_canvas(rows=2)
     edges, lower = _edges(rounds), figure.axes[1]
     totals = np.asarray([entry["exchanges"] for entry in rounds], dtype=np.float64)
@@ -198,7 +164,7 @@ def effort_by_tree(rounds: Rounds) -> str:
     lower.yaxis.set_major_locator(MaxNLocator(nbins=4))
     upper.set_ylabel("exchanges")
     upper.tick_params(labelbottom=False)
-    _label_trees(lower, "seconds")
+    _label_rounds(lower, "seconds", round_name)
     return to_svg(figure)
 
 
@@ -243,9 +209,24 @@ def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> st
     return to_svg(figure)
 
 
-def _label_trees(ax: Axes, ylabel: str) -> None:
+def _largest(values: Mapping[str, float]) -> list[str]:
+    """Names of the 20 largest values, whatever their sign."""
+    return sorted(values, key=lambda name: abs(values[name]), reverse=True)[:N_COLUMNS]
+
+
+def _name_bars(ax: Axes, names: Sequence[str]) -> None:
+    """Names beside bars that lie one below the other."""
+    shown = [plain(name) for name in names]
+    ax.set_yticks(range(len(names)), shown, parse_math=False)
+    ax.invert_yaxis()
+    ax.grid(False, axis="y")
+    ax.tick_params(axis="y", length=0)
+    ax.margins(y=0.01)
+
+
+def _label_rounds(ax: Axes, ylabel: str, round_name: str = ROUND) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
-    ax.set(xlabel="boosting round", ylabel=ylabel)
+    ax.set(xlabel=round_name, ylabel=ylabel)
     low, high = ax.get_xlim()
     if high - low < 1:  # one round
         ax.set_xlim(low - 0.5, high + 0.5)

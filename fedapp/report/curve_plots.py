@@ -1,0 +1,113 @@
+"""Figures of a model's predictions: what its curves in the summary hold, beside its baselines'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.ticker import PercentFormatter
+
+from fedapp.report.canvas import (
+    BLACK,
+    BLUE,
+    GREY,
+    VERMILION,
+    add_legend,
+    new_canvas,
+    new_pens,
+    plain,
+    to_svg,
+)
+
+Curves = Mapping[str, Mapping[str, Sequence[float]]]  # of each model by its name
+
+_SQUARE = 4.6, 4.4
+_N_BARS = 60
+
+
+def roc(models: Curves) -> str:
+    """ROC curves: each with fpr and tpr."""
+    figure, ax = new_canvas(*_SQUARE)
+    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+    _draw(ax, models, "fpr", "tpr")
+    ax.set(xlabel="false positive rate", ylabel="true positive rate")
+    return to_svg(figure)
+
+
+def precision_recall(models: Curves, positive_share: float) -> str:
+    """Precision by recall, and the share of positives, which is what guessing gives."""
+    figure, ax = new_canvas(*_SQUARE)
+    ax.axhline(positive_share, color=GREY, linewidth=1, linestyle=":")
+    _draw(ax, models, "recall", "precision")
+    ax.set(xlabel="recall", ylabel="precision")
+    return to_svg(figure)
+
+
+def calibration(models: Curves) -> str:
+    """Share of positives in groups of like probability; on the diagonal the two are the same."""
+    figure, ax = new_canvas(*_SQUARE)
+    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+    _draw(ax, models, "predicted", "observed", marker="o", markersize=4)
+    ax.set(xlabel="predicted probability, mean of a group", ylabel="share of positives")
+    return to_svg(figure)
+
+
+def score_histogram(histogram: Mapping[str, Sequence[float]], classes: Sequence[str]) -> str:
+    """How probable the second class is to the rows of each class; each class adds up to 1."""
+    figure, ax = new_canvas(*_SQUARE)
+    for name, key, color in zip(
+        classes, ("negatives", "positives"), (BLUE, VERMILION), strict=True
+    ):
+        weights = np.asarray(histogram[key], dtype=np.float64)
+        shares = weights / max(weights.sum(), 1e-300)
+        label, edges = plain(name), histogram["edges"]
+        ax.stairs(shares, edges, fill=True, color=color, alpha=0.35)
+        ax.stairs(shares, edges, color=color, linewidth=1.6, label=label)
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.set(xlim=(0, 1), xlabel="predicted probability", ylabel="share of the class's rows")
+    add_legend(ax, above=True)
+    return to_svg(figure, classes)
+
+
+def residuals(models: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """Histograms of label minus prediction, over the bins in use, in at most 60 bars.
+
+    The first model's is filled; each has edges and counts.
+    """
+    figure, ax = new_canvas()
+    for place, ((name, found), (color, dash)) in enumerate(
+        zip(models.items(), new_pens(), strict=False)
+    ):
+        sums, edges = _bars(found["edges"], found["counts"])
+        if not place:
+            ax.stairs(sums, edges, fill=True, color=color, alpha=0.35)
+        ax.stairs(sums, edges, color=color, linestyle=dash, linewidth=1.6, label=plain(name))
+    ax.axvline(0, color=BLACK, linewidth=1, linestyle=":")
+    ax.set(xlabel="residual: label - prediction (units of the label)", ylabel="rows (weighted)")
+    if len(models) > 1:
+        add_legend(ax)
+    return to_svg(figure)
+
+
+def _draw(ax: Any, models: Curves, x: str, y: str, **style: Any) -> None:
+    """A line a model; the first one is the run's, thicker and filled where it is alone."""
+    for place, ((name, curve), (color, dash)) in enumerate(
+        zip(models.items(), new_pens(), strict=False)
+    ):
+        width = 1.4 if place else 2.2
+        label = plain(name)
+        ax.plot(curve[x], curve[y], dash, color=color, linewidth=width, label=label, **style)
+    if len(models) > 1:
+        add_legend(ax)
+    ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
+
+
+def _bars(edges: Sequence[float], counts: Sequence[float]) -> tuple[Any, Any]:
+    """The bins in use, joined to at most 60."""
+    cuts, weights = np.asarray(edges, dtype=np.float64), np.asarray(counts, dtype=np.float64)
+    used = np.flatnonzero(weights)
+    first, last = (used[0], used[-1] + 1) if used.size else (0, weights.size)
+    starts = np.arange(first, last, -(-(last - first) // _N_BARS))
+    sums = np.add.reduceat(weights[:last], starts)
+    return sums, np.append(cuts[starts], cuts[last])

@@ -1,0 +1,231 @@
+"""The part of a page that is about the model: its scores, its predictions, what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedapp.linear import KIND as LINEAR
+from fedapp.linear import linear_from_json
+from fedapp.metrics import AT_THRESHOLD
+from fedapp.report import curve_plots, plots
+from fedapp.report.markup import Name, Strong, arrow, figures, folded, quiet, table
+from fedapp.report.matrix import confusion_table
+from fedapp.report.summary import Run, score_names, score_notes, score_rows, score_text
+from fedapp.report.tree import first_tree, tree_html
+from fedapp.trees.model import kind_of
+from fedapp.trees.parts import PARTS
+
+Fields = Mapping[str, Any]
+
+DEPLOYMENT = "deployment"
+_MOST_ALONE = 4  # baselines of single parties that are drawn beside the run's curves
+
+
+def scores(summary: Fields) -> str:
+    """Scores of the model and its baselines, and of the model at each party."""
+    rows = score_rows(summary)
+    if not rows:
+        return ""
+    names = [n for n in score_names([each for _, _, each in rows]) if n not in AT_THRESHOLD]
+    cells = []
+    for model, split, found in rows:
+        texts = [Name(model), split, *(score_text(found.get(name)) for name in names)]
+        ours = (model, split) == ("federated", "test")
+        cells.append([Strong(text) for text in texts] if ours else texts)
+    note = (
+        "pooled: trained on what all parties have, in one place. alone: on what that party has."
+        if summary.get("baselines")
+        else ""
+    )
+    no_test = "" if summary["metrics"].get("test") else "No rows were held back to test."
+    whole = table(["model", "rows", *map(arrow, names)], cells, n_texts=2)
+    notes = (note, no_test, *score_notes(summary))
+    return whole + "".join(map(quiet, notes)) + _by_party(summary, names)
+
+
+def _by_party(summary: Fields, names: Sequence[str]) -> str:
+    """The run's model on the test rows of each party, or what rows there are."""
+    of_parties = summary["metrics"].get("by_party") or {}
+    part = next((p for p in ("test", "valid", "train") if summary["metrics"].get(p)), "test")
+    found = {name: scores.get(part) or {} for name, scores in of_parties.items()}
+    found = {name: scores for name, scores in found.items() if scores}
+    if len(found) < 2:
+        return ""
+    names = [name for name in names if any(name in each for each in found.values())]
+    rows = [[Name(p), *(score_text(each.get(n)) for n in names)] for p, each in found.items()]
+    title = f"<h3>The model on the {part} rows of each party</h3>"
+    return title + table(["party", *map(arrow, names)], rows)
+
+
+def predictions(summary: Fields) -> str:
+    """What the model's predictions of test rows look like, beside the baselines'."""
+    curves = summary.get("curves") or {}
+    images: dict[str, str] = {}
+    rocs = _of_models(summary, "roc", "auc")
+    if (curves.get("roc") or {}).get("fpr"):
+        images["ROC curve on test rows"] = curve_plots.roc(rocs)
+    if curves.get("pr"):
+        images |= _of_classes(summary, curves)
+    if curves.get("residuals"):
+        caption = "Residuals on test rows; the outer bars hold all that lies beyond"
+        images[caption] = curve_plots.residuals(_of_models(summary, "residuals", "rmse"))
+    return figures(images) + _confusions(summary, curves)
+
+
+def _of_classes(summary: Fields, curves: Fields) -> dict[str, str]:
+    """Figures of two classes beside the ROC curve."""
+    (negatives, alarms), (misses, hits) = curves["confusion"]
+    share = (misses + hits) / (negatives + alarms + misses + hits)
+    classes = _classes(summary, 2)
+    return {
+        f"Precision and recall of class {classes[1]}; dotted: its share of the rows": (
+            curve_plots.precision_recall(_of_models(summary, "pr", "pr_auc"), share)
+        ),
+        f"Calibration: how often rows are of class {classes[1]}, by tenths of the rows": (
+            curve_plots.calibration(_of_models(summary, "calibration", "logloss", alone=False))
+        ),
+        f"Predicted probability of class {classes[1]}, by class": curve_plots.score_histogram(
+            curves["histogram"], classes
+        ),
+    }
+
+
+def _of_models(summary: Fields, curve: str, metric: str, alone: bool = True) -> dict[str, Any]:
+    """A curve of the run and of its baselines, by a name that tells a score too."""
+    baselines = summary.get("baselines") or {}
+    known = baselines.get("curves") or {}
+    of_parties = known.get("alone") or {}
+    found = {"federated": (summary.get("curves"), summary["metrics"].get("test"))}
+    found["pooled"] = (known.get("pooled"), baselines.get("pooled"))
+    if alone and len(of_parties) <= _MOST_ALONE:
+        scored = baselines.get("alone") or {}
+        found |= {f"alone.{n}": (drawn, scored.get(n)) for n, drawn in of_parties.items()}
+    named = {}
+    for name, (curves, scores) in found.items():
+        values = (curves or {}).get(curve) or {}
+        if any(values.values()):
+            score = score_text((scores or {}).get(metric), 3)
+            named[f"{name}, {metric.replace('_', ' ')} {score}"] = values
+    return named
+
+
+def _classes(summary: Fields, n_classes: int) -> list[str]:
+    """Names of the classes; their numbers where a run has written none."""
+    return summary.get("classes") or [str(place) for place in range(n_classes)]
+
+
+def _confusions(summary: Fields, curves: Fields) -> str:
+    """Tables of true and predicted classes, by their names."""
+    if not curves.get("confusion"):
+        return ""
+    counts = curves["confusion"]
+    classes = _classes(summary, len(counts))
+    if len(classes) != 2:
+        return confusion_table(counts, classes, "Test rows by true and predicted class")
+    text = f"Test rows by true and predicted class: {classes[1]} from probability 0.5 on"
+    tables = [confusion_table(counts, classes, text)]
+    if at := curves.get("confusion_at_threshold"):
+        value = score_text(summary["threshold"]["value"])
+        text = f"The same from the chosen threshold on, probability {value}"
+        tables.append(confusion_table(at, classes, text))
+    return f'<div class="figures">{"".join(tables)}</div>'
+
+
+def foundations(run: Run) -> str:
+    """What the model rests on: columns, one tree, what moves its predictions."""
+    summary, path = run.summary, run.path / "model.json"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    images = _importance(summary) | _weights(text) | _contributions(summary) | _learned(summary)
+    tree = first_tree(text) if text and kind_of(text) not in (PARTS, LINEAR) else None
+    drawn = f"<h3>One tree</h3>{tree_html(tree)}" if tree else ""
+    return figures(images) + _columns(summary) + quiet(_missing(run, text)) + drawn
+
+
+def _importance(summary: Fields) -> dict[str, str]:
+    gains = (summary.get("importance") or {}).get("gain") or {}
+    if not gains:
+        return {}
+    pooled = ((summary.get("baselines") or {}).get("importance") or {}).get("pooled") or {}
+    beside = ", beside the pooled baseline's" if pooled.get("gain") else ""
+    caption = f"Gain by column, {_shown(gains)}{beside}"
+    return {caption: plots.importance(gains, pooled.get("gain"))}
+
+
+def _shown(columns: Mapping[str, float]) -> str:
+    few = len(columns) <= plots.N_COLUMNS
+    return f"all {len(columns)} in use" if few else f"first {plots.N_COLUMNS} of {len(columns)}"
+
+
+def _columns(summary: Fields) -> str:
+    """The numbers behind the figures, of every column."""
+    importance = summary.get("importance") or {}
+    gains, counts = importance.get("gain") or {}, importance.get("count") or {}
+    moves = (summary.get("contributions") or {}).get("mean") or {}
+    if not gains:
+        return ""
+    ordered = sorted(gains, key=gains.__getitem__, reverse=True)
+    header = ["column", "gain", "splits", *(["mean |contribution|"] if moves else [])]
+    rows = [
+        [Name(n), f"{gains[n]:.6g}", f"{counts.get(n, 0):,}", *_moved(moves, n)] for n in ordered
+    ]
+    return folded("Every column in numbers", table(header, rows))
+
+
+def _moved(moves: Mapping[str, float], name: str) -> list[str]:
+    return [f"{moves.get(name, 0.0):.4g}"] if moves else []
+
+
+def _weights(text: str) -> dict[str, str]:
+    """Weights of a linear model: how far a standard deviation of a column moves the margin."""
+    if not text or kind_of(text) != LINEAR:
+        return {}
+    model = linear_from_json(text)
+    one = model.weights.shape[1] == 1
+    sizes = model.weights[:, 0] if one else np.abs(model.weights).mean(axis=1)
+    values = dict(zip(model.columns, sizes.tolist(), strict=True))
+    label = "weight" if one else "mean |weight| over the classes"
+    caption = f"Weights of the standardised columns, {_shown(values)}"
+    return {caption: plots.column_bars(values, label)}
+
+
+def _contributions(summary: Fields) -> dict[str, str]:
+    """Mean size of SHAP values."""
+    found = summary.get("contributions") or {}
+    if not any((found.get("mean") or {}).values()):
+        return {}
+    rows = f"{found['rows']:,} test rows"
+    caption = f"SHAP summary: how far a column moves the margin, mean over {rows}"
+    return {caption: plots.column_bars(found["mean"], "mean |contribution|")}
+
+
+def _missing(run: Run, text: str) -> str:
+    """Why there is no tree, or no SHAP summary."""
+    summary = run.summary
+    if text and kind_of(text) == PARTS:
+        parts = "The parts of the model lie at the parties"
+        return f"{parts}: there is no tree to draw, and there are no SHAP values."
+    if not (run.path / "model.xgb.json").is_file() or summary.get("contributions"):
+        return ""
+    if summary.get("engine") == DEPLOYMENT:
+        return "No SHAP summary: the coordinator has no rows."
+    if not summary["metrics"].get("test"):
+        return "No SHAP summary: there are no test rows."
+    return ""
+
+
+def _learned(summary: Fields) -> dict[str, str]:
+    """What a method says of its model beside scores."""
+    images = {}
+    if rates := summary.get("learning_rates"):
+        caption = "Learned rate of each tree; Z is the mean of a party"
+        images[caption] = plots.learning_rates(rates["trees"], rates["parties"])
+    if purity := summary.get("leaf_purity"):
+        caption = (
+            "Share of the majority class among rows that end together: in the leaves, and in what "
+            "each passive party can tell apart. It could guess labels no better than by this share"
+        )
+        images[caption] = plots.purity(purity)
+    return images

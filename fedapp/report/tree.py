@@ -1,0 +1,156 @@
+"""One tree of a model, drawn as nested boxes that a page can show at any width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedapp.report.canvas import plain
+from fedapp.report.markup import escaped
+from fedapp.trees import bagged, stacked
+from fedapp.trees.model import KIND as BOOSTED
+from fedapp.trees.model import LEAF, NODE, Tree, from_json, kind_of
+
+DEEPEST = 4  # levels below the root that are drawn
+_LONGEST_NAME = 18
+
+Leaf = Callable[[int], tuple[str, float]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnTree:
+    """A tree, and what its leaves say.
+
+    Parameters
+    ----------
+    nodes : with the fields left, column, threshold and default_left, perhaps gain and hessian.
+    columns : names of the features.
+    leaf : of a node, its value in words, and its sign or -1 to 1 as its colour.
+    caption : which tree of what.
+    """
+
+    nodes: Tree
+    columns: Sequence[str]
+    leaf: Leaf
+    caption: str
+
+
+def first_tree(text: str) -> DrawnTree | None:
+    """The first tree of a model's text; None where the model is none of trees, or has none.
+
+    Raises
+    ------
+    DataError : the text is no model.
+    """
+    kind = kind_of(text)
+    if kind == bagged.KIND:
+        return _of_forest(bagged.from_json(text))
+    if kind not in (BOOSTED, stacked.KIND):
+        return None
+    is_stacked = kind == stacked.KIND
+    model = stacked.from_json(text).bare if is_stacked else from_json(text)
+    if not model.trees:
+        return None
+    tree, many = model.trees[0], len(model.trees) > 1
+    caption = f"The first of {len(model.trees):,} trees" if many else "The only tree"
+    if is_stacked:
+        caption += ", one of the first party's; the head learns how much each counts"
+    elif model.objective == "multi:softprob":
+        caption += f"; it adds to the margin of class {model.classes[0]}"
+    elif len(model.classes) == 2:
+        caption += f"; its leaves add to the log odds of class {model.classes[1]}"
+    else:
+        caption += "; its leaves add to the prediction"
+
+    def leaf(node: int) -> tuple[str, float]:
+        value = float(tree["value"][node])
+        return f"{value:+.4g}", float(np.sign(value))
+
+    return DrawnTree(tree, model.columns, leaf, caption)
+
+
+def tree_html(drawn: DrawnTree) -> str:
+    """The tree as a list in a list, down to ``DEEPEST`` levels below its root."""
+    cut = " " if _depth(drawn.nodes) <= DEEPEST else f" Drawn down to level {DEEPEST}. "
+    note = (
+        f"{drawn.caption}.{cut}A value equal to the threshold goes no; missing values go "
+        "where it says so."
+    )
+    body = _item(drawn, 0, 0, "")
+    return (
+        f'<figure class="wide"><ul class="tree">{body}</ul>'
+        f"<figcaption>{escaped(note)}</figcaption></figure>\n"
+    )
+
+
+def _of_forest(model: bagged.BaggedForest) -> DrawnTree | None:
+    if not model.trees:
+        return None
+    values, classes = model.values[0], model.classes
+
+    def leaf(node: int) -> tuple[str, float]:
+        shares = values[node]
+        if not classes:
+            return f"{shares[0]:.5g}", 0.0
+        if len(shares) > 1:
+            best = int(np.argmax(shares))
+            return f"{plain(classes[best], _LONGEST_NAME)} {shares[best]:.0%}", 0.0
+        return f"{plain(classes[1], _LONGEST_NAME)} {shares[0]:.0%}", float(2 * shares[0] - 1)
+
+    caption = f"The first of {len(model.trees):,} trees; the forest is the mean of their leaves"
+    return DrawnTree(model.trees[0], model.columns, leaf, caption)
+
+
+def _item(drawn: DrawnTree, node: int, depth: int, branch: str) -> str:
+    """A node with what is below it."""
+    label = f'<span class="branch">{branch}</span>' if branch else ""
+    left = int(drawn.nodes["left"][node])
+    if left == LEAF:
+        return f"<li>{label}{_leaf(*drawn.leaf(node))}</li>"
+    box = _split(drawn, node)
+    if depth == DEEPEST:
+        n_below = _n_below(drawn.nodes, node)
+        return f'<li>{label}{box}<span class="more">{n_below} nodes below</span></li>'
+    goes = "yes", "no"
+    sides = zip((left, left + 1), goes, strict=True)
+    below = "".join(_item(drawn, child, depth + 1, side) for child, side in sides)
+    return f"<li>{label}{box}<ul>{below}</ul></li>"
+
+
+def _split(drawn: DrawnTree, node: int) -> str:
+    nodes = drawn.nodes[node]
+    name = drawn.columns[int(nodes["column"])]
+    facts = [f"missing {'yes' if nodes['default_left'] else 'no'}"]
+    if drawn.nodes.dtype == NODE:
+        facts.insert(0, f"gain {float(nodes['gain']):.3g}")
+    return (
+        f'<span class="split"><span title="{escaped(name)}">'
+        f"{escaped(plain(name, _LONGEST_NAME))}</span> <span>&lt; {float(nodes['threshold']):.5g}"
+        f"</span> <small>{escaped(' · '.join(facts))}</small></span>"
+    )
+
+
+def _leaf(text: str, sign: float) -> str:
+    side = "up" if sign > 0 else "down" if sign < 0 else "even"
+    return f'<span class="leaf {side}">{escaped(text)}</span>'
+
+
+def _n_below(nodes: Any, node: int) -> int:
+    """Nodes below a node."""
+    waiting, n = [node], -1
+    while waiting:
+        left, n = int(nodes["left"][waiting.pop()]), n + 1
+        waiting += [] if left == LEAF else [left, left + 1]
+    return n
+
+
+def _depth(nodes: Any) -> int:
+    """Levels below the root."""
+    level, depth = [0], -1
+    while level:
+        lefts, depth = [int(nodes["left"][node]) for node in level], depth + 1
+        level = [left + side for left in lefts if left != LEAF for side in (0, 1)]
+    return depth

@@ -1,0 +1,75 @@
+"""What moves the predictions of a whole model: its SHAP values on test rows.
+
+Only where all tables lie in one place. A coordinator has no rows, and asks no party for any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.config import Settings
+from fedapp.server_app import load_strategy
+from fedapp.trees.model import load_model
+from simulations.baselines import join_tables
+from simulations.rows import stacked_tables
+from strategies.vertical import VerticalStrategy
+
+MOST_ROWS = 1000
+
+
+def contributions(settings: Settings, run_dir: Path) -> dict[str, Any]:
+    """Mean size of the contributions of each column to the margin of a test row.
+
+    Those to several classes are added up.
+
+    Parameters
+    ----------
+    settings : of the run.
+    run_dir : its folder.
+
+    Returns
+    -------
+    ``{"rows": number of rows, "mean": {column: mean}}``, largest first; empty where the folder has
+    no model of XGBoost's, or there are no test rows.
+
+    Raises
+    ------
+    DataError, ConfigError : there is no such table.
+    """
+    import xgboost
+
+    path = run_dir / "model.xgb.json"
+    if not path.is_file():
+        return {}
+    columns = load_model(run_dir / "model.json").columns
+    values = _test_rows(settings, columns)
+    if not len(values):
+        return {}
+    booster = xgboost.Booster(model_file=path)
+    matrix = xgboost.DMatrix(values, feature_names=booster.feature_names)
+    found = booster.predict(matrix, pred_contribs=True, strict_shape=True)
+    # (row, class, column), and behind the columns the base margin.
+    means = np.abs(found[:, :, :-1].astype(np.float64)).sum(axis=1).mean(axis=0)
+    order = np.argsort(-means, kind="stable")
+    return {"rows": len(values), "mean": {columns[c]: float(means[c]) for c in order}}
+
+
+def _test_rows(settings: Settings, columns: Sequence[str]) -> npt.NDArray[np.float32]:
+    """At most 1,000 test rows, drawn by the run's seed, with the columns in the model's order."""
+    if issubclass(load_strategy(settings.strategy), VerticalStrategy):
+        joined, _, _ = join_tables(settings)
+        values, names, test = joined.values, joined.columns, joined.split.test
+    else:
+        table, shares = stacked_tables(settings)
+        values, names = table.values, table.columns
+        test = np.concatenate([rows["test"] for rows in shares.values()])
+    if len(test) > MOST_ROWS:
+        test = np.random.default_rng(settings.seed).choice(test, MOST_ROWS, replace=False)
+    places = {name: place for place, name in enumerate(names)}
+    found: npt.NDArray[np.float32] = values[test][:, [places[name] for name in columns]]
+    return found
