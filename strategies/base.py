@@ -33,15 +33,8 @@ from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.run_folder import RunFolder
 from fedapp.stage import Stages
-from fedapp.wire.codec import (
-    FAILED,
-    REFUSED,
-    Envelope,
-    from_records,
-    put_together,
-    take_apart,
-    to_records,
-)
+from fedapp.wire.codec import FAILED, REFUSED, Envelope, from_records, to_records
+from fedapp.wire.content import put_together, take_apart
 from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.ledger import Ledger
 

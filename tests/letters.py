@@ -12,8 +12,8 @@ from flwr.app import Message
 from fedapp.crypto.sealed import Address, unseal
 from fedapp.messages.parcels import Parcels, unpack_parcels
 from fedapp.site.mail import STEP_BYTES, identity
-from fedapp.wire.codec import Content
-from fedapp.wire.parcel import from_bytes
+from fedapp.wire.content import Content
+from fedapp.wire.layout import from_bytes
 from tests.transcript import Listener, arrays_of, scalars_of
 
 
@@ -61,9 +61,10 @@ def letters_sent(app: Listener, model_id: str) -> list[Opened]:
 
 def raw_of(message: Message) -> bytes:
     """All that a message carries, as the server sees it."""
-    arrays = b"".join(array.tobytes() for array in arrays_of(message).values())
-    texts = [repr(dict(record)) for record in message.content.config_records.values()]
-    return arrays + "".join(texts).encode()
+    records = message.content
+    data = [array.data for record in records.array_records.values() for array in record.values()]
+    texts = [repr(dict(record)) for record in records.config_records.values()]
+    return b"".join(data) + "".join([*texts, repr(scalars_of(message))]).encode()
 
 
 def written(values: Any, n_run: int) -> set[bytes]:

@@ -17,7 +17,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedapp.messages.pax import SketchReply, SketchRequest
 from fedapp.wire import delivery
-from fedapp.wire.codec import Envelope, n_bytes, take_apart, to_records
+from fedapp.wire.codec import Envelope, n_bytes, to_records
+from fedapp.wire.content import take_apart
 from fedapp.wire.delivery import LONGEST_POLL, LOST, Courier, Patience
 from fedapp.wire.ledger import Ledger
 

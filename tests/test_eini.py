@@ -28,7 +28,8 @@ from fedapp.site import mail
 from fedapp.site.answer import Site
 from fedapp.trees.candidates import are_trees, candidates, skeleton
 from fedapp.trees.parts import Lookup
-from fedapp.wire.codec import from_records, put_together
+from fedapp.wire.codec import from_records
+from fedapp.wire.content import put_together
 from simulations.engines import run_local, run_simulation
 from tests.deployed import write_csv
 from tests.encrypted import (

@@ -29,7 +29,7 @@ from tests.forests import without_salt
 from tests.network import run
 from tests.tampering import FALSE, refuses, rewrite_letters
 from tests.test_interactive import inference, written
-from tests.transcript import summary_of
+from tests.transcript import arrays_of, rewrite, summary_of
 
 
 @pytest.fixture(params=KINDS_OF_MODELS)
@@ -56,6 +56,11 @@ def test_a_part_of_another_model_is_refused(train: Train, settings: MakeSettings
         run_local(encrypted(settings, trained))
 
 
+def parcels_in(message: Message) -> np.ndarray:
+    """The bytes of all parcels of a message."""
+    return arrays_of(message)["parcels"]
+
+
 class Tampering(SiteApp):
     """A relay that changes the parcels of one party's messages from a step on."""
 
@@ -65,11 +70,9 @@ class Tampering(SiteApp):
         self.last: Any = None
 
     def __call__(self, message: Message, context: Context) -> Message:
-        arrays = message.content.array_records["arrays"]
         is_step = message.metadata.message_type.endswith("eini_step")
-        if is_step and context.node_id == self._node and len(arrays["parcels"].data):
-            bits = np.frombuffer(arrays["parcels"].data, dtype=np.uint8)
-            arrays["parcels"].data = self._change(bits.copy()).tobytes()
+        if is_step and context.node_id == self._node and len(parcels := parcels_in(message)):
+            rewrite(message, parcels=self._change(parcels.copy()))
         return super().__call__(message, context)
 
 
@@ -92,14 +95,13 @@ def test_a_parcel_that_comes_again_is_refused(train: Train, settings: MakeSettin
 
     class Replaying(Tampering):
         def __call__(self, message: Message, context: Context) -> Message:
-            arrays = message.content.array_records["arrays"]
             is_step = message.metadata.message_type.endswith("eini_step")
-            if is_step and context.node_id == self._node:
-                if self.last is not None and len(arrays["parcels"].data):
+            if is_step and context.node_id == self._node and len(parcels_in(message)):
+                if self.last is None:
+                    self.last = message.content
+                else:
                     message.content = self.last
                     message.content.config_records["envelope"]["step"] += 1  # type: ignore[operator]
-                elif len(arrays["parcels"].data):
-                    self.last = message.content
             return SiteApp.__call__(self, message, context)
 
     with pytest.raises(PartyError, match=r"parcel\.step must be a new one, got one seen before"):

@@ -22,7 +22,8 @@ from fedapp.messages.pax import GrowReply, SketchReply
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import find_handler
 from fedapp.trees.model import load_model
-from fedapp.wire.codec import from_records, put_together, take_apart, to_records
+from fedapp.wire.codec import from_records, to_records
+from fedapp.wire.content import put_together, take_apart
 from simulations.engines import simulated_contexts
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run
 from tests.transcript import lines_of, summary_of

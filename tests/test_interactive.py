@@ -141,7 +141,7 @@ def test_no_prediction_and_no_leaf_leaves_the_active_party(
         array.data
         for _, request, reply in app.heard
         for message in (request, reply)
-        for array in message.content.array_records["arrays"].values()
+        for array in message.content.array_records["content"].values()
     ]
     assert not any(scores[:3].tobytes() in data for data in sent)
     assert "probability" not in (folder.path / "summary.json").read_text()

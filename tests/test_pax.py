@@ -25,6 +25,7 @@ from tests.transcript import (
     arrays_of,
     lines_of,
     listen,
+    scalars_of,
     summary_of,
 )
 
@@ -36,7 +37,7 @@ def test_the_smaller_child_alone_is_asked_for(settings: MakeSettings) -> None:
     wanted: dict[int, list[int]] = {}
     for kind, request, _ in app.heard:
         if kind == "train.pax_grow":
-            scalars = request.content.config_records["scalars"]
+            scalars = scalars_of(request)
             if scalars["round_id"] == 0:
                 wanted[int(scalars["level"])] = arrays_of(request)["wanted_nodes"].tolist()
     assert wanted[0] == [0]
@@ -65,8 +66,7 @@ def test_the_ledger_has_every_byte_that_was_sent(settings: MakeSettings) -> None
     summary = summary_of(folder)
 
     def size(message: Message) -> int:
-        arrays = message.content.array_records["arrays"].values()
-        return sum(len(array.data) for array in arrays)
+        return sum(array.nbytes for array in arrays_of(message).values())
 
     to_server = sum(line["bytes"] for line in lines if line["to"] == "server")
     to_parties = sum(line["bytes"] for line in lines if line["from"] == "server")
@@ -116,7 +116,7 @@ def test_a_small_party_gets_few_bins(settings: MakeSettings) -> None:
     run = settings(partition="sizes:0.9,0.08,0.02", max_bin=50, valid_fraction=0.0)
     _, app = listen(run)
     asked = sorted(
-        int(request.content.config_records["scalars"]["n_bins"])
+        int(scalars_of(request)["n_bins"])
         for kind, request, _ in app.heard
         if kind == "train.pax_sketch"
     )

@@ -21,7 +21,8 @@ from fedapp.site import store as store_module
 from fedapp.site.answer import Site, answer
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import SMALL, Store, locked
-from fedapp.wire.codec import Content, Envelope, put_together, take_apart
+from fedapp.wire.codec import Envelope
+from fedapp.wire.content import Content, put_together, take_apart
 
 MODEL = "0123456789abcdef"
 LARGE = SMALL // 8 + 1  # float64 values that get a file of their own

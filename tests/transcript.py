@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedapp.messages import alignment, vertical
 from fedapp.messages.parcels import SentReply
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
+from fedapp.wire.codec import from_records, to_records
 from simulations.engines import LocalGrid, simulated_contexts
 
 # How a run of vertical parties opens: kinds of messages and their classes, without and with psi.
@@ -75,15 +76,19 @@ def listen(run: Settings) -> tuple[RunFolder, Listener]:
 
 
 def arrays_of(message: Message) -> dict[str, np.ndarray]:
-    found = message.content.array_records["arrays"]
-    return {
-        name: np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
-        for name, array in found.items()
-    }
+    return dict(from_records(message.content, "sender")[1].arrays)
 
 
 def scalars_of(message: Message) -> dict[str, Any]:
-    return dict(message.content.config_records["scalars"])
+    return dict(from_records(message.content, "sender")[1].scalars)
+
+
+def rewrite(message: Message, **arrays: np.ndarray) -> None:
+    """Put other arrays in the place of fields of a message, as a relay could."""
+    envelope, content = from_records(message.content, "sender")
+    assert set(arrays) <= set(content.arrays)
+    changed = replace(content, arrays={**content.arrays, **arrays})
+    message.content = to_records(changed, envelope)
 
 
 def check_declared(app: Listener, kinds: Mapping[str, tuple[type, type]]) -> None:
@@ -91,7 +96,7 @@ def check_declared(app: Listener, kinds: Mapping[str, tuple[type, type]]) -> Non
     assert {kind for kind, _, _ in app.heard} == set(kinds)
     for kind, request, reply in app.heard:
         for message, declared in zip((request, reply), kinds[kind], strict=True):
-            assert set(message.content) == {"envelope", "scalars", "arrays"}
+            assert set(message.content) == {"envelope", "content"}
             names = {*scalars_of(message), *arrays_of(message)}
             assert names == {field.name for field in fields(declared)}
 

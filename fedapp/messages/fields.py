@@ -11,8 +11,9 @@ A dimension written as a name has the same size wherever the name stands in the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +54,28 @@ class Range:
     high: float
 
 
-class Request:
+class Message:
+    """What a message of any direction is; its class knows the fields and their forms."""
+
+    __slots__ = ()
+    forms: ClassVar[Mapping[str, tuple[Any, Form | Range | None]]]
+
+    def __init_subclass__(cls) -> None:
+        # Once, at import: hints are texts, and to evaluate them for every message takes longer than
+        # to check it.
+        hints = get_type_hints(cls, include_extras=True)
+        cls.forms = {
+            name: _form_of(hint) for name, hint in hints.items() if get_origin(hint) is not ClassVar
+        }
+
+
+def _form_of(hint: Any) -> tuple[Any, Form | Range | None]:
+    """Plain type and declared form of a field."""
+    base, form = get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
+    return get_origin(base) or base, form
+
+
+class Request(Message):
     """Sent by the server; ``kind`` is its Flower message type, ``<category>.<module>_<name>``.
 
     ``doing`` tells whoever watches a run what the parties do meanwhile, such as "aligning rows";
@@ -66,7 +88,7 @@ class Request:
     each_round: ClassVar[bool] = False
 
 
-class Reply:
+class Reply(Message):
     """Sent back by a party."""
 
     __slots__ = ()
@@ -86,7 +108,7 @@ class Introduction(Reply, ABC):
         """Rows that the party brings."""
 
 
-class Letter:
+class Letter(Message):
     """Passed from party to party in a sealed parcel, which the server cannot open."""
 
     __slots__ = ()

@@ -21,7 +21,8 @@ from fedapp.messages.fields import Reply, Request
 from fedapp.packages import check_extra
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store, locked
-from fedapp.wire.codec import Content, Envelope, put_together, take_apart
+from fedapp.wire.codec import Envelope
+from fedapp.wire.content import Content, put_together, take_apart
 
 Handler = Callable[["Site", Any], Reply]
 R = TypeVar("R", bound=Reply)

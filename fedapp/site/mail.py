@@ -26,8 +26,8 @@ from fedapp.home import home, secret_at
 from fedapp.messages.fields import Array, Letter
 from fedapp.messages.parcels import Parcels, pack_parcels, unpack_parcels
 from fedapp.site.answer import Site
-from fedapp.wire.codec import Content, put_together, take_apart
-from fedapp.wire.parcel import from_bytes, to_bytes
+from fedapp.wire.content import Content, put_together, take_apart
+from fedapp.wire.layout import from_bytes, to_bytes
 
 L = TypeVar("L", bound=Letter)
 Letters = list[tuple[str, Letter]]  # receiver and content of each

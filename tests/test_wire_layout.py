@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedapp.errors import ProtocolError
-from fedapp.wire.codec import Content
-from fedapp.wire.parcel import from_bytes, to_bytes
+from fedapp.wire.content import Content
+from fedapp.wire.layout import from_bytes, to_bytes
 
 DTYPES = st.one_of(
     hnp.unsigned_integer_dtypes(endianness="?"),
@@ -44,9 +45,10 @@ def sample() -> Content:
 
 
 def with_header(body: bytes = b"", **changes: Any) -> bytes:
-    """A parcel whose header is changed."""
+    """A message whose header is changed."""
     header = {"name": "SampleReply", "scalars": {}, "arrays": [], **changes}
-    return framed(json.dumps(header).encode(), body)
+    text = json.dumps(header, separators=(",", ":"))
+    return framed((text + " " * (-len(text) % 8)).encode(), body)
 
 
 def framed(header: bytes, body: bytes = b"") -> bytes:
@@ -66,6 +68,12 @@ def test_a_message_survives_the_way_through_bytes(content: Content) -> None:
         assert found.arrays[name].dtype.str == array.dtype.str
         assert found.arrays[name].shape == array.shape
         assert found.arrays[name].tobytes() == array.tobytes()
+
+
+@given(contents())
+def test_what_is_read_is_written_the_same_again(content: Content) -> None:
+    data = to_bytes(content)
+    assert to_bytes(from_bytes(data, "bank")) == data
 
 
 @given(contents())
@@ -137,6 +145,81 @@ def test_a_changed_byte_is_refused_or_gives_another_message(data: st.DataObject)
     except ProtocolError:
         return
     assert sum(array.nbytes for array in found.arrays.values()) == 53
+    assert to_bytes(found) == bytes(whole)
+
+
+@given(st.data())
+def test_bytes_put_in_or_cut_out_are_refused_or_give_another_message(data: st.DataObject) -> None:
+    whole = to_bytes(sample())
+    places = st.integers(0, len(whole))
+    start, stop = sorted((data.draw(places), data.draw(places)))
+    changed = whole[:start] + data.draw(st.binary(max_size=16)) + whole[stop:]
+    try:
+        found = from_bytes(changed, "bank")
+    except ProtocolError:
+        return
+    assert to_bytes(found) == changed
+
+
+HEADERS = st.fixed_dictionaries(
+    {
+        "name": st.text(max_size=3),
+        "scalars": st.dictionaries(st.text(max_size=3), SCALARS, max_size=2),
+        "arrays": st.lists(
+            st.tuples(
+                st.text(max_size=3),
+                st.sampled_from(["<f8", ">f8", "<i4", "<f2", "|u1", "|b1", "|O", "<c8", "f8"]),
+                st.lists(st.sampled_from([0, 1, 2, 3, -1, 2**31, 2**62, 2**63]), max_size=4),
+            ),
+            max_size=3,
+        ),
+    }
+)
+
+
+@given(HEADERS, st.binary(max_size=64))
+def test_any_layout_is_refused_or_fills_the_message(header: dict[str, Any], body: bytes) -> None:
+    data = with_header(body, **header)
+    try:
+        found = from_bytes(data, "bank")
+    except ProtocolError:
+        return
+    assert sum(array.nbytes for array in found.arrays.values()) == len(body)
+    assert to_bytes(found) == data
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        (b'{"name":"A","scalars":{},"arrays":[]}', "another spelling"),  # not padded
+        (b'{"name":"A","scalars":{},"arrays":[]}' + b" " * 11, "another spelling"),
+        (b'{"name": "A","scalars":{},"arrays":[]}  ', "another spelling"),
+        (b'{"scalars":{},"name":"A","arrays":[]}   ', "another spelling"),
+        (b'{"name":"A","name":"A","scalars":{},"arrays":[]}', "another spelling"),
+        (b'{"name":"\\u0041","scalars":{},"arrays":[]}', "another spelling"),
+        (b'{"name":"A","scalars":{"a":1.50},"arrays":[]}   ', "another spelling"),
+        (
+            b'{"name":"A","scalars":{},"arrays":[["a","|u1",[0]],["b","<f8",[0]]]} ',
+            "arrays in another order",
+        ),
+    ],
+    ids=lambda text: text.decode() if isinstance(text, bytes) else "",
+)
+def test_a_message_has_one_layout(header: bytes, found: str) -> None:
+    with pytest.raises(ProtocolError, match=f"^bank: message.header must be fedapp's, got {found}"):
+        from_bytes(framed(header), "bank")
+
+
+def test_to_read_a_message_takes_no_memory_beyond_it() -> None:
+    data = to_bytes(Content("A", {}, {"a": np.zeros(10**6), "b": np.zeros(10**6, np.uint8)}))
+    tracemalloc.start()
+    try:
+        found = from_bytes(data, "bank")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.arrays["a"].nbytes == 8 * 10**6
+    assert peak < 10**5
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A message as bytes, so that it can be sealed.
+"""A message as bytes: what a Flower record carries, and what is sealed for another party.
 
 ::
 
@@ -7,7 +7,9 @@
     arrays      raw C-order bytes, one after the other
 
 Blanks at the header's end and the order of the arrays, wide items first, put every array at a
-multiple of its item size; numba compiles a function again for arrays that stand elsewhere.
+multiple of its item size; numba compiles a function again for arrays that stand elsewhere. Where an
+array begins follows from the header, so that none can lie outside of the message, leave a gap, or
+share bytes with another. A message has one layout: what ``to_bytes`` would not write is refused.
 """
 
 from __future__ import annotations
@@ -15,21 +17,21 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array
-from fedapp.wire.codec import Content, Scalar
+from fedapp.wire.content import Content, Scalar
 
 PREFIX_BYTES = ALIGNMENT = 8
 DTYPE = re.compile(r"\|[ui]1|[<>](?:[ui][248]|f[248])")
 INT64 = range(-(2**63), 2**63)
 HEADER_KEYS = {"name", "scalars", "arrays"}
 
-Layout = list[tuple[str, str, list[int]]]
+Layout = Sequence[tuple[str, str, Sequence[int]]]  # name, dtype and shape of each array
 
 
 def to_bytes(content: Content) -> bytes:
@@ -48,13 +50,8 @@ def to_bytes(content: Content) -> bytes:
             rule = f"must be whole numbers or floats of 1 to 8 bytes, got {array.dtype}"
             raise ProtocolError("sender", content.name, name, rule)
     arrays = sorted(content.arrays.items(), key=lambda item: -item[1].dtype.itemsize)
-    header = {
-        "name": content.name,
-        "scalars": dict(content.scalars),
-        "arrays": [(name, array.dtype.str, array.shape) for name, array in arrays],
-    }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
+    layout = [(name, array.dtype.str, array.shape) for name, array in arrays]
+    text = _header(content.name, content.scalars, layout)
     prefix = len(text).to_bytes(PREFIX_BYTES, "little")
     raw = [np.ascontiguousarray(array).data for _, array in arrays]
     return b"".join([prefix, text, *raw])
@@ -107,12 +104,18 @@ def _views(data: bytes, start: int, layout: Layout, party: str, message: str) ->
     return arrays
 
 
+def _header(name: str, scalars: Mapping[str, Scalar], layout: Layout) -> bytes:
+    header = {"name": name, "scalars": dict(scalars), "arrays": layout}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % ALIGNMENT)
+
+
 def _read_header(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
     """Name, scalars, and name, dtype and shape of every array; ValueError says what it is instead.
 
     No text from the header stands in an error.
     """
-    header = json.loads(text.decode(), object_pairs_hook=_no_repeats)
+    header = json.loads(text.decode())
     if not isinstance(header, dict) or set(header) != HEADER_KEYS:
         raise ValueError("other keys")
     name, scalars, layout = header["name"], header["scalars"], header["arrays"]
@@ -122,17 +125,15 @@ def _read_header(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
         raise ValueError("a scalar of another type or range")
     if not all(_is_entry(entry) for entry in layout):
         raise ValueError("an array of another form")
-    _no_repeats([*scalars.items(), *((entry[0], entry) for entry in layout)])
-    return name, scalars, [(field, code, shape) for field, code, shape in layout]
-
-
-def _no_repeats(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """A dictionary of names that all differ."""
-    pairs = list(pairs)
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    names = [*scalars, *(entry[0] for entry in layout)]
+    if len(set(names)) < len(names):
         raise ValueError("a name twice")
-    return found
+    widths = [int(code[-1]) for _, code, _ in layout]
+    if widths != sorted(widths, reverse=True):
+        raise ValueError("arrays in another order")
+    if _header(name, scalars, layout) != text:
+        raise ValueError("another spelling")
+    return name, scalars, layout
 
 
 def _is_scalar(value: Any) -> bool:
