@@ -35,6 +35,7 @@ from fedapp.errors import RunFailedError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
+from simulations.flower_errors import GONE, check_programs, failed
 
 SERVER_NODE = 1
 SUPERLINK_START_SECONDS = 60
@@ -43,6 +44,7 @@ STATUS_POLL_SECONDS, ENDING_POLL_SECONDS = 10.0, 1.0
 STOP_SECONDS = 10
 MOST_STATUS_FAILURES = 10
 LOG_LINES = 20
+UNKNOWN = "unknown"  # status of a run that cannot be asked for
 STOPPED = {"SystemExit", "KeyboardInterrupt"}  # in the ServerApp's process, from outside
 
 Tell = Callable[[str], None]  # told what the engine does
@@ -197,6 +199,7 @@ def run_superlink(settings: Settings, name: str, tell: Tell = _silent) -> RunFol
         not connected.
     """
     environment = _environment()
+    check_programs(environment, "flwr")
     try:
         return _flwr_run(settings, name, environment, {}, tell)
     except RunFailedError as error:
@@ -237,6 +240,7 @@ def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
 
     Flower's managed SuperLink would outlive the run and keep the environment it was started with.
     """
+    check_programs(_environment(), "flwr", "flower-superlink")
     tell("starting Flower")
     flower_home = home() / "flower"
     flower_home.mkdir(parents=True, exist_ok=True)
@@ -282,8 +286,8 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) 
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-    raise RunFailedError("Flower's SuperLink did not start", lines)
+    printed = log.read_text(errors="replace")
+    raise failed(printed, "local", "Flower's SuperLink did not start")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -323,8 +327,8 @@ def _flwr_run(
     answer = _json_of(started.stdout)
     run_id = str(answer.get("run-id") or "")
     if not run_id:
-        lines = (started.stdout + started.stderr).splitlines()[-LOG_LINES:]
-        raise RunFailedError("flwr run could not start the run", lines)
+        printed = started.stdout + started.stderr
+        raise failed(printed, name, "flwr run could not start the run")
     folder = RunFolder(Path(settings.run_dir or "."))
     tell("waiting for Flower to start the run")
     try:
@@ -334,9 +338,13 @@ def _flwr_run(
             print(f"the run goes on; to end it: flwr stop {run_id} {name}", file=sys.stderr)
         raise
     if status != "finished:completed":
+        if cause := _cause(folder):
+            raise RunFailedError(cause, [])
         lines = _log_lines(run_id, name, environment)
-        cause = _cause(folder) or _logged_cause(lines) or f"Flower says {status}"
-        raise RunFailedError(cause, lines)
+        if cause := _logged_cause(lines):
+            raise RunFailedError(cause, [])
+        gone = GONE.format(name=name) if status == UNKNOWN else f"Flower says {status}"
+        raise RunFailedError(gone, lines)
     return folder
 
 
@@ -366,18 +374,18 @@ def _wait_for(
             command, env=environment, capture_output=True, text=True, check=False
         )
         runs = _json_of(asked.stdout).get("runs") or [{}]
-        status = str(runs[0].get("status", "unknown"))
+        status = str(runs[0].get("status", UNKNOWN))
         if status.startswith("finished"):
             return status
         if status != told and folder.stage is None and not folder.has_ended():
             tell(f"the run is {status}, says Flower")
             told = status
-        n_failures = n_failures + 1 if status == "unknown" else 0
+        n_failures = n_failures + 1 if status == UNKNOWN else 0
         _pause(ENDING_POLL_SECONDS if n_failures else STATUS_POLL_SECONDS, folder)
         if folder.has_ended() and told != "ended":
             tell("waiting for Flower to end the run")
             told = "ended"
-    return "unknown"
+    return UNKNOWN
 
 
 def _pause(longest: float, folder: RunFolder) -> None:

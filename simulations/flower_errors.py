@@ -1,0 +1,71 @@
+"""What Flower's commands print when they fail, in a sentence that says the way out."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+
+from fedapp.errors import RunFailedError
+
+LOG_LINES = 20
+# Flower 1.41's words, and ours; {name} is the SuperLink's, {0} what the first group found.
+SENTENCES: tuple[tuple[str, str], ...] = (
+    (
+        r"SuperLink connection '\S+' not found in the\s+Flower configuration file \((\S+)\)",
+        "engine must be a SuperLink in {0}, got '{name}'; a coordinator first sources its own: "
+        ". FOLDER/env.sh",
+    ),
+    (
+        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)Connection to the SuperLink is unavailable",
+        "the SuperLink '{name}' must answer at {0}, got no connection; at the coordinator: "
+        "FOLDER/start-superlink.sh",
+    ),
+    (
+        r"Failed to read certificate file `([^`]+)`",
+        "the certificate of the SuperLink '{name}' must be readable, got {0}",
+    ),
+    (
+        r"attempting to bind on address \('([^']+)', (\d+)\): address already in use",
+        "port {1} of {0} must be free for Flower, got one in use; the same command takes another",
+    ),
+)
+GONE = (
+    "the SuperLink '{name}' must answer until the run has ended, got no status; started again, "
+    "by FOLDER/start-superlink.sh at the coordinator, it goes on with the run"
+)
+
+
+def sentence_for(printed: str, name: str) -> str:
+    """What a failed command of Flower's means, or an empty text where that is not known.
+
+    Parameters
+    ----------
+    printed : its output, JSON or a log.
+    name : of the SuperLink in Flower's configuration.
+    """
+    text = printed.replace("\\n", "\n")
+    for pattern, sentence in SENTENCES:
+        if found := re.search(pattern, text):
+            return sentence.format(*found.groups(), name=name)
+    return ""
+
+
+def failed(printed: str, name: str, otherwise: str) -> RunFailedError:
+    """The error for a failed command: the sentence alone, or else its last lines."""
+    if sentence := sentence_for(printed, name):
+        return RunFailedError(sentence, [])
+    return RunFailedError(otherwise, printed.splitlines()[-LOG_LINES:])
+
+
+def check_programs(environment: Mapping[str, str], *programs: str) -> None:
+    """Hold that Flower's programs are installed.
+
+    Raises
+    ------
+    RunFailedError : one is not.
+    """
+    for program in programs:
+        if shutil.which(program, path=environment["PATH"]) is None:
+            rule = "must be installed beside Python (pip install 'flwr[simulation]')"
+            raise RunFailedError(f"{program} {rule}, got none on the PATH", [])

@@ -1,0 +1,103 @@
+"""What Flower says when it fails, in a sentence of ours."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedapp.cli import cli
+from fedapp.config import Settings
+from fedapp.errors import ConfigError, RunFailedError
+from simulations import engines
+from simulations.flower_errors import check_programs, sentence_for
+
+MakeSettings = Callable[..., Settings]
+CONFIG = """\
+[superlink]
+default = "local"
+
+[superlink.local]
+address = ":local:"
+
+[superlink.hospitals]
+address = "127.0.0.1:{port}"
+insecure = true
+"""
+
+
+@pytest.fixture
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A port where nobody listens, and Flower's configuration of a SuperLink there."""
+    (port,) = engines.free_ports(1)
+    (flower := tmp_path / "flower").mkdir()
+    (flower / "config.toml").write_text(CONFIG.format(port=port))
+    monkeypatch.setenv("FLWR_HOME", str(flower))
+    return port
+
+
+def test_a_superlink_that_is_gone_is_named_with_its_address(
+    nobody: int, settings: MakeSettings
+) -> None:
+    rule = rf"^the SuperLink 'hospitals' must answer at 127\.0\.0\.1:{nobody}, got no connection; "
+    with pytest.raises(RunFailedError, match=f"{rule}.*start-superlink.sh$") as caught:
+        engines.run_superlink(settings(), "hospitals")
+    assert caught.value.log_lines == []
+
+
+def test_a_superlink_that_flower_does_not_know_is_looked_for_in_env_sh(
+    nobody: int, settings: MakeSettings
+) -> None:
+    rule = r"^engine must be a SuperLink in \S+/flower/config.toml, got 'clinics'; .*/env.sh$"
+    with pytest.raises(RunFailedError, match=rule):
+        engines.run_superlink(settings(), "clinics")
+
+
+def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch, settings: MakeSettings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(engines, "free_ports", lambda n: [port] * n)
+        with pytest.raises(RunFailedError, match=rf"^port {port} of 127.0.0.1 must be free"):
+            engines.run_simulation(settings())
+
+
+def test_a_certificate_that_is_not_there_is_named() -> None:
+    printed = (
+        '{"success": false, "error-message": "Using SuperLink: hospitals (127.0.0.1:9)\\n\\n'
+        "Failed to read certificate file `/etc/ca.crt`: [Errno 2] No such file or directory: "
+        "'/etc/ca.crt'\"}"
+    )
+    rule = "the certificate of the SuperLink 'hospitals' must be readable, got /etc/ca.crt"
+    assert sentence_for(printed, "hospitals") == rule
+
+
+def test_what_flower_says_otherwise_is_left_as_it_is() -> None:
+    assert sentence_for("Some other error of Flower's", "hospitals") == ""
+
+
+def test_a_program_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    rule = "^flwr must be installed beside Python .pip install 'flwr.simulation.'., got none on the"
+    with pytest.raises(RunFailedError, match=rule):
+        check_programs({"PATH": str(tmp_path)}, "flwr")
+
+
+@pytest.mark.parametrize(
+    ("engine", "hint"),
+    [
+        ("simulator", "did you mean simulation?"),
+        ("hospital", "did you mean hospitals?"),
+        ("xyz", "a coordinator first sources its own: . FOLDER/env.sh"),
+    ],
+)
+def test_an_engine_that_there_is_not_is_refused_at_once_with_those_there_are(
+    nobody: int, engine: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = CliRunner().invoke(cli, ["run", "pax", "--engine", engine]).exception
+    assert isinstance(error, ConfigError)
+    known = f"local, simulation, hospitals, or another SuperLink in {tmp_path}/flower/config.toml"
+    assert str(error) == f"engine must be {known}, got {engine!r}; {hint}"
+    assert not (tmp_path / "runs").exists()
