@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedapp.home import home, secret_at
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.packages import versions
 from fedapp.site.answer import Handler, Site
+from fedapp.site.config import SiteConfig
 from fedapp.site.labels import Labels, class_names
 from fedapp.site.rows import Holdout, fingerprint, read_parts
 from fedapp.site.store import drop_abandoned
@@ -26,32 +28,54 @@ KEEP_DAYS = 7
 
 def hello(site: Site, request: HelloRequest) -> HelloReply:
     """Open a run at a site, or meet the server again after it was started anew."""
-    holdout = Holdout(request.test_fraction, request.valid_fraction, request.seed)
     drop_abandoned(site.store.folder.parent, KEEP_DAYS)
-    parts = read_parts(site.config, holdout)
     if "hello" in site.store.facts:
         # The server holds the fingerprint against the one the run began with.
+        parts = read_parts(site.config, _holdout(request))
         now = {"fingerprint": fingerprint(parts, site_key(site.name))}
         return _reply(site.name, site.store.facts["hello"] | now)
-    labels = _labels(parts, max(FEWEST_ROWS, site.config.min_rows))
-    classes = class_names(labels, request.objective)
+    reply, parts = look(site.config, request)
     for name, table in parts.items():
         site.store[f"{name}.values"] = table.values
         site.store[f"{name}.weights"] = weights_of(table)
         if table.labels is not None:
             site.store[f"{name}.labels"] = table.labels
+    told = {field.name: getattr(reply, field.name) for field in fields(reply)}
     site.store.facts["objective"] = request.objective
-    site.store.facts["hello"] = {
+    site.store.facts["hello"] = {key: value for key, value in told.items() if key != "name"}
+    return reply
+
+
+def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[str, Table]]:
+    """Read a site's table and hold it to the rules of a run; nothing is kept.
+
+    Returns
+    -------
+    What the site says of it, and its parts.
+
+    Raises
+    ------
+    DataError, ConfigError : there is no such table, or it breaks a rule.
+    """
+    parts = read_parts(config, _holdout(request))
+    labels = _labels(parts, max(FEWEST_ROWS, config.min_rows))
+    classes = class_names(labels, request.objective)
+    told = {
         **{f"n_{name}": parts[name].n_rows for name in PARTS},
-        "columns": list(parts["train"].columns),
-        "classes": list(classes),
+        "columns": parts["train"].columns,
+        "classes": classes,
         "label_low": 0.0 if classes else float(labels.min()),
         "label_high": 0.0 if classes else float(labels.max()),
-        "simulated": site.config.simulated,
-        "fingerprint": fingerprint(parts, site_key(site.name)),
-        "versions": told_versions(),
+        "simulated": config.simulated,
+        "fingerprint": fingerprint(parts, site_key(config.name)),
+        "versions": tuple(told_versions()),
+        "notes": tuple(note.told(shares_names=True) for note in parts["train"].notes),
     }
-    return _reply(site.name, site.store.facts["hello"])
+    return _reply(config.name, told), parts
+
+
+def _holdout(request: HelloRequest) -> Holdout:
+    return Holdout(request.test_fraction, request.valid_fraction, request.seed)
 
 
 def _labels(parts: Mapping[str, Table], fewest: int) -> Labels:

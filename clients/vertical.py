@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from clients.hello import KEEP_DAYS, site_key, told_versions, weights_of
 from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.home import home
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.site.answer import MODEL_ID, Handler, Site
 from fedapp.site.columns import read_columns, read_rows_to_predict, row_ids
+from fedapp.site.config import SiteConfig
 from fedapp.site.mail import box_key
 from fedapp.site.rows import fingerprint
 from fedapp.site.store import drop_abandoned
@@ -17,6 +24,8 @@ from fedapp.site.table import Table
 from fedapp.trees.parts import read_part
 
 log = logging.getLogger("fedapp.site")
+# What a run begun stays with: the table may be another by now, which its fingerprint tells.
+KEPT = ("n_table", "n_columns", "active", "simulated", "versions", "notes")
 
 
 def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
@@ -25,50 +34,74 @@ def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
     try:
         return _introduction(site, request)
     except DataError as error:
-        if site.config.simulated or site.config.shares_names:
+        if site.config.simulated:
             raise
         log.error("%s", error)
-        hint = "; the site's own log says more" if error.outside != error.rule else ""
-        raise DataError(error.outside + hint) from None
+        raise error.for_others(site.config.shares_names) from None
 
 
 def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
     """Read the table, keep it where it is new, and say how large it is."""
-    store, config = site.store, site.config
-    table, active = _table(site, request)
-    now = {"fingerprint": fingerprint({"all": table}, site_key(site.name))}
+    store = site.store
+    reply, table, ids = look(site.config, request)
+    if request.model:
+        store.facts["model"] = request.model
     if "hello" not in store.facts:
-        ids = row_ids(table, config, request.needs_ids)
-        if len(ids) > request.most_rows:
-            rule = f"must be >= the rows of every party, {len(ids)} at {site.name}"
-            raise ConfigError(f"align-most-rows {rule}, got {request.most_rows}")
         store["ids"], store["values"] = ids, table.values
         if table.labels is not None:
             store["labels"], store["weights"] = table.labels, weights_of(table)
         store.facts["columns"] = list(table.columns)
-        store.facts["hello"] = {
-            "n_table": table.n_rows,
-            "n_columns": len(table.columns),
-            "active": active,
-            "simulated": config.simulated,
-            "versions": told_versions(),
-        }
-    facts = {**store.facts["hello"], **now}
-    fields = {key: tuple(v) if isinstance(v, list) else v for key, v in facts.items()}
-    names = tuple(table.columns) if config.shares_names else ()
-    return VerticalHelloReply(name=site.name, columns=names, box_key=box_key(site.name), **fields)  # type: ignore[arg-type]
+        store.facts["hello"] = {name: getattr(reply, name) for name in KEPT}
+    kept: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in store.facts["hello"].items()
+    }
+    return replace(reply, **kept)
 
 
-def _table(site: Site, request: VerticalHelloRequest) -> tuple[Table, bool]:
+def look(
+    config: SiteConfig, request: VerticalHelloRequest
+) -> tuple[VerticalHelloReply, Table, npt.NDArray[np.str_]]:
+    """Read a site's table and hold it to the rules of a run; nothing is kept.
+
+    Returns
+    -------
+    What the site says of it, the table, and the ids of its rows.
+
+    Raises
+    ------
+    DataError, ConfigError : there is no such table, or it breaks a rule.
+    """
+    table, active = _table(config, request)
+    ids = row_ids(table, config, request.needs_ids)
+    if len(ids) > request.most_rows:
+        rule = f"must be >= the rows of every party, {len(ids)} at {config.name}"
+        raise ConfigError(f"align-most-rows {rule}, got {request.most_rows}")
+    shares_names = config.shares_names or config.simulated
+    reply = VerticalHelloReply(
+        name=config.name,
+        n_table=table.n_rows,
+        n_columns=len(table.columns),
+        columns=table.columns if config.shares_names else (),
+        active=active,
+        box_key=box_key(config.name),
+        simulated=config.simulated,
+        fingerprint=fingerprint({"all": table}, site_key(config.name)),
+        versions=tuple(told_versions()),
+        notes=tuple(note.told(shares_names) for note in table.notes),
+    )
+    return reply, table, ids
+
+
+def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool]:
     """The table to train on or to predict, and whether the party is the active one."""
     if not request.model:
-        table = read_columns(site.config, request.seed)
+        table = read_columns(config, request.seed)
         return table, table.labels is not None
     if not MODEL_ID.fullmatch(request.model):
-        raise ProtocolError(site.name, "VerticalHelloRequest", "model", "must be 16 hex digits")
-    part = read_part(site.store.folder.parent / request.model)
-    site.store.facts["model"] = request.model
-    return read_rows_to_predict(site.config, part["columns"]), bool(part.get("active", False))
+        raise ProtocolError(config.name, "VerticalHelloRequest", "model", "must be 16 hex digits")
+    part = read_part(home() / "sites" / config.name / request.model)
+    return read_rows_to_predict(config, part["columns"]), bool(part.get("active", False))
 
 
 HANDLERS: Mapping[type[VerticalHelloRequest], Handler] = {VerticalHelloRequest: hello}

@@ -8,7 +8,7 @@ FedappError
 └── RunFailedError   a run in Flower's runtime failed; holds the last lines of its log
 
 The text of an error may travel to the coordinator, so it never holds a label, a row or a site's
-path.
+path. What a ``DataError`` says to the table's owner alone is left out by ``for_others``.
 """
 
 from __future__ import annotations
@@ -35,22 +35,37 @@ class DataError(FedappError):
     rule : what must hold, and what was found.
     site : name of the party whose table it is; empty where only one table is in play.
     outside : the rule for others than the site, without names of its columns; empty: the same.
+    here : the rule for the site alone, with a value of the table and its place; empty: the same.
     """
 
-    def __init__(self, rule: str, site: str = "", outside: str = "") -> None:
-        super().__init__(f"{site}: {rule}" if site else rule)
+    def __init__(self, rule: str, site: str = "", outside: str = "", here: str = "") -> None:
+        told = here or rule
+        super().__init__(f"{site}: {told}" if site else told)
         self.rule = rule
         self.site = site
         self.outside = outside or rule
+        self.here = told
 
     @classmethod
-    def naming(cls, rule: str, *columns: str) -> DataError:
+    def naming(cls, rule: str, *columns: str, here: str = "") -> DataError:
         """Of columns, whose names fill the ``{}`` of a rule and stay at the site if it likes."""
-        return cls(rule.format(*columns), outside=rule.format(*[WITHHELD] * len(columns)))
+        outside = rule.format(*[WITHHELD] * len(columns))
+        return cls(rule.format(*columns), outside=outside, here=here)
 
     def at(self, site: str) -> DataError:
         """The same error with the name of its site."""
-        return DataError(self.rule, site, self.outside)
+        return DataError(self.rule, site, self.outside, self.here)
+
+    def for_others(self, shares_names: bool) -> DataError:
+        """The same error as it may leave its site: without values, and names only if it likes.
+
+        Parameters
+        ----------
+        shares_names : whether others may learn the names of the site's columns.
+        """
+        told = self.rule if shares_names else self.outside
+        hint = "" if told == self.here else "; the site's own log says more"
+        return DataError(told + hint, self.site)
 
 
 class ProtocolError(FedappError):

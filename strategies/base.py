@@ -29,7 +29,7 @@ from fedapp.conversation import (
     Progress,
     ask,
 )
-from fedapp.errors import ConfigError, DataError, FedappError, PartyError
+from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.run_folder import RunFolder
 from fedapp.stage import Stages
@@ -37,6 +37,7 @@ from fedapp.wire.codec import FAILED, REFUSED, Envelope, from_records, to_record
 from fedapp.wire.content import put_together, take_apart
 from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.ledger import Ledger
+from strategies.meeting import meet, oddities
 
 log = logging.getLogger("fedapp")
 
@@ -261,6 +262,9 @@ class TreeStrategy(Strategy, Generic[I]):
             if gone["party"] in self.parties:
                 self.parties.leave(gone["party"])
         self._check_tables()
+        for text in oddities(self.parties):
+            if text not in self.warnings:  # a resumed run has said it before
+                self.warn(text)
         return (yield from self.conversation(self.parties, self._saved))
 
     def _find_nodes(self, grid: Grid) -> list[int]:
@@ -423,20 +427,3 @@ class TreeStrategy(Strategy, Generic[I]):
         found = self.outcome.get("metrics", {}).get("test", {})
         metrics = MetricRecord({name: float(value) for name, value in found.items()})
         return Result(arrays=arrays, evaluate_metrics_clientapp={self.n_exchanges: metrics})
-
-
-def meet(replies: Iterable[I]) -> Parties[I]:
-    """The parties by name.
-
-    Raises
-    ------
-    DataError : two parties have the same name.
-    """
-    members: dict[str, I] = {}
-    for reply in replies:
-        if reply.name in members:
-            raise DataError(
-                "name must be unique in the federation, two parties have it", reply.name
-            )
-        members[reply.name] = reply
-    return Parties(members)

@@ -16,7 +16,7 @@ import pytest
 
 from fedapp.data import datasets
 from fedapp.data.datasets import DataFile, DataSet, dataset_names, fetch, load_dataset, read_source
-from fedapp.data.load import Reader
+from fedapp.data.schema import Reader
 from fedapp.errors import ConfigError, DataError
 
 CONTENT = b"row,size,city,y\n1,5,Rome,u\n2,6,Bern,v\n3,7,,u\n"

@@ -139,20 +139,45 @@ def refuse(path: Path, message: str, **columns: object) -> None:
         (
             "a,city,day\n1,Rome,2020-01-01\n",
             {},
-            r"got text in 'city', 'day': encode .* drop-columns .* not supported yet",
+            r"^feature columns must be numbers: 1 of 1 values of 'city' are no numbers, first "
+            r"'Rome' in line 2; 1 of 1 values of 'day' .*: encode .* drop-columns=city,day .* not",
         ),
-        ("a,b\ninf,1\n-inf,2\n1,3\n", {}, "finite as float32, got 2 in 'a' infinite"),
-        ("a\n1e39\n", {}, "got 1 in 'a' infinite"),
+        (
+            "a,b\ninf,1\n-inf,2\n1,3\n",
+            {},
+            "finite as float32, got 2 in 'a' infinite, first in line 2$",
+        ),
+        ("a\n1e39\n", {}, "got 1 in 'a' infinite, first in line 2$"),
         (
             "a,y\n1,\n2,NA\n3,1\n",
             {"label": "y"},
-            "'y' must have no missing values, got 2 of 3 rows",
+            "'y' must have no missing values, got 2 of 3 rows, first in line 2$",
         ),
-        ("a,y\n1,u\n2,\n", {"label": "y"}, "'y' must have no missing values, got 1 of 2 rows"),
-        ("a,y\n1,inf\n2,1\n", {"label": "y"}, "'y' must be finite, got 1 of 2 rows"),
-        ("a,w\n1,-1\n2,\n3,inf\n4,1\n", {"weight": "w"}, ">= 0 in every row, got 3 of 4 rows"),
-        ("a,w\n1,u\n", {"weight": "w"}, "weight column 'w' must be numbers, got text"),
-        ("a,i\n1,\n", {"id_column": "i"}, "'i' must have no missing values, got 1 of 1 rows"),
+        (
+            "a,y\n1,u\n2,\n",
+            {"label": "y"},
+            "'y' must have no missing values, got 1 of 2 rows, first in line 3$",
+        ),
+        (
+            "a,y\n1,inf\n2,1\n",
+            {"label": "y"},
+            "'y' must be finite, got 1 of 2 rows, first in line 2$",
+        ),
+        (
+            "a,w\n1,-1\n2,\n3,inf\n4,1\n",
+            {"weight": "w"},
+            ">= 0 in every row, got 3 of 4 rows, first in line 2$",
+        ),
+        (
+            "a,w\n1,u\n",
+            {"weight": "w"},
+            "^weight column must be numbers: 1 of 1 values of 'w' .* first 'u' in line 2",
+        ),
+        (
+            "a,i\n1,\n",
+            {"id_column": "i"},
+            "'i' must have no missing values, got 1 of 1 rows, first in line 2$",
+        ),
         ("a,b\n", {}, "table must have at least one row, got 0"),
         (",b,y\n0,1,1\n", {"label": "y"}, "got 'unnamed-1' without; .* drop-columns=unnamed-1"),
         ("", {}, "'rows.csv' must be a well-formed csv file, got an empty file"),
@@ -167,7 +192,11 @@ def refuse(path: Path, message: str, **columns: object) -> None:
         ("a\n1\n", {"weight": "w"}, "weight column 'w' must be in the table"),
         ("a\n1\n", {"group": "g"}, "group column 'g' must be in the table"),
         ("a\n1\n", {"drop": ["b"]}, r"drop-columns must be columns of the table \('a'\), got 'b'"),
-        ("a,b\n1,2\n3\n", {}, "got a row of 1 fields where 2 are due"),
+        (
+            "a,b\n1,2\n3\n",
+            {},
+            "have the 2 fields of its first line in every row, got 1 in line 3 of 2",
+        ),
     ],
 )
 def test_broken_tables_are_refused(
@@ -183,7 +212,10 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         refuse(write(tmp_path, "secret 1:x", name), rf"'{name}' must be a well-formed")
     path = tmp_path / "rows.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 1000)[:40])
-    refuse(path, "'rows.csv.gz' must be a well-formed csv file")
+    refuse(path, "'rows.csv.gz' must be a well-formed csv file, got a packed file that is damaged")
+    folder = tmp_path / "folder.csv"
+    folder.mkdir()
+    refuse(folder, "data file must be a file, got the folder 'folder.csv'")
 
 
 def test_libsvm_indices_start_at_one(tmp_path: Path) -> None:

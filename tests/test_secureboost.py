@@ -15,7 +15,8 @@ import xgboost
 from clients.secureboost_kept import Kept
 from clients.secureboost_round import draw_rows
 from fedapp.config import Settings
-from fedapp.data.load import Roles, read_frame
+from fedapp.data.load import read_frame
+from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
 from fedapp.metrics import default_metric
 from fedapp.run_folder import RunFolder

@@ -22,8 +22,10 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapp.data.load import PACKINGS, Roles, build_table, is_number, load_table, read_frame
+from fedapp.data.build import build_table, holds_numbers
+from fedapp.data.load import load_table, read_frame
 from fedapp.data.registry import BUILT_IN, REGISTRY, DataFile, DataSet, bare_name
+from fedapp.data.schema import PACKINGS, Roles
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
 from fedapp.site.table import Table
@@ -178,7 +180,7 @@ def _rank_texts(frame: Any, keep: set[str]) -> Any:
     """Put ranks in sorted order in place of text; missing stays missing."""
     for index, name in enumerate(frame.column_names):
         column = frame[name]
-        if name not in keep and not is_number(column.type):
+        if name not in keep and not holds_numbers(column.type):
             values = pc.unique(column).drop_null()
             ranked = values.take(pc.sort_indices(values))
             frame = frame.set_column(index, name, pc.index_in(column, value_set=ranked))

@@ -1,77 +1,40 @@
 """Reads one table from a CSV, Parquet or LIBSVM file.
 
 A file becomes an Arrow frame (``read_frame``), a frame becomes a ``Table`` (``build_table``).
-Errors name columns and counts, and of the file no more than its name.
+Errors name columns and counts, and of the file no more than its name; to the table's owner they
+also say where in a text the error is, and quote a value.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
+from fedapp.data.build import build_table
+from fedapp.data.faults import not_utf8, ragged
+from fedapp.data.places import TextFile, delimiter_of, is_number
+from fedapp.data.schema import MISSING, PACKINGS, PLAIN, Reader, Roles, with_names
 from fedapp.errors import DataError
 from fedapp.site.table import Table
 
-MISSING = ("", "NA", "N/A", "nan", "NaN", "null", "?")
-MISSING_GROUP = "missing"
 LIBSVM_LABEL = "label"
 FORMATS = {".csv": "csv", ".parquet": "parquet", ".libsvm": "libsvm", ".svm": "libsvm"}
-PACKINGS = (".gz", ".bz2")
-NO_NAME = "unnamed-"
 # A row has to fit in one block: 8 MiB holds some 500,000 columns of numbers.
 BLOCK_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """Columns that are no features; an empty name means that there is no such column."""
-
-    label: str = ""
-    id_column: str = ""
-    weight: str = ""
-    group: str = ""
-    drop: tuple[str, ...] = ()
-
-    def named(self) -> dict[str, str]:
-        """Role and column of those that are set, without the dropped ones."""
-        names = (self.label, self.id_column, self.weight, self.group)
-        roles = ("label", "id", "weight", "group")
-        return {role: name for role, name in zip(roles, names, strict=True) if name}
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """How a file departs from one whose suffix and header line say it all.
-
-    Parameters
-    ----------
-    format : "csv", "parquet" or "libsvm"; empty goes by the suffix.
-    delimiter : one character, CSV alone.
-    skip_lines : lines before the header, or before the first row where `columns` are given.
-    columns : names for a CSV file without a header line.
-    n_features : columns of a LIBSVM file; 0 means its highest index.
-    """
-
-    format: str = ""
-    delimiter: str = ","
-    skip_lines: int = 0
-    columns: tuple[str, ...] = ()
-    n_features: int = 0
-
-
-PLAIN = Reader()
+CANNOT_READ = (
+    *(pa.ArrowException, OSError, EOFError, ValueError, OverflowError, zlib.error, csv.Error),
+)
 
 
 def load_table(
@@ -85,9 +48,10 @@ def load_table(
 ) -> Table:
     """Read a table; every column without a role is a feature.
 
-    Empty fields and NA, N/A, nan, NaN, null and ? are missing; booleans become 0 and 1. What a
-    LIBSVM file leaves out is 0, not missing; its columns are f1, f2, ..., and its first token
-    is the label whatever `label` says.
+    Empty fields and NA, N/A, nan, NaN, null and ? are missing; booleans become 0 and 1. Fields of a
+    CSV file are separated by commas, or by what splits a header line without any: semicolons or
+    tabs. What a LIBSVM file leaves out is 0, not missing; its columns are f1, f2, ..., and its
+    first token is the label whatever `label` says.
 
     Parameters
     ----------
@@ -108,7 +72,7 @@ def load_table(
     roles = Roles(label, id_column, weight, group, tuple(drop))
     if file_format(path) == "libsvm":
         roles = replace(roles, label=label or LIBSVM_LABEL)
-    return build_table(read_frame(path, roles), roles)
+    return build_table(read_frame(path, roles), roles, text_file(path))
 
 
 def file_format(path: Path) -> str:
@@ -143,64 +107,81 @@ def read_frame(path: Path, roles: Roles, reader: Reader = PLAIN) -> Any:
     """
     format = reader.format or file_format(path)
     read = {"csv": _read_csv, "parquet": _read_parquet, "libsvm": _read_libsvm}[format]
+    _check_is_file(path)
     try:
-        if not path.is_file():
-            raise DataError(f"data file must exist, got '{path.name}'")
-        return _named(read(path, roles, reader))
-    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, zlib.error) as error:
+        frame = read(path, roles, reader)
+        if format == "csv" and not reader.columns:
+            _check_header(path, frame.column_names)
+        return frame.rename_columns(with_names(frame.column_names))
+    except PermissionError:
+        rule = f"data file '{path.name}' must be readable for the user that runs this"
+        raise DataError(f"{rule}, got permission denied") from None
+    except CANNOT_READ as error:
         # Unchained: the reader's own text may quote a row or the path.
-        rule = f"data file '{path.name}' must be a well-formed {format} file"
-        raise DataError(f"{rule}, got {_fault(error)}") from None
+        raise _malformed(path, format, reader, error) from None
 
 
-def build_table(frame: Any, roles: Roles) -> Table:
-    """Turn a frame into a table.
-
-    Parameters
-    ----------
-    frame : pyarrow.Table.
-    roles : columns that are no features.
+def column_names(path: Path) -> tuple[str, ...]:
+    """Names of a file's columns, without its rows where that can be.
 
     Raises
     ------
-    DataError : see `load_table`.
+    DataError : see `read_frame`.
     """
-    _check_columns(frame, roles)
-    others = {*roles.named().values(), *roles.drop}
-    columns = tuple(name for name in frame.column_names if name not in others)
-    nameless = [name for name in columns if name.startswith(NO_NAME)]
-    if nameless:
-        rule = "feature columns must have names, got {} without; a row number is no feature: "
-        raise DataError.naming(rule + "drop-columns={}", _listed(nameless), ",".join(nameless))
-    if not columns:
-        found = _listed(frame.column_names)
-        raise DataError.naming("table must have a feature column, got only {}", found)
-    return Table(
-        columns,
-        _values(frame, columns),
-        _labels(frame[roles.label], roles.label) if roles.label else None,
-        _weights(frame[roles.weight], roles.weight) if roles.weight else None,
-        _ids(frame[roles.id_column], roles.id_column) if roles.id_column else None,
-        _texts(frame[roles.group]) if roles.group else None,
-    )
+    format = file_format(path)
+    if format == "libsvm":
+        return tuple(read_frame(path, Roles()).column_names)
+    _check_is_file(path)
+    try:
+        if text := text_file(path):
+            return tuple(text.header())
+        with pa.parquet.ParquetFile(path) as file:
+            return tuple(with_names(file.schema_arrow.names))
+    except CANNOT_READ as error:
+        raise _malformed(path, format, PLAIN, error) from None
 
 
-def is_number(type: Any) -> bool:
-    """Whether an Arrow type holds numbers, booleans or nothing but missing values."""
-    if pa.types.is_dictionary(type):
-        return is_number(type.value_type)
-    tests = ("is_integer", "is_floating", "is_boolean", "is_decimal", "is_null")
-    return any(getattr(pa.types, test)(type) for test in tests)
+def text_file(path: Path, reader: Reader = PLAIN) -> TextFile | None:
+    """What to look into for the place of an error; None for a file that is no CSV.
+
+    Raises
+    ------
+    OSError, EOFError, zlib.error : it cannot be read.
+    """
+    if (reader.format or file_format(path)) != "csv":
+        return None
+    delimiter = reader.delimiter or ("," if reader.columns else delimiter_of(path))
+    return TextFile(path, replace(reader, delimiter=delimiter))
 
 
-def _named(frame: Any) -> Any:
-    """A column without a name gets one, so that it can be dropped."""
-    names = enumerate(frame.column_names, start=1)
-    return frame.rename_columns([name or f"{NO_NAME}{place}" for place, name in names])
+def _check_is_file(path: Path) -> None:
+    if path.is_dir():
+        raise DataError(f"data file must be a file, got the folder '{path.name}'")
+    if not path.is_file():
+        raise DataError(f"data file must exist, got '{path.name}'")
+
+
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    """Hold that a first line names columns, and is no row.
+
+    Raises
+    ------
+    DataError : it holds numbers, other than those that number the columns.
+    """
+    numbers = [name for name in names if name and is_number(name)]
+    begin = int(numbers[0]) if numbers and numbers[0] in ("0", "1") else 0
+    are_places = numbers == [str(begin + place) for place in range(len(numbers))]
+    repeat = 2 * len(numbers) > len(names) and len(set(numbers)) < len(numbers)
+    if not are_places and (len(numbers) == len(names) or repeat):
+        rule = f"data file '{path.name}' must name its columns in the first line"
+        way = f"put a line of {len(names)} names before it, as in a,b,y"
+        raise DataError(f"{rule}, got a row of numbers there: {way}")
 
 
 def _read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
     texts = {roles.label, roles.id_column, roles.group} - {""}
+    text = text_file(path, reader)
+    assert text is not None
     with pa.input_stream(str(path), compression="detect") as stream:
         frame = pa.csv.read_csv(
             stream,
@@ -209,7 +190,7 @@ def _read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
                 skip_rows=reader.skip_lines,
                 column_names=list(reader.columns) or None,
             ),
-            parse_options=pa.csv.ParseOptions(delimiter=reader.delimiter),
+            parse_options=pa.csv.ParseOptions(delimiter=text.reader.delimiter),
             convert_options=pa.csv.ConvertOptions(
                 null_values=list(MISSING),
                 strings_can_be_null=True,
@@ -240,16 +221,6 @@ def _read_libsvm(path: Path, roles: Roles, reader: Reader) -> Any:
     )
 
 
-def _fault(error: Exception) -> str:
-    """What is wrong with a file, in words that quote nothing from it."""
-    fields = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
-    if fields:
-        return f"a row of {fields[2]} fields where {fields[1]} are due"
-    if "Empty CSV file" in str(error):
-        return "an empty file"
-    return f"one that cannot be read ({type(error).__name__})"
-
-
 def _parsed(column: Any) -> Any:
     """Text as float64 where every field is a number or a boolean; else as it is."""
     # "1." and "2." are names of classes, "1." and "2.5" are numbers.
@@ -264,113 +235,33 @@ def _parsed(column: Any) -> Any:
     return column
 
 
-def _check_columns(frame: Any, roles: Roles) -> None:
-    names = frame.column_names
-    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
-    if repeated:
-        rule = "column names must be distinct, got {} more than once"
-        raise DataError.naming(rule, _listed(repeated))
-    for role, name in roles.named().items():
-        if name not in names:
-            rule = f"{role} column {{}} must be in the table, got columns {{}}"
-            raise DataError.naming(rule, _listed([name]), _listed(names))
-    absent = [name for name in roles.drop if name not in names]
-    if absent:
-        rule = "drop-columns must be columns of the table ({}), got {}"
-        raise DataError.naming(rule, _listed(names), _listed(absent))
-    if frame.num_rows == 0:
-        raise DataError("table must have at least one row, got 0")
+def _malformed(path: Path, format: str, reader: Reader, error: Exception) -> DataError:
+    """What is wrong with a file: in words that quote nothing from it, and where for its owner."""
+    rule = f"data file '{path.name}' must be a well-formed {format} file, got"
+    fields = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
+    if fields:
+        fault = f"a row of {fields[2]} fields where {fields[1]} are due"
+    elif "Empty CSV file" in str(error):
+        fault = "an empty file"
+    elif "invalid UTF8" in str(error) or isinstance(error, UnicodeDecodeError):
+        fault = "bytes that are not UTF-8"
+    elif isinstance(error, EOFError | zlib.error):
+        fault = "a packed file that is damaged or ends too early"
+    else:
+        fault = f"one that cannot be read ({type(error).__name__})"
+    return DataError(f"{rule} {fault}", here=_place_of_fault(path, format, reader))
 
 
-def _values(frame: Any, columns: tuple[str, ...]) -> npt.NDArray[np.float32]:
-    texts = [name for name in columns if not is_number(frame[name].type)]
-    if texts:
-        rule = "feature columns must be numbers, got text in {}: encode them as numbers, or list "
-        rule += "them in drop-columns (categorical columns are not supported yet)"
-        raise DataError.naming(rule, _listed(texts))
-    values = np.empty((frame.num_rows, len(columns)), np.float32)
-    infinite = {}
-    for index, name in enumerate(columns):
-        _fill(values[:, index], frame[name])
-        infinite[name] = int(np.isinf(values[:, index]).sum())
-    found = [f"{count} in '{name}'" for name, count in infinite.items() if count]
-    if found:
-        rule = "feature columns must be finite as float32, got {} infinite"
-        raise DataError.naming(rule, _first(found))
-    return values
-
-
-def _fill(out: npt.NDArray[Any], column: Any) -> None:
-    """Copy a column of numbers, chunk by chunk; missing becomes NaN."""
-    column = _plain(column)
-    start = 0
-    with np.errstate(over="ignore"):
-        for chunk in column.chunks:
-            out[start : start + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
-            start += len(chunk)
-
-
-def _plain(column: Any) -> Any:
-    """The column in a type that numpy has."""
-    type = column.type
-    if pa.types.is_dictionary(type):
-        return _plain(column.cast(type.value_type))
-    if pa.types.is_boolean(type):
-        return column.cast(pa.int8())
-    if pa.types.is_decimal(type) or pa.types.is_null(type):
-        return column.cast(pa.float64())
-    return column
-
-
-def _numbers(column: Any) -> npt.NDArray[np.float64]:
-    out = np.empty(len(column), np.float64)
-    _fill(out, column)
-    return out
-
-
-def _texts(column: Any) -> npt.NDArray[np.str_]:
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    filled = column.cast(pa.string()).fill_null(MISSING_GROUP)
-    return np.asarray(filled.to_numpy(), dtype=np.str_)
-
-
-def _labels(column: Any, name: str) -> npt.NDArray[np.float64] | npt.NDArray[np.str_]:
-    rule = "label column {} must"
-    if not is_number(column.type):
-        _refuse(f"{rule} have no missing values", name, column.null_count, column)
-        return _texts(column)
-    labels = _numbers(column)
-    _refuse(f"{rule} have no missing values", name, int(np.isnan(labels).sum()), labels)
-    _refuse(f"{rule} be finite", name, int(np.isinf(labels).sum()), labels)
-    return labels
-
-
-def _weights(column: Any, name: str) -> npt.NDArray[np.float32]:
-    if not is_number(column.type):
-        raise DataError.naming("weight column {} must be numbers, got text", _listed([name]))
-    weights = np.empty(len(column), np.float32)
-    _fill(weights, column)
-    bad = int((~np.isfinite(weights) | (weights < 0)).sum())
-    _refuse("weight column {} must be finite and >= 0 in every row", name, bad, weights)
-    return weights
-
-
-def _ids(column: Any, name: str) -> npt.NDArray[np.str_]:
-    _refuse("id column {} must have no missing values", name, column.null_count, column)
-    return _texts(column)
-
-
-def _refuse(rule: str, name: str, n_bad: int, rows: Any) -> None:
-    if n_bad:
-        raise DataError.naming(f"{rule}, got {n_bad} of {len(rows)} rows", _listed([name]))
-
-
-def _listed(names: Iterable[str]) -> str:
-    return _first([f"'{name}'" for name in names])
-
-
-def _first(words: Sequence[str], limit: int = 20) -> str:
-    """Words with commas; past the limit only how many more there are."""
-    rest = f" and {len(words) - limit} more" if len(words) > limit else ""
-    return ", ".join(words[:limit]) + rest
+def _place_of_fault(path: Path, format: str, reader: Reader) -> str:
+    """Where in a text the fault is; empty where that cannot be told."""
+    if format != "csv":
+        return ""
+    try:
+        text = text_file(path, reader)
+        assert text is not None
+        if bad := text.bad_bytes():
+            return not_utf8(path.name, bad)
+        rows = text.ragged_rows()
+    except CANNOT_READ:
+        return ""
+    return ragged(path.name, rows) if rows else ""

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.build import build_table
 from fedapp.data.datasets import dataset_names, read_source
-from fedapp.data.load import Reader, Roles, build_table, read_frame
+from fedapp.data.load import read_frame, text_file
+from fedapp.data.schema import Reader, Roles
 from fedapp.errors import ConfigError, DataError
 from fedapp.site.table import Table
 
@@ -35,7 +37,8 @@ def read_columns_of(data: str, columns: Sequence[str], id_column: str) -> Table:
     _check_columns(columns, frame.column_names)
     kept = {*columns, id_column}
     others = [name for name in frame.column_names if name not in kept]
-    return _only(build_table(frame, Roles(id_column=id_column, drop=tuple(others))), columns)
+    roles = Roles(id_column=id_column, drop=tuple(others))
+    return _only(build_table(frame, roles, text_file(Path(data))), columns)
 
 
 def named_predictions(
@@ -82,6 +85,7 @@ def _only(table: Table, columns: Sequence[str]) -> Table:
     _check_columns(columns, table.columns)
     places = {name: place for place, name in enumerate(table.columns)}
     values = np.ascontiguousarray(table.values[:, [places[name] for name in columns]])
+    # Without the notes: what is odd in rows to train on is not in rows to predict.
     return Table(tuple(columns), values, table.labels, table.weights, table.ids, table.groups)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapp.data.load import PACKINGS, PLAIN, Reader
+from fedapp.data.schema import PACKINGS, PLAIN, Reader
 
 
 @dataclass(frozen=True, slots=True)

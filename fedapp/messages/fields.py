@@ -101,6 +101,7 @@ class Introduction(Reply, ABC):
     name: str
     simulated: bool  # the table is a share of the one that the run config names
     fingerprint: str  # of the table, in hex; means something to its owner alone
+    notes: tuple[str, ...]  # what is odd about the table, in words
 
     @property
     @abstractmethod

@@ -2,8 +2,10 @@
 
 Reveals: the server learns each party's name, its numbers of rows, its column names in order, the
 names of its classes (classification) or the range of its labels (regression), a fingerprint of its
-table that means something to that party alone, and the versions it runs. A party learns the
-objective, the fractions held back, and the seed.
+table that means something to that party alone, the versions it runs, and what is odd about the
+table: which features have one value or none, number the rows or are rounded as float32, how many
+rows share their id with another and the name of that column, and what separates the fields of the
+file. A party learns the objective, the fractions held back, and the seed.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class HelloReply(Introduction):
     simulated: bool  # the table is a share of the one that the run config names
     fingerprint: Annotated[str, Range(32, 32)]  # hex
     versions: tuple[str, ...]  # "fedapp 0.1.0", "xgboost 3.2.0", ...
+    notes: Annotated[tuple[str, ...], Range(0, 100)]  # oddities of the table, in words
 
     @property
     def n_rows(self) -> int:

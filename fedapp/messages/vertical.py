@@ -2,9 +2,10 @@
 
 Reveals: the server learns each party's name, its numbers of rows and columns, whether it has the
 labels, a fingerprint of its table that means something to that party alone, its public key, the
-same in every run, and the versions it runs; the names of its columns only where its owner shares
-them (``share-column-names``). A party learns whether names are shared and the names and public keys
-of the others.
+same in every run, the versions it runs, and what is odd about the table: that some features have
+one value or none, number the rows or are rounded as float32, and what separates the fields of the
+file; the names of its columns only where its owner shares them (``share-column-names``). A party
+learns whether names are shared and the names and public keys of the others.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class VerticalHelloReply(Introduction):
     simulated: bool
     fingerprint: Annotated[str, Range(32, 32)]  # hex
     versions: tuple[str, ...]
+    notes: Annotated[tuple[str, ...], Range(0, 100)]  # oddities of the table; names as in columns
 
     @property
     def n_rows(self) -> int:

@@ -7,15 +7,17 @@ there in ``HANDLERS``; the module is imported when a message of its kind arrives
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
 
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.fields import Reply, Request
 from fedapp.packages import check_extra
@@ -23,6 +25,8 @@ from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store, locked
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, put_together, take_apart
+
+log = logging.getLogger("fedapp.site")
 
 Handler = Callable[["Site", Any], Reply]
 R = TypeVar("R", bound=Reply)
@@ -81,10 +85,23 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
         store = _at_step(Store.open(folder), envelope, config.name, content.name)
         if store.step == envelope.step:
             return Content(*store.last_reply())
-        reply = take_apart(handler(Site(config, store), request), config.name)
+        with _kept_here(config):
+            reply = take_apart(handler(Site(config, store), request), config.name)
         stored = {"class": reply.name, "scalars": reply.scalars, "arrays": reply.arrays}
         store.commit(envelope.step, envelope.attempt, stored)
     return reply
+
+
+@contextmanager
+def _kept_here(config: SiteConfig) -> Iterator[None]:
+    """What an error says of a table's values goes into the site's own log, and no further."""
+    try:
+        yield
+    except DataError as error:
+        if config.simulated or error.here == error.rule:
+            raise
+        log.error("%s", error)
+        raise error.for_others(shares_names=True) from None
 
 
 def keep_reply(store: Store, reply: Reply) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.load import Roles, read_frame
+from fedapp.data.load import column_names
 from fedapp.data.partition import PARTS, Split, partition_columns, split_rows
 from fedapp.data.predictions import read_columns_of
 from fedapp.errors import DataError
@@ -45,6 +45,7 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
         labels=table.labels if is_first else None,
         weights=table.weights if is_first else None,
         ids=table.ids,
+        notes=table.notes,
     )
 
 
@@ -126,11 +127,12 @@ def order_digest(ids: Sequence[str], key: bytes) -> bytes:
 
 
 def _with_own_roles(config: SiteConfig) -> SiteConfig:
-    """Without label and weight where the file has no such columns."""
+    """Without label, weight and dropped columns where the file has no such columns."""
     path = Path(config.data)
-    names = set(read_frame(path, Roles()).column_names) if path.is_file() else set()
+    names = set(column_names(path)) if path.is_file() else set()
     return replace(
         config,
         label=config.label if config.label in names else "",
         weight=config.weight if config.weight in names else "",
+        dropped=tuple(name for name in config.dropped if name in names),
     )

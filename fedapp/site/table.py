@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.notes import Note
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
@@ -21,6 +23,7 @@ class Table:
     weights : float32, shape (n_rows,), >= 0; None means 1 for every row.
     ids : str, shape (n_rows,); None where the table has no id column.
     groups : str, shape (n_rows,): the column a natural partition goes by; None without one.
+    notes : what is odd about the table as a whole, also where these are some of its rows.
     """
 
     columns: tuple[str, ...]
@@ -29,6 +32,7 @@ class Table:
     weights: npt.NDArray[np.float32] | None = None
     ids: npt.NDArray[np.str_] | None = None
     groups: npt.NDArray[np.str_] | None = None
+    notes: tuple[Note, ...] = ()
 
     @property
     def n_rows(self) -> int:
@@ -44,4 +48,5 @@ class Table:
             weights=None if self.weights is None else self.weights[rows],
             ids=None if self.ids is None else self.ids[rows],
             groups=None if self.groups is None else self.groups[rows],
+            notes=self.notes,
         )

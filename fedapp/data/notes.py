@@ -1,0 +1,110 @@
+"""What is odd about a table, but no error: worth a warning before a model is trained on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.data.schema import listed
+from fedapp.errors import WITHHELD
+
+EXACT = 2**24  # up to here float32 has every whole number
+FEWEST_ROWS = 10  # with less, whole numbers in a row are no surprise
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One oddity.
+
+    Parameters
+    ----------
+    rule : what was found, with ``{}`` for the columns.
+    columns : their names, as they are told; empty where it is about none.
+    """
+
+    rule: str
+    columns: str = ""
+
+    def told(self, shares_names: bool) -> str:
+        """In words; without names of columns unless others may learn them."""
+        return self.rule.replace("{}", self.columns if shares_names else WITHHELD)
+
+
+def notes_on_features(
+    columns: Sequence[str],
+    values: Floats,
+    exact: Callable[[str], npt.NDArray[np.float64]],
+) -> list[Note]:
+    """Features that cannot help a model, or that are not what they seem.
+
+    Parameters
+    ----------
+    columns : names.
+    values : shape (n_rows, n_columns); NaN is missing.
+    exact : a column by its name, before it became float32.
+    """
+    if len(values) < 2:
+        return []
+    low, high = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)
+    spans = [
+        (name, float(least), float(most))
+        for name, least, most in zip(columns, low, high, strict=True)
+    ]
+    empty = [name for name, least, _ in spans if np.isnan(least)]
+    constant = [name for name, least, most in spans if least == most]
+    wide = [name for name, least, most in spans if max(-least, most) >= EXACT]
+    numbered = [
+        name
+        for name, least, most in spans
+        if _may_number_rows(least, most, len(values)) and numbers_rows(exact(name))
+    ]
+    found = [
+        (empty, "no value in any row"),
+        (constant, "the same value in every row"),
+        ([name for name in wide if _is_rounded(exact(name))], ROUNDED),
+        (numbered, "the numbers of the rows, which say nothing of other rows: see drop-columns"),
+    ]
+    return [_note(names, what) for names, what in found if names]
+
+
+ROUNDED = f"whole numbers beyond {EXACT:,} (2^24) that become others as float32"
+
+
+def note_on_ids(name: str, ids: npt.NDArray[np.str_]) -> list[Note]:
+    """Ids of more than one row."""
+    n_repeated = sum(count for count in Counter(ids.tolist()).values() if count > 1)
+    if not n_repeated:
+        return []
+    what = f"{n_repeated:,} of {len(ids):,} rows that share their id with another"
+    return [Note(f"id column {{}} has {what}", f"'{name}'")]
+
+
+def numbers_rows(numbers: npt.NDArray[np.float64]) -> bool:
+    """Whether a column holds distinct consecutive whole numbers, in whatever order."""
+    if len(numbers) < FEWEST_ROWS or np.isnan(numbers).any():
+        return False
+    ordered = np.sort(numbers)
+    return bool(ordered[0] == np.floor(ordered[0]) and (np.diff(ordered) == 1).all())
+
+
+def _may_number_rows(low: float, high: float, n_rows: int) -> bool:
+    """Whether the span of a column is that of its row numbers, as far as float32 can tell."""
+    slack = 2 * float(np.spacing(np.float32(max(abs(low), abs(high)))))
+    return n_rows >= FEWEST_ROWS and abs(high - low - (n_rows - 1)) <= slack
+
+
+def _is_rounded(numbers: npt.NDArray[np.float64]) -> bool:
+    """Whether float32 changes a whole number."""
+    large = numbers[np.abs(numbers) > EXACT]
+    return bool(((large == np.floor(large)) & (large.astype(np.float32) != large)).any())
+
+
+def _note(names: Sequence[str], what: str) -> Note:
+    one = len(names) == 1
+    columns, has = ("feature column", "has") if one else ("feature columns", "have")
+    return Note(f"{columns} {{}} {has} {what}", listed(names))

@@ -1,0 +1,42 @@
+"""How parties meet: by name, and with what is odd about their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from fedapp.conversation import Parties
+from fedapp.errors import DataError
+from fedapp.messages.fields import Introduction
+
+I = TypeVar("I", bound=Introduction)  # noqa: E741
+
+
+def meet(replies: Iterable[I]) -> Parties[I]:
+    """The parties by name.
+
+    Raises
+    ------
+    DataError : two parties have the same name.
+    """
+    members: dict[str, I] = {}
+    for reply in replies:
+        if reply.name in members:
+            raise DataError(
+                "name must be unique in the federation, two parties have it", reply.name
+            )
+        members[reply.name] = reply
+    return Parties(members)
+
+
+def oddities(parties: Mapping[str, Introduction]) -> list[str]:
+    """What the parties' notes say of their tables, and whose; once what all say alike, as shares of
+    one table do."""
+    said: dict[str, list[str]] = {}
+    for name, hello in parties.items():
+        for note in hello.notes:
+            said.setdefault(note, []).append(name)
+    return [
+        note if len(names) == len(parties) else f"{', '.join(names)}: {note}"
+        for note, names in said.items()
+    ]

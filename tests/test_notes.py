@@ -1,0 +1,226 @@
+"""Oddities of a table: found by its site, said once, and without names where these stay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from flwr.app import Context
+
+from fedapp.config import Settings
+from fedapp.data.load import load_table
+from fedapp.errors import PartyError
+from simulations.engines import run_local
+
+WriteTable = Callable[..., Path]
+MakeSettings = Callable[..., Settings]
+MakeSites = Callable[..., list[Context]]
+
+
+def notes_of(path: Path, **roles: Any) -> list[str]:
+    return [note.told(shares_names=True) for note in load_table(path, label="y", **roles).notes]
+
+
+def test_a_sound_table_has_no_notes(write_table: WriteTable) -> None:
+    assert notes_of(write_table()) == []
+
+
+@pytest.mark.parametrize("value", ["3", "-1.5"])
+def test_a_constant_column_is_noted(write_table: WriteTable, value: str) -> None:
+    path = write_table(c=[value] * 39 + [""])
+    assert notes_of(path) == ["feature column 'c' has the same value in every row"]
+
+
+def test_columns_without_a_value_are_noted(write_table: WriteTable) -> None:
+    path = write_table(c=[""] * 40, d=["NA"] * 40)
+    assert notes_of(path) == ["feature columns 'c', 'd' have no value in any row"]
+
+
+def test_repeated_ids_are_noted_with_how_many_rows(write_table: WriteTable) -> None:
+    path = write_table(i=["x", "x", "y", "y", "y", *range(35)])
+    rule = "id column 'i' has 5 of 40 rows that share their id with another"
+    assert notes_of(path, id_column="i") == [rule]
+
+
+@pytest.mark.parametrize(
+    ("value", "noted"),
+    [
+        (2**24, False),
+        (2**24 + 1, True),
+        (-(2**24) - 1, True),
+        (2**25 + 4, False),
+        (2**25 + 2, True),
+        (2**50, False),
+        (2**50 + 1, True),
+        (2.0**24 + 0.5, False),  # a decimal is rounded anyway
+    ],
+)
+def test_a_whole_number_is_noted_that_float32_does_not_have(
+    write_table: WriteTable, value: float, noted: bool
+) -> None:
+    assert float(np.float32(10**15)) == 10**15 or value != 10**15
+    rule = "feature column 'c' has whole numbers beyond 16,777,216 (2^24) that become others as "
+    found = notes_of(write_table(c=[value, *range(0, 78, 2)]))
+    assert found == ([rule + "float32"] if noted else [])
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        range(40),
+        range(1, 41),
+        [*range(20, 40), *range(20)],
+        range(2**31, 2**31 + 40),
+        [f"{number}.0" for number in range(40)],
+    ],
+)
+def test_a_column_that_numbers_the_rows_is_noted(write_table: WriteTable, numbers: Any) -> None:
+    rule = "feature column 'c' has the numbers of the rows, which say nothing of other rows: see "
+    assert rule + "drop-columns" in notes_of(write_table(c=numbers))
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [*range(39), 0],
+        [*range(39), 40],
+        [*range(38), 37.5, 39],
+        [*range(39), ""],
+        [number / 2 for number in range(40)],
+    ],
+)
+def test_other_columns_number_no_rows(write_table: WriteTable, numbers: Any) -> None:
+    assert notes_of(write_table(c=numbers)) == []
+
+
+def test_a_column_of_a_parquet_file_is_looked_at_like_one_of_text(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    columns = {"a": pa.array(range(50)), "b": pa.array([None] * 50), "y": pa.array([0, 1] * 25)}
+    pyarrow.parquet.write_table(pa.table(columns), path)
+    assert len(notes_of(path)) == 2
+
+
+# A run says them
+
+
+CONSTANT = "feature column 'c' has the same value in every row"
+
+
+def warnings_of(settings: Settings, contexts: list[Context] | None = None) -> list[str]:
+    summary = json.loads((run_local(settings, contexts).path / "summary.json").read_text())
+    found: list[str] = summary["warnings"]
+    return found
+
+
+def test_a_simulation_says_them_once_of_the_whole_table(
+    settings: MakeSettings, write_table: WriteTable
+) -> None:
+    path = write_table(c=[1] * 90, i=["x", "x", *range(88)], n_rows=90)
+    found = warnings_of(settings(data=str(path), label="y", id="i", pax__bins="equal"))
+    rule = "id column 'i' has 2 of 90 rows that share their id with another"
+    assert found == [rule, CONSTANT]
+
+
+def test_shares_of_columns_say_them_once_too(vertical: MakeSettings, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = [f"{a:.3f},{b:.3f},7,{int(a > b)}" for a, b in rng.normal(size=(60, 2))]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(["a,b,c,y", *lines]))
+    given = {"data": str(path), "label": "y", "num_boost_round": 1}
+    assert warnings_of(vertical(**given)) == [CONSTANT]
+
+
+def test_a_party_with_a_file_of_its_own_is_named(
+    settings: MakeSettings, write_table: WriteTable
+) -> None:
+    bank, shop = write_table("bank", c=range(0, 80, 2)), write_table("shop", c=[1] * 40)
+    given = {"data": f"bank={bank},shop={shop}", "parties": 2, "label": "y"}
+    found = warnings_of(settings(**given, pax__bins="equal"))
+    assert found == [f"shop: {CONSTANT}"]
+
+
+def test_a_site_of_a_deployment_with_common_columns_is_named(
+    settings: MakeSettings, write_table: WriteTable, sites: MakeSites
+) -> None:
+    bank, shop = write_table("bank", c=range(0, 80, 2)), write_table("shop", c=[1] * 40)
+    nodes = [{"name": "bank", "data": bank}, {"name": "shop", "data": shop}]
+    found = warnings_of(settings(parties=2, pax__bins="equal"), sites(*nodes))
+    assert found == [f"shop: {CONSTANT}"]
+
+
+@pytest.fixture
+def vertical_sites(tmp_path: Path, sites: MakeSites) -> Callable[..., list[Context]]:
+    """A bank with the label, and a shop whose secret column is this."""
+
+    def make(column: list[str], **shop: str) -> list[Context]:
+        rng = np.random.default_rng(0)
+        values = rng.normal(size=(60, 2)).round(3)
+        bank = [f"{row},{a},{int(a > 0)}" for row, (a, _) in enumerate(values)]
+        (tmp_path / "bank.csv").write_text("\n".join(["i,a,y", *bank]))
+        rows = enumerate(zip(values[:, 1], column, strict=True))
+        others = [f"{row},{b},{c}" for row, (b, c) in rows]
+        (tmp_path / "shop.csv").write_text("\n".join(["i,b,hidden", *others]))
+        common = {"id": "i", "allow-export": "true"}
+        nodes = [
+            {"name": "bank", "data": tmp_path / "bank.csv", **common},
+            {"name": "shop", "data": tmp_path / "shop.csv", "label": "", **common, **shop},
+        ]
+        return sites(*nodes)
+
+    return make
+
+
+@pytest.mark.parametrize(("shared", "name"), [("false", "[withheld]"), ("true", "'hidden'")])
+def test_a_deployed_vertical_site_names_the_column_only_where_it_shares_names(
+    vertical: MakeSettings, vertical_sites: Callable[..., list[Context]], shared: str, name: str
+) -> None:
+    contexts = vertical_sites(["7"] * 60, **{"share-column-names": shared})
+    found = warnings_of(vertical(num_boost_round=1), contexts)
+    assert found == [f"shop: feature column {name} has the same value in every row"]
+
+
+@pytest.mark.parametrize(("shared", "name"), [("false", "[withheld]"), ("true", "'hidden'")])
+def test_values_of_a_deployed_vertical_site_stay_in_its_log(
+    vertical: MakeSettings,
+    vertical_sites: Callable[..., list[Context]],
+    caplog: pytest.LogCaptureFixture,
+    shared: str,
+    name: str,
+) -> None:
+    contexts = vertical_sites(["7"] * 59 + ["rare"], **{"share-column-names": shared})
+    with pytest.raises(PartyError) as caught:
+        run_local(vertical(num_boost_round=1), contexts)
+    told = str(caught.value)
+    assert f"feature columns must be numbers, got text in {name}" in told
+    assert told.endswith("; the site's own log says more")
+    assert "rare" not in told
+    own = "1 of 60 values of 'hidden' are no numbers, first 'rare' in line 61"
+    assert any(own in record.message for record in caplog.records)
+
+
+def test_values_of_a_deployed_horizontal_site_stay_in_its_log(
+    settings: MakeSettings,
+    write_table: WriteTable,
+    sites: MakeSites,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table = write_table("bank", c=["rare", *range(39)])
+    with pytest.raises(PartyError) as caught:
+        run_local(settings(parties=1), sites({"name": "bank", "data": table}))
+    told = str(caught.value)
+    assert "feature columns must be numbers, got text in 'c'" in told
+    assert told.endswith("; the site's own log says more")
+    assert "rare" not in told
+    assert any("first 'rare' in line 2" in record.message for record in caplog.records)
+
+
+def test_a_simulated_party_tells_all(settings: MakeSettings, write_table: WriteTable) -> None:
+    table = write_table(c=["rare", *range(39)])
+    with pytest.raises(PartyError, match=r"1 of 40 values of 'c' .* first 'rare' in line 2"):
+        run_local(settings(data=str(table), label="y"))
