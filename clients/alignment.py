@@ -39,7 +39,7 @@ from fedapp.messages.parcels import SentReply
 from fedapp.site.answer import Handler, Site
 from fedapp.site.bits import sent_bits
 from fedapp.site.columns import order_digest, split_common
-from fedapp.site.mail import Mail, know, read_mail, write_mail
+from fedapp.site.mail import Letters, Mail, know
 from fedapp.site.rows import Holdout
 
 FEWEST_ROWS = 2  # to train
@@ -47,37 +47,37 @@ KEY_BYTES = 32
 ROWS = ("ids", "values", "labels", "weights")
 
 
-def open_run(site: Site, request: OpenRequest) -> SentReply:
+def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
     """Meet the others, and pass on the own ids under the own mask."""
     store = site.store
-    know(site, request.names, request.box_keys)
+    know(site.config, store, request.names, request.box_keys)
     if request.active not in request.names:
         raise ProtocolError(site.name, "OpenRequest", "active", "must be among the names")
     store.facts["active"], store.facts["ordered"] = request.active, request.ordered
     store.facts["holdout"] = [request.test_fraction, request.valid_fraction, request.seed]
     if request.ordered:
-        return SentReply(**write_mail(site, []))
+        return SentReply(), []
     ids = store["ids"]
     store["shuffle"] = _shuffle(len(ids))
     store["scalar"] = np.frombuffer(draw_scalar(), dtype=np.uint8)
     points = mask(hash_to_group(ids[store["shuffle"]].tolist()), store["scalar"].tobytes())
     own = MaskedList(site.name, 1, points)
-    return SentReply(**write_mail(site, [(_next(site, own), own)]))
+    return SentReply(), [(_next(site, own), own)]
 
 
-def mask_list(site: Site, request: MaskRequest) -> SentReply:
+def mask_list(site: Site, request: MaskRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """At a passive party: put the own mask on others' lists."""
-    letters = []
-    for sender, letter in read_mail(site, request).each(MaskedList):
+    letters: Letters = []
+    for sender, letter in mail.each(MaskedList):
         points = _masked(sender, letter, site.store["scalar"].tobytes())
         further = MaskedList(letter.owner, letter.n_masks + 1, points)
         letters.append((_next(site, further), further))
-    return SentReply(**write_mail(site, letters))
+    return SentReply(), letters
 
 
-def match(site: Site, request: MatchRequest) -> MatchReply:
+def match(site: Site, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Letters]:
     """At the active party: what all have in common, and the own rows of it."""
-    store, mail = site.store, read_mail(site, request)
+    store = site.store
     rows, common = np.arange(len(store["ids"])), dict[str, Array]()
     if not store.facts["ordered"]:
         lists = _lists(site, mail)
@@ -87,24 +87,24 @@ def match(site: Site, request: MatchRequest) -> MatchReply:
     _keep(site, rows)
     key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8)
     store["digest"] = _digest(site, key.tobytes())
-    letters = [
+    letters: Letters = [
         (name, CommonRows(common.get(name, np.empty(0, np.uint8)), key)) for name in _passive(site)
     ]
     sizes = {f"n_{part}": store.facts[f"n_{part}"] for part in PARTS}
-    return MatchReply(**write_mail(site, letters), **sizes)
+    return MatchReply(**sizes), letters
 
 
-def order(site: Site, request: OrderRequest) -> SentReply:
+def order(site: Site, request: OrderRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """At a passive party: the own rows of what all have in common."""
     store, active = site.store, site.store.facts["active"]
-    letter = read_mail(site, request).one(CommonRows, active)
+    letter = mail.one(CommonRows, active)
     rows = np.arange(len(store["ids"]))
     if not store.facts["ordered"]:
         common = sent_bits(active, "CommonRows", "common", letter.common, [len(rows)])
         rows = store["shuffle"][common[0]]
     _keep(site, rows)
     digest = OrderDigest(_digest(site, letter.key.tobytes()))
-    return SentReply(**write_mail(site, [(active, digest)]))
+    return SentReply(), [(active, digest)]
 
 
 def check_order(site: Site, mail: Mail) -> None:

@@ -14,7 +14,7 @@ from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_whole
 from fedapp.messages.booster import EvaluateReply, EvaluateRequest
 from fedapp.messages.fields import Array
-from fedapp.site.answer import Handler, Site, keep_reply, kept_reply
+from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import Objective
@@ -41,7 +41,7 @@ def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Sums and score histograms of the train, validation and test rows.
 
     Training rows are scored as they were trained: by their surrogates, where the method has
-    replaced their values. A site that has done so answers again from the scores it kept.
+    replaced their values.
     """
     return score_model(site, request, from_json, predict_margins)
 
@@ -60,10 +60,6 @@ def score_model(
     predict : the model, values of some rows -> margins.
     """
     store, text = site.store, request.model.tobytes()
-    if store.finished:
-        if (store.folder / "model.json").read_bytes() != text:
-            raise ProtocolError(site.name, type(request).__name__, "model", "must be the run's")
-        return kept_reply(store, EvaluateReply)
     try:
         model = read(text.decode())
     except (DataError, UnicodeDecodeError) as error:
@@ -71,7 +67,6 @@ def score_model(
     reply = EvaluateReply(**_scores(store, request, model, predict))
     write_whole(store.folder / "model.json", text)
     store.forget()
-    keep_reply(store, reply)
     return reply
 
 

@@ -27,22 +27,23 @@ from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
 from fedapp.messages.fields import Array, Request
 from fedapp.site.answer import Handler, Site
-from fedapp.site.mail import Letters, read_mail, write_mail
+from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.candidates import are_trees, candidates
 
 Bools = npt.NDArray[np.bool_]
 
 
-def step(site: Site, request: StepRequest) -> StepReply:
+def step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
     """The own step on what has come."""
     is_active = site.store.facts["active"] == site.name
-    return active_step(site, request) if is_active else _passive_step(site, request)
+    take = active_step if is_active else _passive_step
+    return take(site, request, mail)
 
 
-def _passive_step(site: Site, request: StepRequest) -> StepReply:
+def _passive_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
     """Eq. 12 and 13: keep the entries that the own splits leave, of every batch that has come."""
-    store, mail = site.store, read_mail(site, request)
+    store = site.store
     parties, active = chain(store), store.facts["active"]
     letters: Letters = []
     if structure := mail.only(Structure, active):
@@ -60,12 +61,9 @@ def _passive_step(site: Site, request: StepRequest) -> StepReply:
         receiver = parties[place + 1] if place + 1 < len(parties) else active
         letters.append((receiver, _choose(site, sender, elements)))
         store.facts["next_row"] = elements.first_row + elements.n_rows
-    reply = StepReply(
-        **write_mail(site, letters), finished=False, n_trees=0, n_entries=0, n_batches=0
-    )
     if not store.finished and store.facts.get("next_row") == len(store["ids"]):
         store.forget()
-    return reply
+    return StepReply(finished=False, n_trees=0, n_entries=0, n_batches=0), letters
 
 
 def _keep_structure(site: Site, part: OwnPart, letter: Structure, request: StepRequest) -> None:

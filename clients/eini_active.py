@@ -24,7 +24,7 @@ from fedapp.errors import ConfigError, DataError, ProtocolError, blaming
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
 from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
-from fedapp.site.mail import Letters, Mail, read_mail, write_mail
+from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.candidates import Skeleton, candidates, skeleton
 from fedapp.trees.model import LEAF
@@ -94,9 +94,9 @@ def chain(store: Store) -> list[str]:
     return [name for name in store.facts["peers"] if name != store.facts["active"]]
 
 
-def active_step(site: Site, request: StepRequest) -> StepReply:
+def active_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
     """Begin, or take sums that are back; send the next batch; write the end."""
-    store, mail, plan = site.store, read_mail(site, request), plan_of(site)
+    store, plan = site.store, plan_of(site)
     letters: Letters = []
     if "n_sent" not in store.facts:
         check_order(site, mail)
@@ -111,7 +111,6 @@ def active_step(site: Site, request: StepRequest) -> StepReply:
         letters.append((chain(store)[0], batch))
     finished = store.facts["n_back"] == len(store["ids"])
     reply = StepReply(
-        **write_mail(site, letters),
         finished=finished,
         n_trees=len(plan.skeletons),
         n_entries=plan.n_entries,
@@ -121,7 +120,7 @@ def active_step(site: Site, request: StepRequest) -> StepReply:
         predictions = plan.part.model.predictions_of(store["sums"])
         explain_scores(site, plan.part, predictions)
         write_rows(site, plan.part.model, predictions, request.suffix)
-    return reply
+    return reply, letters
 
 
 # The beginning

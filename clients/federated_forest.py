@@ -28,25 +28,23 @@ from fedapp.messages.federated_forest import (
     SumReply,
     SumRequest,
 )
-from fedapp.messages.fields import Letter, Request
+from fedapp.messages.fields import Request
 from fedapp.site.answer import Handler, Site
-from fedapp.site.mail import read_mail, write_mail
+from fedapp.site.mail import Letters, Mail
 
 
-def setup(site: Site, request: SetupRequest) -> SetupReply:
+def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SetupReply, Letters]:
     """Get ready, each in its role."""
     if site.store.facts["active"] == site.name:
-        return active.setup(site, request)
-    read_mail(site, request)
+        return SetupReply(), active.setup(site, request, mail)
     grow.begin(site, request)
-    return SetupReply(**write_mail(site, []))
+    return SetupReply(), []
 
 
-def level(site: Site, request: LevelRequest) -> LevelReply:
+def level(site: Site, request: LevelRequest, mail: Mail) -> LevelReply:
     """Make the last level's splits, and say how well the open nodes could be split."""
     splits.check_mode(site, ENCODED, "LevelRequest")
-    store, mail = site.store, read_mail(site, request)
-    if "targets" not in store:
+    if "targets" not in site.store:
         grow.take_labels(site, mail)
     if len(request.trees):
         splits.keep_partitions(site, mail)
@@ -56,36 +54,29 @@ def level(site: Site, request: LevelRequest) -> LevelReply:
     return LevelReply(found.improvements, found.ranks, **scores)
 
 
-def sums(site: Site, request: SumRequest) -> SumReply:
+def sums(site: Site, request: SumRequest, mail: Mail) -> tuple[SumReply, Letters]:
     """Make the last level's splits, and sum encrypted labels of the open nodes."""
     splits.check_mode(site, PAILLIER, "SumRequest")
-    mail, letters = read_mail(site, request), list[tuple[str, Letter]]()
+    letters: Letters = []
     summer.take_labels(site, mail)
     if len(request.trees):
         splits.keep_partitions(site, mail)
         letters = summer.make_won(site, request, mail)
         splits.take_splits(site, request)
     letters.append((site.store.facts["active"], summer.sum_columns(site, request)))
-    return SumReply(**write_mail(site, letters))
+    return SumReply(), letters
 
 
-def split(site: Site, request: SplitRequest) -> SplitReply:
+def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
     """Make the last level's splits, and choose those of the open nodes for all parties."""
     splits.check_mode(site, PAILLIER, "SplitRequest")
-    mail = read_mail(site, request)
     if len(request.trees):
         chooser.check_told(site, request)
         splits.keep_partitions(site, mail)
         splits.take_splits(site, request)
     scores = _scores(site, request)
     chosen, letters = chooser.choose(site, request, mail)
-    return SplitReply(
-        **write_mail(site, letters),
-        trees=chosen.trees,
-        nodes=chosen.nodes,
-        owners=chosen.owners,
-        **scores,
-    )
+    return SplitReply(chosen.trees, chosen.nodes, chosen.owners, **scores), letters
 
 
 def _scores(site: Site, request: LevelRequest | SplitRequest) -> dict[str, Any]:
@@ -100,11 +91,8 @@ def _scores(site: Site, request: LevelRequest | SplitRequest) -> dict[str, Any]:
     }
 
 
-def partition(site: Site, request: PartitionRequest) -> PartitionReply:
+def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[PartitionReply, Letters]:
     """Make the own splits of a level and tell the others; after the last level keep the part."""
-    if site.store.finished:
-        return part.kept_reply(site)
-    mail, letters = read_mail(site, request), list[tuple[str, Letter]]()
     splits.keep_partitions(site, mail)
     if splits.is_encrypted(site.store):
         letters = summer.make_won(site, request, mail)
@@ -113,7 +101,7 @@ def partition(site: Site, request: PartitionRequest) -> PartitionReply:
         letters = splits.tell_others(site, splits.own_partition(site))
     if request.last:
         return part.hand_over(site, request)
-    return PartitionReply(**write_mail(site, letters), **part.own_records(site, told=False))
+    return PartitionReply(**part.own_records(site, told=False)), letters
 
 
 HANDLERS: Mapping[type[Request], Handler] = {

@@ -30,12 +30,11 @@ from fedapp.messages.federated_forest import (
     FinishRequest,
     Labels,
     PartKept,
-    SetupReply,
     SetupRequest,
 )
-from fedapp.site.answer import Site, keep_reply, kept_reply
+from fedapp.site.answer import Site
 from fedapp.site.labels import class_ids, class_names
-from fedapp.site.mail import Mail, read_mail, write_mail
+from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.bagged import BaggedForest, branches, leaf_values, to_json
 from fedapp.trees.label_codes import class_codes, number_codes
@@ -47,10 +46,10 @@ Scores = dict[str, float]
 Scored = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]  # margins, labels, weights
 
 
-def setup(site: Site, request: SetupRequest) -> SetupReply:
+def setup(site: Site, request: SetupRequest, mail: Mail) -> Letters:
     """Check the rows' order, bin the columns, send the others labels in codes or encrypted."""
     store = site.store
-    check_order(site, read_mail(site, request))
+    check_order(site, mail)
     begin(site, request)
     encrypted = is_encrypted(store)
     if site.config.encrypts_labels and not encrypted:
@@ -58,8 +57,7 @@ def setup(site: Site, request: SetupRequest) -> SetupReply:
         raise ConfigError(f"federated-forest.labels {rule}, got {request.labels}")
     letter = _code_labels(site, request)
     keep_labels(store, letter)
-    letters = encrypt_labels(site, request) if encrypted else tell_others(site, letter)
-    return SetupReply(**write_mail(site, letters))
+    return encrypt_labels(site, request) if encrypted else tell_others(site, letter)
 
 
 def _code_labels(site: Site, request: SetupRequest) -> Labels:
@@ -135,12 +133,9 @@ def _oob_rows(store: Store, model: BaggedForest) -> Scored:
     return margins_of(model.objective, found), *given
 
 
-def finish(site: Site, request: FinishRequest) -> FinishReply:
+def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
     """Make the last splits, score the forest, keep the own part of the model."""
     store = site.store
-    if store.finished:
-        return kept_reply(store, FinishReply)
-    mail = read_mail(site, request)
     if len(request.trees):
         make_last(site, request, mail)
     model = forest(store)
@@ -151,7 +146,6 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
     names, gains, counts = _importance(site, kept)
     told = store.facts["forest"]["master_keeps_model"]
     reply = FinishReply(
-        **write_mail(site, []),
         score_names=tuple(scores["train"]),
         train_scores=np.array(list(scores["train"].values())),
         valid_scores=np.array(list(scores["valid"].values())),
@@ -165,8 +159,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
         leaf_values=np.concatenate(model.values) if told else np.zeros((0, model.n_outputs)),
     )
     store.forget()
-    keep_reply(store, reply)
-    return reply
+    return reply, []
 
 
 def make_last(site: Site, request: FinishRequest, mail: Mail) -> None:

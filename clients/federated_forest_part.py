@@ -14,13 +14,12 @@ import numpy.typing as npt
 
 from clients.federated_forest_splits import kept_splits, note_splits, own_partition
 from fedapp.messages.federated_forest import (
-    Partition,
     PartitionReply,
     PartitionRequest,
     PartKept,
 )
 from fedapp.site.answer import Site
-from fedapp.site.mail import Letters, write_mail
+from fedapp.site.mail import Letters
 from fedapp.trees.cart import Ints
 from fedapp.trees.levels import number
 from fedapp.trees.model import LEAF
@@ -42,7 +41,7 @@ def own_worth(site: Site) -> tuple[npt.NDArray[np.float64], Ints, tuple[str, ...
     return np.maximum(store["gains"], 0.0), counts.astype(np.int64), names
 
 
-def hand_over(site: Site, request: PartitionRequest) -> PartitionReply:
+def hand_over(site: Site, request: PartitionRequest) -> tuple[PartitionReply, Letters]:
     """Keep the own part of the model, forget the rows."""
     store, letter = site.store, own_partition(site)
     found = request.trees, request.nodes, request.owners
@@ -50,32 +49,11 @@ def hand_over(site: Site, request: PartitionRequest) -> PartitionReply:
     names = store.facts["columns"]
     part = Lookup.kept(store).to_json(names) | {"name": site.name, "trees": _structure(site)}
     write_part(store.folder, part)
-    gains, counts, shared = own_worth(site)
-    records = own_records(site, store.facts["forest"]["master_keeps_model"])
-    store.forget()
-    # A server started anew may ask again.
-    store.facts["last"] = {"level": letter.level, "names": shared}
-    store.facts["told_names"] = records.pop("names")
-    for name, array in (*records.items(), ("gains", gains), ("worth", counts)):
-        store[f"last.{name}"] = array
-    store["last.bits"] = letter.bits
-    return kept_reply(site)
-
-
-def kept_reply(site: Site) -> PartitionReply:
-    """The answer after the last level."""
-    store, last = site.store, site.store.facts["last"]
     digest = np.frombuffer(part_digest(store.folder), dtype=np.uint8)
-    letters: Letters = [
-        (store.facts["active"], Partition(last["level"], store["last.bits"])),
-        (
-            store.facts["active"],
-            PartKept(digest, store["last.gains"], store["last.worth"], tuple(last["names"])),
-        ),
-    ]
-    records: dict[str, Any] = {name: store[f"last.{name}"] for name in Lookup.__slots__}
-    names = tuple(store.facts["told_names"])
-    return PartitionReply(**write_mail(site, letters), **records, names=names)
+    letters = [letter, PartKept(digest, *own_worth(site))]
+    reply = PartitionReply(**own_records(site, store.facts["forest"]["master_keeps_model"]))
+    store.forget()
+    return reply, [(store.facts["active"], each) for each in letters]
 
 
 def _structure(site: Site) -> list[dict[str, list[int]]]:

@@ -29,7 +29,7 @@ from fedapp.messages.fedxgbllr import (
 )
 from fedapp.messages.fields import Array, Request
 from fedapp.messages.parameters import parameters_of
-from fedapp.site.answer import Handler, Site, keep_reply, kept_reply
+from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
 from fedapp.trees.from_xgboost import for_xgboost, trees_from_xgboost
 from fedapp.trees.head import HeadShape, head_margins, learned_rates, weights_in_unit
@@ -180,12 +180,8 @@ def _scores(
 
 
 def final(site: Site, request: FinalRequest) -> FinalReply:
-    """Scores of the finished model; a site that gave them before answers from what it kept."""
+    """Scores of the finished model."""
     store = site.store
-    if store.finished:
-        if not np.array_equal(store["weights"], request.weights):
-            raise ProtocolError(site.name, "FinalRequest", "weights", "must be the run's")
-        return kept_reply(store, FinalReply)
     shape = _shape(store)
     _check_weights(site, request, shape)
     scores: dict[str, Array] = {}
@@ -195,10 +191,7 @@ def final(site: Site, request: FinalRequest) -> FinalReply:
     scores["rates"] = learned_rates(shape, scaled, store["train.outputs"])
     write_whole(store.folder / "model.json", to_json(_model(store, request.weights)).encode())
     store.forget()
-    reply = FinalReply(**scores)
-    keep_reply(store, reply)
-    store["weights"] = request.weights
-    return reply
+    return FinalReply(**scores)
 
 
 def _model(store: Store, weights: Array) -> StackedModel:

@@ -24,7 +24,7 @@ from fedapp.messages.interactive import (
 )
 from fedapp.site.answer import Handler, Site
 from fedapp.site.bits import sent_bits
-from fedapp.site.mail import Mail, read_mail, write_mail
+from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.model import LEAF
 from fedapp.trees.partition import move_rows, rows_of
@@ -32,38 +32,36 @@ from fedapp.trees.partition import move_rows, rows_of
 Asked = dict[str, list[tuple[int, int, int]]]  # by party: place of the tree, node, record
 
 
-def walk(site: Site, request: WalkRequest) -> WalkReply:
+def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
     """At the active party: move rows as far as the answers and the own splits allow.
 
     Of so many trees at once as the request says; the next ones begin when these are done.
     """
-    store, mail, part = site.store, read_mail(site, request), active_part(site)
+    store, part = site.store, active_part(site)
     if "nodes" not in store:
         check_order(site, mail)
         _begin_trees(store, part, 0, request.trees_at_once)
     else:
         _take_answers(site, mail, part)
     asked = _walk_on(site, part, request.trees_at_once)
-    letters = [(name, _questions(store, places)) for name, places in asked.items()]
+    letters: Letters = [(name, _questions(store, places)) for name, places in asked.items()]
     store.facts["asked"] = asked
-    n_trees = len(part.model.trees)
-    reply = WalkReply(**write_mail(site, letters), finished=not asked, n_trees=n_trees)
     if not asked:
         leaves = np.concatenate([store[f"leaves.{first}"] for first in store.facts["done"]])
         predictions = part.model.predictions(leaves)
         explain_scores(site, part, predictions, leaves)
         write_rows(site, part.model, predictions, request.suffix)
-    return reply
+    return WalkReply(finished=not asked, n_trees=len(part.model.trees)), letters
 
 
-def answer(site: Site, request: AnswerRequest) -> AnswerReply:
+def answer(site: Site, request: AnswerRequest, mail: Mail) -> tuple[AnswerReply, Letters]:
     """At a passive party: the side of each row asked about; in the end, forget the rows."""
-    store, mail, active = site.store, read_mail(site, request), site.store.facts["active"]
+    store, active = site.store, site.store.facts["active"]
     if request.last:
         store.forget()
     questions = mail.all(Questions).get(active)
     if questions is None:
-        return AnswerReply(**write_mail(site, []))
+        return AnswerReply(), []
     part, values = own_part(site), store["values"]
     n_records = len(part.lookup.columns)
     fits = (questions.rows < len(values)).all() and (questions.records < n_records).all()
@@ -74,7 +72,7 @@ def answer(site: Site, request: AnswerRequest) -> AnswerReply:
     found = [part.lookup.sides(record, values, at) for record, at in asked]
     explain_asked(site, part, questions.records, rows)
     letter = Answers(own_digest(site), np.packbits(np.concatenate(found)))
-    return AnswerReply(**write_mail(site, [(active, letter)]))
+    return AnswerReply(), [(active, letter)]
 
 
 def _begin_trees(store: Store, part: ActivePart, first: int, at_once: int) -> None:

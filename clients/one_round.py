@@ -23,14 +23,13 @@ from fedapp.messages.one_round import (
     WalkRequest,
 )
 from fedapp.site.answer import Handler, Site
-from fedapp.site.mail import Mail, read_mail, write_mail
+from fedapp.site.mail import Letters, Mail
 from fedapp.trees.leaf_sets import compress, decompress, leaves_of, own_sides, walk
 
 
-def answer(site: Site, request: WalkRequest) -> WalkReply:
+def answer(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
     """Algorithm 3 at a passive party."""
     store, active = site.store, site.store.facts["active"]
-    read_mail(site, request)
     part = own_part(site)
     if "trees" not in part.document:
         raise DataError(
@@ -47,14 +46,13 @@ def answer(site: Site, request: WalkRequest) -> WalkReply:
         np.cumsum([len(each) for each in sets], dtype=np.int64),
         np.frombuffer(b"".join(sets), dtype=np.uint8),
     )
-    reply = WalkReply(**write_mail(site, [(active, letter)]))
     store.forget()
-    return reply
+    return WalkReply(), [(active, letter)]
 
 
-def intersect(site: Site, request: IntersectRequest) -> IntersectReply:
+def intersect(site: Site, request: IntersectRequest, mail: Mail) -> tuple[IntersectReply, Letters]:
     """Algorithm 4 at the active party, which has walked the trees too."""
-    store, mail, part = site.store, read_mail(site, request), active_part(site)
+    store, part = site.store, active_part(site)
     check_order(site, mail)
     columns, n_rows = np.ascontiguousarray(store["values"].T), len(store["ids"])
     others = {name: _sets(mail, name, part) for name in part.document["parts"]}
@@ -71,7 +69,7 @@ def intersect(site: Site, request: IntersectRequest) -> IntersectReply:
     predictions = part.model.predictions(leaves)
     explain_scores(site, part, predictions, leaves)
     write_rows(site, part.model, predictions, request.suffix)
-    return IntersectReply(**write_mail(site, []), n_trees=len(part.model.trees))
+    return IntersectReply(len(part.model.trees)), []
 
 
 def _sets(mail: Mail, name: str, part: ActivePart) -> Iterator[bytes]:

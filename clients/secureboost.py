@@ -18,12 +18,13 @@ from fedapp.messages.secureboost import (
     SumRequest,
 )
 from fedapp.site.answer import Handler, Site
+from fedapp.site.mail import Letters, Mail
 
 
-def setup(site: Site, request: SetupRequest) -> SentReply:
+def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Get ready, each in its role."""
     is_active = site.store.facts["active"] == site.name
-    return active.setup(site, request) if is_active else passive.setup(site, request)
+    return active.setup(site, request, mail) if is_active else passive.setup(site, request)
 
 
 HANDLERS: Mapping[type[Request], Handler] = {

@@ -20,7 +20,6 @@ from clients.secureboost_kept import Kept
 from clients.secureboost_round import (
     Done,
     choose,
-    drop_round,
     finish_round,
     grow_alone,
     make_splits,
@@ -48,9 +47,9 @@ from fedapp.messages.secureboost import (
     SplitReply,
     SplitRequest,
 )
-from fedapp.site.answer import Site, keep_reply, kept_reply
+from fedapp.site.answer import Site
 from fedapp.site.labels import class_ids, class_names
-from fedapp.site.mail import Letters, Mail, read_mail, write_mail
+from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.model import Ensemble, importance, stack_trees, to_json
 from fedapp.trees.objective import base_margin, base_score
@@ -60,10 +59,10 @@ Ints = npt.NDArray[np.int64]
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 
 
-def setup(site: Site, request: SetupRequest) -> SentReply:
+def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Check the rows' order, bin the columns, code the labels, draw the key and try it."""
     store, kept = site.store, Kept(site)
-    check_order(site, read_mail(site, request))
+    check_order(site, mail)
     told = {field.name: getattr(request, field.name) for field in fields(SetupRequest)}
     store.facts["boost"] = {
         name: value for name, value in told.items() if not isinstance(value, np.ndarray | tuple)
@@ -73,21 +72,15 @@ def setup(site: Site, request: SetupRequest) -> SentReply:
     key = _draw_key(kept, request)
     store["key"] = key.to_array()
     letter = PublicKey(key.public.to_array(), kept.width, kept.n_train, PRECISION)
-    return SentReply(**write_mail(site, [(name, letter) for name in kept.passive]))
+    return SentReply(), [(name, letter) for name in kept.passive]
 
 
-def begin(site: Site, request: BeginRequest) -> BeginReply:
+def begin(site: Site, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Letters]:
     """Finish the round that is under way; grow alone what is grown alone; begin another."""
-    if site.store.finished:
-        # A server started anew asks again before it comes to the end.
-        return _nothing_begun(site)
-    kept, mail = Kept(site), read_mail(site, request)
+    kept = Kept(site)
     if "widths" not in kept.store.facts:
         _meet(kept, mail)
     done: list[Done] = []
-    if "growth.level" in kept.store and not kept.store["growth.level"]:
-        # The server stopped early, was started anew, and asks again.
-        drop_round(kept.store)
     if "growth.level" in kept.store:
         make_splits(kept, mail)
         done.append(finish_round(kept))
@@ -97,8 +90,7 @@ def begin(site: Site, request: BeginRequest) -> BeginReply:
         if not letters:
             grow_alone(kept)
             done.append(finish_round(kept, alone=True))
-    return BeginReply(
-        **write_mail(site, letters),
+    reply = BeginReply(
         begun=bool(letters),
         n_trees=len(kept.trees),
         n_leaves=kept.store.facts["n_leaves"],
@@ -107,52 +99,30 @@ def begin(site: Site, request: BeginRequest) -> BeginReply:
         valid_scores=_rows([list(valid.values()) for _, valid, _ in done]),
         purities=_rows([views for _, _, views in done]),
     )
+    return reply, letters
 
 
-def _nothing_begun(site: Site) -> BeginReply:
-    """What is left to say when the rows are forgotten."""
-    facts, nothing = site.store.facts, _rows([])
-    return BeginReply(
-        **write_mail(site, []),
-        begun=False,
-        n_trees=facts["reply"]["n_trees"],
-        n_leaves=facts["n_leaves"],
-        score_names=(),
-        train_scores=nothing,
-        valid_scores=nothing,
-        purities=nothing,
-    )
-
-
-def split(site: Site, request: SplitRequest) -> SplitReply:
+def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
     """Algorithm 2: decrypt the others' sums, add the own ones, choose."""
-    kept, mail = Kept(site), read_mail(site, request)
+    kept = Kept(site)
     make_splits(kept, mail)
     growth = kept.growth()
     sums = {name: read_party_sums(kept, mail, name, growth) for name in kept.passive}
     routes = choose(kept, growth, sums)
     letters = tell_splits(kept, growth, routes)
     owners = {kept.joint.owner(int(column))[0] for column in routes["column"]}
-    return SplitReply(
-        **write_mail(site, letters),
-        growing=growth.growing,
-        passive_splits=bool(owners - {site.name}),
-    )
+    return SplitReply(growth.growing, passive_splits=bool(owners - {site.name})), letters
 
 
-def finish(site: Site, request: FinishRequest) -> FinishReply:
+def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
     """Cut the model back to its best round, score and keep it; join the parts if all allow it."""
     kept, store = Kept(site), site.store
-    if store.finished:
-        return kept_reply(store, FinishReply)
-    mail = read_mail(site, request)
     model, records = kept.model(request.best_round)
     parts = {name: mail.one(PartKept, name).digest.tobytes().hex() for name in kept.passive}
     write_part(store.folder, kept.part(model, records, parts))
     scores = kept.scores(kept.margins(request.best_round))
     columns, gains, counts = _importance(store, model)
     reply = FinishReply(
-        **write_mail(site, []),
         n_trees=len(model.trees),
         score_names=tuple(scores["train"]),
         train_scores=np.array(list(scores["train"].values())),
@@ -164,8 +134,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
         model=_joined(kept, mail, model, records),
     )
     store.forget()
-    keep_reply(store, reply)
-    return reply
+    return reply, []
 
 
 # Setting up

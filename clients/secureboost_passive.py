@@ -40,15 +40,15 @@ from fedapp.messages.secureboost import (
 )
 from fedapp.site.answer import Site
 from fedapp.site.bits import sent_bits
-from fedapp.site.mail import Letters, Mail, read_mail, write_mail
+from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.partition import Bits, goes_left, move_rows, pack_bits, rows_of
-from fedapp.trees.parts import Lookup, part_digest, read_part, sum_jobs, write_part
+from fedapp.trees.parts import Lookup, part_digest, sum_jobs, write_part
 
 SPLIT_ARRAYS = [field.name for field in fields(Splits) if field.name != "level"]
 
 
-def setup(site: Site, request: SetupRequest) -> SentReply:
+def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
     """Bin the columns of the training rows. Cuts take no account of weights, which nobody tells."""
     store, active = site.store, site.store.facts["active"]
     train = np.asarray(store["values"][: store.facts["n_train"]])
@@ -63,13 +63,12 @@ def setup(site: Site, request: SetupRequest) -> SentReply:
     Lookup.empty().keep(store)
     names = tuple(store.facts["columns"]) if site.config.shares_names else ()
     letter = ColumnBins(cuts.widths, names, site.config.allows_export)
-    return SentReply(**write_mail(site, [(active, letter)]))
+    return SentReply(), [(active, letter)]
 
 
-def sum_nodes(site: Site, request: SumRequest) -> SentReply:
+def sum_nodes(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Algorithm 1: begin the round where it is new, make the last level's splits, sum."""
-    store, mail = site.store, read_mail(site, request)
-    active = store.facts["active"]
+    store, active = site.store, site.store.facts["active"]
     if key := mail.only(PublicKey, active):
         _meet(store, key)
     if gradients := mail.only(EncryptedGradients, active):
@@ -79,29 +78,25 @@ def sum_nodes(site: Site, request: SumRequest) -> SentReply:
         _move(site, mail)
     level, trees, nodes = _wanted(store)
     letters.append((active, _encrypted_sums(site, level, trees, nodes)))
-    return SentReply(**write_mail(site, letters))
+    return SentReply(), letters
 
 
-def partition(site: Site, request: PartitionRequest) -> SentReply:
+def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Make the splits that were won."""
-    mail = read_mail(site, request)
-    return SentReply(**write_mail(site, _take_splits(site, mail)))
+    return SentReply(), _take_splits(site, mail)
 
 
-def hand_over(site: Site, request: HandOverRequest) -> SentReply:
+def hand_over(site: Site, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Keep the lookup table, forget the rows; hand the table over where that is allowed."""
     store, names = site.store, tuple(site.store.facts["columns"])
-    if not store.finished:
-        read_mail(site, request)
-        write_part(store.folder, Lookup.kept(store).to_json(names))
-    lookup = Lookup.from_json(read_part(store.folder))
+    lookup = Lookup.kept(store)
+    write_part(store.folder, lookup.to_json(names))
     active, digest = store.facts["active"], np.frombuffer(part_digest(store.folder), np.uint8)
     letters: Letters = [(active, PartKept(digest))]
     if site.config.allows_export:
         letters.append((active, Records(lookup.columns, lookup.thresholds, names)))
-    reply = SentReply(**write_mail(site, letters))
     store.forget()
-    return reply
+    return SentReply(), letters
 
 
 def _meet(store: Store, letter: PublicKey) -> None:

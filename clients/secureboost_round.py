@@ -261,13 +261,13 @@ def finish_round(kept: Kept, alone: bool = False) -> Done:
     kept.add_trees(trees, store["round.records"])
     store.facts["n_leaves"] = n_leaves(trees)
     purities = [] if kept.objective == REGRESSION else _purities(kept, alone)
-    drop_round(store)
+    _drop_round(store)
     scores = kept.scores(store["margins"])
     kept.note_best(scores["valid"])
     return scores["train"], scores["valid"], purities
 
 
-def drop_round(store: Store) -> None:
+def _drop_round(store: Store) -> None:
     """Forget what only a round under way needs."""
     growing = [f"growth.{name}" for name in GROWTH]
     store.drop(*growing, "before", "last.routes", "last.owners", "gradients", "round.records")

@@ -10,15 +10,26 @@ by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fedapp.messages.fields import Array, Reply, Request
+from fedapp.messages.parcels import Parcel
 
 R = TypeVar("R", bound=Reply)
 Check = Callable[[str, Any], None]  # party, reply
 T = TypeVar("T")
+
+
+class Relay(Protocol):
+    """Passes parcels on, from the replies of parties to the next requests to others."""
+
+    def take(self, receiver: str) -> list[Parcel]:
+        """All that waits for a party; it waits no more."""
+
+    def collect(self, sender: str, parcels: Iterable[Parcel]) -> None:
+        """What a party has sent. Raises a ValueError where some is for nobody."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +43,7 @@ class Exchange:
     check : raises a ProtocolError where a party's reply does not fit its request.
     may_fail : replies that may be missing; None leaves it to the settings of the run.
     seconds : the exchange may take; None where only one like it before could tell.
+    relay : of the letters that the messages carry, where parties write to each other.
     """
 
     requests: Mapping[str, Request]
@@ -39,6 +51,7 @@ class Exchange:
     check: Check | None = None
     may_fail: int | None = None
     seconds: float | None = None
+    relay: Relay | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,18 +90,19 @@ def ask(
     check: Check | None = None,
     may_fail: int | None = None,
     seconds: float | None = None,
+    relay: Relay | None = None,
 ) -> Conversation[dict[str, R]]:
     """Send requests and wait for the replies.
 
     Parameters
     ----------
-    requests, reply, check, may_fail, seconds : see ``Exchange``.
+    requests, reply, check, may_fail, seconds, relay : see ``Exchange``.
 
     Returns
     -------
     Replies by party, in the order of the names. A party that was left out is not among them.
     """
-    replies = yield Exchange(requests, reply, check, may_fail, seconds)
+    replies = yield Exchange(requests, reply, check, may_fail, seconds, relay)
     found = {}
     for party in sorted(replies):
         answer = replies[party]

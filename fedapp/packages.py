@@ -7,12 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from fedapp.errors import ConfigError
+from fedapp.messages.methods import method_of
 
 SHOWN = ("fedapp", "flwr", "xgboost", "numpy")
 # XGBoost's CPU build has the same modules under another name.
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {"xgboost": ("xgboost-cpu", "xgboost")}
-# Method -> module that it alone needs; the method is also the extra of pyproject that brings it.
-EXTRAS: Mapping[str, str] = {"fedxgbllr": "torch"}
 
 
 def versions(packages: Iterable[str] = SHOWN) -> dict[str, str]:
@@ -31,8 +30,8 @@ def _version(package: str) -> str:
 
 def missing_extra(method: str) -> str:
     """How to install what a method needs and this machine lacks; empty if nothing is missing."""
-    module = EXTRAS.get(method)
-    if module is None or find_spec(module) is not None:
+    package = _package_of(method)
+    if not package or find_spec(package) is not None:
         return ""
     return f"pip install 'fedapp[{method}]'"
 
@@ -45,4 +44,11 @@ def check_extra(method: str) -> None:
     ConfigError : it is not; says what to install.
     """
     if command := missing_extra(method):
-        raise ConfigError(f"{EXTRAS[method]} must be installed for {method} ({command}), got none")
+        rule = f"must be installed for {method} ({command})"
+        raise ConfigError(f"{_package_of(method)} {rule}, got none")
+
+
+def _package_of(method: str) -> str:
+    """What a method alone needs, if anything."""
+    declared = method_of(method)
+    return declared.package if declared else ""

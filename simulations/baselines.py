@@ -15,6 +15,7 @@ import numpy.typing as npt
 from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.data.partition import PARTS, Split
+from fedapp.messages.methods import all_methods
 from fedapp.messages.parameters import parameters_of
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import read_columns, row_ids, split_common
@@ -30,9 +31,7 @@ from fedapp.trees.levels import Rows as TreeRows
 from fedapp.trees.objective import REGRESSION, base_margin, base_score, margins_of, n_outputs
 from fedapp.trees.partition import Nodes
 from simulations.rows import PartRows, party_configs, stacked_tables
-from strategies.federated_forest import FederatedForest
 from strategies.scoring import FINAL_BINS
-from strategies.vertical import VerticalStrategy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +112,7 @@ def run_baselines(settings: Settings) -> dict[str, Any]:
     ------
     DataError, ConfigError : there is no such table.
     """
-    if issubclass(load_strategy(settings.strategy), VerticalStrategy):
+    if all_methods()[settings.strategy].family == "vertical":
         return _vertical_baselines(settings)
     table, shares = stacked_tables(settings)
     test = np.concatenate([rows["test"] for rows in shares.values()])
@@ -169,7 +168,8 @@ def _vertical_baselines(settings: Settings) -> dict[str, Any]:
 
 def _found(settings: Settings, pooled: Pooled, alone: Mapping[str, Pooled]) -> dict[str, Any]:
     """Train on all rows and on each party's, and say what came of it."""
-    train = _forest if settings.strategy == "federated-forest" else _boosted
+    is_forest = all_methods()[settings.strategy].baseline == "forest"
+    train = _forest if is_forest else _boosted
     of_all = train(settings, pooled)
     of_parties = {name: (train(settings, rows), rows) for name, rows in alone.items()}
     objective = settings.objective
@@ -245,7 +245,7 @@ def _forest(settings: Settings, rows: Pooled) -> Trained:
     """scikit-learn's random forest, trained on some rows."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-    own = FederatedForest.own_settings(settings)
+    own = _own_settings(settings)
     is_regression = settings.objective == REGRESSION
     kind = RandomForestRegressor if is_regression else RandomForestClassifier
     criterion = "squared_error" if is_regression else own.criterion_for(settings.objective)
@@ -273,6 +273,11 @@ def _forest(settings: Settings, rows: Pooled) -> Trained:
     return Trained(margins, 0.0, np.asarray(forest.feature_importances_, dtype=np.float64))
 
 
+def _own_settings(settings: Settings) -> Any:
+    """The method's own section."""
+    return load_strategy(settings.strategy).own_settings(settings)
+
+
 def pooled_forest(
     settings: Settings,
     columns: Sequence[str],
@@ -291,7 +296,7 @@ def pooled_forest(
     -------
     The forest, what it grew from, and the leaf of each row in each tree.
     """
-    own, is_numbers = FederatedForest.own_settings(settings), settings.objective == REGRESSION
+    own, is_numbers = _own_settings(settings), settings.objective == REGRESSION
     n_rows, n_columns = values.shape
     codes, unit = number_codes(labels) if is_numbers else (class_codes(labels), 1.0)
     bins = bin_columns(values, settings.max_bin)

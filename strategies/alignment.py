@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedapp.config import Settings
-from fedapp.conversation import Conversation, Parties, ask
+from fedapp.conversation import Conversation, Parties
 from fedapp.messages.alignment import (
     MaskRequest,
     MatchReply,
@@ -47,7 +47,7 @@ def align(
         settings.valid_fraction,
         settings.seed,
     )
-    mailbox.collect((yield from ask(parties.all(opening), SentReply)))
+    yield from mailbox.relay_each(parties.all(opening), SentReply)
     for _ in () if ordered else passive:
         yield from mailbox.relay(MaskRequest, passive, SentReply)
     reply = (yield from mailbox.relay(MatchRequest, [active], MatchReply))[active]

@@ -29,12 +29,13 @@ from fedapp.conversation import (
     Progress,
     ask,
 )
-from fedapp.errors import ConfigError, FedappError, PartyError
+from fedapp.errors import ConfigError, FedappError, PartyError, blaming
 from fedapp.messages.fields import Introduction, Reply, Request
+from fedapp.messages.parcels import Parcel
 from fedapp.run_folder import RunFolder
 from fedapp.stage import Stages
 from fedapp.wire.codec import FAILED, REFUSED, Envelope, from_records, to_records
-from fedapp.wire.content import put_together, take_apart
+from fedapp.wire.content import Content, enclosed, put_together, take_apart
 from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.ledger import Ledger
 from strategies.meeting import meet, oddities
@@ -148,13 +149,19 @@ class TreeStrategy(Strategy, Generic[I]):
         assert self._pending is not None
         return [
             Message(
-                to_records(take_apart(request, party), self._envelope(party)),
+                to_records(self._content(party, request), self._envelope(party)),
                 self._addresses[party],
                 request.kind,
                 group_id=str(server_round),
             )
             for party, request in self._pending.requests.items()
         ]
+
+    def _content(self, party: str, request: Request) -> Content:
+        """A request with the letters that wait for the party, where it carries any."""
+        assert self._pending is not None
+        relay = self._pending.relay if request.carries_letters else None
+        return take_apart(request, party, relay.take(party) if relay else ())
 
     def _envelope(self, party: str) -> Envelope:
         """What a message to a party carries beside its content."""
@@ -171,13 +178,18 @@ class TreeStrategy(Strategy, Generic[I]):
         """Hand the replies to the conversation and let it go on."""
         by_address = {reply.metadata.src_node_id: reply for reply in replies}
         assert self._pending is not None
-        answers = {}
+        answers, parcels = dict[str, Reply](), dict[str, list[Parcel]]()
         self._n_failed = 0
         for party in self._pending.requests:
             try:
-                answers[party] = self._read(by_address.get(self._addresses[party]), party)
+                message = by_address.get(self._addresses[party])
+                answers[party], parcels[party] = self._read(message, party)
             except FedappError as error:
                 self._leave_out(party, error)
+        if relay := self._pending.relay:
+            for party, sent in parcels.items():
+                with blaming(party, self._pending.reply.__name__, "parcels"):
+                    relay.collect(party, sent)
         self.n_exchanges += 1
         self._last_asked |= dict.fromkeys(self._pending.requests, self.step)
         self._advance(answers)
@@ -318,8 +330,8 @@ class TreeStrategy(Strategy, Generic[I]):
                 case Model(files):
                     self._write(files)
 
-    def _read(self, message: Message | None, party: str) -> Reply:
-        """One party's reply, decoded and checked."""
+    def _read(self, message: Message | None, party: str) -> tuple[Reply, list[Parcel]]:
+        """One party's reply, decoded and checked, and the parcels that came with it."""
         assert self._pending is not None
         if message is None:
             waited = f"no answer within {self.settings.exchange_deadline:g} s"
@@ -337,7 +349,8 @@ class TreeStrategy(Strategy, Generic[I]):
         reply = put_together(self._pending.reply, content, party)
         if self._pending.check:
             self._pending.check(party, reply)
-        return reply
+        with blaming(party, content.name, "parcels"):
+            return reply, enclosed(content) if reply.carries_letters else []
 
     def _leave_out(self, party: str, error: FedappError) -> None:
         """Go on without a party if enough others are left, or stop."""

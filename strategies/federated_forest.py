@@ -33,7 +33,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress, ask
+from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
 from fedapp.data.partition import PARTS
 from fedapp.errors import ConfigError, ProtocolError
@@ -188,7 +188,6 @@ class FederatedForest(VerticalStrategy):
         seeds, owners = self._column_seeds(parties)
         requests = {
             party: SetupRequest(
-                **mailbox.fields_for(party),
                 objective=settings.objective,
                 max_bin=settings.max_bin,
                 trees=own.trees,
@@ -207,7 +206,7 @@ class FederatedForest(VerticalStrategy):
             for place, party in enumerate(parties)
         }
         seconds = seconds_to_encrypt(rows.n_train, own.key_bits) if self.encrypted else None
-        mailbox.collect((yield from ask(requests, SetupReply, seconds=seconds)))
+        yield from mailbox.relay_each(requests, SetupReply, seconds=seconds)
 
     def _column_seeds(
         self, parties: Parties[VerticalHelloReply]
@@ -220,10 +219,11 @@ class FederatedForest(VerticalStrategy):
         """Trees, nodes and winners of this level's splits: the largest improvement wins."""
         trees, nodes = self._open_nodes()
         requests = {
-            party: LevelRequest(**mailbox.fields_for(party), **_told(self.last), n_drawn=drawn)
+            party: LevelRequest(**_told(self.last), n_drawn=drawn)
             for party, drawn in self._drawn(parties).items()
         }
-        replies = yield from ask(requests, LevelReply, _check_level(len(trees)))
+        check = _check_level(len(trees))
+        replies = yield from mailbox.relay_each(requests, LevelReply, check)
         if self.level:
             yield self._progress(replies[mailbox.active])
         best = winners(list(replies.values()))
@@ -235,11 +235,8 @@ class FederatedForest(VerticalStrategy):
     ) -> Conversation[Won]:
         """The same: the passive parties sum, and the active one says who has won."""
         drawn, told, active = self._drawn(parties), _told(self.last), mailbox.active
-        requests = {
-            party: SumRequest(**mailbox.fields_for(party), **told, n_drawn=drawn[party])
-            for party in mailbox.passive
-        }
-        mailbox.collect((yield from ask(requests, SumReply)))
+        requests = {party: SumRequest(**told, n_drawn=drawn[party]) for party in mailbox.passive}
+        yield from mailbox.relay_each(requests, SumReply)
         replies = yield from mailbox.relay(
             SplitRequest,
             [active],
@@ -309,8 +306,8 @@ class FederatedForest(VerticalStrategy):
         """Every party keeps its part; the active one scores the forest."""
         active = mailbox.active
         kept: Kept = {**(yield from self._partition(mailbox.passive, mailbox, last=True))}
-        request = FinishRequest(**mailbox.fields_for(active), **_told(self.last))
-        reply = (yield from ask({active: request}, FinishReply))[active]
+        replies = yield from mailbox.relay(FinishRequest, [active], FinishReply, **_told(self.last))
+        reply = replies[active]
         if len(self.last.trees):
             yield self._progress(reply)
         kept[active] = reply

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress, ask
+from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
 from fedapp.data.partition import PARTS
 from fedapp.errors import ConfigError
@@ -84,6 +84,7 @@ class SecureBoost(VerticalStrategy):
         self.history = History(settings.objective, settings.early_stopping_rounds)
         self.purities: list[list[float]] = []
         self.rows: dict[str, int] = {}
+        self.trained = False  # all rounds are finished
 
     @classmethod
     def own_settings(cls, settings: Settings) -> SecureBoostSettings:
@@ -117,20 +118,19 @@ class SecureBoost(VerticalStrategy):
         else:
             self._restore(saved, mailbox)
         n_rounds, seconds = self.settings.num_boost_round, self._encryption_seconds()
-        while True:
+        while not self.trained:
             yield self._checkpoint(mailbox)
             wanted = 0 if self.history.stops else n_rounds
             replies = yield from mailbox.relay(
                 BeginRequest, [active], BeginReply, seconds=seconds, n_rounds=wanted
             )
             yield from self._note_scores(replies[active])
-            if not replies[active].begun:
-                break
-            if self.history.stops:
-                # What has begun is grown no further.
+            self.trained = not replies[active].begun or self.history.stops
+            if self.trained:
+                # What may have begun is grown no further.
                 mailbox.clear()
-                break
-            yield from self._grow(mailbox)
+            else:
+                yield from self._grow(mailbox)
         return (yield from self._finish(mailbox))
 
     def _encryption_seconds(self) -> float:
@@ -181,8 +181,11 @@ class SecureBoost(VerticalStrategy):
         best = self.history.best_round if self.history.patience else None
         yield self._checkpoint(mailbox)
         yield from mailbox.relay(HandOverRequest, passive, SentReply)
-        request = FinishRequest(**mailbox.fields_for(active), best_round=best or len(self.history))
-        reply = (yield from ask({active: request}, FinishReply))[active]
+        n_rounds = best or len(self.history)
+        replies = yield from mailbox.relay(
+            FinishRequest, [active], FinishReply, best_round=n_rounds
+        )
+        reply = replies[active]
         yield self._written(active, passive, reply)
         scores = {
             part: named_scores(reply.score_names, getattr(reply, f"{part}_scores"))
@@ -215,6 +218,7 @@ class SecureBoost(VerticalStrategy):
     def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
         """Scores so far, and the letters on their way."""
         facts = {"history": self.history.scores, "purities": self.purities, "rows": self.rows}
+        facts["trained"] = self.trained
         return Checkpoint(mailbox.arrays(), facts)
 
     def _restore(self, saved: Checkpoint, mailbox: Mailbox) -> None:
@@ -223,6 +227,7 @@ class SecureBoost(VerticalStrategy):
         patience = settings.early_stopping_rounds
         self.history = History(settings.objective, patience, facts["history"])
         self.purities, self.rows = facts["purities"], facts["rows"]
+        self.trained = facts["trained"]
         mailbox.restore(saved.arrays)
 
 

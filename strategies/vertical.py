@@ -11,9 +11,9 @@ import numpy as np
 from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, Model, Parties, ask
 from fedapp.crypto.keys import SMALLEST_BITS
-from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
+from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.messages.fields import Array, Reply, Request
-from fedapp.messages.parcels import Parcel, Parcels, pack_parcels, unpack_parcels
+from fedapp.messages.parcels import Parcel
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.trees.parts import PARTS
 from strategies.base import TreeStrategy
@@ -104,38 +104,42 @@ class Mailbox:
         seconds: float | None = None,
         **given: Any,
     ) -> Conversation[dict[str, R]]:
-        """Pass on what waits for these parties, and take what they send.
+        """Ask these parties the same; pass on what waits for them, and take what they send.
 
         Parameters
         ----------
-        kind : of the requests, which have the fields of ``Parcels`` and the given ones.
+        kind : of the requests, which have the given fields.
         reply, check, seconds : see ``fedapp.conversation.Exchange``.
         """
-        requests = {party: kind(**self.fields_for(party), **given) for party in to}
-        replies = yield from ask(requests, reply, check, seconds=seconds)
-        self.collect(replies)
-        return replies
+        requests = {party: kind(**given) for party in to}
+        return (yield from self.relay_each(requests, reply, check, seconds))
 
-    def collect(self, replies: Mapping[str, Reply]) -> None:
-        """Take what parties have sent.
+    def relay_each(
+        self,
+        requests: Mapping[str, Request],
+        reply: type[R],
+        check: Check | None = None,
+        seconds: float | None = None,
+    ) -> Conversation[dict[str, R]]:
+        """The same, with a request for each party."""
+        return (yield from ask(requests, reply, check, seconds=seconds, relay=self))
+
+    def take(self, receiver: str) -> list[Parcel]:
+        """All that waits for a party; it waits no more."""
+        parcels, self._waiting[receiver] = self._waiting[receiver], []
+        return parcels
+
+    def collect(self, sender: str, parcels: Iterable[Parcel]) -> None:
+        """Take what a party has sent.
 
         Raises
         ------
-        ProtocolError : parcels for nobody.
+        ValueError : parcels for nobody.
         """
-        for sender, reply in replies.items():
-            assert isinstance(reply, Parcels)
-            try:
-                for receiver, content in unpack_parcels(reply):
-                    self._waiting[receiver].append((sender, content))
-            except (ValueError, KeyError) as error:
-                name = type(reply).__name__
-                raise ProtocolError(sender, name, "parcels", "must be for parties") from error
-
-    def fields_for(self, party: str) -> dict[str, Any]:
-        """The fields of ``Parcels`` with all that waits for a party; it waits no more."""
-        parcels, self._waiting[party] = self._waiting[party], []
-        return pack_parcels(parcels)
+        for receiver, content in parcels:
+            if receiver not in self._waiting:
+                raise ValueError("parcels must be for parties")
+            self._waiting[receiver].append((sender, content))
 
     def clear(self) -> None:
         """Throw everything away."""

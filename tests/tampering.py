@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,10 @@ from flwr.app import Context
 
 from fedapp.config import Settings
 from fedapp.errors import FedappError
-from fedapp.site.answer import Site
-from fedapp.site.mail import write_mail
+from fedapp.messages.fields import Request
+from fedapp.site.mail import Letters, write_letters
+from fedapp.wire.content import Content, enclose
+from strategies.base import TreeStrategy
 from tests.network import run
 
 
@@ -28,24 +31,52 @@ def refuses(
 
 
 def rewrite_letters(
-    monkeypatch: pytest.MonkeyPatch,
-    module: str,
-    letter: str,
-    field: str,
-    change: Callable[[Any], Any],
+    monkeypatch: pytest.MonkeyPatch, letter: str, field: str, change: Callable[[Any], Any]
 ) -> None:
     """Have the parties change a field of their letters of one class before these are sealed."""
 
-    def changed(site: Site, letters: Any) -> dict[str, Any]:
-        told = (
-            replace(each, **{field: change(getattr(each, field))})
-            if type(each).__name__ == letter
-            else each
-            for _, each in letters
-        )
-        return write_mail(site, zip((name for name, _ in letters), told, strict=True))
+    def changed(sender: str, letters: Letters) -> Letters:
+        return [
+            (
+                receiver,
+                replace(each, **{field: change(getattr(each, field))})  # type: ignore[type-var]
+                if type(each).__name__ == letter
+                else each,
+            )
+            for receiver, each in letters
+        ]
 
-    monkeypatch.setattr(f"{module}.write_mail", changed)
+    rewrite_all_letters(monkeypatch, changed)
+
+
+def rewrite_all_letters(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[str, Letters], Letters]
+) -> None:
+    """Have the parties send others than the handlers wrote; ``change`` gets sender and letters."""
+    monkeypatch.setattr(
+        "fedapp.site.answer.write_letters",
+        lambda name, letters: write_letters(name, change(name, letters)),
+    )
+
+
+def keep_letters_back(
+    monkeypatch: pytest.MonkeyPatch, request: type[Request], receiver: str, first: int = 0
+) -> None:
+    """Have the server carry nothing to a party by requests of this class.
+
+    Parameters
+    ----------
+    first : number of requests that still bring what they should.
+    """
+    honest, n_seen = TreeStrategy._content, itertools.count()
+
+    def content(self: TreeStrategy[Any], party: str, sent: Request) -> Content:
+        found = honest(self, party, sent)
+        if isinstance(sent, request) and party == receiver and next(n_seen) >= first:
+            return enclose(found, [])
+        return found
+
+    monkeypatch.setattr(TreeStrategy, "_content", content)
 
 
 def set_last_bit(packed: Any) -> Any:

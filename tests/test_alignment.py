@@ -255,7 +255,7 @@ def test_bits_of_rows_that_are_not_there_are_refused_by_the_senders_name(
     vertical: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[:60])
-    rewrite_letters(monkeypatch, "clients.alignment", "CommonRows", "common", set_last_bit)
+    rewrite_letters(monkeypatch, "CommonRows", "common", set_last_bit)
     match = r"^bank \(step \d\): CommonRows\.common must be 0 past the 60 rows$"
     refuses(match, vertical(), contexts)
 

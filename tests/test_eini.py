@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from clients import eini as client
-from clients import eini_active
 from fedapp.cli import cli
 from fedapp.crypto.keys import PrivateKey, PublicKey, generate_key
 from fedapp.crypto.paillier import decrypt, encrypt
@@ -22,14 +22,15 @@ from fedapp.crypto.workers import Workers
 from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.messages import eini
-from fedapp.messages.parcels import Parcels
+from fedapp.messages.parcels import Parcel
 from fedapp.run_folder import RunFolder
 from fedapp.site import mail
 from fedapp.site.answer import Site
+from fedapp.site.store import Store
 from fedapp.trees.candidates import are_trees, candidates, skeleton
 from fedapp.trees.parts import Lookup
 from fedapp.wire.codec import from_records
-from fedapp.wire.content import put_together
+from fedapp.wire.content import enclosed
 from simulations.engines import run_local, run_simulation
 from tests.deployed import write_csv
 from tests.encrypted import (
@@ -66,16 +67,14 @@ class Letters:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened: list[tuple[str, str, Any]] = []
-        real = mail.read_mail
 
-        def read(site: Site, request: Parcels) -> mail.Mail:
-            found = real(site, request)
+        def read(name: str, store: Store, parcels: Iterable[Parcel]) -> mail.Mail:
+            found = mail.open_mail(name, store, parcels)
             for sender, content in found._letters:
-                self.opened.append((sender, site.name, content))
+                self.opened.append((sender, name, content))
             return found
 
-        for module in (client, eini_active):
-            monkeypatch.setattr(module, "read_mail", read)
+        monkeypatch.setattr("fedapp.site.answer.open_mail", read)
 
     def ciphertexts(self, sender: str, receiver: str) -> list[bytes]:
         return [
@@ -224,8 +223,7 @@ def test_the_active_party_cannot_open_what_passive_parties_send_each_other(
         if request.metadata.dst_node_id != 4:  # party-3
             continue
         envelope, content = from_records(request.content, "party-3")
-        message = put_together(eini.StepRequest, content, "party-3")
-        for sender, parcel in mail.unpack_parcels(message):
+        for sender, parcel in enclosed(content):
             step = int.from_bytes(parcel[: mail.STEP_BYTES], "little")
             address = Address(envelope.model_id, sender, "party-3", step)
             origin = mail.box_key(sender).tobytes()

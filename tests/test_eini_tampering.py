@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,15 +18,15 @@ from fedapp.client_app import SiteApp
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import eini
-from fedapp.messages.parcels import pack_parcels
 from fedapp.site.answer import Site
+from fedapp.site.mail import Letters
 from fedapp.trees.parts import PART, part_digest, read_part, write_part
 from simulations.engines import run_local
 from strategies.eini import Eini
 from tests.encrypted import KINDS_OF_MODELS, SMALL, MakeSettings, Train, encrypted, trainer
 from tests.forests import without_salt
 from tests.network import run
-from tests.tampering import FALSE, refuses, rewrite_letters
+from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_all_letters, rewrite_letters
 from tests.test_interactive import inference, written
 from tests.transcript import arrays_of, rewrite, summary_of
 
@@ -115,19 +114,19 @@ def test_a_structure_that_another_passive_party_sends_is_refused(
     train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, _ = train(parties=3)
-    keep, write, seen = client._keep_structure, client.write_mail, []
+    keep, seen = client._keep_structure, list[eini.Structure]()
 
     def keep_and_remember(site: Site, part: Any, letter: eini.Structure, asked: Any) -> None:
         if site.name == "party-2":
             seen.append(letter)
         keep(site, part, letter, asked)
 
-    def write_more(site: Site, letters: Any) -> dict[str, Any]:
-        forged = [("party-3", letter) for letter in seen] if site.name == "party-2" else []
-        return write(site, [*letters, *forged])
+    def write_more(sender: str, letters: Letters) -> Letters:
+        forged = [("party-3", letter) for letter in seen] if sender == "party-2" else []
+        return [*letters, *forged]
 
     monkeypatch.setattr(client, "_keep_structure", keep_and_remember)
-    monkeypatch.setattr(client, "write_mail", write_more)
+    rewrite_all_letters(monkeypatch, write_more)
     with pytest.raises(
         PartyError, match=r"party-2.*: Structure\.letter must come from party-1 alone"
     ):
@@ -218,14 +217,7 @@ def test_a_run_ends_when_the_server_keeps_letters_back(
     train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
     trained, _ = train(parties=3)
-    requests = itertools.count()
-
-    def without_parcels(**given: Any) -> eini.StepRequest:
-        exchange, receiver = divmod(next(requests), 3)
-        kept = pack_parcels([]) if exchange and receiver == place else {}
-        return eini.StepRequest(**given | kept)
-
-    monkeypatch.setattr("strategies.eini.StepRequest", without_parcels)
+    keep_letters_back(monkeypatch, eini.StepRequest, f"party-{place + 1}", first=1)
     rule = r"^party-3 .*: Totals\.letter must reach party-1 by now$"
     refuses(rule, encrypted(settings, trained))
 
@@ -253,7 +245,7 @@ def test_false_sums_of_the_last_party_are_refused(
 ) -> None:
     trained, _ = train()
     how, rule = FALSE[change]
-    rewrite_letters(monkeypatch, "clients.eini", "Totals", "ciphertexts", how)
+    rewrite_letters(monkeypatch, "Totals", "ciphertexts", how)
     refuses(rf"^party-2 .*: Totals\.ciphertexts .*{rule}", encrypted(settings, trained))
 
 

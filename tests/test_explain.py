@@ -19,8 +19,8 @@ from fedapp.home import home
 from fedapp.messages.explain import ExplainRequest
 from fedapp.report.page import write_report
 from fedapp.run_folder import RunFolder
-from fedapp.site.answer import check_policy
 from fedapp.site.config import SiteConfig
+from fedapp.site.policy import check_policy
 from fedapp.trees.explain import open_splits, path_to
 from fedapp.trees.model import load_model
 from fedapp.trees.parts import model_of

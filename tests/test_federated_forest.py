@@ -377,7 +377,7 @@ def test_a_partition_that_does_not_fit_is_refused(
     change: Callable[[Any], Any],
     match: str,
 ) -> None:
-    rewrite_letters(monkeypatch, "clients.federated_forest", "Partition", field, change)
+    rewrite_letters(monkeypatch, "Partition", field, change)
     with pytest.raises(PartyError, match=match):
         run_local(forest())
 

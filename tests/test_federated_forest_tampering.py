@@ -22,7 +22,6 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.fields import Letter
-from fedapp.messages.parcels import pack_parcels
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import Site
 from fedapp.trees.cart import NO_RANK
@@ -32,7 +31,7 @@ from strategies.federated_forest import FederatedForest
 from tests.forests import encrypted_forest, parts_of
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
-from tests.tampering import FALSE, refuses
+from tests.tampering import FALSE, keep_letters_back, refuses
 from tests.transcript import lines_of, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -171,10 +170,7 @@ def test_a_letter_that_the_server_keeps_back_stops_the_run_by_its_senders_name(
 ) -> None:
     kept = {"party-1": messages.SplitRequest, "party-2": messages.SumRequest}[receiver]
 
-    def without_parcels(**given: Any) -> Any:
-        return kept(**given | pack_parcels([]))
-
-    monkeypatch.setattr(f"strategies.federated_forest.{kept.__name__}", without_parcels)
+    keep_letters_back(monkeypatch, kept, receiver)
     refuses(f"^party-[12].*: {letter}.letter must reach {receiver}", made())
 
 

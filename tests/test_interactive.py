@@ -203,7 +203,7 @@ def test_bits_of_rows_that_were_not_asked_about_are_refused_by_the_senders_name(
     train: Callable[..., Any], settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, _ = train(data="breast-cancer", label="")
-    rewrite_letters(monkeypatch, "clients.interactive", "Answers", "bits", set_last_bit)
+    rewrite_letters(monkeypatch, "Answers", "bits", set_last_bit)
     match = r"^party-2 \(step \d\): Answers\.bits must be 0 past the \d+ rows$"
     with pytest.raises(PartyError, match=match):
         run_local(inference(settings, trained))

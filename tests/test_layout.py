@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedapp.messages.fields import Reply, Request
+from fedapp.messages.methods import Method, all_methods, messages_of
 from fedapp.server_app import all_strategies
-from fedapp.site.answer import SHARED
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedapp", "strategies", "clients", "simulations")
@@ -24,6 +24,15 @@ MAY_IMPORT_FLOWER = (
     "simulations/engines.py",
 )
 METHODS = {name.replace("-", "_") for name in all_strategies()}
+ANSWERING = sorted(
+    path.stem
+    for path in (ROOT / "clients").glob("*.py")
+    if hasattr(importlib.import_module(f"clients.{path.stem}"), "HANDLERS")
+)
+# What may know methods by name: studies of single ones, and a command that says which one it takes
+# where none is named.
+STUDIES = ("simulations/papers/", "simulations/bench/")
+DEFAULTS = {"fedapp/commands/predict.py": ["interactive"]}
 
 
 def sources() -> Iterator[str]:
@@ -85,7 +94,61 @@ def test_a_method_has_the_same_name_on_both_sides_and_in_its_messages_and_tests(
         assert (ROOT / f"{form.format(method)}.py").exists()
 
 
-@pytest.mark.parametrize("module", sorted(METHODS | SHARED))
+def test_every_module_with_handlers_declares_a_method_or_who_shares_it() -> None:
+    families = {method.family for method in all_methods().values()}
+    for name in ANSWERING:
+        messages = messages_of(name)
+        declared, shared_by = getattr(messages, "METHOD", None), getattr(messages, "SHARED_BY", ())
+        assert isinstance(declared, Method) != bool(shared_by), name
+        assert families >= set(shared_by), name
+        assert bool(declared) == (name in METHODS), name
+    assert all_methods().keys() == all_strategies().keys()
+
+
+def methods_known(source: str, code: str) -> list[str]:
+    """Methods that a source knows by name: whose modules it imports, or whose names it compares."""
+    own = Path(source).stem
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            names = [alias.name for alias in node.names]
+            paths = [*names, module, *(f"{module}.{name}" for name in names)]
+            places = ("strategies", "clients", "fedapp.messages")
+            found += [
+                path.rpartition(".")[2] for path in paths if path.rpartition(".")[0] in places
+            ]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value.replace("-", "_"))
+    return [name for name in found if name in METHODS and not own.startswith(name)]
+
+
+def test_no_module_but_its_own_knows_a_method_by_name() -> None:
+    known = {
+        source: names
+        for source in sources()
+        if not source.startswith(STUDIES)
+        and (names := methods_known(source, (ROOT / source).read_text()))
+    }
+    assert known == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from clients.pax import grow",
+        "from fedapp.messages import pax",
+        "import strategies.pax",
+        "is_pax = settings.strategy == 'pax'",
+        "EXTRAS = {'fedavg-linear': 'torch'}",
+    ],
+)
+def test_a_method_known_by_name_is_found(code: str) -> None:
+    assert len(methods_known("fedapp/site/answer.py", code)) == 1
+    assert not methods_known("clients/pax_rows.py", code) or "fedavg" in code
+
+
+@pytest.mark.parametrize("module", ANSWERING)
 def test_messages_say_what_they_reveal_and_have_handlers(module: str) -> None:
     messages = importlib.import_module(f"fedapp.messages.{module}")
     handlers = importlib.import_module(f"clients.{module}").HANDLERS

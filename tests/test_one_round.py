@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import one_round as messages
 from fedapp.run_folder import RunFolder
-from fedapp.site.answer import Site
-from fedapp.site.mail import write_mail
 from fedapp.site.store import Store
 from fedapp.trees.leaf_sets import compress, decompress, leaves_of, walk
 from fedapp.trees.parts import PART
@@ -29,6 +26,7 @@ from strategies.one_round import OneRound
 from tests.forests import joined
 from tests.letters import letters_sent
 from tests.pooled import Pooled, made_columns, write_rows
+from tests.tampering import rewrite_letters
 from tests.transcript import ALIGNED, check_declared, lines_of, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -182,13 +180,8 @@ def test_leaf_sets_that_do_not_fit_are_refused(
     change: Callable[[Any], Any],
     match: str,
 ) -> None:
-    def changed(site: Site, letters: Any) -> dict[str, Any]:
-        return write_mail(
-            site, [(n, replace(one, **{field: change(getattr(one, field))})) for n, one in letters]
-        )
-
     trained, _ = train()
-    monkeypatch.setattr("clients.one_round.write_mail", changed)
+    rewrite_letters(monkeypatch, "LeafSets", field, change)
     with pytest.raises(PartyError, match=match):
         run_local(prediction(settings, trained))
 

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from fedapp.cli import cli
 from fedapp.config import Settings, app_folder
 from fedapp.errors import ConfigError, PartyError
-from fedapp.packages import EXTRAS, versions
+from fedapp.messages.methods import all_methods
+from fedapp.packages import versions
 from simulations.engines import run_local
 from tests.conftest import needs_torch
 
@@ -100,9 +101,11 @@ def test_every_extra_of_a_method_is_one_of_the_package() -> None:
     with (app_folder() / "pyproject.toml").open("rb") as file:
         project: dict[str, Any] = tomllib.load(file)["project"]
     extras = project["optional-dependencies"]
-    for method, module in EXTRAS.items():
-        assert [one.partition(">")[0] for one in extras[method]] == [module]
-        assert not any(one.startswith(module) for one in project["dependencies"])
+    packages = {name: method.package for name, method in all_methods().items() if method.package}
+    assert packages
+    for method, package in packages.items():
+        assert [one.partition(">")[0] for one in extras[method]] == [package]
+        assert not any(one.startswith(package) for one in project["dependencies"])
 
 
 def test_every_requirement_is_pinned() -> None:

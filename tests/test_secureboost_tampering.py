@@ -17,7 +17,7 @@ from fedapp.crypto.packing import grouped_layouts
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.workers import Workers
 from fedapp.messages.fields import Letter
-from fedapp.messages.parcels import Parcel, Parcels, pack_parcels, unpack_parcels
+from fedapp.messages.parcels import Parcel
 from fedapp.site.mail import STEP_BYTES
 from strategies.vertical import Mailbox
 from tests.letters import Opened, letters_sent
@@ -208,16 +208,16 @@ def meddle(
     change: Callable[[list[list[Parcel]]], list[Parcel]],
 ) -> None:
     """The server changes what a party gets; it knows all that it has carried to it so far."""
-    honest, carried = Mailbox.fields_for, list[list[Parcel]]()
+    honest, carried = Mailbox.take, list[list[Parcel]]()
 
-    def fields_for(self: Mailbox, party: str) -> dict[str, Any]:
-        fields = honest(self, party)
+    def take(self: Mailbox, party: str) -> list[Parcel]:
+        parcels = honest(self, party)
         if party != receiver:
-            return fields
-        carried.append(unpack_parcels(Parcels(**fields)))
-        return pack_parcels(change(carried))
+            return parcels
+        carried.append(parcels)
+        return change(carried)
 
-    patch.setattr(Mailbox, "fields_for", fields_for)
+    patch.setattr(Mailbox, "take", take)
 
 
 def last(change: Callable[[str, bytes], Parcel]) -> Callable[[list[list[Parcel]]], list[Parcel]]:
@@ -310,16 +310,15 @@ def test_a_parcel_of_one_party_is_of_no_use_to_another(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     carried: dict[str, list[Parcel]] = {}
-    honest = Mailbox.fields_for
+    honest = Mailbox.take
 
-    def fields_for(self: Mailbox, party: str) -> dict[str, Any]:
-        fields = honest(self, party)
-        carried[party] = unpack_parcels(Parcels(**fields))
+    def take(self: Mailbox, party: str) -> list[Parcel]:
+        carried[party] = honest(self, party)
         if party == "party-3" and any(peer == "party-1" for peer, _ in carried["party-2"]):
-            return pack_parcels(carried["party-2"])
-        return fields
+            return carried["party-2"]
+        return carried[party]
 
-    monkeypatch.setattr(Mailbox, "fields_for", fields_for)
+    monkeypatch.setattr(Mailbox, "take", take)
     refuses(rf"^party-1.*: parcel.content {SEALED}", made(parties=3))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import numpy as np
 import pytest
@@ -11,14 +12,13 @@ from typer.testing import CliRunner
 
 from fedapp.commands.site import site_app
 from fedapp.errors import ConfigError, FedappError
-from fedapp.server_app import all_strategies
-from fedapp.site.answer import SHARED, check_policy
+from fedapp.messages.fields import OnlyInTrials, Range, Request
+from fedapp.messages.methods import all_methods, messages_of
 from fedapp.site.check import kind_of
-from fedapp.site.config import parse_node_config, site_config
+from fedapp.site.config import SiteConfig, parse_node_config, site_config
+from fedapp.site.policy import check_policy, check_secure
 from simulations.engines import run_local
 from tests.conftest import MakeSettings, MakeSites, WriteTable
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def node(allow: str = "", **others: object) -> dict[str, str]:
@@ -56,14 +56,69 @@ def test_an_allowed_method_may_send_its_own_messages_and_the_shared_ones() -> No
         check_policy(config, kind, "fedavg-linear")
 
 
-def test_every_module_with_handlers_is_a_method_or_shared() -> None:
-    names = {path.stem for path in (ROOT / "clients").glob("*.py")} - {"__init__"}
-    answering = {
-        name
-        for name in names
-        if getattr(importlib.import_module(f"clients.{name}"), "HANDLERS", None)
+@pytest.mark.parametrize(
+    ("kind", "method", "family"),
+    [
+        ("query.alignment_open", "pax", "inference or vertical"),
+        ("query.labels", "secureboost", "horizontal"),
+        ("evaluate.explain_rows", "secureboost", "inference"),
+    ],
+)
+def test_a_shared_message_that_the_method_never_sends_is_refused(
+    kind: str, method: str, family: str
+) -> None:
+    config = site_config(node("pax, secureboost"), {})
+    with pytest.raises(ConfigError, match=rf"^strategy must be {family} to send {kind}, got "):
+        check_policy(config, kind, method)
+
+
+def test_a_module_that_declares_nothing_is_a_method_of_its_own() -> None:
+    config = site_config(node("pax"), {})
+    with pytest.raises(ConfigError, match=r"site allows \(pax\), got parameters$"):
+        check_policy(config, "query.parameters_read", "pax")
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRequest(Request):
+    """Of a method that no other module knows."""
+
+    kind: ClassVar[str] = "train.trial_begin"
+    no_cover: Annotated[bool, OnlyInTrials()]
+    fewest_ways: Annotated[float, Range(0, 1e9), OnlyInTrials(below=12.5)]
+    n_rows: Annotated[int, Range(0, 10)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "rule"),
+    [
+        (TrialRequest(True, 12.5, 0), "no-cover must be false, .* got true"),
+        (TrialRequest(False, 12.4, 0), r"fewest-ways must be >= 12\.5, .* got 12\.4"),
+    ],
+)
+def test_a_value_for_trials_is_refused_whatever_its_field_is_called(
+    request_: TrialRequest, rule: str
+) -> None:
+    site = SiteConfig("bank", "rows.csv")
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        check_secure(site, request_)
+    check_secure(replace(site, allows_insecure=True), request_)
+    check_secure(replace(site, simulated=True), request_)
+    check_secure(site, TrialRequest(False, 12.5, 0))
+
+
+def test_every_message_with_a_key_or_a_guard_declares_what_is_for_trials() -> None:
+    declared = {
+        (method, name)
+        for method in all_methods()
+        for kind in vars(messages_of(method.replace("-", "_"))).values()
+        if isinstance(kind, type) and issubclass(kind, Request) and is_dataclass(kind)
+        for name in kind.for_trials
     }
-    assert answering == {name.replace("-", "_") for name in all_strategies()} | SHARED
+    assert declared == {
+        ("secureboost", "insecure_small_key"),
+        ("federated-forest", "insecure_small_key"),
+        *(("eini", name) for name in ("insecure_small_key", "unguarded", "least_possibilities")),
+    }
 
 
 @pytest.mark.parametrize("strategy", ["bagging", "secureboost"])

@@ -14,7 +14,8 @@ from flwr.app import Context, Message
 from fedapp.client_app import SiteApp
 from fedapp.config import Settings
 from fedapp.messages import alignment, vertical
-from fedapp.messages.parcels import SentReply
+from fedapp.messages.fields import Message as Declared
+from fedapp.messages.parcels import Parcels, SentReply
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
 from fedapp.wire.codec import from_records, to_records
@@ -91,14 +92,17 @@ def rewrite(message: Message, **arrays: np.ndarray) -> None:
     message.content = to_records(changed, envelope)
 
 
-def check_declared(app: Listener, kinds: Mapping[str, tuple[type, type]]) -> None:
+def check_declared(
+    app: Listener, kinds: Mapping[str, tuple[type[Declared], type[Declared]]]
+) -> None:
     """Messages of all these types were sent, with the fields of their classes and nothing else."""
     assert {kind for kind, _, _ in app.heard} == set(kinds)
     for kind, request, reply in app.heard:
         for message, declared in zip((request, reply), kinds[kind], strict=True):
             assert set(message.content) == {"envelope", "content"}
             names = {*scalars_of(message), *arrays_of(message)}
-            assert names == {field.name for field in fields(declared)}
+            beside = fields(Parcels) if declared.carries_letters else ()
+            assert names == {field.name for field in (*fields(declared), *beside)}
 
 
 def check_no_rows(app: Listener, summary: Mapping[str, Any]) -> None:

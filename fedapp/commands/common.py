@@ -50,12 +50,12 @@ def check_method(settings: Settings, engine: str) -> None:
     ------
     ConfigError : it is not.
     """
+    from fedapp.messages.methods import all_methods
     from fedapp.server_app import load_strategy
-    from strategies.inference import InferenceStrategy
 
     check_engine(engine)
     strategy = load_strategy(settings.strategy)
-    if issubclass(strategy, InferenceStrategy):
+    if not all_methods()[settings.strategy].trains:
         rule = f"must be one that trains (fedapp predict --inference {settings.strategy} predicts)"
         raise ConfigError(f"strategy {rule}, got {settings.strategy!r}")
     strategy.own_settings(settings)

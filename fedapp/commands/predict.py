@@ -107,14 +107,10 @@ def _predict_together(
     """Have the parties predict; the predictions are written at the active one."""
     from fedapp.data.predictions import check_suffix
     from fedapp.home import home
-    from fedapp.server_app import all_strategies
-    from strategies.inference import InferenceStrategy
+    from fedapp.messages.methods import all_methods
+    from fedapp.server_app import load_strategy
 
-    known = {
-        name: strategy
-        for name, strategy in all_strategies().items()
-        if issubclass(strategy, InferenceStrategy)
-    }
+    known = [name for name, method in all_methods().items() if not method.trains]
     if overrides["strategy"] not in known:
         got = overrides["strategy"]
         raise ConfigError(f"inference must be one of {', '.join(known)}, got {got!r}")
@@ -127,7 +123,7 @@ def _predict_together(
     if output:
         given["output"] = Path(output).suffix
     settings = load_settings(given)
-    known[settings.strategy].own_settings(settings)
+    load_strategy(settings.strategy).own_settings(settings)
     settings = settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})
     follower = new_follower()
     with interruptible(lambda: NOTHING_WRITTEN), follower.alive():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,9 +12,6 @@ from rich.table import Table as Grid
 
 from fedapp.commands.help import Command
 from fedapp.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedapp.site.check import Method
 
 site_app = typer.Typer(help="A site: write what it needs, check its table.", no_args_is_help=True)
 
@@ -36,12 +33,13 @@ def init_command(
 ) -> None:
     """Write the node config, the SuperNode's key and scripts into a folder."""
     from fedapp.deploy.folders import write_site
+    from fedapp.messages.methods import all_methods
     from fedapp.site.check import check_allowed
     from fedapp.site.config import SiteConfig
 
     methods = frozenset(allow.replace(",", " ").split())
     site = SiteConfig(name, data, label, id_column, allowed=methods, min_rows=min_rows)
-    check_allowed(site, _methods())
+    check_allowed(site, all_methods())
     write_site(folder, site, superlink, ca, port)
     say = Console(soft_wrap=True, highlight=False).print
     say(f"Written to {folder}. Next:")
@@ -61,6 +59,7 @@ def check_command(
     from clients.hello import told_versions
     from fedapp.config import load_settings
     from fedapp.home import home
+    from fedapp.messages.methods import all_methods
     from fedapp.site.check import check_site, who_may_read_keys
     from fedapp.site.config import parse_node_config, site_config
 
@@ -71,7 +70,7 @@ def check_command(
         raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
     site = site_config(node, {})
     run = load_settings({})
-    found = check_site(site, _methods(), (run.test_fraction, run.valid_fraction))
+    found = check_site(site, all_methods(), (run.test_fraction, run.valid_fraction))
     beside = Path(config).parent if config else home()
     folders = {beside, *(place / "sites" / site.name for place in (home(), beside / "home"))}
     console = Console()
@@ -100,21 +99,3 @@ def check_command(
     for method, answer in found.methods.items():
         methods.add_row(method, answer)
     console.print(methods)
-
-
-def _methods() -> dict[str, Method]:
-    """What every method wants of a table."""
-    from fedapp.server_app import all_strategies
-    from fedapp.site.check import Method
-    from strategies.federated_forest import FederatedForest
-    from strategies.inference import InferenceStrategy
-    from strategies.vertical import VerticalStrategy
-
-    return {
-        name: Method(
-            needs_label=not issubclass(strategy, VerticalStrategy),
-            trains=not issubclass(strategy, InferenceStrategy),
-            codes_labels=issubclass(strategy, FederatedForest),
-        )
-        for name, strategy in all_strategies().items()
-    }

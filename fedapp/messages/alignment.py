@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
-from fedapp.messages.parcels import Parcels
+
+SHARED_BY = frozenset({"vertical", "inference"})
 
 Points = Annotated[Array, Form("uint8", "n_points", 32)]  # of ristretto255
 
@@ -41,7 +42,7 @@ class OpenRequest(Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskRequest(Parcels, Request):
+class MaskRequest(Request, letters=True):
     """To a passive party: mask lists once more, and pass them on."""
 
     kind: ClassVar[str] = "query.alignment_mask"
@@ -49,7 +50,7 @@ class MaskRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MatchRequest(Parcels, Request):
+class MatchRequest(Request, letters=True):
     """To the active party: find what all have in common."""
 
     kind: ClassVar[str] = "query.alignment_match"
@@ -57,7 +58,7 @@ class MatchRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OrderRequest(Parcels, Request):
+class OrderRequest(Request, letters=True):
     """To a passive party: keep the common rows, in the common order."""
 
     kind: ClassVar[str] = "query.alignment_order"
@@ -65,7 +66,7 @@ class OrderRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MatchReply(Parcels, Reply):
+class MatchReply(Reply, letters=True):
     """Parcels for the passive parties, and how many rows there are."""
 
     n_train: Annotated[int, Range(0, 2**40)]

@@ -16,6 +16,8 @@ from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
 
+SHARED_BY = frozenset({"horizontal"})
+
 Sums = Annotated[Array, Form("float64", "n_sums")]
 Scores = Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)]
 

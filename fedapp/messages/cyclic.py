@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedapp.messages.fields import Request
+from fedapp.messages.methods import Method
 from fedapp.messages.trees import BoostOrder, BoostReport
+
+METHOD = Method("horizontal")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

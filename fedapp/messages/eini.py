@@ -26,28 +26,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
-from fedapp.messages.parcels import Parcels
+from fedapp.messages.fields import Array, Form, Letter, OnlyInTrials, Range, Reply, Request
+from fedapp.messages.methods import Method
+
+METHOD = Method("inference")
 
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepRequest(Parcels, Request):
+class StepRequest(Request, letters=True):
     """Do the own step on every batch that has come; the active party also sends the next."""
 
     kind: ClassVar[str] = "evaluate.eini_step"
     doing: ClassVar[str] = "predicting under encryption"
     key_bits: Annotated[int, Range(64, 2**15)]
-    insecure_small_key: bool
+    insecure_small_key: Annotated[bool, OnlyInTrials()]
     batch_rows: Annotated[int, Range(0, 2**31)]  # 0: as many as fit into 64 MiB of ciphertexts
-    least_possibilities: Annotated[float, Range(1, 1e300)]
-    unguarded: bool
+    least_possibilities: Annotated[float, Range(1, 1e300), OnlyInTrials(below=1000)]
+    unguarded: Annotated[bool, OnlyInTrials()]
     suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepReply(Parcels, Reply):
+class StepReply(Reply, letters=True):
     """Batches on their way; sizes are those of the active party, 0 at others."""
 
     finished: bool

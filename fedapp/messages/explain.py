@@ -14,6 +14,8 @@ from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Range, Reply, Request
 
+SHARED_BY = frozenset({"inference"})
+
 MOST_ROWS = 100
 
 

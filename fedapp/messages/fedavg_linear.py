@@ -23,6 +23,9 @@ from fedapp.errors import ProtocolError
 from fedapp.messages import booster
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
 from fedapp.messages.labels import LabelsReply, check_label_sum
+from fedapp.messages.methods import Method
+
+METHOD = Method("horizontal")
 
 Columns = Annotated[Array, Form("float64", "n_columns")]
 NotNegative = Annotated[Array, Form("float64", "n_columns", low=0)]

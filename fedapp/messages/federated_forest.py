@@ -52,8 +52,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
-from fedapp.messages.parcels import Parcels
+from fedapp.messages.fields import Array, Form, Letter, OnlyInTrials, Range, Reply, Request
+from fedapp.messages.methods import Method
+
+METHOD = Method("vertical", codes_labels=True, baseline="forest")
 
 ENCODED, PAILLIER = "encoded", "paillier"  # the forms in which labels leave their party
 
@@ -65,7 +67,7 @@ Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetupRequest(Parcels, Request):
+class SetupRequest(Request, letters=True):
     """Bin the columns; at the active party also check the order of rows and code the labels."""
 
     kind: ClassVar[str] = "train.federated_forest_setup"
@@ -84,11 +86,11 @@ class SetupRequest(Parcels, Request):
     master_keeps_model: bool
     labels: Annotated[str, Range(1, 16)]  # ENCODED or PAILLIER
     key_bits: Annotated[int, Range(64, 2**15)]
-    insecure_small_key: bool
+    insecure_small_key: Annotated[bool, OnlyInTrials()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LevelRequest(Parcels, Request):
+class LevelRequest(Request, letters=True):
     """The splits of the last level; say how well their children could be split."""
 
     kind: ClassVar[str] = "train.federated_forest_level"
@@ -101,7 +103,7 @@ class LevelRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SumRequest(Parcels, Request):
+class SumRequest(Request, letters=True):
     """To a passive party: the splits of the last level; sum the labels of their children."""
 
     kind: ClassVar[str] = "train.federated_forest_sum"
@@ -114,7 +116,7 @@ class SumRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SplitRequest(Parcels, Request):
+class SplitRequest(Request, letters=True):
     """To the active party: the splits of the last level; choose how their children are split."""
 
     kind: ClassVar[str] = "train.federated_forest_split"
@@ -128,7 +130,7 @@ class SplitRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartitionRequest(Parcels, Request):
+class PartitionRequest(Request, letters=True):
     """To those who won: make the own ones of these splits, and tell the others.
 
     After the last level to all passive parties: also keep the own part of the model.
@@ -144,7 +146,7 @@ class PartitionRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FinishRequest(Parcels, Request):
+class FinishRequest(Request, letters=True):
     """To the active party: make the last splits, score the forest, keep the own part of it."""
 
     kind: ClassVar[str] = "evaluate.federated_forest_finish"
@@ -155,7 +157,7 @@ class FinishRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetupReply(Parcels, Reply):
+class SetupReply(Reply, letters=True):
     """Parcels for others."""
 
 
@@ -174,12 +176,12 @@ class LevelReply(Reply):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SumReply(Parcels, Reply):
+class SumReply(Reply, letters=True):
     """Parcels for others: the sums, and which rows the own splits of the last level send left."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SplitReply(Parcels, Reply):
+class SplitReply(Reply, letters=True):
     """This level's splits, and scores of the forest as it is."""
 
     trees: Places
@@ -191,7 +193,7 @@ class SplitReply(Parcels, Reply):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartitionReply(Parcels, Reply):
+class PartitionReply(Reply, letters=True):
     """Which rows go left, for the others; the own splits for the server if it keeps the model."""
 
     columns: Annotated[Array, Form("int64", "n_records", low=0)]
@@ -201,7 +203,7 @@ class PartitionReply(Parcels, Reply):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FinishReply(Parcels, Reply):
+class FinishReply(Reply, letters=True):
     """Scores of the finished forest, and importance; the rest for a server that keeps the model."""
 
     score_names: Annotated[tuple[str, ...], Range(0, 20)]

@@ -24,7 +24,10 @@ from typing import Annotated, ClassVar
 from fedapp.errors import ProtocolError
 from fedapp.messages.booster import EvaluateReply, Scores, Sums
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.methods import Method
 from fedapp.messages.parameters import TreeParameters
+
+METHOD = Method("horizontal", package="torch")
 
 Weights = Annotated[Array, Form("float32", "n_weights")]
 

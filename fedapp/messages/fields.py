@@ -5,7 +5,10 @@ A field is annotated with its form; the codec checks it on both sides::
     histograms: Annotated[Array, Form("float64", "n_wanted", "n_bins", 2)]
     level: Annotated[int, Range(0, 64)]
 
-A dimension written as a name has the same size wherever the name stands in the message.
+A dimension written as a name has the same size wherever the name stands in the message. Beside the
+form stands when a site takes a value at all::
+
+    insecure_small_key: Annotated[bool, OnlyInTrials()]
 """
 
 from __future__ import annotations
@@ -54,25 +57,62 @@ class Range:
     high: float
 
 
+@dataclass(frozen=True, slots=True)
+class OnlyInTrials:
+    """Values that a site takes only where its node config has ``allow-insecure``.
+
+    Parameters
+    ----------
+    below : numbers below this one; None: a truth that is true.
+    """
+
+    below: float | None = None
+
+    @property
+    def safe(self) -> str:
+        """The other values, in words."""
+        return "false" if self.below is None else f">= {self.below:g}"
+
+    def covers(self, value: float) -> bool:
+        """Whether a value is for trials alone."""
+        return bool(value) if self.below is None else value < self.below
+
+
 class Message:
-    """What a message of any direction is; its class knows the fields and their forms."""
+    """What a message of any direction is; its class knows the fields and their rules.
+
+    A class declared with ``letters=True`` also carries what parties write to each other: sealed
+    parcels beside its fields (see ``fedapp.messages.parcels``).
+    """
 
     __slots__ = ()
-    forms: ClassVar[Mapping[str, tuple[Any, Form | Range | None]]]
+    forms: ClassVar[Mapping[str, tuple[Any, Form | Range | None]]]  # plain type and declared form
+    for_trials: ClassVar[Mapping[str, OnlyInTrials]]
+    carries_letters: ClassVar[bool] = False
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, letters: bool | None = None) -> None:
+        # ``dataclass(slots=True)`` makes a class twice, the second time without the keyword.
+        if letters is not None:
+            cls.carries_letters = letters
         # Once, at import: hints are texts, and to evaluate them for every message takes longer than
         # to check it.
         hints = get_type_hints(cls, include_extras=True)
-        cls.forms = {
-            name: _form_of(hint) for name, hint in hints.items() if get_origin(hint) is not ClassVar
-        }
+        fields = {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
+        cls.forms = {name: _form_of(hint) for name, hint in fields.items()}
+        rules = [(name, rule) for name, hint in fields.items() for rule in _rules_of(hint)]
+        cls.for_trials = {name: rule for name, rule in rules if isinstance(rule, OnlyInTrials)}
 
 
 def _form_of(hint: Any) -> tuple[Any, Form | Range | None]:
     """Plain type and declared form of a field."""
-    base, form = get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
-    return get_origin(base) or base, form
+    base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    forms = [rule for rule in _rules_of(hint) if isinstance(rule, Form | Range)]
+    return get_origin(base) or base, forms[0] if forms else None
+
+
+def _rules_of(hint: Any) -> tuple[Any, ...]:
+    """What a field declares beside its type."""
+    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
 
 
 class Request(Message):

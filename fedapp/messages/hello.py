@@ -15,6 +15,8 @@ from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Introduction, Range, Request
 
+SHARED_BY = frozenset({"horizontal"})
+
 
 @dataclass(frozen=True, slots=True)
 class HelloRequest(Request):

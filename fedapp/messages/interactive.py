@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
-from fedapp.messages.parcels import Parcels
+from fedapp.messages.methods import Method
+
+METHOD = Method("inference")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WalkRequest(Parcels, Request):
+class WalkRequest(Request, letters=True):
     """To the active party: walk on with the answers; ask about others' splits, or write the end."""
 
     kind: ClassVar[str] = "evaluate.interactive_walk"
@@ -31,7 +33,7 @@ class WalkRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AnswerRequest(Parcels, Request):
+class AnswerRequest(Request, letters=True):
     """To a passive party: say which rows go left; or, the last time, forget the rows."""
 
     kind: ClassVar[str] = "evaluate.interactive_answer"
@@ -40,7 +42,7 @@ class AnswerRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WalkReply(Parcels, Reply):
+class WalkReply(Reply, letters=True):
     """Questions for others, or the end."""
 
     finished: bool
@@ -48,7 +50,7 @@ class WalkReply(Parcels, Reply):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AnswerReply(Parcels, Reply):
+class AnswerReply(Reply, letters=True):
     """Answers for the active party."""
 
 

@@ -12,6 +12,8 @@ from typing import Annotated, ClassVar
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Range, Reply, Request
 
+SHARED_BY = frozenset({"horizontal"})
+
 
 @dataclass(frozen=True, slots=True)
 class LabelsRequest(Request):

@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
-from fedapp.messages.parcels import Parcels
+from fedapp.messages.methods import Method
+
+METHOD = Method("inference")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WalkRequest(Parcels, Request):
+class WalkRequest(Request, letters=True):
     """To a passive party: walk all trees."""
 
     kind: ClassVar[str] = "evaluate.one_round_walk"
@@ -32,7 +34,7 @@ class WalkRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class IntersectRequest(Parcels, Request):
+class IntersectRequest(Request, letters=True):
     """To the active party: intersect the leaf sets, and write the predictions."""
 
     kind: ClassVar[str] = "evaluate.one_round_intersect"
@@ -41,12 +43,12 @@ class IntersectRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WalkReply(Parcels, Reply):
+class WalkReply(Reply, letters=True):
     """Leaf sets for the active party."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class IntersectReply(Parcels, Reply):
+class IntersectReply(Reply, letters=True):
     """The predictions are written."""
 
     n_trees: Annotated[int, Range(0, 10**9)]

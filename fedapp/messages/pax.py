@@ -23,7 +23,10 @@ import numpy as np
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
 from fedapp.messages.labels import LabelsReply, check_label_sum
+from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_NODES
+
+METHOD = Method("horizontal")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

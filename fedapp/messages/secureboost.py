@@ -30,9 +30,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
+from fedapp.messages.fields import Array, Form, Letter, OnlyInTrials, Range, Reply, Request
+from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, TreeParameters
-from fedapp.messages.parcels import Parcels
+
+METHOD = Method("vertical")
 
 Places = Annotated[Array, Form("int32", "n_splits", low=0, high=MOST_NODES)]
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
@@ -41,7 +43,7 @@ ValidScores = Annotated[Array, Form("float64", "n_rounds", "n_valid_scores", nan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetupRequest(Parcels, TreeParameters, Request):
+class SetupRequest(TreeParameters, Request, letters=True):
     """Bin the columns; at the active party also check the order of rows and draw the key."""
 
     kind: ClassVar[str] = "train.secureboost_setup"
@@ -52,11 +54,11 @@ class SetupRequest(Parcels, TreeParameters, Request):
     top_rate: Annotated[float, Range(0, 1)]
     other_rate: Annotated[float, Range(0, 1)]
     key_bits: Annotated[int, Range(64, 2**15)]
-    insecure_small_key: bool
+    insecure_small_key: Annotated[bool, OnlyInTrials()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BeginRequest(Parcels, Request):
+class BeginRequest(Request, letters=True):
     """To the active party: finish the last round; begin another, where there is one."""
 
     kind: ClassVar[str] = "train.secureboost_begin"
@@ -66,7 +68,7 @@ class BeginRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SumRequest(Parcels, Request):
+class SumRequest(Request, letters=True):
     """To a passive party: make the last level's splits, sum the wanted nodes."""
 
     kind: ClassVar[str] = "train.secureboost_sum"
@@ -75,7 +77,7 @@ class SumRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SplitRequest(Parcels, Request):
+class SplitRequest(Request, letters=True):
     """To the active party: choose this level's splits."""
 
     kind: ClassVar[str] = "train.secureboost_split"
@@ -84,7 +86,7 @@ class SplitRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartitionRequest(Parcels, Request):
+class PartitionRequest(Request, letters=True):
     """To a passive party: make the splits it has won, and tell the others."""
 
     kind: ClassVar[str] = "train.secureboost_partition"
@@ -93,7 +95,7 @@ class PartitionRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HandOverRequest(Parcels, Request):
+class HandOverRequest(Request, letters=True):
     """To a passive party: keep the own part of the model, hand it over where that is allowed."""
 
     kind: ClassVar[str] = "evaluate.secureboost_handover"
@@ -101,7 +103,7 @@ class HandOverRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FinishRequest(Parcels, Request):
+class FinishRequest(Request, letters=True):
     """To the active party: keep the own part of the model, score it, join the parts if it may."""
 
     kind: ClassVar[str] = "evaluate.secureboost_finish"
@@ -110,7 +112,7 @@ class FinishRequest(Parcels, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BeginReply(Parcels, Reply):
+class BeginReply(Reply, letters=True):
     """Scores of the rounds finished since the last reply, and whether another has begun."""
 
     begun: bool
@@ -123,7 +125,7 @@ class BeginReply(Parcels, Reply):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SplitReply(Parcels, Reply):
+class SplitReply(Reply, letters=True):
     """Where the round stands."""
 
     growing: bool  # another level follows
@@ -131,7 +133,7 @@ class SplitReply(Parcels, Reply):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FinishReply(Parcels, Reply):
+class FinishReply(Reply, letters=True):
     """Scores of the finished model; importance and the model itself where all allow it."""
 
     n_trees: Annotated[int, Range(0, 10**9)]

@@ -15,6 +15,8 @@ from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Array, Form, Introduction, Range, Request
 
+SHARED_BY = frozenset({"vertical", "inference"})
+
 
 @dataclass(frozen=True, slots=True)
 class VerticalHelloRequest(Request):

@@ -1,44 +1,54 @@
 """How a site answers a message: once a step, whatever is sent twice.
 
-A method's handlers are functions ``(Site, Request) -> Reply`` in ``clients.<module>``, listed
-there in ``HANDLERS``; the module is imported when a message of its kind arrives.
+A method's handlers are functions in ``clients.<module>``, listed there in ``HANDLERS``; the module
+is imported when a message of its kind arrives. A handler gets the site and the request, and with a
+request that carries letters also the letters that have come; it gives back the reply, and with a
+reply that carries letters also those to send::
+
+    (Site, Request)       -> Reply
+    (Site, Request, Mail) -> Reply, Letters
+
+Letters are opened before a handler and sealed after it, so that none knows of a key or a step.
 """
 
 from __future__ import annotations
 
-import importlib
+import hashlib
 import logging
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 
-from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.home import home
 from fedapp.messages.fields import Reply, Request
+from fedapp.messages.methods import MODULE, module_at
+from fedapp.messages.parcels import Parcel, Parcels, pack_parcels, unpack_parcels
 from fedapp.packages import check_extra
 from fedapp.site.config import SiteConfig
+from fedapp.site.mail import Letters, Mail, open_mail, seal_mail, write_letters
+from fedapp.site.policy import check_policy, check_secure, module_of
 from fedapp.site.store import Store, locked
 from fedapp.wire.codec import Envelope
-from fedapp.wire.content import Content, put_together, take_apart
+from fedapp.wire.content import (
+    Content,
+    enclose,
+    enclosed,
+    put_together,
+    take_apart,
+    without_parcels,
+)
+from fedapp.wire.layout import from_bytes, to_bytes
 
 log = logging.getLogger("fedapp.site")
 
-Handler = Callable[["Site", Any], Reply]
-R = TypeVar("R", bound=Reply)
+Handler = Callable[..., Reply | tuple[Reply, Letters]]
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
-# Fields of requests that only trials give another value: what it must be, in words and as a test.
-SECURE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "insecure_small_key": ("false", lambda value: not value),
-    "unguarded": ("false", lambda value: not value),
-    "least_possibilities": (">= 1000", lambda value: bool(value >= 1000)),
-}
-# Modules whose messages several methods send; each other one is a method.
-SHARED = frozenset({"hello", "vertical", "alignment", "labels", "booster", "explain"})
+KEPT = "kept"  # the last answer of a finished run
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +95,14 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
         store = _at_step(Store.open(folder), envelope, config.name, content.name)
         if store.step == envelope.step:
             return Content(*store.last_reply())
-        with _kept_here(config):
-            reply = take_apart(handler(Site(config, store), request), config.name)
+        told = _told_before(store, kind, envelope, content, config.name)
+        if told is None:
+            told = _handled(Site(config, store), handler, request, content)
+            if store.finished and envelope.checkpoint and KEPT not in store.facts:
+                _keep(store, kind, envelope, content, told)
+        reply, letters = told
+        if letters:
+            reply = enclose(reply, seal_mail(config.name, store, letters))
         stored = {"class": reply.name, "scalars": reply.scalars, "arrays": reply.arrays}
         store.commit(envelope.step, envelope.attempt, stored)
     return reply
@@ -104,62 +120,60 @@ def _kept_here(config: SiteConfig) -> Iterator[None]:
         raise error.for_others(shares_names=True) from None
 
 
-def keep_reply(store: Store, reply: Reply) -> None:
-    """Keep the last reply of a run, for a server started anew that asks for it again."""
-    told = {field.name: getattr(reply, field.name) for field in fields(reply)}  # type: ignore[arg-type]
-    store.facts["reply"] = {k: v for k, v in told.items() if not isinstance(v, np.ndarray)}
-    for name in told.keys() - store.facts["reply"].keys():
-        store[name] = told[name]
+Told = tuple[Content, list[Parcel]]  # a reply, and the letters to send, not sealed yet
 
 
-def kept_reply(store: Store, kind: type[R]) -> R:
-    """What ``keep_reply`` kept, a reply of this class."""
-    scalars = {k: tuple(v) if isinstance(v, list) else v for k, v in store.facts["reply"].items()}
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: scalars[name] if name in scalars else store[name] for name in names})
+def _handled(site: Site, handler: Handler, request: Request, content: Content) -> Told:
+    """What the handler answers."""
+    given: list[Mail] = []
+    if request.carries_letters:
+        with blaming(site.name, content.name, "parcels"):
+            parcels = enclosed(content)
+        given.append(open_mail(site.name, site.store, parcels))
+    with _kept_here(site.config):
+        found = handler(site, request, *given)
+    reply, letters = found if isinstance(found, tuple) else (found, [])
+    assert reply.carries_letters or not letters, f"{type(reply).__name__} carries no letters"
+    return take_apart(reply, site.name), write_letters(site.name, letters)
 
 
-def check_policy(config: SiteConfig, kind: str, method: str) -> None:
-    """Hold that the site allows the method a run names, and the one its message belongs to.
-
-    A server that names another method than it runs gets no further than what those two share.
-
-    Raises
-    ------
-    ConfigError : it does not allow one of them.
-    """
-    module = module_of(kind)
-    wanted = {method} if module in SHARED else {method, module.replace("_", "-")}
-    refused = wanted - config.allowed
-    if config.allowed and refused:
-        allowed = ", ".join(sorted(config.allowed))
-        got = ", ".join(sorted(refused))
-        raise ConfigError(f"strategy must be one that the site allows ({allowed}), got {got}")
+# The last answer, for a server started anew from a checkpoint before it
 
 
-def check_secure(config: SiteConfig, request: Request) -> None:
-    """Hold that a run, whose settings are the coordinator's, does not switch a site's safety off.
+def _keep(store: Store, kind: str, envelope: Envelope, request: Content, told: Told) -> None:
+    """Keep the answer that ended the run, whose rows are forgotten now."""
+    reply, letters = told
+    packed = pack_parcels(letters)
+    store.facts[KEPT] = [kind, envelope.attempt, _digest(request), packed.peers]
+    store[f"{KEPT}.reply"] = np.frombuffer(to_bytes(reply), dtype=np.uint8)
+    store[f"{KEPT}.ends"], store[f"{KEPT}.letters"] = packed.parcel_ends, packed.parcels
+
+
+def _told_before(
+    store: Store, kind: str, envelope: Envelope, request: Content, party: str
+) -> Told | None:
+    """What was kept, where a later start of the server asks for it again.
 
     Raises
     ------
-    ConfigError : it asks for small keys, or for a weaker guard or none, and the site does not
-        allow that.
+    ProtocolError : the request was another one then.
     """
-    if config.simulated or config.allows_insecure:
-        return
-    for name, (rule, holds) in SECURE.items():
-        value = getattr(request, name, None)
-        if value is not None and not holds(value):
-            setting, got = name.replace("_", "-"), str(value).lower()
-            raise ConfigError(
-                f"{setting} must be {rule}, or allow-insecure true in the node config, got {got}"
-            )
+    kept_kind, attempt, digest, peers = store.facts.get(KEPT, ("", 0, "", ()))
+    if kept_kind != kind or envelope.attempt <= attempt:
+        return None
+    if digest != _digest(request):
+        rule = "must be what it was when the run ended"
+        raise ProtocolError(party, request.name, "content", rule)
+    packed = Parcels(tuple(peers), store[f"{KEPT}.ends"], store[f"{KEPT}.letters"])
+    return from_bytes(store[f"{KEPT}.reply"].tobytes(), party), unpack_parcels(packed)
 
 
-def module_of(kind: str) -> str:
-    """The module of a message kind, ``<category>.<module>[_<name>]``."""
-    action = kind.partition(".")[2]
-    return action.rpartition("_")[0] or action
+def _digest(request: Content) -> str:
+    """Of a request's own fields, whatever letters it carries."""
+    return hashlib.sha256(to_bytes(without_parcels(request))).hexdigest()
+
+
+# Finding the handler, and the state to answer from
 
 
 def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
@@ -170,14 +184,7 @@ def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
     ProtocolError : no method has such a message.
     """
     name = module_of(kind)
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise ProtocolError(party, "message", "kind", f"must be known, got {kind!r}")
-    try:
-        module = importlib.import_module(f"clients.{name}")
-    except ModuleNotFoundError as error:
-        if error.name != f"clients.{name}":
-            raise
-        raise ProtocolError(party, "message", "kind", f"must be known, got {kind!r}") from None
+    module = module_at(f"clients.{name}") if MODULE.fullmatch(name) else None
     handlers: Mapping[type[Request], Handler] = getattr(module, "HANDLERS", {})
     for request_class, handler in handlers.items():
         if request_class.kind == kind:
@@ -194,7 +201,7 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
     if envelope.attempt > store.attempt and store.step > envelope.checkpoint:
         store = store.roll_back(envelope.checkpoint) or store
         if store.finished:
-            # Handlers answer from what they kept of the result.
+            # What was kept of the result answers.
             store.step = envelope.step - max(envelope.gap, 1)
     # A server started anew does not know yet whom it asks, and so not when it last did.
     in_order = store.step == before or (not envelope.gap and 0 < store.step < envelope.step)

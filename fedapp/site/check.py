@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fedapp.data.partition import split_rows
 from fedapp.errors import ConfigError, DataError
+from fedapp.messages.methods import Method
 from fedapp.packages import missing_extra
 from fedapp.site.columns import read_columns, row_ids
 from fedapp.site.config import SiteConfig
@@ -48,22 +49,6 @@ class Findings:
     label: str
     ids: str
     methods: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """What a method wants of a table.
-
-    Parameters
-    ----------
-    needs_label : of every party; where one party alone has labels, rows are matched by id instead.
-    trains : whether it makes a model, and does not predict with one.
-    codes_labels : whether labels leave the active party in codes, unless a run says otherwise.
-    """
-
-    needs_label: bool
-    trains: bool
-    codes_labels: bool
 
 
 def check_site(

@@ -9,7 +9,7 @@ old as something that an earlier request has brought, is refused as a replay.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,8 +24,9 @@ from fedapp.crypto.sealed import (
 from fedapp.errors import ProtocolError, blaming
 from fedapp.home import home, secret_at
 from fedapp.messages.fields import Array, Letter
-from fedapp.messages.parcels import Parcels, pack_parcels, unpack_parcels
-from fedapp.site.answer import Site
+from fedapp.messages.parcels import Parcel
+from fedapp.site.config import SiteConfig
+from fedapp.site.store import Store
 from fedapp.wire.content import Content, put_together, take_apart
 from fedapp.wire.layout import from_bytes, to_bytes
 
@@ -104,7 +105,7 @@ def box_key(name: str) -> Array:
     return np.frombuffer(public_key(identity(name)), dtype=np.uint8)
 
 
-def know(site: Site, names: Sequence[str], keys: Array) -> None:
+def know(config: SiteConfig, store: Store, names: Sequence[str], keys: Array) -> None:
     """Keep who takes part, and their public keys.
 
     Raises
@@ -112,72 +113,74 @@ def know(site: Site, names: Sequence[str], keys: Array) -> None:
     ProtocolError : the site is not among them, a name comes twice, a key is not the one that the
         site's node config trusts, its own was changed, or they were sent before.
     """
-    trusted = site.config.trusted
-    if site.name not in names or len(set(names)) < len(names):
-        raise ProtocolError(site.name, "parcel", "names", "must differ, with the site's own")
-    if "peers" in site.store.facts:
-        raise ProtocolError(site.name, "parcel", "names", "must be sent once")
+    own, trusted = config.name, config.trusted
+    if own not in names or len(set(names)) < len(names):
+        raise ProtocolError(own, "parcel", "names", "must differ, with the site's own")
+    if "peers" in store.facts:
+        raise ProtocolError(own, "parcel", "names", "must be sent once")
     for name, key in zip(names, keys, strict=True):
         found = fingerprint_of(key.tobytes())
-        if trusted and name != site.name and trusted.get(name) != found.replace(" ", ""):
-            raise ProtocolError(
-                name, "parcel", "key", f"must be one {site.name} trusts, got {found}"
-            )
-        if name == site.name and (key != box_key(name)).any():
+        if trusted and name != own and trusted.get(name) != found.replace(" ", ""):
+            raise ProtocolError(name, "parcel", "key", f"must be one {own} trusts, got {found}")
+        if name == own and (key != box_key(name)).any():
             raise ProtocolError(
                 name, "parcel", "key", "must be the site's own, the server sent another"
             )
-    site.store.facts["peers"] = {
+    store.facts["peers"] = {
         name: key.tobytes().hex() for name, key in zip(names, keys, strict=True)
     }
-    site.store.facts["heard"] = {}
+    store.facts["heard"] = {}
 
 
-def read_mail(site: Site, request: Parcels) -> Mail:
-    """Open all parcels of a request.
+def open_mail(name: str, store: Store, parcels: Iterable[Parcel]) -> Mail:
+    """Open what has come with a request.
 
     Raises
     ------
     ProtocolError : a parcel is from nobody who takes part, was changed, or was sent before.
     """
-    store, letters = site.store, []
-    with blaming(site.name, type(request).__name__, "parcels"):
-        parcels = unpack_parcels(request)
     before: dict[str, int] = store.facts["heard"]
-    heard, seen = dict(before), set()
+    heard, seen, letters = dict(before), set(), []
     for sender, parcel in parcels:
-        step, content = _open(site, sender, parcel)
+        step, content = _open(name, store, sender, parcel)
         if step <= before.get(sender, 0) or parcel in seen:
             raise ProtocolError(sender, "parcel", "step", "must be a new one, got one seen before")
         heard[sender] = step
         seen.add(parcel)
         letters.append((sender, from_bytes(content, sender)))
     store.facts["heard"] = heard
-    return Mail(site.name, letters)
+    return Mail(name, letters)
 
 
-def _open(site: Site, sender: str, parcel: bytes) -> tuple[int, bytes]:
+def _open(name: str, store: Store, sender: str, parcel: bytes) -> tuple[int, bytes]:
     """Step and content of a parcel."""
-    peers: Mapping[str, str] = site.store.facts["peers"]
-    if sender not in peers or sender == site.name:
+    peers: Mapping[str, str] = store.facts["peers"]
+    if sender not in peers or sender == name:
         raise ProtocolError(sender, "parcel", "sender", "must be another party of the run")
     step = int.from_bytes(parcel[:STEP_BYTES], "little")
-    address = Address(site.store.folder.name, sender, site.name, step)
-    private, public = identity(site.name), bytes.fromhex(peers[sender])
+    address = Address(store.folder.name, sender, name, step)
+    private, public = identity(name), bytes.fromhex(peers[sender])
     with blaming(sender, "parcel", "content"):
         return step, unseal(private, public, address, parcel[STEP_BYTES:])
 
 
-def write_mail(site: Site, letters: Iterable[tuple[str, Letter]]) -> dict[str, Any]:
-    """The fields of ``Parcels`` that hold letters, each with its receiver."""
-    return pack_parcels((receiver, _close(site, receiver, letter)) for receiver, letter in letters)
+def write_letters(name: str, letters: Letters) -> list[Parcel]:
+    """Letters as bytes, not sealed yet, each with its receiver.
+
+    Raises
+    ------
+    ProtocolError : a field of a letter breaks its form.
+    """
+    return [(receiver, to_bytes(take_apart(letter, name))) for receiver, letter in letters]
 
 
-def _close(site: Site, receiver: str, letter: Letter) -> bytes:
-    store = site.store
-    step = store.step + 1  # the one that is being answered
-    address = Address(store.folder.name, site.name, receiver, step)
-    private = identity(site.name)
-    public = bytes.fromhex(store.facts["peers"][receiver])
-    content = to_bytes(take_apart(letter, site.name))
-    return step.to_bytes(STEP_BYTES, "little") + seal(private, public, address, content)
+def seal_mail(name: str, store: Store, letters: Iterable[Parcel]) -> list[Parcel]:
+    """Seal what ``write_letters`` wrote, under the step that is being answered."""
+    step, private = store.step + 1, identity(name)
+    parcels = []
+    for receiver, content in letters:
+        address = Address(store.folder.name, name, receiver, step)
+        public = bytes.fromhex(store.facts["peers"][receiver])
+        sealed = seal(private, public, address, content)
+        parcels.append((receiver, step.to_bytes(STEP_BYTES, "little") + sealed))
+    return parcels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array, Form, Message, Range
+from fedapp.messages.parcels import Parcel, Parcels, pack_parcels, unpack_parcels
 
 M = TypeVar("M", bound=Message)
 Scalar = bool | int | float | str | list[str]
@@ -24,8 +25,12 @@ class Content:
     arrays: Mapping[str, Array]
 
 
-def take_apart(message: Message, party: str) -> Content:
+def take_apart(message: Message, party: str, parcels: Iterable[Parcel] = ()) -> Content:
     """Check a message and split it into scalars and arrays.
+
+    Parameters
+    ----------
+    parcels : what travels beside the fields of a message that carries letters.
 
     Raises
     ------
@@ -33,8 +38,12 @@ def take_apart(message: Message, party: str) -> Content:
     """
     kind = type(message)
     values = {name: getattr(message, name) for name in kind.forms}
+    if kind.carries_letters:
+        packed = pack_parcels(parcels)
+        values |= {name: getattr(packed, name) for name in Parcels.forms}
     _check(kind, values, party)
-    arrays = {name: values.pop(name) for name, (_, form) in kind.forms.items() if _is_array(form)}
+    forms = _forms(kind)
+    arrays = {name: values.pop(name) for name, (_, form) in forms.items() if _is_array(form)}
     scalars = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
     return Content(kind.__name__, scalars, arrays)
 
@@ -49,14 +58,46 @@ def put_together(kind: type[M], content: Content, party: str) -> M:
     if content.name != kind.__name__:
         raise ProtocolError(party, kind.__name__, "class", f"must be this one, got {content.name}")
     values: dict[str, Any] = {**content.scalars, **content.arrays}
-    for name in sorted(kind.forms.keys() ^ values.keys()):
-        state = "present" if name in kind.forms else "absent"
+    forms = _forms(kind)
+    for name in sorted(forms.keys() ^ values.keys()):
+        state = "present" if name in forms else "absent"
         raise ProtocolError(party, kind.__name__, name, f"must be {state}")
-    for name, (base, _) in kind.forms.items():
+    for name, (base, _) in forms.items():
         if base is tuple and isinstance(values[name], list):
             values[name] = tuple(values[name])
     _check(kind, values, party)
-    return kind(**values)
+    return kind(**{name: values[name] for name in kind.forms})
+
+
+def enclose(content: Content, parcels: Iterable[Parcel]) -> Content:
+    """A message that carries letters, with these parcels instead of its own."""
+    packed = take_apart(pack_parcels(parcels), "sender")
+    own = without_parcels(content)
+    return Content(own.name, {**own.scalars, **packed.scalars}, {**own.arrays, **packed.arrays})
+
+
+def enclosed(content: Content) -> list[Parcel]:
+    """The parcels of a message that carries letters, and has been put together.
+
+    Raises
+    ------
+    ValueError : peers, ends and bytes do not fit together.
+    """
+    peers: Any = content.scalars["peers"]
+    ends, packed = content.arrays["parcel_ends"], content.arrays["parcels"]
+    return unpack_parcels(Parcels(tuple(peers), ends, packed))
+
+
+def without_parcels(content: Content) -> Content:
+    """A message's own fields alone."""
+    scalars = {name: one for name, one in content.scalars.items() if name not in Parcels.forms}
+    arrays = {name: one for name, one in content.arrays.items() if name not in Parcels.forms}
+    return Content(content.name, scalars, arrays)
+
+
+def _forms(kind: type[Message]) -> Mapping[str, tuple[Any, Form | Range | None]]:
+    """Of the fields, and of the parcels beside them."""
+    return {**kind.forms, **Parcels.forms} if kind.carries_letters else kind.forms
 
 
 def _is_array(form: Form | Range | None) -> bool:
@@ -66,7 +107,7 @@ def _is_array(form: Form | Range | None) -> bool:
 def _check(kind: type[Message], values: Mapping[str, Any], party: str) -> None:
     """Hold every field against its form."""
     sizes: dict[str, int] = {}
-    for name, (base, form) in kind.forms.items():
+    for name, (base, form) in _forms(kind).items():
         broken = (
             _broken_array(values[name], form, sizes)
             if isinstance(form, Form)
