@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -334,9 +335,10 @@ def _flwr_run(
     try:
         status = _wait_for(run_id, name, environment, folder, tell)
     except KeyboardInterrupt:
-        if not federation:
-            print(f"the run goes on; to end it: flwr stop {run_id} {name}", file=sys.stderr)
-        raise
+        if federation:
+            raise
+        stop = shlex.join(["flwr", "stop", run_id, name])
+        raise KeyboardInterrupt(f"the run goes on; to end it:\n  {stop}") from None
     if status != "finished:completed":
         if cause := _cause(folder):
             raise RunFailedError(cause, [])

@@ -87,7 +87,31 @@ def test_a_run_that_is_interrupted_before_its_first_checkpoint_says_so(
     interrupt_at(2)
     stopped = fedapp(*run_words(tmp_path / "run"))
     assert stopped.exit_code == 130
-    assert "interrupted: nothing was saved yet; " in stopped.output
+    assert "interrupted: nothing was saved yet; to go on:\n" in stopped.output
+    interrupt_at(None)
+    again = fedapp(*shlex.split(stopped.output.splitlines()[-1])[1:])
+    assert again.exit_code == 0
+    assert summary_of(RunFolder(tmp_path / "run"))["trees"] == 4
+
+
+def test_a_run_that_goes_on_elsewhere_is_told_by_who_carries_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said of a SuperLink's run: before it is known to have begun, and after."""
+
+    def stop(*told: str) -> Callable[..., None]:
+        def run(*given: object) -> None:
+            raise KeyboardInterrupt(*told)
+
+        return run
+
+    words = ["run", "pax", "--engine", "hospitals"]
+    monkeypatch.setattr("simulations.engines.run_superlink", stop())
+    told = fedapp(*words)
+    assert told.exit_code == 130
+    assert told.output.endswith("its state is told by\n  flwr list hospitals\n")
+    monkeypatch.setattr("simulations.engines.run_superlink", stop("the run goes on"))
+    assert fedapp(*words).output.endswith("interrupted: the run goes on\n")
 
 
 def test_interrupted_baselines_leave_the_run_complete(

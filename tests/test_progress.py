@@ -337,3 +337,19 @@ def test_a_run_that_was_interrupted_says_where_and_how_far_it_was_saved(
     run(resumed(interrupted), simulated_contexts(interrupted))
     assert folder.stage is None
     assert folder.kept is None
+
+
+def test_the_first_encryption_has_an_estimate_and_the_next_its_time(
+    vertical: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = []
+    monkeypatch.setattr(RunFolder, "note", lambda folder, stage: noted.append(stage))
+    run_local(vertical(num_boost_round=3))
+    first, second, *_ = [stage for stage in noted if stage.doing == "encrypting the gradients"]
+    assert first.seconds > 0
+    assert first.rounds_seconds is None
+    assert second.seconds > 0
+    grown = [stage for stage in noted if stage.round == 3 and stage.doing.startswith("summing")]
+    assert all(stage.seconds > 0 and stage.rounds_seconds is not None for stage in grown)
+    aligned = [stage for stage in noted if stage.doing == "aligning the rows"]
+    assert len(aligned) == 4

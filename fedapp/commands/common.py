@@ -99,6 +99,8 @@ def interruptible(what_now: Callable[[], str]) -> Iterator[None]:
     """
     try:
         yield
-    except KeyboardInterrupt:
-        print(f"\ninterrupted: {what_now()}", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        # An engine knows more where the run goes on without this command.
+        told = str(stopped) or what_now()
+        print(f"\ninterrupted: {told}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None

@@ -86,20 +86,21 @@ class Begun:
 
     def what_now(self) -> str:
         """What was saved, and the command that goes on from there."""
-        if self.folder is None:
-            return "nothing was saved yet"
-        path, where = self.folder.path, shown(self.folder.path)
-        if (path / "summary.json").exists():
+        path = self.folder.path if self.folder else None
+        where = shown(path) if path else ""
+        if path and (path / "summary.json").exists():
             again = shlex.join(["fedapp", "report", where])
             return f"the run is complete and saved in {where}; its page is written by\n  {again}"
         if self.engine not in SIMULATED:
-            return f"the run goes on and is saved in {where}"
-        if (kept := self.folder.kept) is None:
+            return f"the run may have begun; its state is told by\n  flwr list {self.engine}"
+        if self.folder is None or not (self.folder.path / "config.toml").exists():
             return "nothing was saved yet; the same command begins anew"
         words = ["fedapp", "run", self.strategy, "--engine", self.engine]
         words += ["--baselines"] if self.baselines else []
         words += ["-c", f"resume={where}"]
-        return f"saved up to {kept_text(kept)} in {where}; to go on:\n  {shlex.join(words)}"
+        kept = self.folder.kept
+        saved = f"saved up to {kept_text(kept)} in {where}" if kept else "nothing was saved yet"
+        return f"{saved}; to go on:\n  {shlex.join(words)}"
 
 
 def _checked(strategy: str, config: list[str], engine: str, baselines: bool) -> Settings:
