@@ -105,6 +105,8 @@ def test_a_run_that_goes_on_elsewhere_is_told_by_who_carries_it(
 
         return run
 
+    (tmp_path / "config.toml").write_text('[superlink.hospitals]\naddress = "localhost:9093"\n')
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     words = ["run", "pax", "--engine", "hospitals"]
     monkeypatch.setattr("simulations.engines.run_superlink", stop())
     told = fedapp(*words)
