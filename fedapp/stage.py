@@ -46,6 +46,7 @@ class Stages:
 
     def __init__(self, note: Callable[[Stage], None], clock: Callable[[], float] = time.time):
         self._note, self._clock = note, clock
+        self._phase, self._phase_began = "", 0.0
         self._took: dict[tuple[str, int], float] = {}
         self._places: Counter[str] = Counter()
         self._round, self._round_began = 0, 0.0
@@ -53,7 +54,8 @@ class Stages:
 
     def wait(self, doing: str) -> None:
         """Something else than an exchange."""
-        self._note(Stage(doing, self._clock()))
+        self._phase, self._phase_began = doing, self._clock()
+        self._note(Stage(doing, self._phase_began))
 
     def begin(
         self, request: Request, round_id: int, n_rounds: int, seconds: float | None = None
@@ -76,13 +78,19 @@ class Stages:
             self._enter(round_id, now)
         self._places[request.kind] += 1
         place = request.kind, self._places[request.kind]
-        stage = Stage(request.doing, now, self._took.get(place, seconds))
+        expected = self._took.get(place, seconds)
         if request.each_round:
             left = self._rounds_seconds(n_rounds, now)
-            stage = Stage(
-                request.doing, now, stage.seconds, min(round_id, n_rounds), n_rounds, left
-            )
-        self._note(stage)
+            # A round more than there are: the last one's scores come with its first exchange.
+            number = min(round_id, n_rounds)
+            self._phase = ""
+            self._note(Stage(request.doing, now, expected, number, n_rounds, left))
+        else:
+            # Exchanges of one phase follow each other, and its time goes on.
+            if request.doing != self._phase:
+                self._phase, self._phase_began = request.doing, now
+            since = self._phase_began
+            self._note(Stage(request.doing, since, expected and expected + now - since))
 
         def end() -> None:
             self._took[place] = self._clock() - now

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 import fedapp.messages
+from fedapp.messages.alignment import MaskRequest, MatchRequest
 from fedapp.messages.fields import Request
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.report.progress import HEARTBEAT_SECONDS, Follower
@@ -301,6 +302,15 @@ def test_an_exchange_may_take_as_long_as_its_like_of_the_round_before() -> None:
     assert (third.seconds, third.rounds_seconds) == (6.0, 18.0)  # 10 s and 8 s: 9 s a round
     # The scores of the last round come with an exchange that would begin another.
     assert timed.exchange(GrowRequest, 1, round_id=5).round == 4
+
+
+def test_the_time_of_a_phase_goes_on_through_its_exchanges() -> None:
+    timed = Timed()
+    assert timed.exchange(MaskRequest, 5) == Stage("aligning the rows", START)
+    assert timed.exchange(MatchRequest, 5, seconds=3.0) == Stage("aligning the rows", START, 8.0)
+    assert timed.exchange(SketchRequest, 5).since == START + 10
+    timed.stages.wait("aligning the rows")
+    assert timed.exchange(MaskRequest, 5).since == START + 15
 
 
 def test_a_run_says_where_it_is_at_every_exchange(settings: MakeSettings, monkeypatch) -> None:
