@@ -123,12 +123,22 @@ def check_order(site: Site, mail: Mail) -> None:
     site.store.drop("digest")
 
 
+def check_common(n_rows: int, predicts: bool) -> None:
+    """Hold that the parties have enough rows in common, to train or to predict.
+
+    Raises
+    ------
+    DataError : they have not.
+    """
+    fewest = 1 if predicts else FEWEST_ROWS
+    if n_rows < fewest:
+        raise DataError(f"ids must have {fewest} rows in common at least, got {n_rows}")
+
+
 def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
     """Keep these rows, in the common order: those that train, that validate, that test."""
     store = site.store
-    fewest = 1 if "model" in store.facts else FEWEST_ROWS
-    if len(rows) < fewest:
-        raise DataError(f"ids must have {fewest} rows in common at least, got {len(rows)}")
+    check_common(len(rows), predicts="model" in store.facts)
     ids, holdout = store["ids"][rows].tolist(), Holdout(*store.facts["holdout"])
     split = split_common(rows, ids, holdout, site.config.is_share)
     least = 0 if "model" in store.facts else site.config.min_rows

@@ -33,7 +33,7 @@ from fedapp.messages.federated_forest import (
     SetupRequest,
 )
 from fedapp.site.answer import Site
-from fedapp.site.labels import class_ids, class_names
+from fedapp.site.labels import number_labels
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.bagged import BaggedForest, branches, leaf_values, to_json
@@ -63,11 +63,8 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> Letters:
 def _code_labels(site: Site, request: SetupRequest) -> Labels:
     """Labels as numbers; of those that train the codes that the others get."""
     store, n_train = site.store, site.store.facts["n_train"]
-    classes = class_names(store["labels"], request.objective)
-    labels = class_ids(store["labels"], classes)
+    classes, labels = number_labels(store["labels"], request.objective, n_train)
     weights = store["weights"][:n_train]
-    if len(np.unique(labels[:n_train])) < 2:
-        raise DataError("label must not be the same in every training row")
     if not ((store["counts"] > 0) @ weights.astype(np.float64) > 0).all():
         raise DataError("weight must be > 0 in some training row of every tree")
     store["labels"], store.facts["classes"], store.facts["unit"] = labels, list(classes), 1.0

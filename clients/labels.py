@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ def labels(site: Site, request: LabelsRequest) -> LabelsReply:
     return LabelsReply(label_sum=label_sum, weight_sum=weight_sum)
 
 
-def code_labels(store: Store, classes: Sequence[str]) -> tuple[float, float]:
+def code_labels(store: Store | dict[str, Any], classes: Sequence[str]) -> tuple[float, float]:
     """Keep class ids in place of the labels; returns the weighted sum of the training labels.
 
     Returns

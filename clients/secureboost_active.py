@@ -30,7 +30,7 @@ from clients.secureboost_round import (
 from fedapp.crypto.keys import PrivateKey, generate_key
 from fedapp.crypto.packing import PRECISION, grouped_layouts
 from fedapp.crypto.sums import self_test
-from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.errors import ConfigError, ProtocolError
 from fedapp.histograms.bins import Cuts, digitise
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.messages.parcels import SentReply
@@ -48,7 +48,7 @@ from fedapp.messages.secureboost import (
     SplitRequest,
 )
 from fedapp.site.answer import Site
-from fedapp.site.labels import class_ids, class_names
+from fedapp.site.labels import check_weights, number_labels
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.model import Ensemble, importance, stack_trees, to_json
@@ -143,13 +143,9 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
 def _code_labels(kept: Kept) -> None:
     """Labels as numbers, and the margin that everything begins with."""
     store, objective, n_train = kept.store, kept.objective, kept.n_train
-    classes = class_names(store["labels"], objective)
-    labels = class_ids(store["labels"], classes)
-    if len(np.unique(labels[:n_train])) < 2:
-        raise DataError("label must not be the same in every training row")
+    classes, labels = number_labels(store["labels"], objective, n_train)
+    check_weights(store["weights"][:n_train])
     weights = store["weights"][:n_train].astype(np.float64)
-    if not weights.sum() > 0:
-        raise DataError("weight must be > 0 in some training row")
     mean = base_score(objective, float(labels[:n_train] @ weights), float(weights.sum()))
     store.facts |= {"classes": list(classes), "base_score": float(mean)}
     store.facts |= {"n_rounds": 0, "n_leaves": 0}

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
@@ -57,15 +57,19 @@ NotNegative = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
+# The name of a column may be a number.
+Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
+
+
 class Settings(Section):
     """What every strategy knows; ``sections`` holds the methods' own tables, unchecked."""
 
     strategy: str
     data: Annotated[str, Field(min_length=1)]
-    label: str
-    id: str
-    weight: str
-    drop_columns: str
+    label: Name
+    id: Name
+    weight: Name
+    drop_columns: Name
     parties: Annotated[int, Field(ge=1)]
     partition: str
     columns: str
@@ -251,5 +255,7 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
+        if isinstance(defaults().get(name.strip()), str) and not isinstance(value, str):
+            value = text.strip()  # a column may be called 54
         overrides[name.strip()] = value if isinstance(value, bool | int | float) else str(value)
     return overrides

@@ -165,7 +165,7 @@ def test_overrides_are_read_as_toml() -> None:
     ],
 )
 def test_a_value_that_is_no_toml_is_a_text(text: str, value: Any) -> None:
-    assert parse_overrides([f"data={text}"]) == {"data": value}
+    assert parse_overrides([f"eta={text}"]) == {"eta": value}
 
 
 @pytest.mark.parametrize("pair", ["eta", "eta:0.5", ""])
@@ -209,3 +209,13 @@ def test_dropped_columns_are_names_between_commas() -> None:
 @pytest.mark.parametrize(("partition", "group"), [("column:city", "city"), ("iid", "")])
 def test_a_natural_partition_names_its_column(partition: str, group: str) -> None:
     assert load_settings({"partition": partition}).group == group
+
+
+@pytest.mark.parametrize("text", ["54", "007", "1_0", "1.50", "true", "2020-01-01"])
+def test_the_name_of_a_column_stays_as_it_is_written(text: str) -> None:
+    assert load_settings(parse_overrides([f"label={text}"])).label == text
+
+
+@pytest.mark.parametrize("name", ["label", "id", "weight", "drop-columns"])
+def test_a_number_from_toml_is_the_name_of_a_column(name: str) -> None:
+    assert load_settings({name: 54}).as_config()[name] == "54"

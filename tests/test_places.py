@@ -208,12 +208,12 @@ def test_the_name_of_a_column_spelled_like_one_is_suggested(
     write: Write, role: str, wrong: str, near: str
 ) -> None:
     error = error_of(write("age,balance,default\n1,2,0\n"), **{role: wrong})
-    assert str(error).endswith(f"'balance', 'default'; did you mean '{near}'?")
+    assert str(error).endswith(f"'balance', 'default'; did you mean {near}?")
     assert error.outside.endswith(f"column {WITHHELD} must be in the table, got columns {WITHHELD}")
 
 
 def test_near_names_of_dropped_columns_are_suggested(write: Write) -> None:
-    with pytest.raises(DataError, match=r"got 'blance', 'xyz'; did you mean 'balance'\?$"):
+    with pytest.raises(DataError, match=r"got 'blance', 'xyz'; did you mean balance\?$"):
         load_table(write("age,balance\n1,2\n"), drop=["blance", "xyz"])
 
 

@@ -63,6 +63,20 @@ def check_method(settings: Settings, engine: str) -> None:
         check_extra(settings.strategy)
 
 
+def check_tables(settings: Settings, engine: str, follower: Follower) -> None:
+    """Hold the tables to all rules of a run, where they lie here, before anything is started.
+
+    Raises
+    ------
+    DataError, ConfigError : a table breaks one.
+    """
+    if engine in SIMULATED:
+        from simulations.checks import check_tables
+
+        follower.begin("reading and checking the tables")
+        check_tables(settings)
+
+
 command_began: ContextVar[float | None] = ContextVar("command_began", default=None)
 
 

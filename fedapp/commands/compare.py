@@ -11,6 +11,7 @@ from fedapp.commands.common import (
     Overrides,
     carry_out,
     check_method,
+    check_tables,
     console,
     interruptible,
     new_follower,
@@ -45,6 +46,7 @@ def compare(
         for strategy in strategies:
             settings = load_settings({**overrides, "strategy": strategy})
             check_method(settings, engine)
+            check_tables(settings, engine, follower)
         output.mkdir(parents=True, exist_ok=True)
         shown = follower.tell, follower.begin
         found = compare_all(strategies, overrides, seeds, output, run, *shown)

@@ -14,6 +14,7 @@ import typer
 from fedapp.commands.common import (
     Overrides,
     carry_out,
+    check_tables,
     console,
     interruptible,
     new_follower,
@@ -124,9 +125,10 @@ def _predict_together(
         given["output"] = Path(output).suffix
     settings = load_settings(given)
     load_strategy(settings.strategy).own_settings(settings)
-    settings = settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})
     follower = new_follower()
     with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
+        check_tables(settings, engine, follower)
+        settings = settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})
         folder = carry_out(settings, engine, follower)
     if settings.explain:
         console.print("Each party's explanation.txt lies in its folder under $FEDAPP_HOME/sites.")

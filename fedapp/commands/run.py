@@ -13,6 +13,7 @@ from fedapp.commands.common import (
     Overrides,
     carry_out,
     check_method,
+    check_tables,
     console,
     interruptible,
     new_follower,
@@ -46,6 +47,8 @@ def run(
     with interruptible(begun.what_now), follower.alive():
         follower.begin("reading the settings")
         settings = _checked(strategy, config or [], engine, baselines)
+        check_tables(settings, engine, follower)
+        settings = settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})
         begun.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
         follower.tell(told(engine))
         earlier = begun.earlier_seconds
@@ -104,14 +107,14 @@ class Begun:
 
 
 def _checked(strategy: str, config: list[str], engine: str, baselines: bool) -> Settings:
-    """The settings of the run, with its folder."""
+    """The settings of the run."""
 
     settings = load_settings({**parse_overrides(config), "strategy": strategy})
     settings = resumed_settings(settings)
     check_method(settings, engine)
     if baselines and engine not in SIMULATED:
         raise ConfigError(f"--baselines must have all rows in one place, got --engine {engine}")
-    return settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})
+    return settings
 
 
 def _add_baselines(folder: RunFolder, settings: Settings) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from fedapp.data.notes import Note, note_on_ids, notes_on_features
 from fedapp.data.places import TextFile
 from fedapp.data.schema import NO_NAME, Roles, first, listed
 from fedapp.errors import DataError
+from fedapp.names import near
 from fedapp.site.table import Table
 
 MISSING_GROUP = "missing"
@@ -90,26 +90,18 @@ def _check_columns(frame: Any, roles: Roles) -> None:
     for role, name in roles.named().items():
         if name not in names:
             rule = f"{role} column {{}} must be in the table, got columns {{}}"
-            raise _absent(rule, listed([name]), listed(names), near=_near([name], names))
+            raise _absent(rule, listed([name]), listed(names), hint=near(name, names))
     absent = [name for name in roles.drop if name not in names]
     if absent:
         rule = "drop-columns must be columns of the table ({}), got {}"
-        raise _absent(rule, listed(names), listed(absent), near=_near(absent, names))
+        raise _absent(rule, listed(names), listed(absent), hint=near(absent[0], names))
     if frame.num_rows == 0:
         raise DataError("table must have at least one row, got 0")
 
 
-def _absent(rule: str, *columns: str, near: str) -> DataError:
+def _absent(rule: str, *columns: str, hint: str) -> DataError:
     """A column that is not there, and for those who may know the names, what may be meant."""
-    return DataError(rule.format(*columns) + near, outside=DataError.naming(rule, *columns).outside)
-
-
-def _near(absent: Sequence[str], names: Sequence[str]) -> str:
-    """Columns whose names are spelled like those that are not there."""
-    lower = {name.lower(): name for name in names}
-    found = [difflib.get_close_matches(name.lower(), lower, n=1) for name in absent]
-    near = listed(dict.fromkeys(lower[match] for matches in found for match in matches))
-    return f"; did you mean {near}?" if near else ""
+    return DataError(rule.format(*columns) + hint, outside=DataError.naming(rule, *columns).outside)
 
 
 def _values(frame: Any, columns: tuple[str, ...], text: TextFile | None) -> npt.NDArray[np.float32]:

@@ -6,7 +6,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +75,6 @@ class SiteConfig:
         """The column a natural partition goes by, if it does."""
         rule, _, column = self.partition.partition(":")
         return column if rule == "column" else ""
-
-    def without_part(self) -> SiteConfig:
-        """The same table without whose share it is."""
-        return replace(self, name="", part=0)
 
     @property
     def is_share(self) -> bool:

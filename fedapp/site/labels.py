@@ -57,6 +57,37 @@ def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]
     return ids[places]
 
 
+def number_labels(
+    labels: Labels, objective: str, n_train: int
+) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
+    """Names of the classes, and the labels as numbers.
+
+    Parameters
+    ----------
+    n_train : so many of the first rows train.
+
+    Raises
+    ------
+    DataError : they do not fit the objective, or are the same in every training row.
+    """
+    classes = class_names(labels, objective)
+    ids = class_ids(labels, classes)
+    if len(np.unique(ids[:n_train])) < 2:
+        raise DataError("label must not be the same in every training row")
+    return classes, ids
+
+
+def check_weights(weights: npt.NDArray[np.float32]) -> None:
+    """Hold that some training row counts.
+
+    Raises
+    ------
+    DataError : none does.
+    """
+    if not weights.sum(dtype=np.float64) > 0:
+        raise DataError("weight must be > 0 in some training row")
+
+
 def label_texts(labels: Labels) -> npt.NDArray[np.str_]:
     """The class name of each label."""
     names, places = np.unique(labels, return_inverse=True)

@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +53,7 @@ def read_parts(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
             table.n_rows, holdout.test_fraction, holdout.valid_fraction, holdout.seed
         )
         return {part: table.take(getattr(split, part)) for part in PARTS}
-    with _READING:
-        table = _read_once(config.without_part(), _version(config.data))
+    table = read_table(config)
     shares = share_rows(table, holdout, config.partition, config.n_parts)
     return {part: table.take(shares[part][config.part]) for part in PARTS}
 
@@ -100,23 +100,29 @@ def read_table(config: SiteConfig) -> Table:
     DataError : the table breaks a rule.
     ConfigError : there is no such table.
     """
+    columns = config.label, config.id_column, config.weight, config.group, config.dropped
+    if not config.simulated:
+        return _read(config.data, *columns)
+    with _READING:
+        return _read_once(_version(config.data), config.data, *columns)
+
+
+def _read(
+    data: str, label: str, id_column: str, weight: str, group: str, dropped: tuple[str, ...]
+) -> Table:
     return read_source(
-        config.data,
-        label=config.label,
-        id_column=config.id_column,
-        weight=config.weight,
-        group=config.group,
-        drop=config.dropped,
+        data, label=label, id_column=id_column, weight=weight, group=group, drop=dropped
     )
 
 
 _READING = threading.Lock()
+MOST_TABLES = 32  # of the parties of a simulation
 
 
-@lru_cache(maxsize=1)
-def _read_once(config: SiteConfig, version: tuple[int, int]) -> Table:
-    """A simulated table, read once for all parties of this process while its file stays so."""
-    return read_table(config)
+@lru_cache(MOST_TABLES)
+def _read_once(version: tuple[int, int], data: str, *columns: Any) -> Table:
+    """A simulated table, read once for all of this process while its file stays so."""
+    return _read(data, *columns)
 
 
 def _version(data: str) -> tuple[int, int]:

@@ -1,0 +1,147 @@
+"""The tables of a simulated run, held to all its rules before it starts.
+
+What parties and server would find in the run's first exchanges is found here, by their own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import numpy as np
+
+from clients import hello, vertical
+from clients.alignment import check_common
+from clients.hello import weights_of
+from clients.labels import code_labels
+from fedapp.config import Settings, defaults
+from fedapp.data.load import column_names
+from fedapp.data.partition import PARTS
+from fedapp.errors import ConfigError, DataError
+from fedapp.messages.fields import Introduction
+from fedapp.messages.hello import HelloReply, HelloRequest
+from fedapp.messages.labels import LabelsReply
+from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.names import near
+from fedapp.run_folder import RunFolder
+from fedapp.server_app import load_strategy
+from fedapp.site.columns import split_common
+from fedapp.site.config import SiteConfig
+from fedapp.site.labels import check_weights, number_labels
+from fedapp.site.rows import Holdout, read_table
+from fedapp.site.table import Table
+from simulations.rows import party_configs
+from strategies.base import TreeStrategy
+from strategies.horizontal import common_table, label_sums
+from strategies.meeting import meet
+from strategies.vertical import VerticalStrategy
+
+Looked = tuple[Introduction, Any]  # what a party says of its table, and the table
+
+
+def check_tables(settings: Settings) -> None:
+    """Read the tables of a simulated run, and refuse them where the run would.
+
+    Raises
+    ------
+    DataError, ConfigError : there is no such table, or it breaks a rule.
+    """
+    configs = party_configs(settings)
+    strategy = load_strategy(settings.strategy)
+    if not settings.model:
+        _check_settings(settings, configs)
+    with TemporaryDirectory() as folder:
+        begun = settings.model_copy(update={"resume": "", "run_dir": folder})
+        looked = _open(strategy(begun, RunFolder(Path(folder))), configs)
+    if issubclass(strategy, VerticalStrategy):
+        _check_rows(settings, configs, looked)
+    else:
+        _check_labels(settings, looked)
+
+
+def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[str, Looked]:
+    """Have the parties look at their tables, and the method compare what they say."""
+    request = strategy.greeting()
+    assert isinstance(request, HelloRequest | VerticalHelloRequest)
+    if configs[0].is_share and not strategy.settings.model:
+        read_table(configs[0])  # what is wrong with it is wrong with no party's share
+    looked: dict[str, Looked] = {}
+    for config in configs:
+        try:
+            looked[config.name] = _look(config, request)
+        except DataError as error:
+            raise error.at(config.name) from None
+    strategy.parties = meet(reply for reply, _ in looked.values())
+    conversation = strategy.conversation(strategy.parties, None)
+    next(conversation)
+    conversation.close()
+    return looked
+
+
+def _look(config: SiteConfig, request: HelloRequest | VerticalHelloRequest) -> Looked:
+    if isinstance(request, HelloRequest):
+        return hello.look(config, request)
+    reply, table, ids = vertical.look(config, request)
+    return reply, (table, ids)
+
+
+def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
+    """Hold that what a table is split by is given for one table, and columns of one of several.
+
+    Raises
+    ------
+    ConfigError, DataError : it is not.
+    """
+    if configs[0].is_share:
+        return
+    for name, value in (("partition", settings.partition), ("columns", settings.columns)):
+        if value != defaults()[name]:
+            rule = f"{name} must be left out where every party has a table of its own"
+            raise ConfigError(f"{rule}, got {value!r}")
+    files = [Path(config.data) for config in configs if Path(config.data).is_file()]
+    known = {name for file in files for name in column_names(file)}
+    roles = {"label": [settings.label], "weight": [settings.weight], "drop": settings.dropped}
+    for role, names in roles.items():
+        for name in names:
+            if name and files and name not in known:
+                rule = f"{role} column '{name}' must be in the table of a party"
+                raise DataError(f"{rule}, got none that has it{near(name, known)}")
+
+
+def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:
+    """Labels and weights of horizontal parties."""
+    replies = {name: cast(HelloReply, reply) for name, (reply, _) in looked.items()}
+    _, classes = common_table(replies, settings)
+    sums = {}
+    for name, (_, parts) in looked.items():
+        kept = {f"{part}.labels": parts[part].labels for part in PARTS}
+        kept["train.weights"] = weights_of(parts["train"])
+        sums[name] = LabelsReply(*code_labels(kept, classes))
+    label_sums(sums, len(classes))
+
+
+def _check_rows(
+    settings: Settings, configs: Sequence[SiteConfig], looked: Mapping[str, Looked]
+) -> None:
+    """Rows that vertical parties have in common, and their labels."""
+    active = next(name for name, (reply, _) in looked.items() if getattr(reply, "active", False))
+    table, ids = cast(tuple[Table, Any], looked[active][1])
+    rows = np.arange(len(ids))
+    if settings.align == "ordered":
+        for name, (_, (_, others)) in looked.items():
+            if not np.array_equal(others, ids):
+                raise DataError(f"ids must be those of {active}, in the same order", name)
+    elif not configs[0].is_share:
+        known = set.intersection(*(set(each.tolist()) for _, (_, each) in looked.values()))
+        rows = np.flatnonzero([name in known for name in ids.tolist()])
+    check_common(len(rows), predicts=bool(settings.model))
+    if settings.model:
+        return
+    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+    split = split_common(rows, ids[rows].tolist(), holdout, configs[0].is_share)
+    order = np.concatenate([getattr(split, part) for part in PARTS])
+    assert table.labels is not None
+    number_labels(table.labels[order], settings.objective, len(split.train))
+    check_weights(weights_of(table)[split.train])

@@ -1,0 +1,186 @@
+"""Tables are read and held to the rules of a run before it starts, by the run's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedapp.cli import cli
+from fedapp.config import Settings
+from fedapp.errors import ConfigError, DataError, FedappError
+from fedapp.home import home
+from fedapp.site import rows
+from simulations.checks import check_tables
+from simulations.engines import run_local
+
+WriteTable = Callable[..., Path]
+MakeSettings = Callable[..., Settings]
+
+
+def refused(settings: Settings, match: str) -> None:
+    """Holds that the check refuses a table in the words of the run."""
+    with pytest.raises(FedappError, match=match):
+        run_local(settings)
+    with pytest.raises((DataError, ConfigError), match=match):
+        check_tables(settings)
+
+
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost", "federated-forest"])
+def test_a_sound_table_passes(
+    vertical: MakeSettings, write_table: WriteTable, strategy: str
+) -> None:
+    check_tables(vertical(strategy=strategy, data=str(write_table()), label="y"))
+
+
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+@pytest.mark.parametrize(
+    ("match", "columns", "given"),
+    [
+        ("1 of 40 values of 'c' .*first 'x' in line 2", {"c": ["x", *range(39)]}, {}),
+        ("did you mean y", {}, {"label": "Y"}),
+        ("drop-columns must be columns", {}, {"drop_columns": "z"}),
+        ("'w' must be finite and >= 0", {"w": [-1] * 40}, {"weight": "w"}),
+        ("at most 2 different values", {"y": range(40)}, {}),
+        ("label must be numbers for reg", {"y": ["u"] * 40}, {"objective": "reg:squarederror"}),
+        ("label must not be the same in every", {"y": [1] * 40}, {}),
+        ("weight must be > 0 in some", {"w": [0] * 40}, {"weight": "w"}),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_in_the_words_of_the_run(
+    vertical: MakeSettings,
+    write_table: WriteTable,
+    strategy: str,
+    match: str,
+    columns: dict[str, Any],
+    given: dict[str, Any],
+) -> None:
+    table = {"data": str(write_table(**columns)), "label": "y"}
+    refused(vertical(strategy=strategy, **{**table, **given}), match)
+
+
+def test_a_party_with_too_few_rows_is_refused(
+    settings: MakeSettings, write_table: WriteTable
+) -> None:
+    given = {"data": str(write_table(n_rows=4)), "label": "y", "parties": 3}
+    refused(settings(**given), "^party-[123].* must have at least 2 training rows, got 1$")
+
+
+@pytest.fixture
+def two_files(vertical: MakeSettings, write_table: WriteTable) -> Callable[..., Settings]:
+    """A run on a bank's file with the label and a shop's without, with these ids."""
+
+    def make(bank: list[Any], shop: list[Any], **given: Any) -> Settings:
+        paths = [
+            write_table("bank", i=bank, n_rows=len(bank)),
+            write_table("shop", i=shop, n_rows=len(shop), y=None),
+        ]
+        data = ",".join(f"{path.stem}={path}" for path in paths)
+        return vertical(**{"data": data, "label": "y", "id": "i", **given})
+
+    return make
+
+
+def test_files_with_rows_in_common_pass(two_files: Callable[..., Settings]) -> None:
+    check_tables(two_files([*range(40)], [*range(10, 50)]))
+
+
+@pytest.mark.parametrize(
+    ("shop", "given", "match"),
+    [
+        ([*range(100, 140)], {}, "ids must have 2 rows in common at least, got 0"),
+        ([0, *range(39)], {}, "shop.* got 2 rows of 40 that share theirs"),
+        ([*range(40)], {"id": ""}, "id must name the column to match rows by"),
+        ([*range(1, 41)], {"align": "ordered"}, "ids must be those of bank, in the same order"),
+        ([*range(40)], {"align_most_rows": 39}, "align-most-rows must be >= .* 40 at bank"),
+    ],
+)
+def test_ids_are_held_to_the_rules_of_alignment(
+    two_files: Callable[..., Settings], shop: list[Any], given: dict[str, Any], match: str
+) -> None:
+    refused(two_files([*range(40)], shop, **given), match)
+
+
+def test_labels_are_those_of_the_common_rows(two_files: Callable[..., Settings]) -> None:
+    settings = two_files([*range(40)], [*range(40)])
+    names = [entry.partition("=")[2] for entry in settings.data.split(",")]
+    lines = Path(names[0]).read_text().splitlines()
+    kept = [line for line in lines[1:] if line.split(",")[2] == "1"]
+    ids = {line.split(",")[3] for line in kept}
+    shop = Path(names[1]).read_text().splitlines()
+    others = [line for line in shop[1:] if line.split(",")[2] in ids]
+    Path(names[1]).write_text("\n".join([shop[0], *others]) + "\n")
+    refused(settings, "label must not be the same in every training row")
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"label": "Y"}, "label column 'Y' must be in the table of a party.* did you mean y"),
+        ({"drop_columns": "bb"}, "drop column 'bb' must be in the table of a party"),
+        ({"columns": "random"}, "columns must be left out where every party has a table of its"),
+        ({"partition": "sizes:0.5,0.5"}, "partition must be left out where every party has a"),
+    ],
+)
+def test_settings_that_fit_no_file_of_a_party_are_refused(
+    two_files: Callable[..., Settings], given: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(FedappError, match=match):
+        check_tables(two_files([*range(40)], [*range(40)], **given))
+
+
+def test_a_column_of_one_file_can_be_dropped(two_files: Callable[..., Settings]) -> None:
+    check_tables(two_files([*range(40)], [*range(40)], drop_columns="a"))
+
+
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+def test_a_table_that_was_checked_is_not_read_again(
+    vertical: MakeSettings, write_table: WriteTable, strategy: str
+) -> None:
+    settings = vertical(strategy=strategy, data=str(write_table()), label="y", num_boost_round=1)
+    rows._read_once.cache_clear()
+    check_tables(settings)
+    run_local(settings)
+    assert rows._read_once.cache_info().misses == 1
+
+
+def test_a_table_that_was_changed_is_read_again(
+    settings: MakeSettings, write_table: WriteTable
+) -> None:
+    given = settings(data=str(write_table(n_rows=40)), label="y")
+    check_tables(given)
+    write_table(n_rows=50, y=["u"] * 50)
+    with pytest.raises(DataError, match="label must not be the same"):
+        check_tables(given)
+
+
+@pytest.mark.parametrize(
+    "command", [["run", "pax"], ["compare", "pax", "bagging", "--output", "cells"]]
+)
+def test_a_command_refuses_a_table_before_flower_starts(
+    write_table: WriteTable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = write_table(c=["x", *range(39)])
+    given = ["--engine", "simulation", "-c", f"data={table}", "-c", "label=y"]
+    found = CliRunner().invoke(cli, [*command, *given])
+    assert isinstance(found.exception, DataError)
+    assert "1 of 40 values of 'c' are no numbers, first 'x' in line 2" in str(found.exception)
+    assert not (home() / "flower").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_column_may_be_called_by_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("1,2,3\n" + "".join(f"{n * n % 7},{n % 5},{n % 2}\n" for n in range(60)))
+    given = ["-c", f"data={path}", "-c", "label=3", "-c", "drop-columns=2"]
+    given += ["-c", "num-boost-round=1", "-c", f"run-dir={tmp_path / 'run'}"]
+    found = CliRunner().invoke(cli, ["run", "pax", "--engine", "local", *given])
+    assert found.exception is None
+    assert (tmp_path / "run" / "model.json").exists()
