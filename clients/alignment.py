@@ -139,6 +139,8 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
     """Keep these rows, in the common order: those that train, that validate, that test."""
     store = site.store
     check_common(len(rows), predicts="model" in store.facts)
+    if "model" in store.facts and store.facts["active"] == site.name:
+        store["unmatched"] = np.delete(store["ids"], rows)
     ids, holdout = store["ids"][rows].tolist(), Holdout(*store.facts["holdout"])
     split = split_common(rows, ids, holdout, site.config.is_share)
     least = 0 if "model" in store.facts else site.config.min_rows

@@ -119,7 +119,7 @@ def active_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply
     if finished:
         predictions = plan.part.model.predictions_of(store["sums"])
         explain_scores(site, plan.part, predictions)
-        write_rows(site, plan.part.model, predictions, request.suffix)
+        write_rows(site, plan.part, predictions, request.suffix)
     return reply, letters
 
 

@@ -39,7 +39,7 @@ from fedapp.site.store import Store
 from fedapp.trees.bagged import BaggedForest, branches, leaf_values, to_json
 from fedapp.trees.label_codes import class_codes, number_codes
 from fedapp.trees.objective import REGRESSION, margins_of, n_outputs
-from fedapp.trees.parts import Lookup, write_part
+from fedapp.trees.parts import Lookup, joint_names, write_part
 
 SCORE_BINS = 2**12
 Scores = dict[str, float]
@@ -137,9 +137,10 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
         make_last(site, request, mail)
     model = forest(store)
     kept = {name: mail.one(PartKept, name) for name in store.facts["peers"] if name != site.name}
-    write_part(store.folder, _part(site, model, kept))
     rows = {part: _rows(store, model, part) for part in PARTS} | {"oob": _oob_rows(store, model)}
     scores = metrics.pooled_parts(model.objective, rows)
+    threshold = scores["train"].get("threshold")
+    write_part(store.folder, {**_part(site, model, kept), "threshold": threshold})
     names, gains, counts = _importance(site, kept)
     told = store.facts["forest"]["master_keeps_model"]
     reply = FinishReply(
@@ -175,7 +176,7 @@ def _part(site: Site, model: BaggedForest, kept: dict[str, PartKept]) -> dict[st
     splits, n_nodes = kept_splits(store, "splits"), np.asarray(store["n_nodes"])
     records = splits.spread(splits.records, n_nodes, -1)
     return {
-        **Lookup.kept(store).to_json(store.facts["columns"]),
+        **Lookup.kept(store).to_json(store.facts["columns"], store["quantiles"]),
         "active": True,
         "name": site.name,
         "parts": {name: letter.digest.tobytes().hex() for name, letter in kept.items()},
@@ -195,13 +196,16 @@ def _importance(
     worth[site.name] = own_worth(site)
     order = list(store.facts["peers"])
     shared = all(len(worth[name][2]) == len(worth[name][0]) for name in order)
-    names = [
-        worth[party][2][place] if shared else f"{party} column {place + 1}"
-        for party in order
-        for place in range(len(worth[party][0]))
-    ]
+    names = joint_names(
+        {
+            party: worth[party][2]
+            if shared
+            else [f"{party} column {place + 1}" for place in range(len(worth[party][0]))]
+            for party in order
+        }
+    )
     gains = np.concatenate([worth[name][0] for name in order]) * store.facts["unit"] ** 2
-    return tuple(names), gains, np.concatenate([worth[name][1] for name in order])
+    return names, gains, np.concatenate([worth[name][1] for name in order])
 
 
 def _gains(site: Site, party: str, kept: PartKept) -> npt.NDArray[np.float64]:

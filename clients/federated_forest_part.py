@@ -46,8 +46,11 @@ def hand_over(site: Site, request: PartitionRequest) -> tuple[PartitionReply, Le
     store, letter = site.store, own_partition(site)
     found = request.trees, request.nodes, request.owners
     note_splits(store, *number(*found, np.asarray(store["n_nodes"])))
-    names = store.facts["columns"]
-    part = Lookup.kept(store).to_json(names) | {"name": site.name, "trees": _structure(site)}
+    part = {
+        **Lookup.kept(store).to_json(store.facts["columns"], store["quantiles"]),
+        "name": site.name,
+        "trees": _structure(site),
+    }
     write_part(store.folder, part)
     digest = np.frombuffer(part_digest(store.folder), dtype=np.uint8)
     letters = [letter, PartKept(digest, *own_worth(site))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +12,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.predictions import named_predictions, write_predictions
+from fedapp.data.predictions import (
+    named_predictions,
+    prediction_scores,
+    unmatched_note,
+    write_predictions,
+)
 from fedapp.errors import DataError
+from fedapp.home import write_whole
 from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
 from fedapp.trees.bagged import BaggedForest
 from fedapp.trees.model import Ensemble
 from fedapp.trees.parts import Lookup, model_of, part_digest, read_part, split_owners
 
+log = logging.getLogger("fedapp.site")
 OUTPUT = "predictions"
 Model = Ensemble | BaggedForest
 Ints = npt.NDArray[np.int64]
@@ -89,18 +98,32 @@ def own_digest(site: Site) -> Array:
     return np.frombuffer(part_digest(_folder(site)), dtype=np.uint8)
 
 
-def write_rows(site: Site, model: Model, predictions: Array, suffix: str) -> None:
+def write_rows(site: Site, part: ActivePart, predictions: Array, suffix: str) -> None:
     """Write a line for every row, in the order of the party's table; forget the rows.
+
+    Beside it ``predictions.json``: ids of the party's rows that others do not have, and scores
+    where the table has labels. None of it leaves the party.
 
     Parameters
     ----------
     predictions : shape (n_rows, n_outputs), rows in the common order.
     """
-    store = site.store
+    store, model = site.store, part.model
     order = np.argsort(store["places"], kind="stable")
     named = named_predictions(model.classes, predictions.shape[1], predictions[order])
     name = site.config.id_column or "row"
     write_predictions(store.folder / f"{OUTPUT}{suffix}", name, store["ids"][order], named)
+    unmatched = store["unmatched"].tolist()
+    if unmatched and not site.config.simulated:
+        log.warning("%s", unmatched_note(unmatched, len(unmatched) + len(order)))
+    scores, note = dict[str, float](), ""
+    if "labels" in store:
+        given = predictions, store["labels"], store["weights"], part.document.get("threshold")
+        scores, note = prediction_scores(model.objective, model.classes, *given)
+    known = {name: None if np.isnan(value) else value for name, value in scores.items()}
+    found = {"rows": len(order), "not_matched": unmatched, "scores": known}
+    text = json.dumps({**found, "note": note}, indent=1) + "\n"
+    write_whole(store.folder / f"{OUTPUT}.json", text.encode())
     store.forget()
 
 

@@ -50,7 +50,7 @@ def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Lette
         leaves = np.concatenate([store[f"leaves.{first}"] for first in store.facts["done"]])
         predictions = part.model.predictions(leaves)
         explain_scores(site, part, predictions, leaves)
-        write_rows(site, part.model, predictions, request.suffix)
+        write_rows(site, part, predictions, request.suffix)
     return WalkReply(finished=not asked, n_trees=len(part.model.trees)), letters
 
 

@@ -68,7 +68,7 @@ def intersect(site: Site, request: IntersectRequest, mail: Mail) -> tuple[Inters
             leaves[number] = leaves_of(found, lefts, n_rows)
     predictions = part.model.predictions(leaves)
     explain_scores(site, part, predictions, leaves)
-    write_rows(site, part.model, predictions, request.suffix)
+    write_rows(site, part, predictions, request.suffix)
     return IntersectReply(len(part.model.trees)), []
 
 

@@ -119,8 +119,9 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     kept, store = Kept(site), site.store
     model, records = kept.model(request.best_round)
     parts = {name: mail.one(PartKept, name).digest.tobytes().hex() for name in kept.passive}
-    write_part(store.folder, kept.part(model, records, parts))
     scores = kept.scores(kept.margins(request.best_round))
+    threshold = scores["train"].get("threshold")
+    write_part(store.folder, kept.part(model, records, parts, threshold))
     columns, gains, counts = _importance(store, model)
     reply = FinishReply(
         n_trees=len(model.trees),

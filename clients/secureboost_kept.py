@@ -21,7 +21,7 @@ from fedapp.site.store import Store
 from fedapp.trees.grow import Growth, Shape
 from fedapp.trees.model import Ensemble, Tree, split_trees, stack_trees, to_json
 from fedapp.trees.objective import Objective, n_outputs
-from fedapp.trees.parts import Lookup, joined
+from fedapp.trees.parts import Lookup, joined, joint_names
 
 Ints = npt.NDArray[np.int64]
 # State of a round that is under way.
@@ -138,10 +138,10 @@ class Kept:
         """The first rounds without thresholds, and of each tree the record ids of its nodes."""
         store, kept = self.store, n_rounds * self.width
         records = [store["model.records"][a:b] for a, b in pairwise(store["model.offsets"])]
-        names = [name for party in self.joint.widths for name in self.column_names(party)]
+        names = joint_names({party: self.column_names(party) for party in self.joint.widths})
         classes, mean = tuple(store.facts["classes"]), np.float32(store.facts["base_score"])
         trees = self.trees[:kept]
-        return Ensemble(self.objective, mean, tuple(names), classes, trees), records[:kept]
+        return Ensemble(self.objective, mean, names, classes, trees), records[:kept]
 
     def column_names(self, party: str) -> list[str]:
         """Names where they are shared, numbers where not."""
@@ -149,16 +149,24 @@ class Kept:
         n_columns = len(self.joint.widths[party])
         return shared or [f"{party} column {number}" for number in range(1, n_columns + 1)]
 
-    def part(self, model: Ensemble, records: list[Ints], parts: dict[str, str]) -> dict[str, Any]:
+    def part(
+        self,
+        model: Ensemble,
+        records: list[Ints],
+        parts: dict[str, str],
+        threshold: float | None,
+    ) -> dict[str, Any]:
         """The active party's part of the model: structure, leaf weights, own thresholds.
 
         Parameters
         ----------
         parts : digests of the others' parts.
+        threshold : of two classes, a probability, for scores.
         """
         return {
-            **Lookup.kept(self.store).to_json(self.store.facts["columns"]),
+            **Lookup.kept(self.store).to_json(self.store.facts["columns"], self.store["quantiles"]),
             "active": True,
+            "threshold": threshold,
             "name": self.site.name,
             "parts": parts,
             "model": to_json(model),
@@ -195,7 +203,7 @@ class Kept:
             if n_made > len(lookups[party].thresholds):
                 rule = f"must be {n_made} at least, got {len(lookups[party].thresholds)}"
                 raise ProtocolError(party, "Records", "thresholds", rule)
-        columns = [name for party in order for name in names[party]]
+        columns = joint_names({party: names[party] for party in order})
         return joined(model, records, owners, [lookups[party] for party in order], columns)
 
     def scores(self, margins: Array) -> dict[str, dict[str, float]]:
@@ -203,10 +211,8 @@ class Kept:
         store, rows, start = self.store, dict[str, tuple[Array, Array, Array]](), 0
         for part in PARTS:
             own = slice(start, start + store.facts[f"n_{part}"])
-            rows[part], start = (
-                (margins[own], store["labels"][own], store["weights"][own]),
-                own.stop,
-            )
+            rows[part] = margins[own], store["labels"][own], store["weights"][own]
+            start = own.stop
         return metrics.pooled_parts(self.objective, rows)
 
     def note_best(self, valid: dict[str, float]) -> None:

@@ -90,7 +90,7 @@ def hand_over(site: Site, request: HandOverRequest, mail: Mail) -> tuple[SentRep
     """Keep the lookup table, forget the rows; hand the table over where that is allowed."""
     store, names = site.store, tuple(site.store.facts["columns"])
     lookup = Lookup.kept(store)
-    write_part(store.folder, lookup.to_json(names))
+    write_part(store.folder, lookup.to_json(names, store["quantiles"]))
     active, digest = store.facts["active"], np.frombuffer(part_digest(store.folder), np.uint8)
     letters: Letters = [(active, PartKept(digest))]
     if site.config.allows_export:

@@ -17,15 +17,16 @@ from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.site.answer import MODEL_ID, Handler, Site
 from fedapp.site.columns import read_columns, read_rows_to_predict, row_ids
 from fedapp.site.config import SiteConfig
+from fedapp.site.likeness import check_range, quantiles, unlike_columns
 from fedapp.site.mail import box_key
 from fedapp.site.rows import fingerprint
 from fedapp.site.store import drop_abandoned
 from fedapp.site.table import Table
-from fedapp.trees.parts import read_part
+from fedapp.trees.parts import quantiles_of, read_part
 
 log = logging.getLogger("fedapp.site")
 # What a run begun stays with: the table may be another by now, which its fingerprint tells.
-KEPT = ("n_table", "n_columns", "active", "simulated", "versions", "notes")
+KEPT = ("n_table", "n_columns", "active", "n_unlike", "simulated", "versions", "notes")
 
 
 def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
@@ -50,6 +51,8 @@ def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloRep
         store["ids"], store["values"] = ids, table.values
         if table.labels is not None:
             store["labels"], store["weights"] = table.labels, weights_of(table)
+        if not request.model:
+            store["quantiles"] = quantiles(table.values)
         store.facts["columns"] = list(table.columns)
         store.facts["hello"] = {name: getattr(reply, name) for name in KEPT}
     kept: dict[str, Any] = {
@@ -72,7 +75,7 @@ def look(
     ------
     DataError, ConfigError : there is no such table, or it breaks a rule.
     """
-    table, active = _table(config, request)
+    table, active, n_unlike = _table(config, request)
     ids = row_ids(table, config, request.needs_ids)
     if len(ids) > request.most_rows:
         rule = f"must be >= the rows of every party, {len(ids)} at {config.name}"
@@ -84,6 +87,7 @@ def look(
         n_columns=len(table.columns),
         columns=table.columns if config.shares_names else (),
         active=active,
+        n_unlike=n_unlike,
         box_key=box_key(config.name),
         simulated=config.simulated,
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
@@ -93,15 +97,35 @@ def look(
     return reply, table, ids
 
 
-def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool]:
-    """The table to train on or to predict, and whether the party is the active one."""
+def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool, int]:
+    """The table to train on or to predict, whether the party is the active one, and in how many
+    columns the table is unlike the one trained on."""
     if not request.model:
         table = read_columns(config, request.seed)
-        return table, table.labels is not None
+        return table, table.labels is not None, 0
     if not MODEL_ID.fullmatch(request.model):
         raise ProtocolError(config.name, "VerticalHelloRequest", "model", "must be 16 hex digits")
     part = read_part(home() / "sites" / config.name / request.model)
-    return read_rows_to_predict(config, part["columns"]), bool(part.get("active", False))
+    active = bool(part.get("active", False))
+    table = read_rows_to_predict(config, part["columns"], with_labels=active)
+    return table, active, _n_unlike(config, quantiles_of(part), table)
+
+
+def _n_unlike(config: SiteConfig, trained: npt.NDArray[np.float32], table: Table) -> int:
+    """How many columns have values unlike those trained on, where most have; named in the log.
+
+    Raises
+    ------
+    DataError : most values of most rows lie outside of the range trained on.
+    """
+    if not len(trained):
+        return 0
+    check_range(trained, table.values)
+    found = unlike_columns(trained, table.values)
+    if found and not config.simulated:
+        names = ", ".join(table.columns[place] for place in found)
+        log.warning("the table to predict has values unlike those trained on in: %s", names)
+    return len(found)
 
 
 HANDLERS: Mapping[type[VerticalHelloRequest], Handler] = {VerticalHelloRequest: hello}

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedapp.config import flatten
+from fedapp.data.joined import read_joined
 from fedapp.data.predictions import (
     check_suffix,
     named_predictions,
+    prediction_scores,
     read_columns_of,
     write_predictions,
 )
+from fedapp.data.schema import Roles
+from fedapp.data.sources import sources_to_predict
+from fedapp.errors import ConfigError
 from fedapp.linear import KIND as LINEAR
 from fedapp.linear import LinearModel, linear_from_json, predict_linear
+from fedapp.site.table import Table
 from fedapp.trees import bagged, stacked
 from fedapp.trees.model import KIND as BOOSTED
 from fedapp.trees.model import Ensemble, from_json, kind_of, model_text
@@ -28,7 +37,29 @@ Model = Ensemble | bagged.BaggedForest | stacked.StackedModel | LinearModel
 Predict = Callable[[Any, Array], Any]  # a model, and rows with NaN for missing, to predictions
 
 
-def predict_table(run_dir: Path, data: str, id_column: str, output: Path) -> int:
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What was predicted, but for the predictions.
+
+    Parameters
+    ----------
+    n_rows : rows written.
+    unmatched : ids of rows that were asked for and not written, as some table has no such row.
+    tables : rows and columns of each party's table; none where there was one table.
+    scores : of the rows written, where the table has labels; empty where it has none.
+    note : why there are no scores, where the table has labels.
+    """
+
+    n_rows: int
+    unmatched: Sequence[str]
+    tables: Mapping[str, Mapping[str, Any]]
+    scores: Mapping[str, float | None]
+    note: str
+
+
+def predict_table(
+    run_dir: Path, data: str, id_column: str, output: Path, label: str = ""
+) -> Predicted:
     """Write a line of predictions for every row.
 
     A column ``probability_<class>`` for every class of a multi-class model and for the second
@@ -38,27 +69,69 @@ def predict_table(run_dir: Path, data: str, id_column: str, output: Path) -> int
     Parameters
     ----------
     run_dir : folder of a finished run.
-    data : a built-in name, a registry name or a file.
+    data : a built-in name, a registry name or a file; for a model of parties with different
+        columns also a table of each, ``bank=a.csv,insurer=b.csv``.
     id_column : column that names the rows; without one they are numbered from 0.
     output : ``.csv`` or ``.parquet``.
-
-    Returns
-    -------
-    Number of rows.
+    label : column to score the predictions by, where the table has it; empty: the run's.
 
     Raises
     ------
     DataError : no model, or the table lacks columns of the model.
-    ConfigError : unknown kind of output.
+    ConfigError : unknown kind of output, or the tables are not the parties'.
     """
     check_suffix(output)
     model, predict = _load(run_dir / "model.json")
-    table = read_columns_of(data, model.columns, id_column)
+    trained, summary = trained_settings(run_dir), _summary(run_dir)
+    roles = Roles(label or trained.get("label", ""), id_column, trained.get("weight", ""))
+    sources = _sources(data, summary)
+    unmatched, tables = list[str](), dict[str, Table]()
+    if sources:
+        table, unmatched, tables = read_joined(sources, model.columns, roles, summary["active"])
+    else:
+        table = read_columns_of(data, model.columns, roles)
     predictions = predict(model, table.values)
     named = named_predictions(model.classes, model.n_outputs, predictions)
     ids = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
     write_predictions(output, id_column or "row", ids, named)
-    return table.n_rows
+    scores, note = dict[str, float](), ""
+    if table.labels is not None:
+        threshold = (summary.get("threshold") or {}).get("value")
+        given = predictions, table.labels, table.weights, threshold
+        scores, note = prediction_scores(model.objective, model.classes, *given)
+    read = {
+        name: {"source": sources[name], "rows": one.n_rows, "columns": len(one.columns)}
+        for name, one in tables.items()
+    }
+    return Predicted(table.n_rows, unmatched, read, scores, note)
+
+
+def trained_settings(run_dir: Path) -> dict[str, Any]:
+    """Settings of the run, by their names; none where its folder holds the model alone."""
+    path = run_dir / "config.toml"
+    return flatten(tomllib.loads(path.read_text())) if path.is_file() else {}
+
+
+def _summary(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / "summary.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found
+
+
+def _sources(data: str, summary: Mapping[str, Any]) -> dict[str, str]:
+    """The tables of the parties that had different columns; none where there is one table.
+
+    Raises
+    ------
+    ConfigError : several tables for a model of parties with the same columns, or not the parties'.
+    """
+    if "active" in summary:
+        parties = [party["name"] for party in summary["parties"]]
+        return sources_to_predict(data, parties, may_be_one=True)
+    if "," in data:
+        rule = "must be one table for a model of parties that had the same columns"
+        raise ConfigError(f"--data {rule}, got {data!r}")
+    return {}
 
 
 def parts_of(run_dir: Path) -> dict[str, Any] | None:

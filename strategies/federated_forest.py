@@ -62,6 +62,7 @@ from fedapp.trees.cart import Criterion
 from fedapp.trees.draws import column_seeds, n_features
 from fedapp.trees.levels import Splits, draw_columns, number, winners
 from fedapp.trees.objective import REGRESSION
+from fedapp.trees.parts import joint_names
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.scoring import threshold_note
@@ -351,7 +352,7 @@ class FederatedForest(VerticalStrategy):
         by_party = self.splits.taken(np.argsort(self.splits.owners, kind="stable"))
         joined = [np.concatenate(arrays) for arrays in zip(*cuts, strict=True)]
         trees = branches(by_party, self.n_nodes, joined)
-        names = tuple(name for party in parties for name in kept[party].names)
+        names = joint_names({party: kept[party].names for party in parties})
         values = tuple(np.split(reply.leaf_values, np.cumsum(self.n_nodes)[:-1]))
         model = BaggedForest(self.settings.objective, names, reply.classes, trees, values)
         return Model({"model.json": to_json(model)})

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fedapp.config import Settings
 from fedapp.conversation import Conversation, Model, Parties, ask
+from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.messages.explain import MOST_ROWS, ExplainReply, ExplainRequest
 from fedapp.messages.vertical import VerticalHelloReply
+from fedapp.run_folder import RunFolder
 from strategies.alignment import Aligned, align
 from strategies.base import Summary
 from strategies.vertical import Mailbox, VerticalStrategy
 
+log = logging.getLogger("fedapp")
+
 
 class InferenceStrategy(VerticalStrategy):
     """A strategy that predicts with a model, whose parts lie at the parties."""
+
+    def __init__(self, settings: Settings, folder: RunFolder) -> None:
+        super().__init__(settings, folder)
+        self.tables: dict[str, dict[str, Any]] = {}
 
     reads = frozenset(("model", "output", "explain"))
 
@@ -37,11 +46,27 @@ class InferenceStrategy(VerticalStrategy):
         self, parties: Parties[VerticalHelloReply], mailbox: Mailbox
     ) -> Conversation[Aligned]:
         """Find the common rows, all to be predicted; say which ones are to be explained."""
+        self._check_likeness(parties)
         whole = self.settings.model_copy(update={"test_fraction": 0.0, "valid_fraction": 0.0})
         rows = yield from align(parties, mailbox, whole)
         if ids := _explained_rows(self.settings):
             yield from ask(parties.all(ExplainRequest(ids)), ExplainReply)
         return rows
+
+    def _check_likeness(self, parties: Parties[VerticalHelloReply]) -> None:
+        """Say who reads what, and warn of a table that is unlike the one trained on."""
+        sources = party_sources(self.settings.data, self.settings.parties) if self.simulated else {}
+        for name, hello in parties.items():
+            place = f"{sources[name]} " if name in sources else ""
+            n_rows, n_columns = hello.n_table, hello.n_columns
+            self.tables[name] = {"rows": n_rows, "columns": n_columns, "source": sources.get(name)}
+            log.info("%s read %s(%d rows, %d columns)", name, place, n_rows, n_columns)
+            if hello.n_unlike:
+                self.warn(
+                    f"{name} read {place}with values unlike those that the model was trained on in "
+                    f"{hello.n_unlike} of {n_columns} columns: is it the right table, in the same "
+                    "units?"
+                )
 
     def predicted(
         self, active: str, rows: Aligned, n_trees: int, **more: Any
@@ -52,6 +77,7 @@ class InferenceStrategy(VerticalStrategy):
         return {
             "metrics": {},
             "active": active,
+            "tables": self.tables,
             "matched_rows": {"predicted": rows.n_train},
             "trees": n_trees,
             **more,

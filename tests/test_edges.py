@@ -189,7 +189,7 @@ def test_a_prediction_names_its_class(settings: MakeSettings, tmp_path: Path) ->
     rows = [f"{x},{'good' if x > 20 else 'bad'}" for x in range(60)]
     table.write_text("\n".join(["x,y", *rows]) + "\n")
     folder = run_local(settings(data=str(table), label="y", parties=2))
-    assert predict_table(folder.path, str(table), "", tmp_path / "out.csv") == 60
+    assert predict_table(folder.path, str(table), "", tmp_path / "out.csv").n_rows == 60
     header, first, *_ = (tmp_path / "out.csv").read_text().splitlines()
     assert header == '"row","probability_good"'
     assert float(first.split(",")[1]) < 0.5

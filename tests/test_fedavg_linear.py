@@ -236,7 +236,7 @@ def test_predict_gives_the_models_predictions(linear: MakeSettings, tmp_path: Pa
     settings = linear()
     model, output = model_of(run_local(settings)), tmp_path / "scores.csv"
     table = read_source(settings.data, label=settings.label)
-    assert predict_table(Path(settings.run_dir), settings.data, "", output) == table.n_rows
+    assert predict_table(Path(settings.run_dir), settings.data, "", output).n_rows == table.n_rows
     written = np.array([line.split(",")[1:] for line in output.read_text().splitlines()[1:]])
     expected = transform(model.objective, predict_linear(model, table.values))
     np.testing.assert_allclose(written.astype(float), expected, rtol=1e-5)

@@ -248,7 +248,7 @@ def test_the_master_keeps_the_model_where_all_parties_agree(
     folder = run_local(run)
     text = (folder.path / "model.json").read_text()
     assert text == to_json(pooled(run)[0])
-    n_rows = predict_table(folder.path, run.data, "", tmp_path / "rows.csv")
+    n_rows = predict_table(folder.path, run.data, "", tmp_path / "rows.csv").n_rows
     model, whole = from_json(text), Pooled(run)
     expected = model.predictions(model.leaves(whole.values))
     lines = (tmp_path / "rows.csv").read_text().splitlines()[1:]

@@ -171,7 +171,7 @@ def test_predict_gives_the_scores_of_the_run(
 ) -> None:
     folder = run_local(short(data=DATA[objective], objective=objective))
     output = tmp_path / "predictions.csv"
-    n_rows = predict_table(folder.path, DATA[objective], "", output)
+    n_rows = predict_table(folder.path, DATA[objective], "", output).n_rows
     with output.open() as file:
         written = [list(map(float, row[1:])) for row in list(csv.reader(file))[1:]]
     table = read_source(DATA[objective])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from fedapp.commands.common import (
     Overrides,
@@ -21,17 +21,33 @@ from fedapp.commands.common import (
     run_dir_of,
 )
 from fedapp.commands.engines import SIMULATED
-from fedapp.config import load_settings, parse_overrides
+from fedapp.config import Settings, load_settings, parse_overrides
 from fedapp.errors import ConfigError
+from fedapp.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from fedapp.predict import Predicted
 
 NOTHING_WRITTEN = "no predictions were written; the same command begins anew"
 
 
 def predict(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    data: Annotated[str, typer.Option(help="Table with the columns of the model.")] = "",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Table with the columns of the model; of parties with different columns a table "
+            "each: bank=a.csv,insurer=b.csv."
+        ),
+    ] = "",
     output: Annotated[str, typer.Option(help="CSV or Parquet file to write.")] = "",
     id_column: Annotated[str, typer.Option("--id", help="Column that names the rows.")] = "",
+    label: Annotated[
+        str,
+        typer.Option(
+            help="Column to score the predictions by, where the table has it; by default the run's."
+        ),
+    ] = "",
     config: Overrides = None,
     engine: Annotated[
         str,
@@ -61,11 +77,16 @@ def predict(
         rule = "of a run that has finished; failure.json says why one has not"
         raise ConfigError(f"model must be a file {rule}, got {model}")
     parts = parts_of(run_dir)
-    _check_tables(engine, bool(parts), {"--data": data, "--output": output, "--id": id_column})
+    _check_tables(
+        engine,
+        bool(parts),
+        {"--data": data, "--output": output, "--id": id_column, "--label": label},
+    )
     if parts:
         overrides = parse_overrides(config or [])
         if engine in SIMULATED:
             overrides = {"data": data, "id": id_column, **overrides}
+            overrides |= {"label": label} if label else {}
         overrides["strategy"] = inference
         if explain:
             overrides["explain"] = explain
@@ -74,8 +95,7 @@ def predict(
     if explain:
         rule = "must be left out for a model that lies whole in the run's folder"
         raise ConfigError(f"--explain {rule}, got {explain}")
-    n_rows = predict_table(run_dir, data, id_column, Path(output))
-    console.print(f"{n_rows} rows written to {output}", soft_wrap=True)
+    _show(predict_table(run_dir, data, id_column, Path(output), label), output)
 
 
 def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> None:
@@ -107,8 +127,9 @@ def _predict_together(
 ) -> None:
     """Have the parties predict; the predictions are written at the active one."""
     from fedapp.data.predictions import check_suffix
-    from fedapp.home import home
+    from fedapp.data.sources import party_sources, sources_to_predict
     from fedapp.messages.methods import all_methods
+    from fedapp.predict import trained_settings
     from fedapp.server_app import load_strategy
 
     known = [name for name, method in all_methods().items() if not method.trains]
@@ -117,8 +138,13 @@ def _predict_together(
         raise ConfigError(f"inference must be one of {', '.join(known)}, got {got!r}")
     if output:
         check_suffix(Path(output))
-    trained = tomllib.loads((run_dir / "config.toml").read_text())
-    names = ("parties", "partition", "columns", "align", "align-most-rows", "seed")
+    trained = trained_settings(run_dir)
+    names = ["parties", "partition", "columns", "align", "align-most-rows", "seed"]
+    if engine in SIMULATED:
+        names += ["label", "weight"]
+        parties = {parts["active"], *parts["passive"]}
+        shared = not party_sources(trained["data"], trained["parties"])
+        sources_to_predict(overrides["data"], parties, may_be_one=shared)
     given = {name: trained[name] for name in names}
     given |= {"model": parts["model_id"], **overrides}
     if output:
@@ -135,8 +161,58 @@ def _predict_together(
     if engine not in SIMULATED:
         console.print(f"The predictions lie at {parts['active']}, under its $FEDAPP_HOME/sites.")
         return
+    _show(_collect(folder, parts["active"], settings, Path(output)), output)
+
+
+def _collect(folder: RunFolder, active: str, settings: Settings, output: Path) -> Predicted:
+    """Take what the active party of a simulation has written."""
+    from fedapp.home import home
+    from fedapp.predict import Predicted
+
     summary = json.loads((folder.path / "summary.json").read_text())
-    site = home() / "sites" / parts["active"] / summary["model_id"]
+    site = home() / "sites" / active / summary["model_id"]
     shutil.copyfile(site / f"predictions{settings.output}", output)
-    n_rows = summary["matched_rows"]["predicted"]
-    console.print(f"{n_rows} rows written to {output}", soft_wrap=True)
+    found = json.loads((site / "predictions.json").read_text())
+    for line in summary["warnings"]:
+        console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
+    if settings.explain:
+        explained = json.loads((site / "explanation.json").read_text())
+        if missing := explained["not_among_the_rows"]:
+            _say(f"not explained, as not among the rows: {', '.join(missing)}")
+    return Predicted(
+        found["rows"], found["not_matched"], summary["tables"], found["scores"], found["note"]
+    )
+
+
+def _show(predicted: Predicted, output: str) -> None:
+    """Print who read what, how many rows were written, and their scores."""
+    from fedapp.data.predictions import unmatched_note
+    from fedapp.metrics import AT_THRESHOLD
+    from fedapp.report.summary import score_table, score_text
+
+    if predicted.tables:
+        read = (f"{name} read {_table(one)}" for name, one in predicted.tables.items())
+        _say(", ".join(read))
+    n_rows, unmatched, scores = predicted.n_rows, predicted.unmatched, predicted.scores
+    _say(f"{n_rows} rows written to {output}")
+    if unmatched:
+        _say(unmatched_note(unmatched, n_rows + len(unmatched)))
+    if predicted.note:
+        _say(predicted.note)
+    if scores:
+        console.print(score_table([("federated", "predicted", scores)]))
+    if "threshold" in scores:
+        at = (f"{n.partition('_')[0]} {score_text(scores[n])}" for n in AT_THRESHOLD[1:])
+        threshold = score_text(scores["threshold"])
+        _say(f"at the run's threshold, {threshold}: {', '.join(at)}")
+
+
+def _say(text: str) -> None:
+    """Print a line as it is."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _table(read: Mapping[str, Any]) -> str:
+    """A table in words: its source where that is known, rows and columns."""
+    size = f"({read['rows']:,} rows, {read['columns']:,} columns)"
+    return f"{read['source']} {size}" if read["source"] else size

@@ -3,42 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedapp import metrics
 from fedapp.data.build import build_table
 from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.load import read_frame, text_file
 from fedapp.data.schema import Reader, Roles
 from fedapp.errors import ConfigError, DataError
+from fedapp.site.labels import class_ids, label_texts
 from fedapp.site.table import Table
+from fedapp.trees.objective import Objective, margins_of
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".csv", ".parquet")
+MOST_SHOWN = 20
 
 
-def read_columns_of(data: str, columns: Sequence[str], id_column: str) -> Table:
+def read_columns_of(data: str, columns: Sequence[str], roles: Roles, foreign: str = "") -> Table:
     """A table with a model's columns in the model's order; no others of a file are looked at.
+
+    Parameters
+    ----------
+    roles : ids; labels and weights where the table has them for every row, else it is read without.
+    foreign : a column that no table of this party has.
 
     Raises
     ------
-    DataError : the table lacks a column, or breaks a rule.
+    DataError : the table lacks a column, has the foreign one, or breaks a rule.
     ConfigError : there is no such table, or the ids are a feature.
     """
     if data in dataset_names():
-        return _only(read_source(data, id_column=id_column), columns)
-    if id_column in columns:
-        raise ConfigError(f"id must be no feature of the model, got {id_column}")
+        return _only(read_source(data, id_column=roles.id_column), columns)
+    if roles.id_column in columns:
+        raise ConfigError(f"id must be no feature of the model, got {roles.id_column}")
     reader = Reader(n_features=len(columns))
-    frame = read_frame(Path(data), Roles(id_column=id_column), reader)
+    frame = read_frame(Path(data), roles, reader)
     _check_columns(columns, frame.column_names)
-    kept = {*columns, id_column}
+    if foreign and foreign in set(frame.column_names) - set(columns):
+        rule = "table must not have the label column {}: is it the table of the party with labels?"
+        raise DataError.naming(rule, f"'{foreign}'")
+    known = _known_roles(frame, roles, columns)
+    kept = {*columns, *known.named().values()}
     others = [name for name in frame.column_names if name not in kept]
-    roles = Roles(id_column=id_column, drop=tuple(others))
-    return _only(build_table(frame, roles, text_file(Path(data))), columns)
+    known = replace(known, drop=tuple(others))
+    return _only(build_table(frame, known, text_file(Path(data))), columns)
+
+
+def _known_roles(frame: Any, roles: Roles, columns: Sequence[str]) -> Roles:
+    """Without labels and weights where there is no such column, or it does not fill every row."""
+    names = set(frame.column_names) - set(columns)
+    full = {name for name in names if not frame[name].null_count}
+    label = roles.label if roles.label in full else ""
+    return replace(
+        roles, label=label, weight=roles.weight if label and roles.weight in full else ""
+    )
 
 
 def named_predictions(
@@ -54,6 +78,46 @@ def named_predictions(
         return {"prediction": predictions[:, 0]}
     names = classes if n_outputs > 1 else classes[1:]
     return {f"probability_{name}": predictions[:, k] for k, name in enumerate(names)}
+
+
+def prediction_scores(
+    objective: Objective,
+    classes: Sequence[str],
+    predictions: Array,
+    labels: Array,
+    weights: Array | None,
+    threshold: float | None,
+) -> tuple[dict[str, float], str]:
+    """Scores of predictions by the labels of their rows; where there are none, why not.
+
+    Parameters
+    ----------
+    predictions : shape (n_rows, n_outputs).
+    labels : names or numbers, as in a ``Table``.
+    weights : of the rows; None: 1 each.
+    threshold : of two classes, a probability; None where none was chosen.
+    """
+    if classes and (others := set(np.unique(label_texts(labels)).tolist()) - set(classes)):
+        return {}, f"no scores: the label has {len(others)} values that are no class of the model"
+    if not classes and labels.dtype.kind == "U":
+        return {}, "no scores: the label must be numbers for a regression"
+    given = (
+        margins_of(objective, predictions.astype(np.float64)),
+        class_ids(labels, classes),
+        np.ones(len(labels), np.float32) if weights is None else weights,
+    )
+    scores = metrics.pooled(objective, *given)
+    if threshold is not None:
+        margin = float(np.log(threshold) - np.log1p(-threshold)) if threshold else -np.inf
+        scores |= metrics.scores_from_margin(*given, margin) | {"threshold": threshold}
+    return scores, ""
+
+
+def unmatched_note(ids: Sequence[str], n_asked: int) -> str:
+    """Which rows have no prediction: the first of them, and how many."""
+    shown = ", ".join(ids[:MOST_SHOWN])
+    more = f" and {len(ids) - MOST_SHOWN:,} more" if len(ids) > MOST_SHOWN else ""
+    return f"{len(ids):,} of {n_asked:,} rows were not matched: {shown}{more}"
 
 
 def write_predictions(output: Path, id_name: str, ids: Array, columns: Mapping[str, Array]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fedapp.errors import ConfigError
 from fedapp.site.names import NAME, NAME_RULE, party_name
@@ -39,6 +39,46 @@ def party_sources(data: str, n_parties: int) -> dict[str, str]:
     if named[0][0] is None:
         return {party_name(part, n_parties): source for part, (_, source) in enumerate(named)}
     return dict(sorted((name, source) for name, source in named if name is not None))
+
+
+def sources_to_predict(data: str, parties: Collection[str], may_be_one: bool) -> dict[str, str]:
+    """The table of each party of a model, in the order of the names.
+
+    Parameters
+    ----------
+    data : ``bank=a.csv,insurer=b.csv``; in which order tables stand says nothing of whose they are,
+        so that several must have names.
+    parties : of the model.
+    may_be_one : whether one table without a name will do, which has all columns.
+
+    Returns
+    -------
+    dict : empty where there is one table.
+
+    Raises
+    ------
+    ConfigError : a table has no name, a party no table, or a name is not the model's.
+    """
+    entries = [_name_and_source(entry.strip()) for entry in data.split(",")]
+    names = [name for name, _ in entries if name is not None]
+    if not names and len(entries) == 1 and may_be_one:
+        return {}
+    example = ",".join(f"{name}=TABLE" for name in sorted(parties))
+    if not names:
+        raise ConfigError(f"--data must say which table is whose, as in {example}, got {data!r}")
+    sources, known = party_sources(data, len(entries)), ", ".join(sorted(parties))
+    for name in names:
+        if name not in parties:
+            raise ConfigError(f"--data must name parties of the model ({known}), got {name!r}")
+    if missing := sorted(set(parties) - set(names)):
+        rule = f"--data must name a table for every party of the model ({known})"
+        raise ConfigError(f"{rule}, got none for {', '.join(missing)}")
+    repeated = [name for name, count in Counter(sources.values()).items() if count > 1]
+    if repeated:
+        owners = " and ".join(name for name, source in sources.items() if source == repeated[0])
+        rule = "--data must name a table of its own for every party"
+        raise ConfigError(f"{rule}, got {repeated[0]} for {owners}")
+    return sources
 
 
 def _name_and_source(entry: str) -> tuple[str | None, str]:

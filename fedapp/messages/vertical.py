@@ -4,8 +4,9 @@ Reveals: the server learns each party's name, its numbers of rows and columns, w
 labels, a fingerprint of its table that means something to that party alone, its public key, the
 same in every run, the versions it runs, and what is odd about the table: that some features have
 one value or none, number the rows or are rounded as float32, and what separates the fields of the
-file; the names of its columns only where its owner shares them (``share-column-names``). A party
-learns whether names are shared and the names and public keys of the others.
+file; of a table to predict in how many columns its values are unlike those trained on; the names of
+its columns only where its owner shares them (``share-column-names``). A party learns whether names
+are shared and the names and public keys of the others.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class VerticalHelloReply(Introduction):
     n_columns: Annotated[int, Range(0, 10**6)]
     columns: Annotated[tuple[str, ...], Range(0, 10**6)]  # empty where they are not shared
     active: bool  # has the labels
+    n_unlike: Annotated[int, Range(0, 10**6)]  # columns to predict unlike those trained on
     box_key: Annotated[Array, Form("uint8", 32)]  # X25519, public
     simulated: bool
     fingerprint: Annotated[str, Range(32, 32)]  # hex

@@ -106,7 +106,7 @@ def print_summary(summary: Mapping[str, Any], console: Console, path: Path | Non
     )
     console.print(_facts(summary, path))
     console.print()
-    console.print(_score_table(summary))
+    console.print(score_table(score_rows(summary)))
     for line in score_notes(summary):
         console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
     for line in warning_lines(summary):
@@ -233,8 +233,8 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
     return grid
 
 
-def _score_table(summary: Mapping[str, Any]) -> Table:
-    rows = score_rows(summary)
+def score_table(rows: Sequence[tuple[str, str, Scores]]) -> Table:
+    """A line a model: (model, rows it was scored on, scores)."""
     names = [n for n in score_names([found for _, _, found in rows]) if n not in AT_THRESHOLD]
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("model", no_wrap=True)

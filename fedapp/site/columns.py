@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fedapp.data.load import column_names
 from fedapp.data.partition import PARTS, Split, partition_columns, split_rows
 from fedapp.data.predictions import read_columns_of
+from fedapp.data.schema import Roles
 from fedapp.errors import DataError
 from fedapp.site.config import SiteConfig
 from fedapp.site.rows import Holdout, read_table
@@ -49,14 +50,24 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
     )
 
 
-def read_rows_to_predict(config: SiteConfig, columns: Sequence[str]) -> Table:
-    """The table to predict, with the columns of the site's part of a model; no labels.
+def read_rows_to_predict(config: SiteConfig, columns: Sequence[str], with_labels: bool) -> Table:
+    """The table to predict, with the columns of the site's part of a model.
+
+    Parameters
+    ----------
+    with_labels : whether labels and weights are read too, where the table has them for every row.
 
     Raises
     ------
     DataError, ConfigError : there is no such table, or it lacks a column.
     """
-    table = read_columns_of(config.predict_data or config.data, columns, config.id_column)
+    data = config.predict_data or config.data
+    if with_labels:
+        roles = Roles(config.label, config.id_column, config.weight)
+        return read_columns_of(data, columns, roles)
+    # Of simulated parties with tables of their own the label is the active one's.
+    foreign = config.label if config.simulated and not config.is_share else ""
+    table = read_columns_of(data, columns, Roles(id_column=config.id_column), foreign)
     return replace(table, labels=None, weights=None)
 
 

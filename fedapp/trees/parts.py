@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ SALT_BYTES = 32
 PART = "part.json"
 PARTS = "parts"  # kind of a model.json that says where the parts of a model lie
 Ints = npt.NDArray[np.int64]
+NO_QUANTILES = np.empty((0, 0), dtype=np.float32)
 
 
 class Arrays(Protocol):
@@ -109,11 +111,20 @@ class Lookup:
             ways *= len(np.unique(goes_left(points[:, None], thresholds, defaults), axis=0))
         return ways
 
-    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
-        """A document that JSON can hold."""
+    def to_json(
+        self, names: Sequence[str], quantiles: npt.NDArray[np.float32] = NO_QUANTILES
+    ) -> dict[str, Any]:
+        """A document that JSON can hold.
+
+        Parameters
+        ----------
+        names : of the party's columns.
+        quantiles : of their values (``fedapp.site.likeness``), shape (n_columns, n_quantiles).
+        """
         return {
             "format": FORMAT,
             "columns": list(names),
+            "quantiles": [[_number(value) for value in points] for points in quantiles],
             "records": [
                 [int(column), float(threshold), int(default)]
                 for column, threshold, default in zip(
@@ -131,6 +142,18 @@ class Lookup:
             np.array([record[1] for record in records], dtype=np.float32),
             np.array([record[2] for record in records], dtype=np.uint8),
         )
+
+
+def quantiles_of(part: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+    """Quantiles of a party's columns; without rows where its part has none."""
+    rows = part.get("quantiles", [])
+    found = [[np.nan if value is None else value for value in row] for row in rows]
+    return np.array(found, dtype=np.float32) if found else NO_QUANTILES
+
+
+def _number(value: np.float32) -> float | None:
+    """A number that reads back to the same bits; None for NaN, which JSON has not."""
+    return None if np.isnan(value) else float(str(value))
 
 
 def model_of(part: Mapping[str, Any]) -> Ensemble | BaggedForest:
@@ -205,6 +228,25 @@ def sum_jobs(
             wanted = nodes[trees == tree]
             if len(wanted):
                 yield number, tree, wanted
+
+
+def joint_names(names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Names of all parties' columns, parties in turn: ``bank.balance`` where another party has a
+    ``balance`` too, else as they are; all of them so where that is not enough.
+
+    Parameters
+    ----------
+    names : of each party's columns.
+    """
+    counts = Counter(name for own in names.values() for name in own)
+    short = [
+        f"{party}.{name}" if counts[name] > 1 else name
+        for party, own in names.items()
+        for name in own
+    ]
+    if len(set(short)) == len(short):
+        return tuple(short)
+    return tuple(f"{party}.{name}" for party, own in names.items() for name in own)
 
 
 def joined(

@@ -1,0 +1,308 @@
+"""Whose table is whose when parties predict together, and what the answer says of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xgboost
+from sklearn import metrics as sk
+from typer.testing import CliRunner
+
+from fedapp.cli import cli
+from fedapp.config import Settings
+from fedapp.data.sources import sources_to_predict
+from fedapp.errors import ConfigError, DataError
+from fedapp.home import home
+from fedapp.run_folder import RunFolder
+from fedapp.site.likeness import check_range, quantiles, unlike_columns
+from fedapp.trees.parts import joint_names
+from simulations.engines import run_local
+from tests.transcript import summary_of
+
+MakeSettings = Callable[..., Settings]
+MakeSites = Callable[..., list]
+N_ROWS = 200
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> dict[str, Path]:
+    """Tables of a bank, which has the labels, and of an insurer, with columns of the same names."""
+    rng = np.random.default_rng(3)
+    values = {"bank": rng.normal(size=(N_ROWS, 2)), "insurer": rng.uniform(5, 9, (N_ROWS, 2))}
+    label = (values["bank"][:, 0] + values["insurer"][:, 1] > 7).astype(int)
+    paths = {}
+    for party, columns in values.items():
+        paths[party] = tmp_path / f"{party}.csv"
+        lines = ["id,a,b" + (",y" if party == "bank" else "")]
+        for row, cells in enumerate(columns.round(3)):
+            end = f",{label[row]}" if party == "bank" else ""
+            lines.append(f"p{row},{cells[0]},{cells[1]}{end}")
+        paths[party].write_text("\n".join(lines) + "\n")
+    return paths
+
+
+def named(tables: dict[str, Path]) -> str:
+    return ",".join(f"{party}={path}" for party, path in tables.items())
+
+
+def some_rows(path: Path, first: int, last: int, drop: str = "") -> Path:
+    """A copy with some of the rows, without a column."""
+    rows = list(csv.DictReader(path.read_text().splitlines()))[first:last]
+    copy = path.with_name(f"{path.stem}-{first}-{last}{drop}.csv")
+    with copy.open("w", newline="") as file:
+        names = [name for name in rows[0] if name != drop]
+        writer = csv.DictWriter(file, names, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    return copy
+
+
+@pytest.fixture
+def train(
+    vertical: MakeSettings, tables: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., RunFolder]:
+    """A model of both tables, whose parts stay at the parties unless something else is said."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(**more: object) -> RunFolder:
+        given = {"data": named(tables), "label": "y", "id": "id", "allow_export": False, **more}
+        return run_local(vertical(**given))
+
+    return make
+
+
+def predict(folder: RunFolder, data: str, *more: str) -> tuple[int, str]:
+    """Exit status and output of the command."""
+    arguments = ["predict", str(folder.path), "--data", data, "--id", "id", "--output", "out.csv"]
+    result = CliRunner().invoke(cli, [*arguments, *more])
+    return result.exit_code, result.output + str(result.exception or "")
+
+
+def scores() -> dict[str, float]:
+    """Predictions by id."""
+    with Path("out.csv").open() as file:
+        return {row["id"]: float(row["probability_1"]) for row in csv.DictReader(file)}
+
+
+def test_files_without_names_are_refused_with_the_names_to_give(train, tables) -> None:
+    folder = train()
+    match = "must say which table is whose, as in bank=TABLE,insurer=TABLE, got"
+    assert match in predict(folder, f"{tables['bank']},{tables['insurer']}")[1]
+    status, text = predict(folder, str(tables["insurer"]))
+    assert status
+    assert match in text
+    assert not Path("out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        ("bank=a.csv", r"a table for every party of the model \(bank, insurer\), got none for ins"),
+        ("bank=a.csv,shop=b.csv", r"must name parties of the model \(bank, insurer\), got 'shop'"),
+        ("bank=a.csv,insurer=a.csv", "a table of its own for every party, got a.csv for bank and"),
+        ("bank=a.csv,b.csv", "must name all parties or none"),
+    ],
+)
+def test_tables_must_be_those_of_the_models_parties(data: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        sources_to_predict(data, ["insurer", "bank"], may_be_one=False)
+
+
+def test_one_table_is_enough_where_one_was_split() -> None:
+    assert sources_to_predict("all.csv", ["party-1", "party-2"], may_be_one=True) == {}
+
+
+def test_the_answer_says_who_read_what_and_scores_by_the_label(train, tables) -> None:
+    folder = train()
+    status, text = predict(folder, named(tables))
+    assert status == 0, text
+    sizes = "(200 rows, 2 columns)"
+    expected = f"bank read {tables['bank']} {sizes}, insurer read {tables['insurer']} {sizes}"
+    assert expected in text
+    assert "200 rows written to out.csv" in text
+    rows = list(csv.DictReader(tables["bank"].read_text().splitlines()))
+    truth, found = [int(row["y"]) for row in rows], scores()
+    area = sk.roc_auc_score(truth, [found[row["id"]] for row in rows])
+    assert f"{area:.4f}" in text
+    threshold = summary_of(folder)["threshold"]["value"]
+    recall = sk.recall_score(truth, [found[row["id"]] >= threshold for row in rows])
+    assert f"at the run's threshold, {threshold:.4f}: f1" in text
+    assert f"recall {recall:.4f}" in text
+
+
+def test_files_in_the_wrong_order_are_refused(train, tables) -> None:
+    """Both have columns a and b: the label column tells them apart, and the values."""
+    folder = train()
+    both = {"bank": tables["bank"], "insurer": some_rows(tables["bank"], 0, 200)}
+    status, text = predict(folder, named(both))
+    assert status
+    assert "must not have the label column 'y': is it the table of the party with labels?" in text
+    without = {"bank": tables["insurer"], "insurer": some_rows(tables["bank"], 0, 200, drop="y")}
+    status, text = predict(folder, named(without))
+    assert status
+    assert "must have values in the range that the model was trained on, got 200 of 200" in text
+
+
+def test_values_spread_unlike_those_trained_on_are_warned_of(train, tables) -> None:
+    folder = train()
+    lines = tables["insurer"].read_text().splitlines()
+    narrow = tables["insurer"].with_name("narrow.csv")
+    cells = [line.split(",") for line in lines[1:]]
+    squeezed = [f"{name},{5 + float(a) / 9},{5 + float(b) / 9}" for name, a, b in cells]
+    narrow.write_text("\n".join([lines[0], *squeezed]) + "\n")
+    status, text = predict(folder, named({**tables, "insurer": narrow}))
+    assert status == 0, text
+    warned = f"insurer read {narrow} with values unlike those that the model was trained on in 2 of"
+    assert warned in text
+
+
+@pytest.mark.parametrize("inference", ["interactive", "eini"])
+def test_rows_that_others_do_not_have_are_named(train, tables, inference: str) -> None:
+    folder = train()
+    given = {
+        "bank": some_rows(tables["bank"], 0, 20),
+        "insurer": some_rows(tables["insurer"], 5, 99),
+    }
+    more = ["-ceini.unguarded=true", "-ceini.key-bits=512", "-ceini.insecure-small-key=true"]
+    status, text = predict(folder, named(given), "--inference", inference, *more)
+    assert status == 0, text
+    assert "15 rows written to out.csv" in text
+    assert "5 of 20 rows were not matched: p0, p1, p2, p3, p4" in text
+    assert len(scores()) == 15
+
+
+def test_ids_to_explain_that_are_not_among_the_rows_are_named(train, tables) -> None:
+    status, text = predict(train(), named(tables), "--explain", "p3,p999")
+    assert status == 0, text
+    assert "not explained, as not among the rows: p999" in text
+
+
+def test_a_site_keeps_unmatched_ids_and_scores_on_its_own_disk(
+    vertical: MakeSettings, settings: MakeSettings, tables: dict[str, Path], sites: MakeSites
+) -> None:
+    nodes = [
+        {"name": "bank", "data": tables["bank"], "id": "id"},
+        {"name": "insurer", "data": tables["insurer"], "id": "id", "label": ""},
+    ]
+    folder = run_local(vertical(allow_export=False), sites(*nodes))
+    nodes[0]["predict-data"] = some_rows(tables["bank"], 0, 20)
+    nodes[1]["predict-data"] = some_rows(tables["insurer"], 5, 99)
+    model = summary_of(folder)["model_id"]
+    run = run_local(settings(strategy="interactive", model=model, parties=2), sites(*nodes))
+    summary = summary_of(run)
+    sidecar = home() / "sites" / "bank" / summary["model_id"] / "predictions.json"
+    found = json.loads(sidecar.read_text())
+    assert found["not_matched"] == ["p0", "p1", "p2", "p3", "p4"]
+    assert found["rows"] == 15
+    assert found["scores"]["auc"] is not None
+    told = (run.path / "summary.json").read_text()
+    assert summary["tables"]["bank"] == {"rows": 20, "columns": 2, "source": None}
+    assert "p0" not in told
+    assert summary["metrics"] == {}
+
+
+def test_an_exported_model_of_equal_column_names_predicts_as_its_parties_do(
+    train, tables, tmp_path: Path
+) -> None:
+    status, text = predict(train(), named(tables))
+    assert status == 0, text
+    together = scores()
+    folder = train(allow_export=True, share_column_names=True)
+    booster = xgboost.Booster(model_file=folder.path / "model.xgb.json")
+    assert booster.feature_names == ["bank.a", "bank.b", "insurer.a", "insurer.b"]
+    backwards = {
+        "insurer": some_rows(tables["insurer"], 0, 150),
+        "bank": some_rows(tables["bank"], 0, 200),
+    }
+    status, text = predict(folder, named(backwards))
+    assert status == 0, text
+    found = scores()
+    assert list(found) == [f"p{row}" for row in range(150)]
+    assert found == pytest.approx({name: together[name] for name in found}, abs=1e-6)
+    assert "150 rows written to out.csv" in text
+    assert "50 of 200 rows were not matched: p150, p151" in text
+    assert "p169 and 30 more" in text
+    cells = []
+    for path in (tables["bank"], tables["insurer"]):
+        rows = csv.DictReader(path.read_text().splitlines())
+        cells.append(np.array([[float(row[name]) for name in "ab"] for row in rows]))
+    matrix = xgboost.DMatrix(np.hstack(cells), feature_names=booster.feature_names)
+    stock = booster.predict(matrix)
+    assert list(found.values()) == pytest.approx(stock[:150].tolist(), abs=1e-6)
+    gains = summary_of(folder)["importance"]["gain"]
+    assert {"bank.a", "insurer.b"} <= set(gains) <= set(booster.feature_names)
+
+
+def test_a_whole_model_asks_for_the_parties_tables_by_name(train, tables) -> None:
+    folder = train(allow_export=True)
+    match = "must say which table is whose, as in bank=TABLE,insurer=TABLE"
+    assert match in predict(folder, f"{tables['bank']},{tables['insurer']}")[1]
+    lacks = {"bank": tables["bank"], "insurer": some_rows(tables["insurer"], 0, 9, drop="b")}
+    match = "column 'insurer.b' of the model must be in one of the tables, got none"
+    assert match in predict(folder, named(lacks))[1]
+
+
+def test_only_names_that_two_parties_have_say_whose_they_are() -> None:
+    assert joint_names({"bank": ["a", "b"], "shop": ["b", "c"]}) == ("a", "bank.b", "shop.b", "c")
+    odd = joint_names({"bank": ["a", "shop.a"], "shop": ["a"]})
+    assert odd == ("bank.a", "bank.shop.a", "shop.a")
+
+
+def test_a_table_with_labels_of_other_classes_is_predicted_without_scores(train, tables) -> None:
+    folder = train()
+    text = tables["bank"].read_text().replace(",1\n", ",yes\n").replace(",0\n", ",no\n")
+    other = tables["bank"].with_name("other.csv")
+    other.write_text(text)
+    status, text = predict(folder, named({**tables, "bank": other}))
+    assert status == 0, text
+    assert "no scores: the label has 2 values that are no class of the model" in text
+
+
+def test_predictions_of_a_whole_model_are_scored_with_weights(
+    settings: MakeSettings, write_table: Callable[..., Path], tmp_path: Path
+) -> None:
+    weights = [1 + place % 3 for place in range(60)]
+    data = write_table("weighted", 60, w=weights)
+    given = {"data": str(data), "label": "y", "weight": "w", "parties": 2}
+    folder = run_local(settings(strategy="pax", **given))
+    output = tmp_path / "out.csv"
+    arguments = ["predict", str(folder.path), "--data", str(data), "--output", str(output)]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, result.output
+    with output.open() as file, data.open() as rows:
+        p = [float(row["probability_1"]) for row in csv.DictReader(file)]
+        truth = [int(row["y"]) for row in csv.DictReader(rows)]
+    exact = sk.log_loss(truth, p, sample_weight=weights)
+    assert f"{exact:.4f}" in result.output
+    assert f"{sk.log_loss(truth, p):.4f}" not in result.output
+    without = some_rows(data, 0, 60, drop="y")
+    result = CliRunner().invoke(cli, [*arguments[:3], str(without), *arguments[4:]])
+    assert "logloss" not in result.output
+    assert "60 rows written" in result.output
+
+
+@pytest.mark.parametrize("n_rows", [5, 20, 100, 1000])
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_of_the_same_table_are_never_called_unlike(n_rows: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    kinds = [rng.normal(size=3000), rng.integers(0, 3, 3000), rng.lognormal(0, 2, 3000)]
+    kinds.append(np.where(rng.random(3000) < 0.3, np.nan, rng.normal(size=3000)))
+    values = np.column_stack(kinds).astype(np.float32)
+    trained, new = quantiles(values[:1500]), values[1500:][:n_rows]
+    check_range(trained, new)
+    assert unlike_columns(trained, new) == []
+
+
+def test_columns_of_another_kind_are_called_unlike() -> None:
+    rng = np.random.default_rng(1)
+    values = np.column_stack([rng.normal(size=500), rng.uniform(-1, 1, 500)]).astype(np.float32)
+    trained = quantiles(values)
+    assert unlike_columns(trained, np.abs(values)) == [0, 1]
+    with pytest.raises(DataError, match="got 500 of 500 rows with most columns outside of it"):
+        check_range(trained, values + 100)
+    check_range(trained, np.full_like(values, np.nan))
