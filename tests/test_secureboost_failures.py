@@ -27,8 +27,8 @@ MakeSites = Callable[..., list[Context]]
 TRAIN = "train.secureboost_"
 # Two rounds of depth 2: hello, alignment, and then with two parties ...
 SETUP, BEGIN, SUM, SPLIT = 6, 7, 8, 9
-STEPS = {2: range(1, 21), 3: range(1, 23)}
-PARTITION, FINISH = 12, 20
+STEPS = {2: range(1, 22), 3: range(1, 25)}
+PARTITION, FINISH = 12, 21
 
 # A site that has handed over answers the hello of a server started anew with its last reply, where
 # the parties were asked last at different steps (fedapp.site.answer, gap 0).
@@ -86,8 +86,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, 
         *((2, "dies_before_sending", step) for step in STEPS[2][:-1]),
         *((3, "dies_before_reading", step) for step in STEPS[3][:-2]),
         (2, "dies_before_sending", FINISH),
-        (3, "dies_before_reading", 21),
-        (3, "dies_before_reading", 22),
+        (3, "dies_before_reading", STEPS[3][-2]),
+        (3, "dies_before_reading", STEPS[3][-1]),
     ],
 )
 def test_a_server_that_dies_goes_on_to_the_same_model(
