@@ -33,6 +33,46 @@ from fedapp.trees.partition import Nodes
 from simulations.rows import PartRows, party_configs, stacked_tables
 from strategies.scoring import FINAL_BINS
 
+BY_ROWS, BY_COLUMNS = "rows", "columns"
+XGBOOST, FOREST = "XGBoost", "forest (scikit-learn)"
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineKind:
+    """What methods are held against.
+
+    Parameters
+    ----------
+    model : that the baselines train.
+    split_by : what the parties have of a table, "rows" or "columns".
+    """
+
+    model: str
+    split_by: str
+
+    @property
+    def short(self) -> str:
+        """The model in a word."""
+        return self.model.partition(" ")[0]
+
+    @property
+    def name(self) -> str:
+        """For a file."""
+        return f"{self.short.lower()}-{self.split_by}"
+
+
+def baselines_of(strategy: str) -> BaselineKind:
+    """The baselines of a method.
+
+    Raises
+    ------
+    ConfigError : there is no such method.
+    """
+    load_strategy(strategy)
+    method = all_methods()[strategy]
+    model = FOREST if method.baseline == "forest" else XGBOOST
+    return BaselineKind(model, BY_COLUMNS if method.family == "vertical" else BY_ROWS)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pooled:
@@ -52,6 +92,11 @@ class Pooled:
     weights: npt.NDArray[np.float32]
     split: Split
     columns: tuple[str, ...]
+
+    def in_table_order(self) -> Pooled:
+        """Each part in the order of the table, for the last digits of a sum follow the order."""
+        parts = (np.sort(getattr(self.split, part)) for part in PARTS)
+        return replace(self, split=Split(*parts))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +157,7 @@ def run_baselines(settings: Settings) -> dict[str, Any]:
     ------
     DataError, ConfigError : there is no such table.
     """
-    if all_methods()[settings.strategy].family == "vertical":
+    if baselines_of(settings.strategy).split_by == BY_COLUMNS:
         return _vertical_baselines(settings)
     table, shares = stacked_tables(settings)
     test = np.concatenate([rows["test"] for rows in shares.values()])
@@ -168,8 +213,9 @@ def _vertical_baselines(settings: Settings) -> dict[str, Any]:
 
 def _found(settings: Settings, pooled: Pooled, alone: Mapping[str, Pooled]) -> dict[str, Any]:
     """Train on all rows and on each party's, and say what came of it."""
-    is_forest = all_methods()[settings.strategy].baseline == "forest"
-    train = _forest if is_forest else _boosted
+    train = _forest if baselines_of(settings.strategy).model == FOREST else _boosted
+    pooled = pooled.in_table_order()
+    alone = {name: rows.in_table_order() for name, rows in alone.items()}
     of_all = train(settings, pooled)
     of_parties = {name: (train(settings, rows), rows) for name, rows in alone.items()}
     objective = settings.objective
@@ -202,9 +248,7 @@ def _boosted(settings: Settings, rows: Pooled) -> Trained:
     """XGBoost, trained on some rows."""
     import xgboost
 
-    # In the order of the table: the last digits of a sum are those of its order.
-    split = Split(*(np.sort(getattr(rows.split, part)) for part in PARTS))
-    rows, train, valid = replace(rows, split=split), split.train, split.valid
+    train, valid = rows.split.train, rows.split.valid
     parameters = xgboost_parameters(settings, rows.labels, rows.weights[train], rows.labels[train])
 
     def matrix(of: Rows) -> Any:
@@ -238,6 +282,7 @@ def _boosted(settings: Settings, rows: Pooled) -> Trained:
 
 def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
     """Train scikit-learn's random forest on some rows and score it on the test rows."""
+    rows = rows.in_table_order()
     return _forest(settings, rows).scores(settings.objective, rows)
 
 

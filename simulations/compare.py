@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,51 +19,20 @@ from fedapp.config import Settings, Value, flatten, load_settings
 from fedapp.errors import ConfigError
 from fedapp.metrics import BETTER, default_metric
 from fedapp.report.summary import read_run
+from fedapp.report.tradeoff import Comparison, Line
 from fedapp.run_folder import RunFolder
-from simulations.baselines import run_baselines
+from simulations.baselines import BaselineKind, baselines_of, run_baselines
+from simulations.comparable import (
+    changed_settings,
+    check_strategies,
+    claim_folder,
+    same_rows,
+    unread_settings,
+)
 
-POOLED = "pooled XGBoost"
 Engine = Callable[[Settings], RunFolder]
 # Settings that name a run but do not change what it finds.
 NO_MATTER = {"run-dir", "resume"}
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One strategy over all seeds.
-
-    Parameters
-    ----------
-    name : of the strategy, or of a baseline.
-    scores : test scores by seed, of the metric that early stopping follows.
-    seconds, exchanges, n_bytes : means of a run: train seconds, exchanges, bytes both ways; None
-        for a baseline, which sends nothing.
-    """
-
-    name: str
-    scores: tuple[float, ...]
-    seconds: float | None = None
-    exchanges: float | None = None
-    n_bytes: float | None = None
-
-    @property
-    def mean(self) -> float:
-        """Mean score."""
-        return float(np.mean(self.scores))
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation of the score over the seeds; 0 for one seed."""
-        return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Lines of the table, best first, and the metric they are ordered by."""
-
-    metric: str
-    seeds: tuple[int, ...]
-    lines: tuple[Line, ...]
 
 
 def compare(
@@ -72,6 +41,7 @@ def compare(
     n_seeds: int,
     output: Path,
     engine: Engine,
+    engine_name: str = "local",
     tell: Callable[[str], None] = lambda text: None,
     begin: Callable[[str], None] = lambda doing: None,
 ) -> Comparison:
@@ -79,35 +49,66 @@ def compare(
 
     Parameters
     ----------
-    strategies : names of methods.
+    strategies : names of methods, each once.
     overrides : settings of all runs; the seeds are ``seed``, ``seed`` + 1, ...
     n_seeds : >= 1.
     output : folder of the cells; may hold finished ones.
     engine : runs one cell.
+    engine_name : what it is called.
     tell : told of every cell.
     begin : told what is done next.
 
     Raises
     ------
-    ConfigError : a setting breaks its rule, or ``output`` holds cells of other settings.
+    ConfigError : a setting breaks its rule, the methods cannot be scored on the same rows, or
+        ``output`` holds cells of other settings.
     """
-    if n_seeds < 1:
-        raise ConfigError(f"seeds must be >= 1, got {n_seeds}")
-    first = load_settings({**overrides, "strategy": strategies[0]})
+    check_strategies(strategies, n_seeds)
+    runs = [load_settings({**overrides, "strategy": strategy}) for strategy in strategies]
+    first = runs[0]
+    begin("reading the table")
+    n_rows = same_rows(runs)
+    claim_folder(output, first, engine_name)
     seeds = tuple(range(first.seed, first.seed + n_seeds))
     metric = default_metric(first.objective)
     lines = []
-    for strategy in dict.fromkeys(strategies):
+    for place, run in enumerate(runs):
         cells = []
-        for seed in seeds:
-            given = {**overrides, "strategy": strategy, "seed": seed}
-            begin(f"{strategy}, seed {seed}")
-            cells.append(finished_cell(load_settings(given), output, engine, tell))
-        lines.append(_line(strategy, cells, metric))
-    lines += _baselines(first, seeds, output, metric, tell, begin)
-    ordered = sorted(lines, key=lambda line: line.mean, reverse=BETTER[metric])
-    found = Comparison(metric, seeds, tuple(ordered))
+        for number, seed in enumerate(seeds, start=place * n_seeds + 1):
+            begin(f"{run.strategy}, seed {seed} (run {number} of {len(runs) * n_seeds})")
+            seeded = run.model_copy(update={"seed": seed})
+            cells.append(finished_cell(seeded, output, engine, tell))
+        lines.append(_line(run.strategy, cells, metric))
+    lines += _baselines(runs, seeds, output, metric, tell, begin)
+    changed = changed_settings(first)
+    found = Comparison(
+        metric,
+        tuple(sorted(lines, key=lambda line: _rank(line, metric))),
+        first.data,
+        first.objective,
+        engine_name,
+        seeds,
+        first.parties,
+        n_rows,
+        _by_split(strategies),
+        changed,
+        unread_settings(changed, runs),
+    )
     RunFolder(output).write_json("comparison.json", asdict(found))
+    return found
+
+
+def _rank(line: Line, metric: str) -> tuple[bool, float]:
+    """Best first; what has no score last."""
+    return np.isnan(line.mean), -line.mean if BETTER[metric] else line.mean
+
+
+def _by_split(strategies: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Methods by what their parties have of a table."""
+    found: dict[str, tuple[str, ...]] = {}
+    for strategy in strategies:
+        split_by = baselines_of(strategy).split_by
+        found[split_by] = (*found.get(split_by, ()), strategy)
     return found
 
 
@@ -132,12 +133,10 @@ def _check_same(settings: Settings, folder: Path) -> None:
     """Hold that a finished cell was run with these settings."""
     asked = flatten(settings.as_config())
     ran = flatten(read_run(folder).config)
-    others = sorted(name for name in {*asked, *ran} - NO_MATTER if asked.get(name) != ran.get(name))
-    if others:
-        raise ConfigError(
-            f"output must hold runs of the same settings, "
-            f"got another {others[0]} in {folder.name}: {ran.get(others[0])!r}"
-        )
+    for name in sorted({*asked, *ran} - NO_MATTER):
+        if asked.get(name) != ran.get(name):
+            values = f"{ran.get(name)!r} as in {folder}, got {asked.get(name)!r}"
+            raise ConfigError(f"{name} must be {values}; name another folder by --output")
 
 
 def _line(name: str, cells: Sequence[Mapping[str, Any]], metric: str) -> Line:
@@ -161,27 +160,36 @@ def _score(scores: Mapping[str, float | None], metric: str) -> float:
 
 
 def _baselines(
-    settings: Settings,
+    runs: Sequence[Settings],
     seeds: Sequence[int],
     output: Path,
     metric: str,
     tell: Callable[[str], None],
     begin: Callable[[str], None],
 ) -> list[Line]:
-    """Pooled XGBoost and each party alone, on the same rows."""
+    """What the methods are held against, on the same rows; equal names are one line."""
+    kinds = {baselines_of(run.strategy): run for run in reversed(runs)}
     scores: dict[str, list[float]] = {}
-    for seed in seeds:
-        path = output / f"baselines-{seed}.json"
-        if not path.exists():
-            begin(f"training the baselines, seed {seed}")
-            found = run_baselines(settings.model_copy(update={"seed": seed}))
-            RunFolder(output).write_json(path.name, found)
-            tell(f"baselines-{seed}: done")
-        found = json.loads(path.read_text())
-        for name, values in {POOLED: found["pooled"], **_alone(found)}.items():
-            scores.setdefault(name, []).append(_score(values, metric))
+    for kind, run in sorted(kinds.items(), key=lambda item: item[0].name):
+        found: dict[str, list[float]] = {}
+        for seed in seeds:
+            name = f"baselines-{kind.name}-{seed}"
+            path = output / f"{name}.json"
+            if not path.exists():
+                begin(f"training the baselines ({kind.model} by {kind.split_by}), seed {seed}")
+                scored = run_baselines(run.model_copy(update={"seed": seed}))
+                RunFolder(output).write_json(path.name, scored)
+                tell(f"{name}: done")
+            for line, values in _named(kind, json.loads(path.read_text())).items():
+                found.setdefault(line, []).append(_score(values, metric))
+        scores |= found
     return [Line(name, tuple(values)) for name, values in scores.items()]
 
 
-def _alone(found: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
-    return {f"{party} alone": scores for party, scores in found["alone"].items()}
+def _named(kind: BaselineKind, found: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
+    """Scores of the baselines by the names of their lines."""
+    alone = {
+        f"{party}'s {kind.split_by} alone, {kind.short}": scores
+        for party, scores in found["alone"].items()
+    }
+    return {f"pooled {kind.model}": found["pooled"], **alone}

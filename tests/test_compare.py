@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
+from fedapp.cli import cli
 from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError
-from fedapp.report.tradeoff import score_table, tradeoff_page
+from fedapp.report.comparison_plots import near_range, spread_out, tradeoff
+from fedapp.report.tradeoff import Comparison, Line, fact_table, score_table, tradeoff_page
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import all_strategies
 from fedapp.site.store import Store
-from simulations.compare import POOLED, Comparison, compare
+from simulations.baselines import run_baselines
+from simulations.comparable import comparison_folder, same_rows
+from simulations.compare import compare
 from simulations.engines import run_local
 from strategies.inference import InferenceStrategy
 
@@ -34,7 +42,6 @@ class Counted:
 
 
 def compared(output: Path, engine: Counted, n_seeds: int = 2, **more: Any) -> Comparison:
-    output.mkdir(exist_ok=True)
     return compare(["pax"], {**SHORT, **more}, n_seeds, output, engine)
 
 
@@ -56,7 +63,8 @@ def test_every_seed_is_a_run_and_a_line_is_their_mean(tmp_path: Path) -> None:
 def test_the_baselines_stand_beside_and_the_best_is_first(tmp_path: Path) -> None:
     found = compared(tmp_path / "out", Counted(), n_seeds=1)
     names = {line.name for line in found.lines}
-    assert names == {"pax", POOLED, "party-1 alone", "party-2 alone", "party-3 alone"}
+    alone = {f"party-{number}'s rows alone, XGBoost" for number in (1, 2, 3)}
+    assert names == {"pax", "pooled XGBoost", *alone}
     means = [line.mean for line in found.lines]
     assert means == sorted(means, reverse=True)
 
@@ -87,10 +95,44 @@ def test_an_interrupted_cell_is_run_anew(tmp_path: Path) -> None:
     assert engine.runs == ["pax-42"]
 
 
-def test_cells_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
-    compared(tmp_path / "out", Counted(), n_seeds=1)
-    with pytest.raises(ConfigError, match=r"same settings, got another eta in pax-42: 0\.3"):
-        compared(tmp_path / "out", Counted(), n_seeds=1, eta=0.1)
+def test_runs_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    compared(output, Counted(), n_seeds=1)
+    match = f"^eta must be 0.3 as in {output}, got 0.1; name another folder by --output$"
+    with pytest.raises(ConfigError, match=match):
+        compared(output, Counted(), n_seeds=1, eta=0.1)
+    with pytest.raises(ConfigError, match=f"^engine must be 'local' as in {output}, got 'simula"):
+        compare(["pax"], SHORT, 1, output, Counted(), "simulation")
+    (output / "compared.json").unlink()
+    match = f"^eta must be 0.3 as in {output}/pax-42, got 0.1; name another folder by --output$"
+    with pytest.raises(ConfigError, match=match):
+        compared(output, Counted(), n_seeds=1, eta=0.1)
+
+
+def test_runs_on_another_content_of_a_file_are_not_taken_for_these(
+    tmp_path: Path, write_table: Callable[..., Path]
+) -> None:
+    output, path = tmp_path / "out", write_table(n_rows=60)
+    compared(output, Counted(), n_seeds=1, data=str(path), label="y")
+    write_table(n_rows=60, seed=1)
+    with pytest.raises(ConfigError, match=f"^table must be that of the runs in {output}, got one "):
+        compared(output, Counted(), n_seeds=1, data=str(path), label="y")
+
+
+def test_a_folder_follows_from_table_settings_and_engine(
+    write_table: Callable[..., Path],
+) -> None:
+    def folder(engine: str = "local", **more: Any) -> str:
+        return str(comparison_folder(load_settings({**SHORT, **more}), engine))
+
+    path = str(write_table("My rows!"))
+    first, own = folder(), folder(data=path, label="y")
+    assert first.startswith("runs/compare-breast-cancer-")
+    assert own.startswith("runs/compare-My-rows--")
+    assert folder(strategy="bagging", seed=7) == first
+    write_table("My rows!", seed=1)
+    others = {folder(engine="simulation"), folder(eta=0.1), folder(data="wine"), folder(parties=2)}
+    assert len({first, own, folder(data=path, label="y"), *others}) == 7
 
 
 def test_there_is_at_least_one_seed(tmp_path: Path) -> None:
@@ -98,14 +140,111 @@ def test_there_is_at_least_one_seed(tmp_path: Path) -> None:
         compared(tmp_path / "out", Counted(), n_seeds=0)
 
 
+def test_a_method_that_is_named_twice_is_refused_with_the_way_to_more_runs(tmp_path: Path) -> None:
+    match = r"^strategies must be named once each, got pax 2 times; --seeds 2 makes 2 runs of every"
+    with pytest.raises(ConfigError, match=match):
+        compare(["pax", "bagging", "pax"], SHORT, 1, tmp_path / "out", Counted())
+    assert not (tmp_path / "out").exists()
+
+
+# The table and the page
+
+
+def made(n_seeds: int = 1, **more: Any) -> Comparison:
+    """A comparison of two methods and their baselines."""
+    scores = {"pax": 0.97, "secureboost": 0.96, "fedavg-linear": 0.2}
+    lines = [Line(name, (score,) * n_seeds, 2.0, 30.0, 1e6) for name, score in scores.items()]
+    lines += [Line("pooled XGBoost", (0.965,) * n_seeds)]
+    given: dict[str, Any] = {
+        "metric": "auc",
+        "lines": tuple(sorted(lines, key=lambda line: -line.mean)),
+        "data": "rows.csv",
+        "objective": "binary:logistic",
+        "engine": "local",
+        "seeds": tuple(range(42, 42 + n_seeds)),
+        "n_parties": 3,
+        "n_rows": {"train": 1409, "valid": 46, "test": 114},
+        "methods": {"rows": ("pax", "fedavg-linear"), "columns": ("secureboost",)},
+        "changed": {"eta": 0.1, "pax.bins": "equal"},
+        "unread": ("pax.bins",),
+    }
+    return Comparison(**{**given, **more})
+
+
+def text_of(*tables: Any) -> str:
+    console = Console(width=200, file=io.StringIO())
+    console.print(*tables)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_what_is_compared_stands_with_the_table_and_on_the_page() -> None:
+    facts = {
+        "data": "rows.csv, binary:logistic",
+        "rows": "114 test rows score every line; 1,409 train, 46 validate",
+        "parties": "3, each with some of the rows (pax, fedavg-linear) or some of the columns "
+        "(secureboost)",
+        "seeds": "42 (one: no spread is known)",
+        "engine": "local",
+        "settings": "eta=0.1",
+        "not read": "pax.bins: by none of these methods",
+    }
+    assert made().facts == facts
+    printed, page = text_of(fact_table(made())), tradeoff_page(made())
+    for value in facts.values():
+        assert value in printed
+        assert value in page
+    assert made(2).facts["seeds"] == "42, 43; ± is the standard deviation over them"
+    assert made(changed={}, unread=()).facts["settings"] == "all defaults"
+
+
+def test_a_spread_over_one_seed_is_a_dash() -> None:
+    assert np.isnan(Line("pax", (0.9,)).spread)
+    for one, several in ((text_of(score_table(made())), text_of(score_table(made(2)))),):
+        assert "0.0000" not in one
+        assert one.count("–") == 4  # noqa: RUF001
+        assert several.count("0.0000") == 4
+    assert "0.0000" not in tradeoff_page(made())
+
+
 def test_the_page_and_the_table_hold_every_line(tmp_path: Path) -> None:
     found = compared(tmp_path / "out", Counted(), n_seeds=1)
-    page = tradeoff_page(found.lines, found.metric, "breast-cancer", 1)
+    page = tradeoff_page(found)
     for line in found.lines:
-        assert line.name in page
+        assert line.name.replace("'", "&#x27;") in page
         assert f"{line.mean:.4f}" in page
-    assert page.count("<svg ") == 3
-    assert score_table(found.lines, found.metric).row_count == len(found.lines)
+    assert page.count("<svg ") == page.count('role="img" aria-label="Test auc') == 4
+    assert score_table(found).row_count == len(found.lines)
+
+
+def test_a_score_far_from_all_others_does_not_set_the_axis() -> None:
+    near = [0.95, 0.96, 0.97, 0.98]
+    assert near_range([*near, 0.2]) == near_range([0.2, *near]) == (0.95, 0.98)
+    assert near_range([*near, 30.0]) == (0.95, 0.98)
+    assert near_range([*near, 0.9]) == (0.9, 0.98)
+    assert near_range([0.2, 0.95, 0.96]) == (0.2, 0.96)  # of three none is far from all others
+    assert near_range([0.9] * 4 + [0.2]) == (0.2, 0.9)  # no range to be far from
+    assert near_range([]) == (0.0, 1.0)
+
+
+def test_a_score_beyond_the_axis_is_written_beside_its_name() -> None:
+    points = [("a", 1.0, 0.95), ("b", 2.0, 0.96), ("c", 3.0, 0.97), ("d", 4.0, 0.2)]
+    drawn = tradeoff(points, "bytes", "auc", str)
+    assert ">d: 0.2000<" in drawn
+    assert ">c<" in drawn
+    assert "beyond the axis" in tradeoff_page(made())
+    assert "beyond the axis" not in tradeoff_page(made(lines=made().lines[:3]))
+
+
+@pytest.mark.parametrize("n_labels", [1, 2, 8, 30])
+def test_labels_keep_their_order_and_a_distance_within_the_axes(n_labels: int) -> None:
+    for places in ([0.99] * n_labels, [0.0] * n_labels, np.linspace(0, 1, n_labels).tolist()):
+        found = spread_out(places)
+        assert found == sorted(found)
+        assert found[0] >= -1e-9
+        assert found[-1] <= 1 + 1e-9
+        gaps = np.diff(found)
+        assert (gaps >= min(0.085, 1 / max(n_labels - 1, 1)) - 1e-9).all()
+    assert spread_out([0.8, 0.2]) == [0.8, 0.2]
 
 
 # The rows that are scored
@@ -164,3 +303,67 @@ def test_every_method_holds_back_the_same_rows_of_a_table(
     expected = found["pax"]
     assert len(expected) == round(0.2 * 569)
     assert {name: rows for name, rows in found.items() if rows != expected} == {}
+
+
+def test_the_pooled_model_is_one_number_whatever_the_parties_have() -> None:
+    for data, objective in (("breast-cancer", "binary:logistic"), ("diabetes", "reg:squarederror")):
+        given = {**SHORT, "data": data, "objective": objective, "subsample": 0.7}
+        by_rows, by_columns = (
+            run_baselines(load_settings({**given, "strategy": strategy}))
+            for strategy in ("pax", "secureboost")
+        )
+        assert by_rows["pooled"] == by_columns["pooled"]
+
+
+def test_methods_of_all_kinds_have_their_own_baselines(tmp_path: Path) -> None:
+    methods = ["pax", "secureboost", "federated-forest"]
+    given = {**SHORT, **QUICK["secureboost"], **QUICK["federated-forest"], "parties": 2}
+    found = compare(methods, given, 1, tmp_path / "out", run_local)
+    scores = {line.name: line.scores for line in found.lines}
+    rows = {f"party-{number}'s rows alone, XGBoost" for number in (1, 2)}
+    columns = {f"party-1's columns alone, {model}" for model in ("XGBoost", "forest")}
+    pooled = {"pooled XGBoost", "pooled forest (scikit-learn)"}
+    assert set(scores) == {*methods, *rows, *columns, *pooled}
+    assert scores["secureboost"] == pytest.approx(scores["pooled XGBoost"], abs=1e-9)
+    assert found.methods == {"rows": ("pax",), "columns": ("secureboost", "federated-forest")}
+    assert found.n_rows == {"train": 409, "valid": 46, "test": 114}
+    assert found.unread == ()
+    assert set(found.changed) == set(given) - {"parties"}
+
+
+def test_methods_that_cannot_be_scored_on_the_same_rows_are_refused(
+    tmp_path: Path, write_table: Callable[..., Path]
+) -> None:
+    def refused(match: str, *methods: str, **more: Any) -> None:
+        engine = Counted()
+        with pytest.raises(ConfigError, match=match):
+            compare(methods, {**SHORT, **more}, 1, tmp_path / "out", engine)
+        assert engine.runs == []
+
+    files = ",".join(str(write_table(name)) for name in "ab")
+    match = r"^data must be one table to split, because pax beside secureboost cannot hold back the"
+    refused(match, "pax", "secureboost", data=files, label="y", parties=2)
+    match = r"^partition must deal out all 409 rows that train, because bagging beside secureboost "
+    sizes = "sizes:100,100,100"
+    refused(f"{match}.*got '{sizes}': 109 of them", "bagging", "secureboost", partition=sizes)
+    refused(r"^test-fraction must leave test rows .* got 0.0$", "pax", **{"test-fraction": 0.0})
+
+
+def test_parties_by_a_column_hold_back_the_same_rows(
+    tmp_path: Path, write_table: Callable[..., Path]
+) -> None:
+    path = write_table(n_rows=90, shop=[f"s{row % 3}" for row in range(90)], c=range(90))
+    more = {"data": str(path), "label": "y", "partition": "column:shop"}
+    runs = [load_settings({**SHORT, **more, "strategy": name}) for name in ("pax", "secureboost")]
+    assert same_rows(runs) == {"train": 65, "valid": 7, "test": 18}
+
+
+def test_ways_to_predict_and_superlinks_are_not_compared() -> None:
+    runner = CliRunner()
+    for words, match in (
+        (["pax", "eini"], "strategy must be one that trains"),
+        (["pax", "--engine", "site"], "--engine must be local or simulation to compare, got site"),
+    ):
+        found = runner.invoke(cli, ["compare", *words])
+        assert isinstance(found.exception, ConfigError)
+        assert match in str(found.exception)

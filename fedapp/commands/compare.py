@@ -16,23 +16,30 @@ from fedapp.commands.common import (
     interruptible,
     new_follower,
 )
+from fedapp.commands.engines import SIMULATED
 from fedapp.config import Settings, load_settings, parse_overrides
+from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
 
 FINISHED_CELLS = "finished cells are saved; the same command goes on with the others"
 
 
 def compare(
-    strategies: Annotated[list[str], typer.Argument(help="Two methods or more.")],
+    strategies: Annotated[list[str], typer.Argument(help="Methods, each once.")],
     config: Overrides = None,
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 1,
     engine: Annotated[str, typer.Option(help="local, or simulation.")] = "local",
     output: Annotated[
-        Path, typer.Option(help="Folder of the runs; finished ones are not run again.")
-    ] = Path("runs/compare"),
+        Path | None,
+        typer.Option(
+            help="Folder of the runs; finished ones are not run again. By default one below runs/ "
+            "that follows from the table and the settings.",
+        ),
+    ] = None,
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
-    from fedapp.report.tradeoff import score_table, tradeoff_page
+    from fedapp.report.tradeoff import fact_table, score_table, tradeoff_page
+    from simulations.comparable import comparison_folder
     from simulations.compare import compare as compare_all
 
     overrides = parse_overrides(config or [])
@@ -43,15 +50,17 @@ def compare(
 
     with interruptible(lambda: FINISHED_CELLS), follower.alive():
         follower.begin("reading the settings")
+        if engine not in SIMULATED:
+            raise ConfigError(f"--engine must be local or simulation to compare, got {engine}")
         for strategy in strategies:
             settings = load_settings({**overrides, "strategy": strategy})
             check_method(settings, engine)
             check_tables(settings, engine, follower)
-        output.mkdir(parents=True, exist_ok=True)
+        folder = output or comparison_folder(settings, engine)
         shown = follower.tell, follower.begin
-        found = compare_all(strategies, overrides, seeds, output, run, *shown)
+        found = compare_all(strategies, overrides, seeds, folder, run, engine, *shown)
         follower.begin("writing the page")
-        page = tradeoff_page(found.lines, found.metric, settings.data, len(found.seeds))
-        RunFolder(output).write("comparison.html", page)
-    console.print(score_table(found.lines, found.metric))
-    console.print(f"{output / 'comparison.html'}", soft_wrap=True)
+        RunFolder(folder).write("comparison.html", tradeoff_page(found))
+    console.print(fact_table(found))
+    console.print(score_table(found))
+    console.print(f"{folder / 'comparison.html'}", soft_wrap=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from fedapp.report.canvas import (
@@ -17,7 +17,6 @@ from fedapp.report.canvas import (
     GREY,
     ORANGE,
     PINK,
-    SKY,
     add_legend,
     line_style,
     new_canvas,
@@ -165,47 +164,6 @@ def effort_by_round(rounds: Rounds, round_name: str = ROUND) -> str:
     upper.set_ylabel("exchanges")
     upper.tick_params(labelbottom=False)
     _label_rounds(lower, "seconds", round_name)
-    return to_svg(figure)
-
-
-def tradeoff(
-    points: Sequence[tuple[str, float, float]],
-    cost: str,
-    metric: str,
-    in_words: Callable[[float], str],
-) -> str:
-    """A metric against what it costs, a named point a strategy; the cost on a logarithmic scale."""
-    figure, ax = new_canvas()
-    for (name, spent, score), (color, _) in zip(points, new_pens(), strict=False):
-        ax.plot([max(spent, 1e-3)], [score], "o", color=color, markersize=8)
-        ax.annotate(
-            plain(name),
-            (max(spent, 1e-3), score),
-            xytext=(6, 6),
-            textcoords="offset points",
-            fontsize=9,
-            parse_math=False,
-        )
-    ax.set(xscale="log", xlabel=cost, ylabel=metric)
-    ax.margins(x=0.25, y=0.2)
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.xaxis.set_major_formatter(lambda spent, _: in_words(spent))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.tick_params(axis="x", rotation=30)
-    return to_svg(figure)
-
-
-def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> str:
-    """A metric with its spread, a point each; baselines paler than strategies."""
-    figure, ax = new_canvas(height=max(2.2, 0.36 * len(points) + 0.8))
-    for place, (_, mean, spread, is_baseline) in enumerate(points):
-        color = SKY if is_baseline else BLUE
-        ax.errorbar(mean, place, xerr=spread, fmt="o", color=color, markersize=8, capsize=3)
-    names = [plain(name) for name, *_ in points]
-    ax.set_yticks(np.arange(len(points)), names, parse_math=False)
-    ax.invert_yaxis()
-    ax.margins(y=0.1)
-    ax.set_xlabel(metric)
     return to_svg(figure)
 
 

@@ -1,75 +1,174 @@
-"""The page of a comparison: what each strategy scores, and what that costs."""
+"""A comparison of strategies, and its table and page: what each scores, and what that costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
-from fedapp.report import plots
-from fedapp.report.markup import Strong, arrow, figures, page, section, table
+from fedapp.config import Value
+from fedapp.report.comparison_plots import near_range, ranking, tradeoff
+from fedapp.report.markup import Strong, arrow, escaped, figures, page, section, table
 from fedapp.report.summary import human_bytes, human_seconds, score_text
 
-
-class Line(Protocol):
-    """One strategy, or one baseline, over all seeds; see ``simulations.compare``."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def scores(self) -> Sequence[float]: ...
-    @property
-    def mean(self) -> float: ...
-    @property
-    def spread(self) -> float: ...
-    @property
-    def seconds(self) -> float | None: ...
-    @property
-    def exchanges(self) -> float | None: ...
-    @property
-    def n_bytes(self) -> float | None: ...
+ONE_PLACE = (
+    "pooled: all rows and columns in one place. A party's rows alone: trained on these. A party's "
+    "columns alone: what the party that has the labels reaches without the others' columns."
+)
+OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside it."
 
 
-def score_table(lines: Sequence[Line], metric: str) -> Table:
-    """The comparison for a terminal."""
-    grid = Table(*_header(metric))
-    for column in grid.columns[1:]:
-        column.justify = "right"
-    for line in lines:
-        grid.add_row(*_cells(line))
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One strategy, or one baseline, over all seeds.
+
+    Parameters
+    ----------
+    name : of the strategy, or of a baseline.
+    scores : test scores by seed, of the metric that early stopping follows.
+    seconds, exchanges, n_bytes : means of a run: train seconds, exchanges, bytes both ways; None
+        for a baseline, which sends nothing.
+    """
+
+    name: str
+    scores: tuple[float, ...]
+    seconds: float | None = None
+    exchanges: float | None = None
+    n_bytes: float | None = None
+
+    @property
+    def mean(self) -> float:
+        """Mean score."""
+        return float(np.mean(self.scores))
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the score over the seeds; nan for one seed."""
+        return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Strategies and baselines that are scored on the same rows.
+
+    Parameters
+    ----------
+    metric : that the lines are ordered by.
+    lines : best first.
+    data, objective, engine : of all runs.
+    seeds : of the runs of each method.
+    n_parties : of each run.
+    n_rows : that train, validate and test, by these words.
+    methods : those whose parties have "rows" of the table, and those whose parties have "columns".
+    changed : settings that are not their defaults, but for those above.
+    unread : names of those of them that none of the methods reads.
+    """
+
+    metric: str
+    lines: tuple[Line, ...]
+    data: str
+    objective: str
+    engine: str
+    seeds: tuple[int, ...]
+    n_parties: int
+    n_rows: Mapping[str, int]
+    methods: Mapping[str, tuple[str, ...]]
+    changed: Mapping[str, Value]
+    unread: tuple[str, ...]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is compared, in words."""
+        rows = self.n_rows
+        seeds = ", ".join(map(str, self.seeds))
+        several = "; ± is the standard deviation over them" if len(self.seeds) > 1 else ""
+        split = [f"some of the {what} ({', '.join(own)})" for what, own in self.methods.items()]
+        read = [
+            f"{name}={value}" for name, value in self.changed.items() if name not in self.unread
+        ]
+        facts = {
+            "data": f"{self.data}, {self.objective}",
+            "rows": f"{rows['test']:,} test rows score every line; "
+            f"{rows['train']:,} train, {rows['valid']:,} validate",
+            "parties": f"{self.n_parties}, each with {' or '.join(split)}",
+            "seeds": seeds + several if several else f"{seeds} (one: no spread is known)",
+            "engine": self.engine,
+            "settings": ", ".join(read) or "all defaults",
+        }
+        if self.unread:
+            facts["not read"] = f"{', '.join(self.unread)}: by none of these methods"
+        return facts
+
+
+def fact_table(found: Comparison) -> Table:
+    """What is compared, for a terminal."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in found.facts.items():
+        grid.add_row(name, escape(value))
     return grid
 
 
-def tradeoff_page(lines: Sequence[Line], metric: str, data: str, n_seeds: int) -> str:
+def score_table(found: Comparison) -> Table:
+    """The lines, for a terminal."""
+    grid = Table(*_header(found.metric))
+    for column in grid.columns[1:]:
+        column.justify = "right"
+    for line in found.lines:
+        name, *cells = _cells(line)
+        grid.add_row(escape(name), *cells)
+    return grid
+
+
+def tradeoff_page(found: Comparison) -> str:
     """The comparison as HTML: the table, score against bytes and seconds, score by line."""
-    rows = [_cells(line) for line in lines]
+    rows = [_cells(line) for line in found.lines]
     rows[0] = [Strong(cell) for cell in rows[0]]
-    federated = [line for line in lines if line.n_bytes is not None]
-    points = {
-        f"{metric} against bytes": plots.tradeoff(
-            [(line.name, line.n_bytes or 0.0, line.mean) for line in federated],
-            "bytes sent",
-            metric,
-            human_bytes,
-        ),
-        f"{metric} against seconds": plots.tradeoff(
-            [(line.name, line.seconds or 0.0, line.mean) for line in federated],
-            "train time",
-            metric,
-            human_seconds,
-        ),
-        f"{metric} of every strategy, of pooled rows and of each party alone": plots.ranking(
-            [(line.name, line.mean, line.spread, line.n_bytes is None) for line in lines], metric
-        ),
-    }
-    seeds = "1 seed" if n_seeds == 1 else f"{n_seeds} seeds"
-    note = f"<p>Mean and standard deviation over {seeds}; the same rows for all.</p>"
+    facts = table(["", "the same for every line"], list(map(list, found.facts.items())), n_texts=2)
+    note = f'<p class="quiet">{escaped(ONE_PLACE)}</p>'
     parts = [
-        section("Test scores and cost", table(_header(metric), rows) + note),
-        section("Trade-offs", figures(points)),
+        section("Test scores and cost", table(_header(found.metric), rows) + note),
+        section("What is compared", facts),
+        section("Trade-offs", figures(_figures(found))),
     ]
-    return page("Strategies compared", data, parts)
+    title = f"{sum(map(len, found.methods.values()))} strategies compared"
+    return page(title, f"{found.data} · {found.n_rows['test']:,} test rows", parts)
+
+
+def _figures(found: Comparison) -> dict[str, str]:
+    """By caption."""
+    metric, lines = found.metric, found.lines
+    federated = [line for line in lines if line.n_bytes is not None]
+    off_axis = OFF_AXIS if _has_far(federated) else ""
+    by_bytes = [(line.name, line.n_bytes or 0.0, line.mean) for line in federated]
+    by_seconds = [(line.name, line.seconds or 0.0, line.mean) for line in federated]
+    by_exchanges = [(line.name, line.exchanges or 0.0, line.mean) for line in federated]
+    points = [(line.name, line.mean, line.spread, line.n_bytes is None) for line in lines]
+    bars = ", with the standard deviation over the seeds" if len(found.seeds) > 1 else ""
+    all_off_axis = OFF_AXIS if _has_far(lines) else ""
+    return {
+        f"Test {arrow(metric)} of every strategy against the bytes it sends, on a logarithmic "
+        f"scale.{off_axis}": tradeoff(by_bytes, "bytes sent", metric, human_bytes),
+        f"Test {arrow(metric)} of every strategy against its training time, on a logarithmic "
+        f"scale.{off_axis}": tradeoff(by_seconds, "train time", metric, human_seconds),
+        f"Test {arrow(metric)} of every strategy against its exchanges with the parties, each of "
+        f"which costs seconds in a deployment.{off_axis}": tradeoff(
+            by_exchanges, "exchanges", metric, "{:g}".format
+        ),
+        f"Test {arrow(metric)} of strategies (dark) and baselines (pale), best first"
+        f"{bars}.{all_off_axis}": ranking(points, metric),
+    }
+
+
+def _has_far(lines: tuple[Line, ...] | list[Line]) -> bool:
+    """Whether a score is off the axis."""
+    means = [line.mean for line in lines if np.isfinite(line.mean)]
+    low, high = near_range(means)
+    return any(not low <= mean <= high for mean in means)
 
 
 def _header(metric: str) -> list[str]:

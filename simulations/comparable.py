@@ -1,0 +1,151 @@
+"""What methods must have in common to be compared, and the folder of a comparison."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedapp.config import Settings, Value, defaults, flatten
+from fedapp.data.partition import PARTS, Split
+from fedapp.data.sources import party_sources
+from fedapp.errors import ConfigError
+from fedapp.run_folder import RunFolder
+from fedapp.server_app import load_strategy
+from simulations.baselines import BY_COLUMNS, BY_ROWS, baselines_of, join_tables
+from simulations.rows import stacked_tables
+
+# Settings of a comparison that its lines and facts name.
+STATED = {"strategy", "data", "seed", "parties", "objective", "run-dir", "resume"}
+COMPARED = "compared.json"
+
+
+def check_strategies(strategies: Sequence[str], n_seeds: int) -> None:
+    """Hold that every method is named once, and runs once at least.
+
+    Raises
+    ------
+    ConfigError : it does not.
+    """
+    if n_seeds < 1:
+        raise ConfigError(f"seeds must be >= 1, got {n_seeds}")
+    for name, count in Counter(strategies).items():
+        if count > 1:
+            raise ConfigError(
+                f"strategies must be named once each, got {name} {count} times; "
+                f"--seeds {count} makes {count} runs of every method"
+            )
+
+
+def same_rows(runs: Sequence[Settings]) -> dict[str, int]:
+    """Numbers of the rows that train, validate and test each of these runs, the same in all.
+
+    Raises
+    ------
+    ConfigError : they cannot have the same rows, or there are no test rows.
+    DataError : a table breaks a rule.
+    """
+    kinds = {baselines_of(run.strategy).split_by: run for run in reversed(runs)}
+    if len(kinds) > 1 and party_sources(runs[0].data, runs[0].parties):
+        raise ConfigError(
+            f"data must be one table to split, because {_beside(kinds)} cannot hold back the same "
+            f"rows of tables of their own; got {runs[0].data!r}"
+        )
+    splits = {kind: _split_of(run, kind) for kind, run in kinds.items()}
+    first = next(iter(splits.values()))
+    if not len(first.test):
+        raise ConfigError(
+            f"test-fraction must leave test rows to compare by, got {runs[0].test_fraction}"
+        )
+    for part in PARTS:
+        n_rows = sorted(len(getattr(split, part)) for split in splits.values())
+        if n_rows[0] != n_rows[-1]:
+            rule = f"must deal out all {n_rows[-1]} rows that {part}, because {_beside(kinds)}"
+            left = f"{n_rows[-1] - n_rows[0]} of them are left over"
+            raise ConfigError(f"partition {rule} has them all, got '{runs[0].partition}': {left}")
+    assert all(np.array_equal(split.test, first.test) for split in splits.values())
+    return {part: len(getattr(first, part)) for part in PARTS}
+
+
+def _split_of(run: Settings, kind: str) -> Split:
+    """The rows of all parties of a run, in the order of the table."""
+    if kind == BY_COLUMNS:
+        split = join_tables(run)[0].split
+        return Split(*(np.sort(getattr(split, part)) for part in PARTS))
+    _, shares = stacked_tables(run)
+    return Split(
+        *(np.sort(np.concatenate([rows[part] for rows in shares.values()])) for part in PARTS)
+    )
+
+
+def _beside(kinds: Mapping[str, Settings]) -> str:
+    """A method of each kind, in words."""
+    return f"{kinds[BY_ROWS].strategy} beside {kinds[BY_COLUMNS].strategy}"
+
+
+def changed_settings(settings: Settings) -> dict[str, Value]:
+    """Those that are not their defaults, but for those that a comparison states anyway."""
+    return {
+        name: value
+        for name, value in flatten(settings.as_config()).items()
+        if name not in STATED and value != defaults()[name]
+    }
+
+
+def unread_settings(changed: Mapping[str, Value], runs: Sequence[Settings]) -> tuple[str, ...]:
+    """Names of those that none of the methods reads."""
+    read = {name for run in runs for name in load_strategy(run.strategy).settings_read(run)}
+    return tuple(name for name in changed if name not in read)
+
+
+def comparison_folder(settings: Settings, engine: str) -> Path:
+    """Where a comparison of these settings goes: the same for the same table and settings only.
+
+    Methods and seeds do not count, so that more of them go on with the runs that are there.
+    """
+    text = json.dumps(_identity(settings, engine), sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    name = Path(settings.data.split(",")[0].rpartition("=")[2]).stem
+    return Path("runs") / f"compare-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest}"
+
+
+def claim_folder(output: Path, settings: Settings, engine: str) -> None:
+    """Make the folder of a comparison, or hold that the runs in it are of the same one.
+
+    Raises
+    ------
+    ConfigError : names the first setting that differs, both values, and the way out.
+    """
+    asked, path = _identity(settings, engine), output / COMPARED
+    there = json.loads(path.read_text()) if path.exists() else asked
+    for name in sorted({*asked, *there}, key=lambda name: (name == "table", name)):
+        if asked.get(name) != there.get(name):
+            values = f"{there.get(name)!r} as in {output}, got {asked.get(name)!r}"
+            if name == "table":
+                values = f"that of the runs in {output}, got one with another content"
+            raise ConfigError(f"{name} must be {values}; name another folder by --output")
+    output.mkdir(parents=True, exist_ok=True)
+    RunFolder(output).write_json(COMPARED, asked)
+
+
+def _identity(settings: Settings, engine: str) -> dict[str, Any]:
+    """All that decides on the runs of a comparison, but for methods and seeds."""
+    config = flatten(settings.as_config())
+    kept = {name: config[name] for name in config if name not in STATED - {"data"}}
+    sources = party_sources(settings.data, settings.parties).values() or [settings.data]
+    stated = {"parties": settings.parties, "objective": settings.objective}
+    return {**kept, **stated, "engine": engine, "table": "".join(map(_digest, sources))}
+
+
+def _digest(source: str) -> str:
+    """Of a file's content; nothing of a table that is known by its name."""
+    if not Path(source).is_file():
+        return ""
+    with Path(source).open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
