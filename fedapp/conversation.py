@@ -42,7 +42,8 @@ class Exchange:
     reply : the class all replies must have.
     check : raises a ProtocolError where a party's reply does not fit its request.
     may_fail : replies that may be missing; None leaves it to the settings of the run.
-    seconds : the exchange may take; None where only one like it before could tell.
+    seconds : the exchange may take, with those of the same phase that follow; None where only one
+        like it before could tell.
     relay : of the letters that the messages carry, where parties write to each other.
     """
 

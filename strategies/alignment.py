@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedapp.config import Settings
 from fedapp.conversation import Conversation, Parties
+from fedapp.crypto.speed import seconds_to_mask
 from fedapp.messages.alignment import (
     MaskRequest,
     MatchReply,
@@ -47,9 +49,25 @@ def align(
         settings.valid_fraction,
         settings.seed,
     )
-    yield from mailbox.relay_each(parties.all(opening), SentReply)
+    left = [0.0, 0.0] if ordered else _seconds_left(parties)
+    yield from mailbox.relay_each(parties.all(opening), SentReply, seconds=left.pop())
     for _ in () if ordered else passive:
-        yield from mailbox.relay(MaskRequest, passive, SentReply)
-    reply = (yield from mailbox.relay(MatchRequest, [active], MatchReply))[active]
+        yield from mailbox.relay(MaskRequest, passive, SentReply, seconds=left.pop())
+    matching = mailbox.relay(MatchRequest, [active], MatchReply, seconds=left.pop())
+    reply = (yield from matching)[active]
     yield from mailbox.relay(OrderRequest, passive, SentReply)
     return Aligned(reply.n_train, reply.n_valid, reply.n_test)
+
+
+def _seconds_left(parties: Parties[VerticalHelloReply]) -> list[float]:
+    """From each exchange to the end of the alignment, the last exchange first; a guess.
+
+    Every party hashes and masks its own list, then every other party masks it in turn, the active
+    one last. Simulated parties share a machine.
+    """
+    n_others = len(parties) - 1
+    hashing, masking = seconds_to_mask(max(hello.n_rows for hello in parties.values()))
+    alike = any(hello.simulated for hello in parties.values())
+    opening = (hashing + masking) * (len(parties) if alike else 1)
+    turn = masking * (n_others if alike else 1)
+    return list(itertools.accumulate([n_others * masking, *[turn] * n_others, opening]))

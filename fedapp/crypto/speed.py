@@ -1,7 +1,8 @@
-"""How long encryption takes on a machine like this one, from a moment's trial."""
+"""How long cryptography takes on a machine like this one, from a moment's trial."""
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from statistics import median
@@ -10,10 +11,29 @@ from gmpy2 import mpz, powmod
 
 from fedapp.crypto.fixed_base import square_base
 from fedapp.crypto.masks import OWNER_SLACK_BITS
+from fedapp.crypto.psi import draw_scalar, hash_to_group, mask
 from fedapp.crypto.workers import n_cores
 
 # Of an exponent, and how many, several times: 30 ms at 2048 bits.
 TRIAL_BYTES, TRIAL_POWERS, TRIALS = 16, 32, 5
+
+TRIAL_IDS = 256
+
+
+def seconds_to_mask(n_ids: int) -> tuple[float, float]:
+    """About the time to hash ids to points, and that to mask as many points once.
+
+    Parameters
+    ----------
+    n_ids : >= 0.
+    """
+    began = time.perf_counter()
+    points = hash_to_group([str(number) for number in range(TRIAL_IDS)])
+    hashed = time.perf_counter()
+    mask(points, draw_scalar())
+    masked = time.perf_counter()
+    share = n_ids / TRIAL_IDS * _crowding()
+    return (hashed - began) * share, (masked - hashed) * share
 
 
 def seconds_to_encrypt(n_plaintexts: int, key_bits: int) -> float:
@@ -41,4 +61,9 @@ def seconds_to_encrypt(n_plaintexts: int, key_bits: int) -> float:
         trials.append(time.perf_counter() - began)
     per_byte = median(trials) / TRIAL_POWERS / TRIAL_BYTES
     n_bytes = 2 * (key_bits // 2 + OWNER_SLACK_BITS) / 8
-    return n_plaintexts * n_bytes * per_byte / n_cores()
+    return n_plaintexts * n_bytes * per_byte / n_cores() * _crowding()
+
+
+def _crowding() -> float:
+    """How many processes want each core, of which a short trial feels nothing."""
+    return max(1.0, os.getloadavg()[0] / n_cores()) if hasattr(os, "getloadavg") else 1.0

@@ -308,7 +308,7 @@ def _times(stage: Stage, now: float) -> list[str]:
     waited, expected = max(0.0, now - stage.since), stage.seconds or 0.0
     texts = []
     if waited >= 1 or expected >= 1:
-        of = f" of about {human_seconds(round(expected))}" if expected > waited else ""
+        of = f" of about {_seconds_text(expected)}" if expected > waited else ""
         texts.append(f"{_seconds_text(waited)}{of}")
     if stage.rounds_seconds is not None:
         texts.append(f"about {_seconds_text(max(0.0, stage.rounds_seconds - waited))} left")
