@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 import strategies
 from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError
+from fedapp.messages.methods import all_methods
 from fedapp.names import near
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
@@ -77,21 +78,10 @@ def load_strategy(name: str) -> type[TreeStrategy[Any]]:
     modules = _modules()
     strategy = _strategy_of(modules[name]) if name in modules else None
     if strategy is None:
-        known = methods(predict=False)
+        known = [method for method, found in all_methods().items() if found.trains]
         rule = f"must be one of {', '.join(known)}"
         raise ConfigError(f"strategy {rule}, got {name!r}{near(name, known)}")
     return strategy
-
-
-def methods(predict: bool) -> dict[str, type[TreeStrategy[Any]]]:
-    """By name: the methods that train a model, or those that predict with a divided one."""
-    from strategies.inference import InferenceStrategy
-
-    return {
-        name: strategy
-        for name, strategy in all_strategies().items()
-        if issubclass(strategy, InferenceStrategy) == predict
-    }
 
 
 def all_strategies() -> dict[str, type[TreeStrategy[Any]]]:

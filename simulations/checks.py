@@ -23,6 +23,7 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.messages.fields import Introduction
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.messages.labels import LabelsReply
+from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.names import near
 from fedapp.run_folder import RunFolder
@@ -36,7 +37,6 @@ from simulations.rows import party_configs
 from strategies.base import TreeStrategy
 from strategies.horizontal import common_table, label_sums
 from strategies.meeting import meet
-from strategies.vertical import VerticalStrategy
 
 Looked = tuple[Introduction, Any]  # what a party says of its table, and the table
 
@@ -55,10 +55,10 @@ def check_tables(settings: Settings) -> None:
     with TemporaryDirectory() as folder:
         begun = settings.model_copy(update={"resume": "", "run_dir": folder})
         looked = _open(strategy(begun, RunFolder(Path(folder))), configs)
-    if issubclass(strategy, VerticalStrategy):
-        _check_rows(settings, configs, looked)
-    else:
+    if all_methods()[settings.strategy].family == "horizontal":
         _check_labels(settings, looked)
+    else:
+        _check_rows(settings, configs, looked)
 
 
 def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[str, Looked]:

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.config import Settings
-from fedapp.server_app import load_strategy
+from fedapp.messages.methods import all_methods
 from fedapp.trees.model import load_model
 from simulations.baselines import join_tables
 from simulations.rows import stacked_tables
-from strategies.vertical import VerticalStrategy
 
 MOST_ROWS = 1000
 
@@ -61,7 +60,7 @@ def contributions(settings: Settings, run_dir: Path) -> dict[str, Any]:
 
 def _test_rows(settings: Settings, columns: Sequence[str]) -> npt.NDArray[np.float32]:
     """At most 1,000 test rows, drawn by the run's seed, with the columns in the model's order."""
-    if issubclass(load_strategy(settings.strategy), VerticalStrategy):
+    if all_methods()[settings.strategy].family == "vertical":
         joined, _, _ = join_tables(settings)
         values, names, test = joined.values, joined.columns, joined.split.test
     else:

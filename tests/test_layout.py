@@ -32,6 +32,7 @@ ANSWERING = sorted(
 # What may know methods by name: studies of single ones, and a command that says which one it takes
 # where none is named.
 STUDIES = ("simulations/papers/", "simulations/bench/")
+FAMILIES = {"HorizontalStrategy", "VerticalStrategy", "InferenceStrategy"}
 DEFAULTS = {"fedapp/commands/predict.py": ["interactive"]}
 
 
@@ -103,6 +104,10 @@ def test_every_module_with_handlers_declares_a_method_or_who_shares_it() -> None
         assert families >= set(shared_by), name
         assert bool(declared) == (name in METHODS), name
     assert all_methods().keys() == all_strategies().keys()
+    for name, method in all_methods().items():
+        bases = {base.__name__ for base in all_strategies()[name].__mro__} & FAMILIES
+        assert (f"{method.family.title()}Strategy") in bases, name
+        assert ("InferenceStrategy" in bases) == (not method.trains), name
 
 
 def methods_known(source: str, code: str) -> list[str]:
@@ -131,6 +136,19 @@ def test_no_module_but_its_own_knows_a_method_by_name() -> None:
         and (names := methods_known(source, (ROOT / source).read_text()))
     }
     assert known == DEFAULTS
+
+
+def test_families_are_known_by_what_methods_declare() -> None:
+    known = {
+        source: sorted(classes)
+        for source in sources()
+        if not source.startswith(("strategies/", *STUDIES))
+        for node in ast.walk(ast.parse((ROOT / source).read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and begins(node.module or "", "strategies")
+        and (classes := {alias.name for alias in node.names} & FAMILIES)
+    }
+    assert not known
 
 
 @pytest.mark.parametrize(

@@ -34,17 +34,9 @@ class TrainingCommand(Command):
 
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """The usual, and the methods."""
-        from fedapp.server_app import methods
-        from strategies.vertical import VerticalStrategy
-
         super().format_help(context, formatter)
-        for title, is_vertical in ((SAME_COLUMNS, False), (SAME_ROWS, True)):
-            chosen = {
-                name: strategy
-                for name, strategy in methods(predict=False).items()
-                if issubclass(strategy, VerticalStrategy) == is_vertical
-            }
-            _print_list(f"Methods for the {title}", dict(_described(chosen)))
+        _print_list(f"Methods for the {SAME_COLUMNS}", dict(_described("horizontal")))
+        _print_list(f"Methods for the {SAME_ROWS}", dict(_described("vertical")))
 
 
 class PredictingCommand(Command):
@@ -52,17 +44,18 @@ class PredictingCommand(Command):
 
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """The usual, and the ways."""
-        from fedapp.server_app import methods
-
         super().format_help(context, formatter)
-        found = dict(_described(methods(predict=True)))
+        found = dict(_described("inference"))
         _print_list("Ways to predict with a model that is divided among parties", found)
 
 
-def _described(chosen: Mapping[str, type]) -> Iterator[tuple[str, str]]:
-    """Names, and what the first lines of their modules say."""
-    for name, strategy in chosen.items():
-        said = (sys.modules[strategy.__module__].__doc__ or "").partition("\n")[0]
+def _described(family: str) -> Iterator[tuple[str, str]]:
+    """Names of a family's methods, and what the first lines of their modules say."""
+    from fedapp.messages.methods import all_methods
+    from fedapp.server_app import load_strategy
+
+    for name in (name for name, method in all_methods().items() if method.family == family):
+        said = (sys.modules[load_strategy(name).__module__].__doc__ or "").partition("\n")[0]
         said = (said.partition(": ")[2] or said).rstrip(".")
         yield name, said[:1].upper() + said[1:]
 
