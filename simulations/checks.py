@@ -30,7 +30,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import split_common
 from fedapp.site.config import SiteConfig
-from fedapp.site.labels import check_weights, number_labels
+from fedapp.site.labels import check_weights, class_names, number_labels
 from fedapp.site.rows import Holdout, read_table
 from fedapp.site.table import Table
 from simulations.rows import party_configs
@@ -66,7 +66,10 @@ def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[st
     request = strategy.greeting()
     assert isinstance(request, HelloRequest | VerticalHelloRequest)
     if configs[0].is_share and not strategy.settings.model:
-        read_table(configs[0])  # what is wrong with it is wrong with no party's share
+        # What is wrong with the table is wrong with no party's share of it.
+        table = read_table(configs[0])
+        if table.labels is not None:
+            class_names(table.labels, strategy.settings.objective)
     looked: dict[str, Looked] = {}
     for config in configs:
         try:

@@ -244,7 +244,7 @@ def test_three_classes_of_two_parties_are_refused_for_a_binary_objective(
 
 def test_a_text_label_is_refused_for_regression(refuse_site: Refuse) -> None:
     refuse_site(
-        r"^shop \(step 1\): label must be numbers for reg:squarederror, got text$",
+        rf"^shop \(step 1\): label must be numbers for reg:squarederror, got text; {MORE}",
         table={"y": ["no", "yes"] * 20},
         objective="reg:squarederror",
     )
@@ -450,7 +450,7 @@ def fedapp(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["eta"], "error: a setting must be written as key=value, got eta"),
         (
             ["data=none.csv"],
-            "error: party-1 (step 1): data must be a built-in name, a registry name or an existing "
+            "error: data must be a built-in name, a registry name or an existing "
             "file, got 'none.csv'",
         ),
     ],

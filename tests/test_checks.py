@@ -45,7 +45,11 @@ def test_a_sound_table_passes(
         ("drop-columns must be columns", {}, {"drop_columns": "z"}),
         ("'w' must be finite and >= 0", {"w": [-1] * 40}, {"weight": "w"}),
         ("at most 2 different values", {"y": range(40)}, {}),
-        ("label must be numbers for reg", {"y": ["u"] * 40}, {"objective": "reg:squarederror"}),
+        (
+            r"label must be numbers for reg.* of [0-9]+ that are none, as 'u'",
+            {"y": ["u"] * 40},
+            {"objective": "reg:squarederror"},
+        ),
         ("label must not be the same in every", {"y": [1] * 40}, {}),
         ("weight must be > 0 in some", {"w": [0] * 40}, {"weight": "w"}),
     ],
@@ -60,6 +64,17 @@ def test_what_breaks_a_rule_is_refused_in_the_words_of_the_run(
 ) -> None:
     table = {"data": str(write_table(**columns)), "label": "y"}
     refused(vertical(strategy=strategy, **{**table, **given}), match)
+
+
+def test_what_is_wrong_with_the_one_table_is_wrong_with_no_party(
+    settings: MakeSettings, write_table: WriteTable
+) -> None:
+    table = write_table(y=["no", "yes", "n/a "] * 14, n_rows=42)
+    with pytest.raises(DataError, match=r"^label must .* got 3, as 'n/a ', 'no', "):
+        check_tables(settings(data=str(table), label="y"))
+    given = {"data": str(table), "label": "y", "objective": "reg:squarederror"}
+    with pytest.raises(DataError, match=r"^label must .* got 42 of 42 that are none, as 'no'$"):
+        check_tables(settings(**given))
 
 
 def test_a_party_with_too_few_rows_is_refused(
@@ -171,7 +186,7 @@ def test_a_command_refuses_a_table_before_flower_starts(
     given = ["--engine", "simulation", "-c", f"data={table}", "-c", "label=y"]
     found = CliRunner().invoke(cli, [*command, *given])
     assert isinstance(found.exception, DataError)
-    assert "1 of 40 values of 'c' are no numbers, first 'x' in line 2" in str(found.exception)
+    assert "1 of 40 values of 'c' is no number, first 'x' in line 2" in str(found.exception)
     assert not (home() / "flower").exists()
     assert not (tmp_path / "runs").exists()
 

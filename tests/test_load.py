@@ -71,6 +71,13 @@ def test_numbers_past_the_first_block_may_be_decimal(tmp_path: Path) -> None:
     assert table.values[-1].tolist() == [2.5, 7]
 
 
+def test_fields_of_several_lines_are_read_past_the_first_block(tmp_path: Path) -> None:
+    text = "a line\n" * 20  # so that the block's last line end is within a field
+    rows = "".join(f'"{text}",{n}\n' for n in range(100_000))
+    table = load_table(write(tmp_path, "t,a\n" + rows), drop=["t"])
+    assert np.array_equal(table.values[:, 0], np.arange(100_000))
+
+
 @pytest.mark.parametrize(
     ("fields", "labels"),
     [
@@ -139,7 +146,7 @@ def refuse(path: Path, message: str, **columns: object) -> None:
         (
             "a,city,day\n1,Rome,2020-01-01\n",
             {},
-            r"^feature columns must be numbers: 1 of 1 values of 'city' are no numbers, first "
+            r"^feature columns must be numbers: 1 of 1 values of 'city' is no number, first "
             r"'Rome' in line 2; 1 of 1 values of 'day' .*: encode .* drop-columns=city,day .* not",
         ),
         (
@@ -195,7 +202,7 @@ def refuse(path: Path, message: str, **columns: object) -> None:
         (
             "a,b\n1,2\n3\n",
             {},
-            "have the 2 fields of its first line in every row, got 1 in line 3 of 2",
+            "have the 2 fields of its first line in every row, got 1 in line 3$",
         ),
     ],
 )

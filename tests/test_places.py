@@ -81,7 +81,7 @@ def test_many_columns_of_text_are_named_and_three_are_told_of(write: Write) -> N
 def test_a_decimal_comma_is_recognised(write: Write, form: str, value: str, number: str) -> None:
     field = value if ";" in form else f'"{value}"'
     told = str(error_of(write(form.format(field))))
-    found = f"1 of 3 values of 'b' are no numbers, first '{value}' in line 4"
+    found = f"1 of 3 values of 'b' is no number, first '{value}' in line 4"
     assert told.endswith(f"{found}: it looks like a decimal comma, write {number}")
 
 
@@ -94,14 +94,14 @@ def test_ragged_rows_are_counted_and_the_first_has_its_line(write: Write, name: 
     path = write("a,b,c\n1,2,3\n1,2\n\n1,2,3,4\n1,2,3\n", name)
     assert str(error_of(path)) == (
         f"data file '{name}' must have the 3 fields of its first line in every row, "
-        "got 2 in line 3 and in 1 others of 4 rows"
+        "got 2 in line 3 and other than 3 in 2 of 4 rows"
     )
 
 
 def test_a_first_line_that_is_shorter_than_all_rows_is_doubted(write: Write) -> None:
     told = str(error_of(write("1,2,class\n" + "5,6,7,8\n" * 3)))
     assert told.endswith(
-        "got 4 in line 2 and in 2 others of 3 rows: does the first line name every column?"
+        "got 4 in line 2 and other than 3 in 3 of 3 rows: does the first line name every column?"
     )
 
 

@@ -29,8 +29,9 @@ def not_utf8(name: str, bad: BadBytes) -> str:
 
 def ragged(name: str, rows: RaggedRows) -> str:
     """Rows that are too short or too long."""
-    others = f" and in {rows.n_bad - 1:,} others" if rows.n_bad > 1 else ""
-    found = f"got {rows.fields} in line {rows.line:,}{others} of {rows.n_rows:,} rows"
+    found = f"got {rows.fields} in line {rows.line:,}"
+    if rows.n_bad > 1:
+        found += f" and other than {rows.due} in {rows.n_bad:,} of {rows.n_rows:,} rows"
     rule = f"data file '{name}' must have the {rows.due} fields of its first line in every row"
     return f"{rule}, {found}" + (
         ": does the first line name every column?" if rows.n_bad == rows.n_rows else ""

@@ -179,28 +179,39 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
 
 
 def _read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
+    try:
+        frame = _csv_frame(path, roles, reader, line_ends=False)
+    except pa.ArrowInvalid:
+        # A block may end within a quoted field of several lines; slower, they are looked for.
+        frame = _csv_frame(path, roles, reader, line_ends=True)
+    if not roles.label or frame.column_names.count(roles.label) != 1:
+        return frame
+    at = frame.column_names.index(roles.label)
+    return frame.set_column(at, roles.label, _parsed(frame[roles.label]))
+
+
+def _csv_frame(path: Path, roles: Roles, reader: Reader, line_ends: bool) -> Any:
+    """The columns of a CSV file, whose fields may hold line ends anywhere, or within a block."""
     texts = {roles.label, roles.id_column, roles.group} - {""}
     text = text_file(path, reader)
     assert text is not None
     with pa.input_stream(str(path), compression="detect") as stream:
-        frame = pa.csv.read_csv(
+        return pa.csv.read_csv(
             stream,
             read_options=pa.csv.ReadOptions(
                 block_size=BLOCK_BYTES,
                 skip_rows=reader.skip_lines,
                 column_names=list(reader.columns) or None,
             ),
-            parse_options=pa.csv.ParseOptions(delimiter=text.reader.delimiter),
+            parse_options=pa.csv.ParseOptions(
+                delimiter=text.reader.delimiter, newlines_in_values=line_ends
+            ),
             convert_options=pa.csv.ConvertOptions(
                 null_values=list(MISSING),
                 strings_can_be_null=True,
                 column_types=dict.fromkeys(texts, pa.string()),
             ),
         )
-    if not roles.label or frame.column_names.count(roles.label) != 1:
-        return frame
-    at = frame.column_names.index(roles.label)
-    return frame.set_column(at, roles.label, _parsed(frame[roles.label]))
 
 
 def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:

@@ -47,7 +47,8 @@ class TextFault:
     line: int
 
     def __str__(self) -> str:
-        count = f"{self.n_bad:,} of {self.n_rows:,} values of '{self.column}' are no numbers"
+        are = "is no number" if self.n_bad == 1 else "are no numbers"
+        count = f"{self.n_bad:,} of {self.n_rows:,} values of '{self.column}' {are}"
         return f"{count}, first {quoted(self.value)} in line {self.line:,}"
 
 

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.places import is_number
 from fedapp.errors import DataError
 from fedapp.trees.objective import REGRESSION
 
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 
 MOST_CLASSES = 1000
+MOST_TOLD = 5
 
 
 def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
@@ -26,17 +28,18 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
     is_text = labels.dtype.kind == "U"
     if objective == REGRESSION:
         if is_text:
-            raise DataError(f"label must be numbers for {REGRESSION}, got text")
+            rule = f"label must be numbers for {REGRESSION}, got"
+            raise DataError(f"{rule} text", here=f"{rule} {_no_numbers(labels)}")
         if np.abs(labels.astype(np.float64)).max() > np.finfo(np.float32).max:
             raise DataError("label must be finite as float32")
         return ()
     values = np.unique(labels)
     most = 2 if objective == "binary:logistic" else MOST_CLASSES
     if len(values) > most:
-        raise DataError(
-            f"label must have at most {most} different values for {objective}, got {len(values)}; "
-            "set objective=multi:softprob or reg:squarederror"
-        )
+        rule = f"label must have at most {most} different values for {objective}, got {len(values)}"
+        way = "set objective=multi:softprob or reg:squarederror"
+        told = ", ".join(repr(name) for name in _written(values[:MOST_TOLD]))
+        raise DataError(f"{rule}; {way}", here=f"{rule}, as {told}; {way}")
     return tuple(_written(values))
 
 
@@ -55,6 +58,14 @@ def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]
         raise DataError(f"label must be one of the {len(classes)} classes of the run")
     ids = np.array([classes.index(name) for name in written], dtype=np.float32)
     return ids[places]
+
+
+def _no_numbers(labels: Labels) -> str:
+    """How many texts are no numbers, and the first of them."""
+    found = [label for label in labels.tolist() if not is_number(str(label))]
+    if not found:
+        return "text"
+    return f"{len(found):,} of {len(labels):,} that are none, as {found[0]!r}"
 
 
 def number_labels(
