@@ -74,7 +74,7 @@ def test_every_party_forgets_the_rows_it_has_predicted(
         assert store.finished
         assert not {"values", "ids", "places"} & store._names()
         kept = {path.name for path in folder.iterdir()} - {"state.json", "lock"}
-        assert kept <= {"predictions.csv", *store._files.values()}
+        assert kept <= {"predictions.csv", "predictions.json", *store._files.values()}
 
 
 def written(folder: RunFolder) -> np.ndarray:
