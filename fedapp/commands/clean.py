@@ -42,14 +42,14 @@ def clean(
     found = plan(RUNS, older_than, all_parts)
     if found.kept:
         size = human_bytes(sum(one.n_bytes for one in found.kept))
-        say(f"kept: {len(found.kept)} parts of models at sites, {size}; --all deletes them too")
+        say(f"kept: parts of models at sites ({len(found.kept)}), {size}; --all deletes them too")
     if not (found.runs or found.states):
         say("nothing to delete")
         return
     _list(found)
     if found.needed:
         models = len({one.path.name for one in found.needed})
-        say(f"WARNING: {models} finished runs in {RUNS} can no longer predict without these parts")
+        say(f"WARNING: finished runs in {RUNS} that cannot predict without these parts: {models}")
     if not yes:
         typer.confirm(f"Delete all this, {human_bytes(found.n_bytes)}?", abort=True)
     found.carry_out()
@@ -65,7 +65,7 @@ def _list(found: Cleaning) -> None:
         say(f"{shown(run.path)}  {run.state}, {run.method}, {human_bytes(run.n_bytes)}")
     for title, is_part in (("states of old runs", False), ("parts of models", True)):
         for site, n, n_bytes in by_site(one for one in found.states if one.is_part == is_part):
-            say(f"{n} {title} at site {site}, {human_bytes(n_bytes)}")
+            say(f"site {site}: {title} ({n}), {human_bytes(n_bytes)}")
 
 
 def say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ from rich.console import Console
 
 from fedapp.commands.engines import SIMULATED, check_engine, engine_of
 from fedapp.config import Settings
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, FedappError
+from fedapp.home import shown
 from fedapp.packages import check_extra
 from fedapp.report.progress import Follower
 from fedapp.run_folder import RunFolder, new_run_dir
@@ -32,15 +34,35 @@ Overrides = Annotated[
 ]
 
 
-def run_dir_of(settings: Settings, engine: str) -> str:
-    """Where the run is written; a SuperLink elsewhere chooses a place of its own."""
+def run_dir_of(settings: Settings, engine: str, parent: Path = RUNS) -> str:
+    """Where the run is written, by default a new folder in ``parent``; a SuperLink elsewhere
+    chooses a place of its own."""
     if not settings.run_dir and engine not in SIMULATED:
         return ""
-    run_dir = Path(settings.run_dir or new_run_dir(settings.strategy, RUNS)).resolve()
+    run_dir = Path(settings.run_dir or new_run_dir(settings.strategy, parent)).resolve()
     if not settings.resume:
         RunFolder(run_dir).check_new()
     run_dir.mkdir(parents=True, exist_ok=True)
     return str(run_dir)
+
+
+@contextmanager
+def passing(run_dir: str, stays: bool) -> Iterator[None]:
+    """Delete a run's folder when the block has ended well; else keep it, and say where it is.
+
+    Parameters
+    ----------
+    run_dir : empty where the folder lies on another machine.
+    stays : whether it is kept anyway.
+    """
+    try:
+        yield
+    except FedappError:
+        if run_dir:
+            print(f"the run that failed is kept in {shown(Path(run_dir))}", file=sys.stderr)
+        raise
+    if run_dir and not stays:
+        shutil.rmtree(run_dir)
 
 
 def check_method(settings: Settings, engine: str) -> None:

@@ -18,9 +18,10 @@ from fedapp.commands.common import (
     console,
     interruptible,
     new_follower,
+    passing,
     run_dir_of,
 )
-from fedapp.commands.engines import SIMULATED
+from fedapp.commands.engines import SIMULATED, check_engine
 from fedapp.config import Settings, load_settings, parse_overrides
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
@@ -128,6 +129,8 @@ def _predict_together(
     """Have the parties predict; the predictions are written at the active one."""
     from fedapp.data.predictions import check_suffix
     from fedapp.data.sources import party_sources, sources_to_predict
+    from fedapp.home import home, shown
+    from fedapp.housekeeping import predictions_folder
     from fedapp.messages.methods import all_methods
     from fedapp.predict import trained_settings
     from fedapp.server_app import load_strategy
@@ -151,17 +154,24 @@ def _predict_together(
         given["output"] = Path(output).suffix
     settings = load_settings(given)
     load_strategy(settings.strategy).own_settings(settings)
+    check_engine(engine)
     follower = new_follower()
     with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
         check_tables(settings, engine, follower)
-        settings = settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})
-        folder = carry_out(settings, engine, follower)
+        place = run_dir_of(settings, engine, predictions_folder())
+        with passing(place, stays=bool(settings.run_dir)):
+            placed = settings.model_copy(update={"run_dir": place})
+            folder = carry_out(placed, engine, follower)
+            predicted = None
+            if engine in SIMULATED:
+                predicted = _collect(folder, parts["active"], settings, Path(output))
+    where = shown(home() / "sites") if predicted else "home/sites of its site's folder"
     if settings.explain:
-        console.print("Each party's explanation.txt lies in its folder under $FEDAPP_HOME/sites.")
-    if engine not in SIMULATED:
-        console.print(f"The predictions lie at {parts['active']}, under its $FEDAPP_HOME/sites.")
+        console.print(f"Each party's explanation.txt lies in {where}.", soft_wrap=True)
+    if predicted is None:
+        console.print(f"The predictions lie at {parts['active']}, in {where}.", soft_wrap=True)
         return
-    _show(_collect(folder, parts["active"], settings, Path(output)), output)
+    _show(predicted, output)
 
 
 def _collect(folder: RunFolder, active: str, settings: Settings, output: Path) -> Predicted:

@@ -1,0 +1,265 @@
+"""Which runs there are, and what of them is deleted."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fedapp.cli import cli
+from fedapp.config import Settings
+from fedapp.errors import DataError
+from fedapp.home import home, secret_at
+from fedapp.housekeeping import found_runs, plan, site_states
+from fedapp.run_folder import RunFolder, State
+from fedapp.site.store import SECONDS_A_DAY, STATE
+from fedapp.trees.parts import PART
+from simulations.engines import run_local
+
+MakeSettings = Callable[..., Settings]
+RUNS = Path("runs")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def unfinished(settings: MakeSettings) -> Callable[..., RunFolder]:
+    """``unfinished(name, error)``: a run that was begun, and what it wrote of its end."""
+
+    def make(name: str, error: str = "", model_id: str = "", data: str = "wine") -> RunFolder:
+        folder = RunFolder(RUNS / name)
+        folder.begin(settings(data=data, run_dir=str(folder.path)))
+        if error:
+            folder.write_json("failure.json", {"error": error, "message": "as told"})
+        if model_id:
+            folder.write_json("checkpoint.json", {"model_id": model_id})
+        return folder
+
+    return make
+
+
+def state_of(site: str, model_id: str, days: float = 0.0, is_part: bool = False) -> Path:
+    """What a site keeps of a model, so many days old."""
+    folder = home() / "sites" / site / model_id
+    folder.mkdir(parents=True)
+    for name in (STATE, *([PART] if is_part else [])):
+        (folder / name).write_text("{}")
+        then = time.time() - days * SECONDS_A_DAY
+        os.utime(folder / name, (then, then))
+    return folder
+
+
+def invoked(*words: str, typed: str = "") -> Result:
+    return CliRunner().invoke(cli, list(words), input=typed)
+
+
+def states_of(runs: Any) -> dict[str, str]:
+    return {run.path.name: str(run.state) for run in runs}
+
+
+# fedapp runs
+
+
+def test_runs_are_listed_by_state(
+    unfinished: Callable[..., RunFolder], settings: MakeSettings
+) -> None:
+    run_local(settings(num_boost_round=1, run_dir=str(RUNS / "good")))
+    unfinished("bad", "DataError")
+    unfinished("stopped", "KeyboardInterrupt")
+    unfinished("killed")
+    unfinished("saved", "SystemExit", model_id="a" * 16)
+    (RUNS / "20260101-000000-pax").mkdir()
+    (RUNS / "notes").mkdir()
+    assert states_of(found_runs(RUNS)) == {
+        "good": "finished",
+        "bad": "failed",
+        "stopped": "interrupted",
+        "killed": "interrupted",
+        "saved": "resumable",
+        "20260101-000000-pax": "interrupted",
+    }
+
+
+def test_a_run_that_is_going_on_is_running_until_its_process_lets_go(
+    unfinished: Callable[..., RunFolder],
+) -> None:
+    folder = unfinished("one", "DataError")
+    with folder.held(), folder.held():
+        assert folder.state is State.RUNNING
+    assert folder.state is State.FAILED
+
+
+def test_a_run_is_running_while_its_parties_answer(settings: MakeSettings) -> None:
+    from simulations.engines import LocalGrid, simulated_contexts
+
+    run, seen = settings(num_boost_round=1, parties=1, run_dir=str(RUNS / "one")), set()
+
+    class Watching(LocalGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            seen.add(RunFolder(RUNS / "one").state)
+            return super().pull_messages(message_ids)
+
+    from fedapp.server_app import train
+
+    train(Watching(simulated_contexts(run)), run)
+    assert seen == {State.RUNNING}
+
+
+def test_the_command_shows_method_data_score_and_size(
+    settings: MakeSettings, unfinished: Callable[..., RunFolder]
+) -> None:
+    run_local(settings(num_boost_round=1, run_dir=str(RUNS / "good")))
+    unfinished("saved", model_id="a" * 16)
+    shown = invoked("runs").output
+    line = (
+        r"good +finished +pax +breast-cancer +auc 0\.\d{4} +\d+(\.\d)? kB +20\d\d-\d\d-\d\d \d\d:"
+    )
+    assert re.search(line, shown)
+    assert re.search(r"saved +resumable +pax +wine", shown)
+    assert f"to go on: fedapp run pax -c resume={RUNS / 'saved'}" in shown
+
+
+def test_the_last_20_runs_are_shown_and_all_on_request(
+    unfinished: Callable[..., RunFolder],
+) -> None:
+    for number in range(22):
+        unfinished(f"run-{number:02d}")
+    unfinished("compare/pax-42")
+    assert "2 more: fedapp runs --all" in (few := invoked("runs").output)
+    assert few.count("interrupted") == 20
+    assert "compare/pax-42" not in few
+    assert "compare/pax-42" in (every := invoked("runs", "--all").output)
+    assert every.count("interrupted") == 23
+
+
+def test_where_there_are_no_runs_that_is_said() -> None:
+    assert invoked("runs").output == "no runs in runs\n"
+
+
+# fedapp clean
+
+
+def test_failed_runs_are_deleted_after_asking_and_others_stay(
+    unfinished: Callable[..., RunFolder], settings: MakeSettings
+) -> None:
+    run_local(settings(num_boost_round=1, run_dir=str(RUNS / "good")))
+    bad = unfinished("bad", "DataError")
+    unfinished("compare/pax-42", "DataError")
+    working = unfinished("working")
+    with working.held():
+        refused = invoked("clean", typed="n\n")
+        assert refused.exit_code == 1
+        assert re.search(r"runs/bad  failed, pax, \d", refused.output)
+        assert bad.path.exists()
+        done = invoked("clean", typed="y\n")
+    assert done.exit_code == 0
+    assert states_of(found_runs(RUNS, deep=True)) == {"good": "finished", "working": "interrupted"}
+
+
+def test_nobody_to_ask_deletes_nothing(unfinished: Callable[..., RunFolder]) -> None:
+    bad = unfinished("bad", "DataError")
+    assert invoked("clean").exit_code == 1
+    assert bad.path.exists()
+    assert invoked("clean", "--yes").exit_code == 0
+    assert not bad.path.exists()
+
+
+def test_young_runs_stay_where_an_age_is_given(unfinished: Callable[..., RunFolder]) -> None:
+    old, young = unfinished("old", "DataError"), unfinished("young", "DataError")
+    for path in old.path.iterdir():
+        os.utime(path, (0, 0))
+    assert invoked("clean", "--yes", "--older-than", "1").exit_code == 0
+    assert not old.path.exists()
+    assert young.path.exists()
+
+
+def test_old_states_go_and_keys_of_sites_stay() -> None:
+    old, young = state_of("bank", "a" * 16, days=8), state_of("bank", "b" * 16, days=6)
+    key = home() / "sites" / "bank" / "box.key"
+    secret_at(key, lambda: b"secret")
+    os.utime(key, (0, 0))
+    shown = invoked("clean", "--yes").output
+    assert "site bank: states of old runs (1), 2 B" in shown
+    assert (old.exists(), young.exists(), key.exists()) == (False, True, True)
+    assert invoked("clean", "--yes", "--older-than", "5").exit_code == 0
+    assert not young.exists()
+
+
+def test_the_state_of_a_run_that_goes_goes_with_it_and_of_one_that_stays_stays(
+    unfinished: Callable[..., RunFolder],
+) -> None:
+    unfinished("gone", "DataError", model_id="a" * 16)
+    with unfinished("working", model_id="b" * 16).held():
+        gone, needed = state_of("bank", "a" * 16), state_of("bank", "b" * 16, days=30)
+        found = plan(RUNS)
+    assert [state.path for state in found.states] == [gone]
+    assert needed.exists()
+
+
+def test_a_state_that_was_used_within_the_hour_may_be_another_runs() -> None:
+    state_of("bank", "a" * 16, days=0.5 / 24)
+    old = state_of("bank", "b" * 16, days=2 / 24)
+    assert [state.path for state in plan(RUNS, days=0.0).states] == [old]
+
+
+def test_while_a_run_goes_on_no_younger_state_goes(unfinished: Callable[..., RunFolder]) -> None:
+    state_of("bank", "a" * 16, days=2 / 24)
+    folder = unfinished("working")
+    began = time.time() - SECONDS_A_DAY
+    os.utime(folder.path / "config.toml", (began, began))
+    with folder.held():
+        assert plan(RUNS, days=0.0).states == ()
+    assert len(plan(RUNS, days=0.0).states) == 1
+
+
+def test_parts_of_models_stay_unless_all_are_asked_for(
+    vertical: MakeSettings,
+) -> None:
+    run = vertical(num_boost_round=1, allow_export=False, run_dir=str(RUNS / "good"))
+    run_local(run)
+    for state in site_states():
+        for path in state.path.iterdir():
+            os.utime(path, (0, 0))
+    shown = invoked("clean", "--yes").output
+    assert re.search(r"kept: parts of models at sites \(2\), .*; --all deletes them too", shown)
+    assert len(site_states()) == 2
+    shown = invoked("clean", "--yes", "--all").output
+    assert "WARNING: finished runs in runs that cannot predict without these parts: 1" in shown
+    assert site_states() == []
+    assert (RUNS / "good" / "model.json").exists()
+
+
+# fedapp predict
+
+
+def test_a_prediction_together_leaves_no_run_behind(vertical: MakeSettings) -> None:
+    run_local(vertical(num_boost_round=1, allow_export=False, run_dir=str(RUNS / "good")))
+    given = ["predict", "runs/good", "--data", "breast-cancer", "-calign=ordered"]
+    done = invoked(*given, "--output", "scores.csv")
+    assert done.exit_code == 0, done.output
+    assert Path("scores.csv").is_file()
+    assert [path.name for path in RUNS.iterdir()] == ["good"]
+    assert list((home() / "predictions").iterdir()) == []
+
+
+def test_a_prediction_that_fails_keeps_its_run_and_names_it(vertical: MakeSettings) -> None:
+    run_local(vertical(num_boost_round=1, allow_export=False, run_dir=str(RUNS / "good")))
+    (home() / "sites" / "party-2").rename(home() / "sites" / "away")
+    done = invoked("predict", "runs/good", "--data", "breast-cancer", "--output", "scores.csv")
+    assert done.exception is not None
+    assert not isinstance(done.exception, DataError | SystemExit)
+    (kept,) = (home() / "predictions").iterdir()
+    assert f"the run that failed is kept in {kept.relative_to(Path.cwd())}" in done.stderr
+    assert [path.name for path in RUNS.iterdir()] == ["good"]
+    assert kept in {run.path for run in plan(RUNS).runs}

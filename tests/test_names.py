@@ -1,0 +1,117 @@
+"""What was probably meant by a name that is nearly right."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedapp.cli import cli
+from fedapp.commands.engines import told
+from fedapp.config import app_folder, defaults, load_settings
+from fedapp.errors import ConfigError
+from fedapp.names import ALIASES
+from fedapp.server_app import load_strategy, methods
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "meant"),
+    [
+        ("pax", "learning-rate", "eta"),
+        ("pax", "learning_rate", "eta"),
+        ("fedavg-linear", "learning-rate", "fedavg-linear.learning-rate"),
+        ("pax", "num_boost_round", "num-boost-round"),
+        ("pax", "n_estimators", "num-boost-round"),
+        ("pax", "trees", "num-boost-round"),
+        ("federated-forest", "n_estimators", "federated-forest.trees"),
+        ("federated-forest", "trees", "federated-forest.trees"),
+        ("federated-forest", "max-feature", "federated-forest.max-features"),
+        ("pax", "reg_lambda", "lambda"),
+        ("pax", "num_leaves", "max-depth"),
+        ("pax", "bins", "pax.bins"),
+        ("pax", "pax.bin", "pax.bins"),
+        ("pax", "random_state", "seed"),
+        ("pax", "Label", "label"),
+        ("secureboost", "top-rat", "secureboost.top-rate"),
+    ],
+)
+def test_a_setting_by_another_librarys_name_is_told_by_ours(
+    method: str, name: str, meant: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings({name: 1, "strategy": method})
+    assert str(caught.value) == f"{name} must be a setting; did you mean {meant}?"
+
+
+def test_a_name_that_is_like_none_gets_no_advice() -> None:
+    with pytest.raises(ConfigError, match=r"^xyzzy must be a setting$"):
+        load_settings({"xyzzy": 1, "strategy": "pax"})
+
+
+def test_every_alias_leads_to_a_setting_and_is_none() -> None:
+    inner = {name.partition(".")[2] for name in defaults()}
+    for name, meant in ALIASES.items():
+        assert name not in defaults()
+        assert set(meant) <= inner | set(defaults())
+        assert meant[-1] in defaults()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("paxx", "pax"), ("FedXGBllr", "fedxgbllr"), ("random_forest", "federated-forest")],
+)
+def test_a_method_is_helped_and_no_way_to_predict_is_offered(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"; did you mean {meant}\?$") as caught:
+        load_strategy(name)
+    assert not any(re.search(rf"\b{way}\b", str(caught.value)) for way in methods(predict=True))
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_help_lists_the_methods_that_train(command: str) -> None:
+    shown = CliRunner().invoke(cli, [command, "--help"]).output
+    assert all(f" {name} " in shown for name in methods(predict=False))
+    assert not any(f" {name} " in shown for name in methods(predict=True))
+
+
+def test_help_of_predictions_lists_the_ways() -> None:
+    shown = CliRunner().invoke(cli, ["predict", "--help"]).output
+    listed = shown.partition("Ways to predict")[2]
+    assert all(f" {name} " in listed for name in methods(predict=True))
+
+
+def test_help_says_what_an_argument_is() -> None:
+    shown = CliRunner().invoke(cli, ["predict", "--help"]).output
+    assert re.search(r"run_dir +PATH +\S+", shown)
+    assert "Folder of a run" in shown
+
+
+def test_the_version_is_that_of_all_that_matters() -> None:
+    shown = CliRunner().invoke(cli, ["--version"]).output
+    number = r"\d+\.\d+(\.\d+)?"
+    line = rf"fedapp {number}, flwr {number}, xgboost {number}, python 3\.\d+\.\d+\n"
+    assert re.fullmatch(line, shown)
+
+
+def test_the_local_engine_is_the_default_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["-cnum-boost-round=1", "-crun-dir=run"]
+    done = CliRunner().invoke(cli, ["run", "pax", *given])
+    assert done.exit_code == 0, done.output
+    assert "engine local: the parties are simulated in this process" in done.output
+    assert json.loads(Path("run/summary.json").read_text())["engine"] == "local"
+
+
+def test_the_line_of_flowers_engine_says_what_it_costs() -> None:
+    assert "whose start takes some 15 s; --engine local makes the same" in told("simulation")
+        r"whose start takes some 15 s; --engine local makes the same", told("simulation")
+    )
+
+
+def test_make_runs_through_flower() -> None:
+    recipe = (app_folder() / "Makefile").read_text().partition("\nrun: ")[2].partition("\n\n")[0]
+    assert "fedapp run pax --baselines --engine simulation" in recipe
