@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.config import Settings
-from fedapp.errors import DataError
+from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
 from fedapp.housekeeping import found_runs, plan, site_states
 from fedapp.run_folder import RunFolder, State
@@ -255,10 +256,12 @@ def test_a_prediction_together_leaves_no_run_behind(vertical: MakeSettings) -> N
 
 def test_a_prediction_that_fails_keeps_its_run_and_names_it(vertical: MakeSettings) -> None:
     run_local(vertical(num_boost_round=1, allow_export=False, run_dir=str(RUNS / "good")))
-    (home() / "sites" / "party-2").rename(home() / "sites" / "away")
+    (path,) = (home() / "sites" / "party-2").glob(f"*/{PART}")
+    part = json.loads(path.read_text())
+    part["records"][0][1] += 1.0
+    path.write_text(json.dumps(part) + "\n")
     done = invoked("predict", "runs/good", "--data", "breast-cancer", "--output", "scores.csv")
-    assert done.exception is not None
-    assert not isinstance(done.exception, DataError | SystemExit)
+    assert isinstance(done.exception, PartyError)
     (kept,) = (home() / "predictions").iterdir()
     assert f"the run that failed is kept in {kept.relative_to(Path.cwd())}" in done.stderr
     assert [path.name for path in RUNS.iterdir()] == ["good"]
