@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
+from numpy.typing import NDArray
 
 from fedapp.report.canvas import (
     BLACK,
@@ -22,8 +23,10 @@ from fedapp.report.canvas import (
 
 Curves = Mapping[str, Mapping[str, Sequence[float]]]  # of each model by its name
 
+Array: TypeAlias = NDArray[np.float64]
+
 _SQUARE = 4.6, 4.4
-_N_BARS = 60
+_N_BARS = 30
 
 
 def roc(models: Curves) -> str:
@@ -71,22 +74,25 @@ def score_histogram(histogram: Mapping[str, Sequence[float]], classes: Sequence[
 
 
 def residuals(models: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """Histograms of label minus prediction, over the bins in use, in at most 60 bars.
+    """Histograms of label minus prediction, over the bins in use, in at most 30 bars.
 
     The first model's is filled; each has edges and counts.
     """
     figure, ax = new_canvas()
-    for place, ((name, found), (color, dash)) in enumerate(
-        zip(models.items(), new_pens(), strict=False)
-    ):
-        sums, edges = _bars(found["edges"], found["counts"])
+    known = [np.asarray(found["edges"], dtype=np.float64) for found in models.values()]
+    weights = [np.asarray(found["counts"], dtype=np.float64) for found in models.values()]
+    low, high = _range(known, weights)
+    bars = np.linspace(low, high, _N_BARS + 1)
+    for place, (name, (color, dash)) in enumerate(zip(models, new_pens(), strict=False)):
+        middles = (known[place][1:] + known[place][:-1]) / 2
+        sums = np.histogram(middles, bars, weights=weights[place])[0]
         if not place:
-            ax.stairs(sums, edges, fill=True, color=color, alpha=0.35)
-        ax.stairs(sums, edges, color=color, linestyle=dash, linewidth=1.6, label=plain(name))
+            ax.stairs(sums, bars, fill=True, color=color, alpha=0.35)
+        ax.stairs(sums, bars, color=color, linestyle=dash, linewidth=1.6, label=plain(name))
     ax.axvline(0, color=BLACK, linewidth=1, linestyle=":")
     ax.set(xlabel="residual: label - prediction (units of the label)", ylabel="rows (weighted)")
     if len(models) > 1:
-        add_legend(ax)
+        add_legend(ax, above=True)
     return to_svg(figure)
 
 
@@ -103,11 +109,11 @@ def _draw(ax: Any, models: Curves, x: str, y: str, **style: Any) -> None:
     ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
 
 
-def _bars(edges: Sequence[float], counts: Sequence[float]) -> tuple[Any, Any]:
-    """The bins in use, joined to at most 60."""
-    cuts, weights = np.asarray(edges, dtype=np.float64), np.asarray(counts, dtype=np.float64)
-    used = np.flatnonzero(weights)
-    first, last = (used[0], used[-1] + 1) if used.size else (0, weights.size)
-    starts = np.arange(first, last, -(-(last - first) // _N_BARS))
-    sums = np.add.reduceat(weights[:last], starts)
-    return sums, np.append(cuts[starts], cuts[last])
+def _range(edges: Sequence[Array], weights: Sequence[Array]) -> tuple[float, float]:
+    """From the first bin in use to the last one, of all histograms."""
+    used = [
+        (own[:-1][filled > 0], own[1:][filled > 0])
+        for own, filled in zip(edges, weights, strict=True)
+    ]
+    lows, highs = (np.concatenate(each) for each in zip(*used, strict=True))
+    return (float(lows.min()), float(highs.max())) if lows.size else (-1.0, 1.0)

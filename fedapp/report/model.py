@@ -42,7 +42,10 @@ def scores(summary: Fields) -> str:
     )
     no_test = "" if summary["metrics"].get("test") else "No rows were held back to test."
     whole = table(["model", "rows", *map(arrow, names)], cells, n_texts=2)
-    notes = (note, no_test, *score_notes(summary))
+    # Of parties with different columns the one with the labels sends scores alone.
+    is_bare = summary["metrics"].get("test") and not summary.get("curves")
+    no_curves = "The parties have sent scores alone, so there are no curves." if is_bare else ""
+    notes = (note, no_test, no_curves, *score_notes(summary))
     return whole + "".join(map(quiet, notes)) + _by_party(summary, names)
 
 
@@ -71,7 +74,8 @@ def predictions(summary: Fields) -> str:
         images |= _of_classes(summary, curves)
     if curves.get("residuals"):
         caption = "Residuals on test rows; the outer bars hold all that lies beyond"
-        images[caption] = curve_plots.residuals(_of_models(summary, "residuals", "rmse"))
+        models = _of_models(summary, "residuals", "rmse", alone=False)
+        images[caption] = curve_plots.residuals(models)
     return figures(images) + _confusions(summary, curves)
 
 

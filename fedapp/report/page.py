@@ -32,6 +32,7 @@ from fedapp.report.summary import (
 )
 
 LEVEL = "level"
+HEADED = {"strategy", "run-dir", "resume"}  # what the page is called, and where it lies
 # Settings of a table that is split among simulated parties; sites have tables of their own.
 OF_SIMULATED_TABLES = {"data", "label", "id", "weight", "drop-columns", "partition", "columns"}
 
@@ -168,7 +169,8 @@ def _settings(run: Run) -> Iterator[tuple[str, str]]:
     usual = defaults()
     for name, value in known.items():
         is_read = reads is None or name in reads
-        if value == "" or not is_read or (in_deployment and name in OF_SIMULATED_TABLES):
+        is_elsewhere = name in HEADED or (in_deployment and name in OF_SIMULATED_TABLES)
+        if value == "" or not is_read or is_elsewhere:
             continue
         text = str(value).lower() if isinstance(value, bool) else str(value)
         yield name, Strong(text) if value != usual.get(name) else text

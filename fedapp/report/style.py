@@ -26,11 +26,10 @@ p { margin: .5rem 0; }
 .quiet, td, th { overflow-wrap: break-word; }
 .warning { border-left: 4px solid var(--vermilion); background: var(--warm);
   padding: .5rem .9rem; overflow-wrap: anywhere; }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(7.4rem, 1fr)); gap: .6rem;
-  margin: 1.25rem 0 0; }
-dl div { border: 1px solid var(--grid); border-radius: 6px; padding: .5rem .8rem; }
+dl { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1.25rem 0 0; }
+dl div { flex: 1 1 auto; border: 1px solid var(--grid); border-radius: 6px; padding: .5rem .8rem; }
 dt { color: var(--quiet); font-size: .8rem; }
-dd { margin: 0; font-size: 1.3rem; font-weight: 600; }
+dd { margin: 0; font-size: 1.3rem; font-weight: 600; white-space: nowrap; }
 /* Shades show where a table goes on beyond the edge of a narrow screen. */
 .wide { overflow-x: auto; margin: .75rem 0;
   background: linear-gradient(to right, var(--paper) 40%, transparent) left / 2rem 100% local,

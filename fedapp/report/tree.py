@@ -16,6 +16,7 @@ from fedapp.trees.model import LEAF, NODE, Tree, from_json, kind_of
 
 DEEPEST = 4  # levels below the root that are drawn
 _LONGEST_NAME = 18
+_ROUNDING = 1e-6  # of a leaf that is 0 but for rounding, beside the largest one
 
 Leaf = Callable[[int], tuple[str, float]]
 
@@ -65,16 +66,19 @@ def first_tree(text: str) -> DrawnTree | None:
     else:
         caption += "; its leaves add to the prediction"
 
+    least = _ROUNDING * float(np.abs(tree["value"]).max())
+
     def leaf(node: int) -> tuple[str, float]:
         value = float(tree["value"][node])
-        return f"{value:+.4g}", float(np.sign(value))
+        return (f"{value:+.4g}", float(np.sign(value))) if abs(value) > least else ("0", 0.0)
 
     return DrawnTree(tree, model.columns, leaf, caption)
 
 
 def tree_html(drawn: DrawnTree) -> str:
     """The tree as a list in a list, down to ``DEEPEST`` levels below its root."""
-    cut = " " if _depth(drawn.nodes) <= DEEPEST else f" Drawn down to level {DEEPEST}. "
+    cut = f" Drawn down to level {DEEPEST}; +n: so many nodes below. "
+    cut = cut if _depth(drawn.nodes) > DEEPEST else " "
     note = (
         f"{drawn.caption}.{cut}A value equal to the threshold goes no; missing values go "
         "where it says so."
@@ -97,8 +101,8 @@ def _of_forest(model: bagged.BaggedForest) -> DrawnTree | None:
             return f"{shares[0]:.5g}", 0.0
         if len(shares) > 1:
             best = int(np.argmax(shares))
-            return f"{plain(classes[best], _LONGEST_NAME)} {shares[best]:.0%}", 0.0
-        return f"{plain(classes[1], _LONGEST_NAME)} {shares[0]:.0%}", float(2 * shares[0] - 1)
+            return f"{plain(classes[best], _LONGEST_NAME)}: {shares[best]:.0%}", 0.0
+        return f"{plain(classes[1], _LONGEST_NAME)}: {shares[0]:.0%}", float(2 * shares[0] - 1)
 
     caption = f"The first of {len(model.trees):,} trees; the forest is the mean of their leaves"
     return DrawnTree(model.trees[0], model.columns, leaf, caption)
@@ -112,8 +116,8 @@ def _item(drawn: DrawnTree, node: int, depth: int, branch: str) -> str:
         return f"<li>{label}{_leaf(*drawn.leaf(node))}</li>"
     box = _split(drawn, node)
     if depth == DEEPEST:
-        n_below = _n_below(drawn.nodes, node)
-        return f'<li>{label}{box}<span class="more">{n_below} nodes below</span></li>'
+        more = f'<span class="more" title="nodes below">+{_n_below(drawn.nodes, node)}</span>'
+        return f"<li>{label}{box}{more}</li>"
     goes = "yes", "no"
     sides = zip((left, left + 1), goes, strict=True)
     below = "".join(_item(drawn, child, depth + 1, side) for child, side in sides)
@@ -124,8 +128,9 @@ def _split(drawn: DrawnTree, node: int) -> str:
     nodes = drawn.nodes[node]
     name = drawn.columns[int(nodes["column"])]
     facts = [f"missing {'yes' if nodes['default_left'] else 'no'}"]
-    if drawn.nodes.dtype == NODE:
-        facts.insert(0, f"gain {float(nodes['gain']):.3g}")
+    # Trees that were sent without their gains have zeros.
+    if drawn.nodes.dtype == NODE and nodes["gain"] > 0:
+        facts.insert(0, f"gain {_short(float(nodes['gain']))}")
     return (
         f'<span class="split"><span title="{escaped(name)}">'
         f"{escaped(plain(name, _LONGEST_NAME))}</span> <span>&lt; {float(nodes['threshold']):.5g}"
@@ -136,6 +141,14 @@ def _split(drawn: DrawnTree, node: int) -> str:
 def _leaf(text: str, sign: float) -> str:
     side = "up" if sign > 0 else "down" if sign < 0 else "even"
     return f'<span class="leaf {side}">{escaped(text)}</span>'
+
+
+def _short(value: float) -> str:
+    """About three digits: ``0.0123``, ``27.2k``, ``6.18M``."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.3g}"
 
 
 def _n_below(nodes: Any, node: int) -> int:

@@ -1,0 +1,89 @@
+"""Curves from sums: those of scikit-learn from the rows, as far as bins allow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn import metrics as sk
+
+from fedapp import metrics
+
+BINARY = "binary:logistic"
+CENTER = -0.7
+
+
+def rows(n: int = 500, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    labels = (rng.random(n) < 0.3).astype(np.float32)
+    margins = (rng.normal(size=n) + 2 * labels - 1.5).astype(np.float32)
+    return margins[:, None], labels, rng.uniform(0.5, 2, n).astype(np.float32)
+
+
+def curves_of(*given: np.ndarray, **how: object) -> dict:
+    found = metrics.statistics(BINARY, *given, 2**14, center=CENTER)
+    return metrics.curves(BINARY, found, n_points=10**6, center=CENTER, **how)
+
+
+def probabilities(margins: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-margins[:, 0].astype(np.float64)))
+
+
+def test_steps_of_precision_add_up_to_the_average_precision():
+    margins, labels, weights = rows()
+    drawn = curves_of(margins, labels, weights)["pr"]
+    area = np.diff(drawn["recall"]) @ np.array(drawn["precision"][1:])
+    exact = sk.average_precision_score(labels, margins[:, 0], sample_weight=weights)
+    assert area == pytest.approx(exact, abs=1e-3)
+    assert (drawn["recall"][0], drawn["recall"][-1]) == (0.0, 1.0)
+
+
+def test_calibration_has_the_rows_and_positives_of_ten_groups():
+    margins, labels, weights = rows()
+    found = {k: np.array(v) for k, v in curves_of(margins, labels, weights)["calibration"].items()}
+    assert len(found["rows"]) == 10
+    assert found["rows"] == pytest.approx(weights.sum() / 10, rel=0.05)
+    assert found["rows"].sum() == pytest.approx(weights.sum())
+    assert found["observed"] @ found["rows"] == pytest.approx(weights @ labels)
+    mean = probabilities(margins) @ weights
+    assert found["predicted"] @ found["rows"] == pytest.approx(mean, rel=1e-3)
+    assert (np.diff(found["predicted"]) > 0).all()
+
+
+def test_the_histogram_of_probabilities_is_that_of_each_class():
+    margins, labels, weights = rows()
+    found = curves_of(margins, labels, weights)["histogram"]
+    for name, of_class in (("negatives", labels == 0), ("positives", labels == 1)):
+        exact = np.histogram(
+            probabilities(margins)[of_class], found["edges"], weights=weights[of_class]
+        )[0]
+        assert sum(found[name]) == pytest.approx(weights[of_class].sum())
+        assert np.abs(np.array(found[name]) - exact).max() <= 2 * weights.max()  # at an edge
+
+
+def test_confusion_is_that_of_the_rows_at_one_half_and_at_a_threshold():
+    margins, labels, weights = rows()
+    found = metrics.statistics(BINARY, margins, labels, weights, 2**14, center=CENTER)
+    first = metrics.best_bin(found)
+    assert first is not None
+    drawn = metrics.curves(BINARY, found, center=CENTER, threshold_bin=first)
+    threshold = metrics.scores_from_bin(found, first, CENTER)["threshold"]
+    p = probabilities(margins)
+    for name, cut in (("confusion", 0.5), ("confusion_at_threshold", threshold)):
+        exact = sk.confusion_matrix(labels, p >= cut, sample_weight=weights)
+        assert np.array(drawn[name]) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_one_class_alone_has_no_curve(label):
+    margins, labels, weights = rows()
+    drawn = curves_of(margins, np.full_like(labels, label), weights)
+    assert drawn == {"roc": {"fpr": [], "tpr": []}}
+
+
+def test_thinned_curves_keep_their_ends_and_their_area():
+    found = metrics.statistics(BINARY, *rows(5000), 2**14, center=CENTER)
+    whole, few = (metrics.curves(BINARY, found, n_points=n)["roc"] for n in (10**6, 100))
+    assert len(few["fpr"]) <= 100 < len(whole["fpr"])
+    assert [few["fpr"][0], few["tpr"][0], few["fpr"][-1], few["tpr"][-1]] == [0, 0, 1, 1]
+    areas = [np.trapezoid(each["tpr"], each["fpr"]) for each in (whole, few)]
+    assert areas[1] == pytest.approx(areas[0], abs=2e-3)
