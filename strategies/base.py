@@ -350,7 +350,7 @@ class TreeStrategy(Strategy, Generic[I]):
         if self._pending.check:
             self._pending.check(party, reply)
         with blaming(party, content.name, "parcels"):
-            return reply, enclosed(content) if reply.carries_letters else []
+            return reply, enclosed(content)
 
     def _leave_out(self, party: str, error: FedappError) -> None:
         """Go on without a party if enough others are left, or stop."""

@@ -27,7 +27,6 @@ from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.home import home
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.methods import MODULE, module_at
-from fedapp.messages.parcels import Parcel, Parcels, pack_parcels, unpack_parcels
 from fedapp.packages import check_extra
 from fedapp.site.config import SiteConfig
 from fedapp.site.mail import Letters, Mail, open_mail, seal_mail, write_letters
@@ -95,13 +94,12 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
         store = _at_step(Store.open(folder), envelope, config.name, content.name)
         if store.step == envelope.step:
             return Content(*store.last_reply())
-        told = _told_before(store, kind, envelope, content, config.name)
-        if told is None:
-            told = _handled(Site(config, store), handler, request, content)
+        reply = _told_before(store, kind, envelope, content, config.name)
+        if reply is None:
+            reply = _handled(Site(config, store), handler, request, content)
             if store.finished and envelope.checkpoint and KEPT not in store.facts:
-                _keep(store, kind, envelope, content, told)
-        reply, letters = told
-        if letters:
+                _keep(store, kind, envelope, content, reply)
+        if letters := enclosed(reply):
             reply = enclose(reply, seal_mail(config.name, store, letters))
         stored = {"class": reply.name, "scalars": reply.scalars, "arrays": reply.arrays}
         store.commit(envelope.step, envelope.attempt, stored)
@@ -120,11 +118,8 @@ def _kept_here(config: SiteConfig) -> Iterator[None]:
         raise error.for_others(shares_names=True) from None
 
 
-Told = tuple[Content, list[Parcel]]  # a reply, and the letters to send, not sealed yet
-
-
-def _handled(site: Site, handler: Handler, request: Request, content: Content) -> Told:
-    """What the handler answers."""
+def _handled(site: Site, handler: Handler, request: Request, content: Content) -> Content:
+    """What the handler answers, with its letters as they are, not sealed yet."""
     given: list[Mail] = []
     if request.carries_letters:
         with blaming(site.name, content.name, "parcels"):
@@ -134,38 +129,34 @@ def _handled(site: Site, handler: Handler, request: Request, content: Content) -
         found = handler(site, request, *given)
     reply, letters = found if isinstance(found, tuple) else (found, [])
     assert reply.carries_letters or not letters, f"{type(reply).__name__} carries no letters"
-    return take_apart(reply, site.name), write_letters(site.name, letters)
+    return take_apart(reply, site.name, write_letters(site.name, letters))
 
 
 # The last answer, for a server started anew from a checkpoint before it
 
 
-def _keep(store: Store, kind: str, envelope: Envelope, request: Content, told: Told) -> None:
+def _keep(store: Store, kind: str, envelope: Envelope, request: Content, reply: Content) -> None:
     """Keep the answer that ended the run, whose rows are forgotten now."""
-    reply, letters = told
-    packed = pack_parcels(letters)
-    store.facts[KEPT] = [kind, envelope.attempt, _digest(request), packed.peers]
-    store[f"{KEPT}.reply"] = np.frombuffer(to_bytes(reply), dtype=np.uint8)
-    store[f"{KEPT}.ends"], store[f"{KEPT}.letters"] = packed.parcel_ends, packed.parcels
+    store.facts[KEPT] = [kind, envelope.attempt, _digest(request)]
+    store[KEPT] = np.frombuffer(to_bytes(reply), dtype=np.uint8)
 
 
 def _told_before(
     store: Store, kind: str, envelope: Envelope, request: Content, party: str
-) -> Told | None:
+) -> Content | None:
     """What was kept, where a later start of the server asks for it again.
 
     Raises
     ------
     ProtocolError : the request was another one then.
     """
-    kept_kind, attempt, digest, peers = store.facts.get(KEPT, ("", 0, "", ()))
+    kept_kind, attempt, digest = store.facts.get(KEPT, ("", 0, ""))
     if kept_kind != kind or envelope.attempt <= attempt:
         return None
     if digest != _digest(request):
         rule = "must be what it was when the run ended"
         raise ProtocolError(party, request.name, "content", rule)
-    packed = Parcels(tuple(peers), store[f"{KEPT}.ends"], store[f"{KEPT}.letters"])
-    return from_bytes(store[f"{KEPT}.reply"].tobytes(), party), unpack_parcels(packed)
+    return from_bytes(store[KEPT].tobytes(), party)
 
 
 def _digest(request: Content) -> str:

@@ -77,12 +77,14 @@ def enclose(content: Content, parcels: Iterable[Parcel]) -> Content:
 
 
 def enclosed(content: Content) -> list[Parcel]:
-    """The parcels of a message that carries letters, and has been put together.
+    """The parcels of a message that has been put together; none if it carries no letters.
 
     Raises
     ------
     ValueError : peers, ends and bytes do not fit together.
     """
+    if "peers" not in content.scalars:
+        return []
     peers: Any = content.scalars["peers"]
     ends, packed = content.arrays["parcel_ends"], content.arrays["parcels"]
     return unpack_parcels(Parcels(tuple(peers), ends, packed))
