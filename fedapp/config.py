@@ -18,7 +18,6 @@ from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.names import near_setting
-from fedapp.trees.grow import Shape
 from fedapp.trees.objective import Objective
 
 Value = bool | int | float | str
@@ -112,11 +111,6 @@ class Settings(Section):
             raise ValueError(f"min-parties {rule}")
         party_sources(self.data, self.parties)
         return self
-
-    @property
-    def shape(self) -> Shape:
-        """Limits of a tree."""
-        return Shape.of(self.model_dump())
 
     @property
     def dropped(self) -> tuple[str, ...]:

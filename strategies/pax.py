@@ -34,7 +34,7 @@ from fedapp.messages.pax import (
 )
 from fedapp.run_folder import RunFolder
 from fedapp.trees.boost import Boosting, Sampling, kept_cuts
-from fedapp.trees.grow import Growth
+from fedapp.trees.grow import Growth, Shape
 from fedapp.trees.objective import REGRESSION, base_margin, base_score
 from strategies.base import BOOSTING_SETTINGS, Summary
 from strategies.horizontal import HorizontalStrategy, common_table, label_sums
@@ -142,9 +142,8 @@ class PAX(HorizontalStrategy):
     ) -> Boosting:
         """A model without trees."""
         sampling = Sampling(self.settings.seed, self.settings.colsample_bytree)
-        return Boosting(
-            self.settings.objective, mean, columns, classes, cuts, self.settings.shape, sampling
-        )
+        shape = Shape.of(self.settings.model_dump())
+        return Boosting(self.settings.objective, mean, columns, classes, cuts, shape, sampling)
 
     def _round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[bool]:
         """Lines 12 to 26: one round. False where it begins anew, or training stops before it."""

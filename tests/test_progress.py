@@ -7,6 +7,8 @@ import io
 import json
 import pkgutil
 import re
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -366,3 +368,12 @@ def test_the_first_encryption_has_an_estimate_and_the_next_its_time(
     # What is left of the alignment at its first three exchanges; the last one takes no time.
     assert all(stage.seconds > 0 for stage in aligned[:3])
     assert aligned[3].seconds is None
+
+
+def test_a_command_says_something_before_what_trains_is_loaded() -> None:
+    """Numba and Flower take seconds to import, and a command begins with a line of what it does."""
+    code = (
+        "import sys, fedapp.cli; print(*{'numba', 'flwr', 'xgboost', 'sklearn'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
