@@ -17,10 +17,12 @@ from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
 from fedapp.messages.parcels import Parcel, SentReply
 from fedapp.site.answer import Site, answer
 from fedapp.site.config import SiteConfig
-from fedapp.site.mail import STEP_BYTES, Letters, Mail, box_key, know
+from fedapp.site.mail import STEP_BYTES, Letters, Mail, box_key, know, seal_mail
 from fedapp.site.store import Store
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, enclosed, put_together, take_apart
+from tests.conftest import MakeSettings
+from tests.tampering import refuses
 
 MODEL = "0123456789abcdef"
 NAMES = ("bank", "shop")
@@ -182,3 +184,13 @@ def test_a_run_without_a_checkpoint_keeps_no_letters_when_it_ends(sites: Sites) 
     assert "kept" not in sites.store("bank")
     sites.tell("shop", 77, last=True, step=5, gap=4, checkpoint=4)
     assert "kept" in sites.store("shop")
+
+
+def test_a_parcel_for_nobody_of_the_run_stops_it_by_the_senders_name(
+    vertical: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def to_nobody(*given: Any) -> list[Parcel]:
+        return [("nobody", content) for _, content in seal_mail(*given)]
+
+    monkeypatch.setattr("fedapp.site.answer.seal_mail", to_nobody)
+    refuses(r"^party-1: SentReply\.parcels must be for parties$", vertical())
