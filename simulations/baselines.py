@@ -30,6 +30,7 @@ from fedapp.trees.label_codes import class_codes, number_codes
 from fedapp.trees.levels import Rows as TreeRows
 from fedapp.trees.objective import REGRESSION, base_margin, base_score, margins_of, n_outputs
 from fedapp.trees.partition import Nodes
+from fedapp.trees.parts import joint_names
 from simulations.rows import PartRows, party_configs, stacked_tables
 from strategies.scoring import FINAL_BINS
 
@@ -191,7 +192,7 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
     joined = replace(
         taken[active],
         values=np.hstack([table.values for table in taken]),
-        columns=tuple(name for table in taken for name in table.columns),
+        columns=joint_names({c.name: t.columns for c, t in zip(configs, taken, strict=True)}),
     )
     holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
     split = split_common(np.arange(len(common)), common, holdout, configs[active].is_share)

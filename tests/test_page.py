@@ -252,3 +252,20 @@ def test_a_page_of_many_columns_and_rounds_is_no_heavy_one(tmp_path):
     np.savetxt(file, table, fmt="%.4f", delimiter=",", header=header, comments="")
     done = run(tmp_path / "run", "pax", data=file, label="label", **{"num-boost-round": 50})
     assert len(page_of(done).encode()) < 500_000
+
+
+def test_a_whole_model_of_equal_column_names_is_explained_and_held_against_its_baseline(tmp_path):
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=(90, 2)).round(3)
+    labels = (values.sum(axis=1) > 0).astype(int)
+    for name, column, label in (("a", 0, True), ("b", 1, False)):
+        lines = [f"id,size{',label' if label else ''}"]
+        lines += [f"r{i},{values[i, column]}{f',{labels[i]}' if label else ''}" for i in range(90)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    files = f"bank={tmp_path / 'a.csv'},shop={tmp_path / 'b.csv'}"
+    shared = {"share-column-names": True, "allow-export": True, "id": "id", "label": "label"}
+    few = {**SMALL_KEY, **shared, "num-boost-round": 1, "max-depth": 2}
+    summary = summary_of(run(tmp_path / "run", "secureboost", "--baselines", data=files, **few))
+    columns = {"bank.size", "shop.size"}
+    assert set(summary["contributions"]["mean"]) == columns
+    assert set(summary["baselines"]["importance"]["pooled"]["gain"]) == columns
