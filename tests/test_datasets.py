@@ -174,6 +174,8 @@ def test_an_unknown_source_is_refused_without_its_folder() -> None:
         read_source("win")
     with pytest.raises(ConfigError, match=f"{rule} 'no.csv'$"):
         read_source("/private/no.csv")
+    with pytest.raises(ConfigError, match=r"^data must be a file, got the folder '\w+'$"):
+        read_source(str(Path(__file__).parent))
     with pytest.raises(ConfigError, match=r"data set must be a built-in name .*, got 'wino'"):
         load_dataset("wino")
 

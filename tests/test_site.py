@@ -217,6 +217,11 @@ def check(*options: str) -> str:
     return result.output
 
 
+def test_a_check_shows_what_is_odd_about_the_table(write_table: WriteTable) -> None:
+    shown = check("--node-config", f'name="bank" data="{write_table(b=[7] * 40)}" label="y"')
+    assert shown.splitlines()[-1] == "! feature column 'b' has the same value in every row"
+
+
 def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(
     write_table: WriteTable,
 ) -> None:

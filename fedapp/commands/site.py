@@ -99,3 +99,5 @@ def check_command(
     for method, answer in found.methods.items():
         methods.add_row(method, answer)
     console.print(methods)
+    for note in found.notes:
+        console.print(f"[yellow]![/] {escape(note)}", highlight=False, soft_wrap=True)

@@ -99,6 +99,8 @@ def read_source(
     roles = Roles(label, id_column, weight, group, tuple(drop))
     if data in dataset_names():
         return _load(data, roles)
+    if os.path.isdir(data):
+        raise ConfigError(f"data must be a file, got the folder '{Path(data).name}'")
     if not os.path.isfile(data):
         rule = "data must be a built-in name, a registry name or an existing file"
         raise ConfigError(f"{rule}, got '{Path(data).name}'{_close_to(data)}")

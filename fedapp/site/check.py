@@ -42,6 +42,7 @@ class Findings:
     ----------
     label, ids : what there is of them, or what is wrong, in words.
     methods : by name, ``yes`` or why the site could not take part.
+    notes : what is odd about the table.
     """
 
     n_rows: int
@@ -49,6 +50,7 @@ class Findings:
     label: str
     ids: str
     methods: Mapping[str, str]
+    notes: tuple[str, ...]
 
 
 def check_site(
@@ -79,7 +81,8 @@ def check_site(
         Column(name, kind_of(values), int(np.isnan(values).sum()))
         for name, values in zip(table.columns, table.values.T, strict=True)
     )
-    return Findings(table.n_rows, columns, _label(table), ids, answers)
+    notes = tuple(note.told(shares_names=True) for note in table.notes)
+    return Findings(table.n_rows, columns, _label(table), ids, answers, notes)
 
 
 def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:
