@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
@@ -24,12 +25,12 @@ def shown(path: Path) -> str:
 
 def private_folder(path: Path) -> None:
     """Make a folder, and those above it that are not there, for their owner alone."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
     for folder in reversed(missing):
         folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
 
-def write_new(path: Path, content: bytes, mode: int = PRIVATE) -> None:
+def write_new(path: Path, content: bytes | memoryview, mode: int = PRIVATE) -> None:
     """Write a new file that nobody can read before it has its mode."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
@@ -37,7 +38,7 @@ def write_new(path: Path, content: bytes, mode: int = PRIVATE) -> None:
         file.write(content)
 
 
-def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
+def write_whole(path: Path, content: bytes | memoryview, mode: int | None = None) -> None:
     """Write a file so that it is there whole or not at all, and with its mode from the first."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     if mode is None:

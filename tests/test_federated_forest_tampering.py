@@ -24,6 +24,7 @@ from fedapp.messages import federated_forest as messages
 from fedapp.messages.fields import Letter
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import Site
+from fedapp.site.store import RAW
 from fedapp.trees.cart import NO_RANK
 from fedapp.trees.parts import PART
 from simulations.engines import simulated_contexts
@@ -308,6 +309,7 @@ def test_the_key_is_forgotten_with_the_rows(made: MakeSettings) -> None:
         site = home() / "sites" / party / summary["model_id"]
         assert (site / PART).exists()
         state = json.loads((site / "state.json").read_text())
-        names = {*state["files"], *state["small"], *(path.stem for path in site.glob("*.npy"))}
+        names = {*state["forms"], *(path.stem for path in site.glob(f"*{RAW}*"))}
+        assert "reply" in names
         gone = ("key", "targets", "labels", "row_weights", "ciphertexts", "values")
         assert not [name for name in names if name.startswith(gone)]

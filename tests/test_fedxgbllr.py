@@ -23,6 +23,7 @@ from fedapp.predict import predict_table
 from fedapp.report.page import write_report
 from fedapp.run_folder import RunFolder
 from fedapp.site.rows import Holdout, share_rows
+from fedapp.site.store import RAW
 from fedapp.trees.model import model_text
 from fedapp.trees.packed import pack_trees
 from fedapp.trees.stacked import StackedModel, from_json
@@ -306,7 +307,7 @@ def test_a_site_keeps_the_servers_model_and_forgets_the_rows(
     kept = list((tmp_path / "home" / "sites").glob("*/*/model.json"))
     assert len(kept) == 3
     assert {path.read_bytes() for path in kept} == {(folder.path / "model.json").read_bytes()}
-    names = {path.name.partition("-")[0] for path in (tmp_path / "home").rglob("*.npy")}
+    names = {path.name.partition("-")[0] for path in (tmp_path / "home").rglob(f"*{RAW}*")}
     assert not {name for name in names if name.startswith(("train.o", "valid.o", "test.o"))}
     assert not {name for name in names if name.endswith((".values", ".labels"))}
 

@@ -17,6 +17,7 @@ from fedapp.errors import ConfigError
 from fedapp.messages import booster, pax
 from fedapp.messages.hello import HelloReply
 from fedapp.run_folder import RunFolder
+from fedapp.site.store import RAW
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
 from simulations.engines import run_local, run_simulation
@@ -313,8 +314,9 @@ def test_each_party_keeps_the_model_and_forgets_the_rows(
     kept = sorted((tmp_path / "home" / "sites").glob("*/*/model.json"))
     assert len(kept) == 3
     assert {path.read_text() for path in kept} == {(folder.path / "model.json").read_text()}
-    arrays = [path.name for path in (tmp_path / "home" / "sites").rglob("*.npy")]
-    assert all("_scores-" in name for name in arrays)
+    arrays = [path.name for path in (tmp_path / "home" / "sites").rglob(f"*{RAW}*")]
+    assert arrays
+    assert all(name.startswith(("reply-", "kept-")) for name in arrays)
 
 
 def test_a_finished_run_keeps_no_checkpoint(settings: MakeSettings) -> None:

@@ -93,7 +93,7 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
     with locked(folder):
         store = _at_step(Store.open(folder), envelope, config.name, content.name)
         if store.step == envelope.step:
-            return Content(*store.last_reply())
+            return from_bytes(store.last_reply(), config.name)
         reply = _told_before(store, kind, envelope, content, config.name)
         if reply is None:
             reply = _handled(Site(config, store), handler, request, content)
@@ -101,8 +101,7 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
                 _keep(store, kind, envelope, content, reply)
         if letters := enclosed(reply):
             reply = enclose(reply, seal_mail(config.name, store, letters))
-        stored = {"class": reply.name, "scalars": reply.scalars, "arrays": reply.arrays}
-        store.commit(envelope.step, envelope.attempt, stored)
+        store.commit(envelope.step, envelope.attempt, to_bytes(reply))
     return reply
 
 

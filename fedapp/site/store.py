@@ -2,34 +2,43 @@
 
 ::
 
-    state.json       step, facts, small arrays, names of the files of large ones, the last reply
-    checkpoint.json  the same, as it was at the last checkpoint the server announced
-    margins-17.npy   an array as step 17 left it; never changed once written
+    state.json        step, facts, dtype and shape of every array, small arrays, files of large ones
+    checkpoint.json   the same, as it was at the last checkpoint the server announced
+    margins-0-17.raw  bytes of an array as step 17 left it; never changed once written
 
 A step writes new array files, then renames one new ``state.json`` into place: a crash leaves
 either the state before the step or the state after it. Files that neither JSON names are dropped.
+The last reply is an array among the others. The files are no ``.npy``: numpy parses their headers
+with ``ast``, and CPython 3.11 fails where two threads do so at once.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
+import os
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from fedapp.errors import DataError
 from fedapp.home import private_folder, write_whole
 from fedapp.messages.fields import Array
 from fedapp.trees.parts import PART
 
 SECONDS_A_DAY = 24 * 60 * 60
+FORMAT = 2
 STATE, CHECKPOINT = "state.json", "checkpoint.json"
+RAW = ".raw"
+REPLY = "reply"
 SMALL = 512  # bytes; a smaller array costs less inside the JSON than as a file
 
 
@@ -37,16 +46,27 @@ SMALL = 512  # bytes; a smaller array costs less inside the JSON than as a file
 # that another process has dropped keeps its place on the disk while it is mapped here.
 _OPEN: dict[Path, Array] = {}
 MOST_OPEN = 48
+MAPPED = 2**16  # bytes from which on a file is mapped rather than read
 
 
-def open_array(path: Path) -> Array:
-    """An array file, memory-mapped."""
+def open_array(path: Path, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
+    """An array file, memory-mapped where it is large; read-only.
+
+    Raises
+    ------
+    DataError : the file does not fill the shape.
+    """
     array = _OPEN.get(path)  # one look: the sites of a local run share the table
     if array is None:
         if len(_OPEN) >= MOST_OPEN:
             _OPEN.clear()
-        mode: Literal["r"] | None = None if path.stat().st_size < 2**16 else "r"
-        _OPEN[path] = array = np.asarray(np.load(path, mmap_mode=mode, allow_pickle=False))
+        with path.open("rb") as file:
+            n_bytes = os.fstat(file.fileno()).st_size
+            if n_bytes != math.prod(shape) * dtype.itemsize:
+                raise DataError(f"state must be whole, got {n_bytes} bytes of {path.stem}")
+            is_small = n_bytes < MAPPED
+            data = file.read() if is_small else mmap(file.fileno(), 0, access=ACCESS_READ)
+        _OPEN[path] = array = np.frombuffer(data, dtype).reshape(shape)
     return array
 
 
@@ -74,10 +94,10 @@ class Store:
     step: int = 0
     attempt: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    _forms: dict[str, list[Any]] = field(default_factory=dict)
     _files: dict[str, str] = field(default_factory=dict)
-    _small: dict[str, list[Any]] = field(default_factory=dict)
+    _small: dict[str, str] = field(default_factory=dict)
     _changed: dict[str, Array] = field(default_factory=dict)
-    _reply: dict[str, Any] = field(default_factory=dict)
     _replaced: set[str] = field(default_factory=set)
     _kept: dict[str, Any] = field(default_factory=lambda: {"step": -1, "files": []})
 
@@ -88,28 +108,31 @@ class Store:
 
     @classmethod
     def _read(cls, folder: Path, name: str) -> Store:
-        path = folder / name
-        if not path.exists():
+        try:
+            state = json.loads((folder / name).read_bytes())
+        except FileNotFoundError:
             return cls(folder)
-        state = json.loads(path.read_bytes())
+        if state.get("format") != FORMAT:
+            rule = f"must be of format {FORMAT}, got {state.get('format')!r}"
+            raise DataError(f"state {rule}: another version of fedapp has begun this run")
         return cls(
             folder,
             state["step"],
             state["attempt"],
             state["facts"],
+            _forms=state["forms"],
             _files=state["files"],
             _small=state["small"],
-            _reply=state["reply"],
             _kept=state["kept"],
         )
 
     def __getitem__(self, name: str) -> Array:
         if name in self._changed:
             return self._changed[name]
+        dtype, shape = _dtype_of(self._forms[name][0]), self._forms[name][1]
         if name in self._small:
-            dtype, shape, digits = self._small[name]
-            return np.frombuffer(bytes.fromhex(digits), dtype=dtype).reshape(shape)
-        return open_array(self.folder / self._files[name])
+            return np.frombuffer(bytes.fromhex(self._small[name]), dtype).reshape(shape)
+        return open_array(self.folder / self._files[name], dtype, shape)
 
     def __setitem__(self, name: str, array: Array) -> None:
         self._changed[name] = array
@@ -118,7 +141,7 @@ class Store:
         return name in self._names()
 
     def _names(self) -> set[str]:
-        return {*self._changed, *self._small, *self._files}
+        return {*self._changed, *self._forms}
 
     def drop(self, *names: str) -> None:
         """Forget arrays."""
@@ -127,6 +150,7 @@ class Store:
             self._drop_stored(name)
 
     def _drop_stored(self, name: str) -> None:
+        self._forms.pop(name, None)
         self._small.pop(name, None)
         if name in self._files:
             self._replaced.add(self._files.pop(name))
@@ -141,24 +165,18 @@ class Store:
         """Whether the rows are forgotten and only what was kept of the result is left."""
         return "finished" in self.facts
 
-    def commit(self, step: int, attempt: int, reply: Mapping[str, Any]) -> None:
-        """Make the changes lasting, together with the reply to the step.
-
-        Parameters
-        ----------
-        reply : its class, its scalars, and its arrays by name.
-        """
-        self.drop(*(name for name in self._names() if name.startswith("reply.")))
-        self._changed |= {f"reply.{name}": array for name, array in reply["arrays"].items()}
+    def commit(self, step: int, attempt: int, reply: bytes) -> None:
+        """Make the changes lasting, together with the reply to the step."""
+        self[REPLY] = np.frombuffer(reply, dtype=np.uint8)
         for name, array in self._changed.items():
             self._drop_stored(name)
-            if array.nbytes <= SMALL and not array.dtype.names:
-                self._small[name] = [array.dtype.str, array.shape, array.tobytes().hex()]
+            self._forms[name] = [_described(array.dtype), array.shape]
+            if array.nbytes <= SMALL:
+                self._small[name] = array.tobytes().hex()
             else:
-                self._files[name] = f"{name}-{attempt}-{step}.npy"
-                np.save(self.folder / self._files[name], array, allow_pickle=False)
+                self._files[name] = f"{name}-{attempt}-{step}{RAW}"
+                write_whole(self.folder / self._files[name], np.asarray(array, order="C").data)
         self.step, self.attempt = step, attempt
-        self._reply = {"class": reply["class"], "scalars": dict(reply["scalars"])}
         self._changed.clear()
         self._write(STATE)
         if self.finished:
@@ -168,14 +186,9 @@ class Store:
             drop_file(self.folder / file)
         self._replaced.clear()
 
-    def last_reply(self) -> tuple[str, dict[str, Any], dict[str, Array]]:
-        """Class, scalars and arrays of the reply to the last step."""
-        arrays = {
-            name.removeprefix("reply."): self[name]
-            for name in self._names()
-            if name.startswith("reply.")
-        }
-        return self._reply["class"], self._reply["scalars"], arrays
+    def last_reply(self) -> bytes:
+        """The reply to the last step."""
+        return self[REPLY].tobytes()
 
     def keep(self) -> None:
         """Keep the current state until another one is kept."""
@@ -192,21 +205,37 @@ class Store:
 
     def _write(self, name: str) -> None:
         state = {
+            "format": FORMAT,
             "step": self.step,
             "attempt": self.attempt,
             "facts": self.facts,
+            "forms": self._forms,
             "files": self._files,
             "small": self._small,
-            "reply": self._reply,
             "kept": self._kept,
         }
         write_whole(self.folder / name, json.dumps(state).encode())
 
     def _sweep(self, kept: Collection[str]) -> None:
         """Drop array files that no state names, those of a crashed step among them."""
-        for path in self.folder.glob("*.npy"):
+        for path in self.folder.glob(f"*{RAW}*"):
             if path.name not in kept:
                 drop_file(path)
+
+
+def _described(dtype: np.dtype[Any]) -> str | list[Any]:
+    """A dtype as JSON can hold it."""
+    assert not dtype.hasobject
+    found = dtype.descr if dtype.names else dtype.str
+    assert _dtype_of(found) == dtype
+    return found
+
+
+def _dtype_of(described: str | list[Any]) -> np.dtype[Any]:
+    """Undo ``_described``."""
+    if isinstance(described, str):
+        return np.dtype(described)
+    return np.dtype([(name, code) for name, code in described])
 
 
 def drop_abandoned(site: Path, days: float) -> None:
