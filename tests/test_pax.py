@@ -169,7 +169,7 @@ def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) 
     )
     strategy = PAX(run, RunFolder(Path(run.run_dir)))
     hellos = {
-        name: HelloReply(name, 2, 0, 0, ("x",), ("0", "1"), 0.0, 0.0, True, "0" * 32, ())
+        name: HelloReply(name, 2, 0, 0, ("x",), ("0", "1"), 0.0, 0.0, True, "0" * 32, (), ())
         for name in ("a", "b")
     }
     talk = strategy.conversation(Parties(hellos), None)

@@ -32,7 +32,7 @@ def seconds_to_mask(n_ids: int) -> tuple[float, float]:
     hashed = time.perf_counter()
     mask(points, draw_scalar())
     masked = time.perf_counter()
-    share = n_ids / TRIAL_IDS * _crowding()
+    share = n_ids / TRIAL_IDS
     return (hashed - began) * share, (masked - hashed) * share
 
 
@@ -65,5 +65,5 @@ def seconds_to_encrypt(n_plaintexts: int, key_bits: int) -> float:
 
 
 def _crowding() -> float:
-    """How many processes want each core, of which a short trial feels nothing."""
+    """How many processes want each core, of which a trial of milliseconds feels nothing."""
     return max(1.0, os.getloadavg()[0] / n_cores()) if hasattr(os, "getloadavg") else 1.0
