@@ -29,9 +29,10 @@ from fedapp.messages.bagging import BagReply, BagRequest
 from fedapp.messages.hello import HelloReply
 from fedapp.trees.forest import scaled
 from fedapp.trees.model import Tree
-from strategies.base import BOOSTING_SETTINGS, Summary
+from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
 from strategies.scoring import shares
+from strategies.settings import BOOSTING_SETTINGS
 from strategies.trees import Boosted, begin, best_round, finish, trees_of
 
 

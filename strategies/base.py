@@ -11,7 +11,7 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from flwr.app import Array as FlowerArray
@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedapp.config import Section, Settings
+from fedapp.config import Settings
 from fedapp.conversation import (
     Checkpoint,
     Conversation,
@@ -39,6 +39,7 @@ from fedapp.wire.content import Content, enclosed, put_together, take_apart
 from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.ledger import Ledger
 from strategies.meeting import meet, oddities
+from strategies.settings import ReadsSettings
 
 log = logging.getLogger("fedapp")
 
@@ -46,22 +47,11 @@ Summary = Mapping[str, Any]  # a method's part of summary.json
 
 I = TypeVar("I", bound=Introduction)  # noqa: E741
 
-# General settings by which XGBoost's trees are grown, round after round.
-TREE_SETTINGS = frozenset(
-    (
-        *("max-depth", "eta", "lambda", "alpha", "gamma", "min-child-weight"),
-        *("subsample", "colsample-bytree", "max-bin"),
-    )
-)
-BOOSTING_SETTINGS = TREE_SETTINGS | {"num-boost-round", "early-stopping-rounds"}
 
-
-class TreeStrategy(Strategy, Generic[I]):
+class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     """A Flower strategy whose protocol is a conversation.
 
-    ``introduction`` is the class of the replies to ``greeting``, which opens every run. ``reads``
-    are the general settings that a class reads beside those of its bases; ``round_name`` is what it
-    calls the rounds that it reports.
+    ``introduction`` is the class of the replies to ``greeting``, which opens every run.
 
     Parameters
     ----------
@@ -70,13 +60,6 @@ class TreeStrategy(Strategy, Generic[I]):
     """
 
     introduction: type[I]
-    reads: ClassVar[frozenset[str]] = frozenset(
-        (
-            *("strategy", "data", "label", "id", "weight", "drop-columns", "parties", "seed"),
-            *("run-dir", "resume", "start-deadline", "exchange-deadline", "resend-after"),
-        )
-    )
-    round_name: ClassVar[str] = "boosting round"
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         self.settings, self.folder = settings, folder
@@ -106,25 +89,6 @@ class TreeStrategy(Strategy, Generic[I]):
         self._last_round = (self.ledger.to_parties, self.ledger.to_server, time.perf_counter())
         self._start = time.perf_counter()
         self._stages = Stages(folder.note)
-
-    @classmethod
-    def own_settings(cls, settings: Settings) -> Section | None:
-        """The method's own section of the run config, checked; None where it has none."""
-        return None
-
-    @classmethod
-    def most_rounds(cls, settings: Settings) -> int:
-        """Rounds that training takes if nothing stops it early."""
-        return settings.num_boost_round
-
-    @classmethod
-    def settings_read(cls, settings: Settings) -> tuple[str, ...]:
-        """Names of the settings that decide on a run of this method: general ones and its own."""
-        general = frozenset().union(*(vars(base).get("reads", ()) for base in cls.__mro__))
-        own = (
-            f"{settings.strategy}.{name}" for name in settings.sections.get(settings.strategy, {})
-        )
-        return (*sorted(general), *own)
 
     @abstractmethod
     def greeting(self) -> Request:

@@ -19,8 +19,9 @@ from collections.abc import Iterable
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.cyclic import TurnReply, TurnRequest
 from fedapp.messages.hello import HelloReply
-from strategies.base import BOOSTING_SETTINGS, Summary
+from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
+from strategies.settings import BOOSTING_SETTINGS
 from strategies.trees import Boosted, begin, best_round, finish, trees_of
 
 

@@ -54,9 +54,10 @@ from fedapp.trees.head import Floats, HeadShape, Kind, initial_weights
 from fedapp.trees.objective import base_score, n_outputs
 from fedapp.trees.packed import pack_trees, packed_of, unpack_trees
 from fedapp.trees.stacked import StackedModel, from_arrays, rates_by_party, to_arrays, to_json
-from strategies.base import TREE_SETTINGS, Summary
+from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, ask_for_labels, common_table, label_sums
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
+from strategies.settings import TREE_SETTINGS
 
 TREES_OF_ALL = 500  # section 4.1: each party's share of so many
 WIDEST_RESIDUAL = 3.0  # of the report's histogram, in standard deviations of the labels

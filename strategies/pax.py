@@ -36,7 +36,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.trees.boost import Boosting, Sampling, kept_cuts
 from fedapp.trees.grow import Growth, Shape
 from fedapp.trees.objective import REGRESSION, base_margin, base_score
-from strategies.base import BOOSTING_SETTINGS, Summary
+from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, common_table, label_sums
 from strategies.scoring import (
     ROUND_BINS,
@@ -44,6 +44,7 @@ from strategies.scoring import (
     check_scores,
     evaluate,
 )
+from strategies.settings import BOOSTING_SETTINGS
 
 FEWEST_BINS = 2
 FEW_BINS = 32  # fewer have cost much accuracy wherever it was measured

@@ -44,8 +44,9 @@ from fedapp.run_folder import RunFolder
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import REGRESSION
 from strategies.alignment import align
-from strategies.base import BOOSTING_SETTINGS, Summary
+from strategies.base import Summary
 from strategies.scoring import History, model_files, threshold_note
+from strategies.settings import BOOSTING_SETTINGS
 from strategies.vertical import (
     Mailbox,
     VerticalStrategy,

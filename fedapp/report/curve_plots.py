@@ -67,7 +67,7 @@ def score_histogram(histogram: Mapping[str, Sequence[float]], classes: Sequence[
         label, edges = plain(name), histogram["edges"]
         ax.stairs(shares, edges, fill=True, color=color, alpha=0.35)
         ax.stairs(shares, edges, color=color, linewidth=1.6, label=label)
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     ax.set(xlim=(0, 1), xlabel="predicted probability", ylabel="share of the class's rows")
     add_legend(ax, above=True)
     return to_svg(figure, classes)

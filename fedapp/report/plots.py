@@ -81,7 +81,7 @@ def importance(gains: Mapping[str, float], baseline: Mapping[str, float] | None 
         at = np.arange(len(best)) + (place - (len(models) - 1) / 2) * height
         shares = [of_model.get(column, 0.0) / total for column in best]
         ax.barh(at, shares, color=color, height=height, label=name)
-    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
     _name_bars(ax, best)
     ax.set(xlabel="share of the total gain")
     if baseline:
