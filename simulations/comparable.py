@@ -26,21 +26,27 @@ STATED = {"strategy", "data", "seed", "parties", "objective", "run-dir", "resume
 COMPARED = "compared.json"
 
 
-def check_strategies(strategies: Sequence[str], n_seeds: int) -> None:
-    """Hold that every method is named once, and runs once at least.
+def check_comparable(runs: Sequence[Settings], n_seeds: int) -> None:
+    """Hold, before a table is read, that methods can be compared as they are asked for.
 
     Raises
     ------
-    ConfigError : it does not.
+    ConfigError : a method is named twice, does not run once, or cannot hold back the same rows.
     """
     if n_seeds < 1:
         raise ConfigError(f"seeds must be >= 1, got {n_seeds}")
-    for name, count in Counter(strategies).items():
+    for name, count in Counter(run.strategy for run in runs).items():
         if count > 1:
             raise ConfigError(
                 f"strategies must be named once each, got {name} {count} times; "
                 f"--seeds {count} makes {count} runs of every method"
             )
+    kinds = _kinds(runs)
+    if len(kinds) > 1 and party_sources(runs[0].data, runs[0].parties):
+        raise ConfigError(
+            f"data must be one table to split, because {_beside(kinds)} cannot hold back the same "
+            f"rows of tables of their own; got {runs[0].data!r}"
+        )
 
 
 def same_rows(runs: Sequence[Settings]) -> dict[str, int]:
@@ -48,15 +54,10 @@ def same_rows(runs: Sequence[Settings]) -> dict[str, int]:
 
     Raises
     ------
-    ConfigError : they cannot have the same rows, or there are no test rows.
+    ConfigError : they do not have the same rows, or there are no test rows.
     DataError : a table breaks a rule.
     """
-    kinds = {baselines_of(run.strategy).split_by: run for run in reversed(runs)}
-    if len(kinds) > 1 and party_sources(runs[0].data, runs[0].parties):
-        raise ConfigError(
-            f"data must be one table to split, because {_beside(kinds)} cannot hold back the same "
-            f"rows of tables of their own; got {runs[0].data!r}"
-        )
+    kinds = _kinds(runs)
     splits = {kind: _split_of(run, kind) for kind, run in kinds.items()}
     first = next(iter(splits.values()))
     if not len(first.test):
@@ -82,6 +83,11 @@ def _split_of(run: Settings, kind: str) -> Split:
     return Split(
         *(np.sort(np.concatenate([rows[part] for rows in shares.values()])) for part in PARTS)
     )
+
+
+def _kinds(runs: Sequence[Settings]) -> dict[str, Settings]:
+    """The first run whose parties have rows, and the first whose parties have columns."""
+    return {baselines_of(run.strategy).split_by: run for run in reversed(runs)}
 
 
 def _beside(kinds: Mapping[str, Settings]) -> str:

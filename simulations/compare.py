@@ -24,7 +24,7 @@ from fedapp.run_folder import RunFolder
 from simulations.baselines import BaselineKind, baselines_of, run_baselines
 from simulations.comparable import (
     changed_settings,
-    check_strategies,
+    check_comparable,
     claim_folder,
     same_rows,
     unread_settings,
@@ -63,8 +63,8 @@ def compare(
     ConfigError : a setting breaks its rule, the methods cannot be scored on the same rows, or
         ``output`` holds cells of other settings.
     """
-    check_strategies(strategies, n_seeds)
     runs = [load_settings({**overrides, "strategy": strategy}) for strategy in strategies]
+    check_comparable(runs, n_seeds)
     first = runs[0]
     begin("reading the table")
     n_rows = same_rows(runs)

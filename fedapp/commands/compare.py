@@ -39,7 +39,7 @@ def compare(
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
     from fedapp.report.tradeoff import fact_table, score_table, tradeoff_page
-    from simulations.comparable import comparison_folder
+    from simulations.comparable import check_comparable, comparison_folder
     from simulations.compare import compare as compare_all
 
     overrides = parse_overrides(config or [])
@@ -52,11 +52,13 @@ def compare(
         follower.begin("reading the settings")
         if engine not in SIMULATED:
             raise ConfigError(f"--engine must be local or simulation to compare, got {engine}")
-        for strategy in strategies:
-            settings = load_settings({**overrides, "strategy": strategy})
+        runs = [load_settings({**overrides, "strategy": strategy}) for strategy in strategies]
+        for settings in runs:
             check_method(settings, engine)
+        check_comparable(runs, seeds)
+        for settings in runs:
             check_tables(settings, engine, follower)
-        folder = output or comparison_folder(settings, engine)
+        folder = output or comparison_folder(runs[0], engine)
         shown = follower.tell, follower.begin
         found = compare_all(strategies, overrides, seeds, folder, run, engine, *shown)
         follower.begin("writing the page")
