@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from sklearn import metrics as sk
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings
+from fedapp.config import Settings, load_settings
 from fedapp.data.sources import sources_to_predict
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.site.likeness import check_range, quantiles, unlike_columns
 from fedapp.trees.parts import joint_names
+from simulations.contributions import contributions
 from simulations.engines import run_local
 from tests.transcript import summary_of
 
@@ -236,6 +238,13 @@ def test_an_exported_model_of_equal_column_names_predicts_as_its_parties_do(
     assert list(found.values()) == pytest.approx(stock[:150].tolist(), abs=1e-6)
     gains = summary_of(folder)["importance"]["gain"]
     assert {"bank.a", "insurer.b"} <= set(gains) <= set(booster.feature_names)
+
+
+def test_the_report_explains_an_exported_model_of_equal_column_names(train, tables) -> None:
+    folder = train(allow_export=True)
+    run = load_settings(tomllib.loads((folder.path / "config.toml").read_text()))
+    found = contributions(run, folder.path)
+    assert set(found["mean"]) == {"bank.a", "bank.b", "insurer.a", "insurer.b"}
 
 
 def test_a_whole_model_asks_for_the_parties_tables_by_name(train, tables) -> None:
