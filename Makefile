@@ -21,7 +21,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(READY): $(PINS) | $(BIN)/python
-	@echo "Setting up $(VENV): 0.8 GB of packages, a minute or so"
+	@echo "Setting up $(VENV): 1 GB of packages, a minute or so"
 	@$(PIP) --constraint constraints.txt --editable .
 	@touch $@
 
