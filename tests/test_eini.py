@@ -260,7 +260,7 @@ def test_trees_of_one_passive_party_are_refused(train: Train, settings: MakeSett
 
 
 def test_a_model_of_many_ways_passes_the_guard(train: Train, settings: MakeSettings) -> None:
-    trained, _ = train(data="breast-cancer", label="", num_boost_round=4, max_depth=3)
+    trained, _ = train(data="breast-cancer", label="", num_boost_round=6, max_depth=3)
     guarded = encrypted(settings, trained, eini__unguarded=False, eini__least_possibilities=2.0)
     assert len(written(summary_of(run_local(guarded)))) == 569
 
