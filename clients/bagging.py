@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from clients.trees import boost
+from clients.local_boosting import boost
 from fedapp.messages.bagging import BagReply, BagRequest
 from fedapp.messages.fields import Request
 from fedapp.site.answer import Handler, Site
 
 
 def bag(site: Site, request: BagRequest) -> BagReply:
-    """Learn, score, grow: see ``clients.trees``."""
+    """Learn, score, grow: see ``clients.local_boosting``."""
     return BagReply(**boost(site, request))
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from clients.trees import boost
+from clients.local_boosting import boost
 from fedapp.messages.cyclic import TurnReply, TurnRequest
 from fedapp.messages.fields import Request
 from fedapp.site.answer import Handler, Site
 
 
 def take_turn(site: Site, request: TurnRequest) -> TurnReply:
-    """Learn, score, grow: see ``clients.trees``."""
+    """Learn, score, grow: see ``clients.local_boosting``."""
     return TurnReply(**boost(site, request))
 
 

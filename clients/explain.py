@@ -30,7 +30,7 @@ from fedapp.home import write_whole
 from fedapp.messages.explain import ExplainReply, ExplainRequest
 from fedapp.messages.fields import Array, Request
 from fedapp.site.answer import Handler, Site
-from fedapp.trees.explain import open_splits, path_to
+from fedapp.trees.divided.paths import open_splits, path_to
 from fedapp.trees.model import LEAF, Ensemble
 
 NAME = "explanation"

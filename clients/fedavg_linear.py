@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from clients.booster import score_fields, score_model
 from clients.labels import code_labels
+from clients.scoring import score_fields, score_model
 from fedapp.errors import ProtocolError
 from fedapp.linear import (
     Descent,
@@ -16,7 +16,6 @@ from fedapp.linear import (
     moments,
     predict_linear,
 )
-from fedapp.messages.booster import EvaluateReply
 from fedapp.messages.fedavg_linear import (
     AverageReply,
     AverageRequest,
@@ -25,6 +24,7 @@ from fedapp.messages.fedavg_linear import (
     ScoreRequest,
 )
 from fedapp.messages.fields import Array, Request
+from fedapp.messages.scoring import EvaluateReply
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
 from fedapp.trees.objective import Objective

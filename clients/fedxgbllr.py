@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from clients.booster import score_fields
+from clients.scoring import score_fields
 from fedapp import metrics
 from fedapp.data.partition import PARTS
 from fedapp.errors import DataError, ProtocolError, blaming
@@ -31,13 +31,13 @@ from fedapp.messages.fields import Array, Request
 from fedapp.messages.parameters import parameters_of
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
-from fedapp.trees.from_xgboost import for_xgboost, trees_from_xgboost
-from fedapp.trees.head import HeadShape, head_margins, learned_rates, weights_in_unit
+from fedapp.trees.boosted.from_xgboost import for_xgboost, trees_from_xgboost
 from fedapp.trees.model import Tree
 from fedapp.trees.objective import REGRESSION, Objective, base_margin
-from fedapp.trees.outputs import tree_outputs
-from fedapp.trees.packed import PackedTrees, pack_trees, unpack_trees
-from fedapp.trees.stacked import StackedModel, split_ensembles, to_json
+from fedapp.trees.stacked.head import HeadShape, head_margins, learned_rates, weights_in_unit
+from fedapp.trees.stacked.model import StackedModel, split_ensembles, to_json
+from fedapp.trees.stacked.outputs import tree_outputs
+from fedapp.trees.stacked.packed import PackedTrees, pack_trees, unpack_trees
 
 THREADS = 1  # the same trees whatever the machine
 NO_GAINS = np.empty(0, dtype=np.float32)
@@ -142,7 +142,7 @@ def average(site: Site, request: AverageRequest) -> AverageReply:
 
 def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array, float]:
     """The head after the local epochs, and its mean loss."""
-    from fedapp.trees.fit_head import HeadRows, Training, fit_head
+    from fedapp.trees.stacked.fit import HeadRows, Training, fit_head
 
     store = site.store
     objective, base, unit = _scale(store)

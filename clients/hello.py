@@ -9,17 +9,17 @@ from typing import cast
 
 import numpy as np
 
+from fedapp.data.labels import Labels, class_names
 from fedapp.data.partition import PARTS
+from fedapp.data.table import Table
 from fedapp.errors import DataError
 from fedapp.home import home, secret_at
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.packages import versions
 from fedapp.site.answer import Handler, Site
 from fedapp.site.config import SiteConfig
-from fedapp.site.labels import Labels, class_names
 from fedapp.site.rows import Holdout, fingerprint, read_parts
 from fedapp.site.store import drop_abandoned
-from fedapp.site.table import Table
 
 FEWEST_ROWS = 2
 # An interrupted run can be resumed so long; then the copies of its rows go.

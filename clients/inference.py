@@ -22,9 +22,10 @@ from fedapp.errors import DataError
 from fedapp.home import write_whole
 from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
-from fedapp.trees.bagged import BaggedForest
+from fedapp.site.part_file import part_digest, read_part
+from fedapp.trees.divided.lookup import Lookup, model_of, split_owners
+from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import Ensemble
-from fedapp.trees.parts import Lookup, model_of, part_digest, read_part, split_owners
 
 log = logging.getLogger("fedapp.site")
 OUTPUT = "predictions"

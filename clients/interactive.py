@@ -27,7 +27,7 @@ from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.model import LEAF
-from fedapp.trees.partition import move_rows, rows_of
+from fedapp.trees.sides import move_rows, rows_of
 
 Asked = dict[str, list[tuple[int, int, int]]]  # by party: place of the tree, node, record
 

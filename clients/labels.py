@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from fedapp.data.labels import class_ids
 from fedapp.data.partition import PARTS
 from fedapp.messages.labels import LabelsReply, LabelsRequest
 from fedapp.site.answer import Handler, Site
-from fedapp.site.labels import class_ids
 from fedapp.site.store import Store
 
 

@@ -24,7 +24,7 @@ from fedapp.messages.one_round import (
 )
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Letters, Mail
-from fedapp.trees.leaf_sets import compress, decompress, leaves_of, own_sides, walk
+from fedapp.trees.divided.leaf_sets import compress, decompress, leaves_of, own_sides, walk
 
 
 def answer(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:

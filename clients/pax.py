@@ -12,8 +12,8 @@ from typing import cast
 
 import numpy as np
 
-from clients.booster import score_fields
 from clients.labels import code_labels
+from clients.scoring import score_fields
 from fedapp.errors import ProtocolError
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.build import build_all_histograms
@@ -22,9 +22,8 @@ from fedapp.messages.fields import Array, Request
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
-from fedapp.trees.grow import ROUTE, Routes
+from fedapp.trees.boosted.routes import ROUTE, Routes, route_codes, route_values
 from fedapp.trees.objective import Objective, gradients
-from fedapp.trees.predict import route_codes, route_values
 
 
 def sketch(site: Site, request: SketchRequest) -> SketchReply:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.hello import KEEP_DAYS, site_key, told_versions, weights_of
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
@@ -19,10 +20,10 @@ from fedapp.site.columns import read_columns, read_rows_to_predict, row_ids
 from fedapp.site.config import SiteConfig
 from fedapp.site.likeness import check_range, quantiles, unlike_columns
 from fedapp.site.mail import box_key
+from fedapp.site.part_file import read_part
 from fedapp.site.rows import fingerprint
 from fedapp.site.store import drop_abandoned
-from fedapp.site.table import Table
-from fedapp.trees.parts import quantiles_of, read_part
+from fedapp.trees.divided.lookup import quantiles_of
 
 log = logging.getLogger("fedapp.site")
 # What a run begun stays with: the table may be another by now, which its fingerprint tells.

@@ -16,8 +16,8 @@ from fedapp.home import home
 from fedapp.metrics import default_metric
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.answer import MODEL_ID
+from fedapp.site.part_file import PART
 from fedapp.site.store import SECONDS_A_DAY
-from fedapp.trees.parts import PART
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import flatten
-from fedapp.data.joined import read_joined
 from fedapp.data.predictions import (
     check_suffix,
     named_predictions,
@@ -22,16 +21,18 @@ from fedapp.data.predictions import (
 )
 from fedapp.data.schema import Roles
 from fedapp.data.sources import sources_to_predict
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.linear import KIND as LINEAR
 from fedapp.linear import LinearModel, linear_from_json, predict_linear
-from fedapp.site.table import Table
-from fedapp.trees import bagged, stacked
+from fedapp.site.joined import read_joined
+from fedapp.trees.divided.lookup import PARTS
+from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import KIND as BOOSTED
 from fedapp.trees.model import Ensemble, from_json, kind_of, model_text
 from fedapp.trees.objective import Array, transform
-from fedapp.trees.parts import PARTS
 from fedapp.trees.predict import predict_margins
+from fedapp.trees.stacked import model as stacked
 
 Model = Ensemble | bagged.BaggedForest | stacked.StackedModel | LinearModel
 Predict = Callable[[Any, Array], Any]  # a model, and rows with NaN for missing, to predictions

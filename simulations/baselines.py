@@ -14,23 +14,23 @@ import numpy.typing as npt
 
 from fedapp import metrics
 from fedapp.config import Settings
+from fedapp.data.labels import class_ids, class_names
 from fedapp.data.partition import PARTS, Split
+from fedapp.data.table import Table
 from fedapp.messages.methods import all_methods
 from fedapp.messages.parameters import parameters_of
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import read_columns, row_ids, split_common
-from fedapp.site.labels import class_ids, class_names
 from fedapp.site.rows import Holdout, Rows
-from fedapp.site.table import Table
-from fedapp.trees.bagged import BaggedForest, grow, leaf_values
-from fedapp.trees.cart import Rules, bin_columns, code_columns
-from fedapp.trees.draws import column_seeds, n_features, row_counts
-from fedapp.trees.from_xgboost import for_xgboost
-from fedapp.trees.label_codes import class_codes, number_codes
-from fedapp.trees.levels import Rows as TreeRows
+from fedapp.trees.boosted.from_xgboost import for_xgboost
+from fedapp.trees.divided.lookup import joint_names
+from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
+from fedapp.trees.forest.draws import column_seeds, n_features, row_counts
+from fedapp.trees.forest.label_codes import class_codes, number_codes
+from fedapp.trees.forest.levels import Rows as TreeRows
+from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
 from fedapp.trees.objective import REGRESSION, base_margin, base_score, margins_of, n_outputs
-from fedapp.trees.partition import Nodes
-from fedapp.trees.parts import joint_names
+from fedapp.trees.sides import Nodes
 from simulations.rows import PartRows, party_configs, stacked_tables
 from strategies.scoring import FINAL_BINS
 

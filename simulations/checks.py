@@ -17,8 +17,10 @@ from clients.alignment import check_common
 from clients.hello import weights_of
 from clients.labels import code_labels
 from fedapp.config import Settings, defaults
+from fedapp.data.labels import check_weights, class_names, number_labels
 from fedapp.data.load import column_names
 from fedapp.data.partition import PARTS
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.fields import Introduction
 from fedapp.messages.hello import HelloReply, HelloRequest
@@ -30,9 +32,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import split_common
 from fedapp.site.config import SiteConfig
-from fedapp.site.labels import check_weights, class_names, number_labels
 from fedapp.site.rows import Holdout, read_table
-from fedapp.site.table import Table
 from simulations.rows import party_configs
 from strategies.base import TreeStrategy
 from strategies.horizontal import common_table, label_sums

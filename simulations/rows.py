@@ -8,11 +8,11 @@ from typing import cast
 import numpy as np
 
 from fedapp.config import Settings, flatten
+from fedapp.data.labels import Labels, label_texts
 from fedapp.data.partition import PARTS, split_rows
+from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig, site_config
-from fedapp.site.labels import Labels, label_texts
 from fedapp.site.rows import Holdout, Rows, read_table, share_rows
-from fedapp.site.table import Table
 from strategies.horizontal import check_same_columns
 
 PartRows = Mapping[str, Rows]  # row numbers that train, validate and test

@@ -27,13 +27,13 @@ from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.bagging import BagReply, BagRequest
 from fedapp.messages.hello import HelloReply
-from fedapp.trees.forest import scaled
+from fedapp.trees.boosted.arrays import scaled
 from fedapp.trees.model import Tree
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
+from strategies.local_boosting import Boosted, begin, best_round, finish, trees_of
 from strategies.scoring import shares
 from strategies.settings import BOOSTING_SETTINGS
-from strategies.trees import Boosted, begin, best_round, finish, trees_of
 
 
 class BaggingSettings(Section):

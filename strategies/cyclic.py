@@ -21,8 +21,8 @@ from fedapp.messages.cyclic import TurnReply, TurnRequest
 from fedapp.messages.hello import HelloReply
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
+from strategies.local_boosting import Boosted, begin, best_round, finish, trees_of
 from strategies.settings import BOOSTING_SETTINGS
-from strategies.trees import Boosted, begin, best_round, finish, trees_of
 
 
 class Cyclic(HorizontalStrategy):

@@ -23,7 +23,6 @@ from pydantic import Field
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Model, Parties, ask
 from fedapp.linear import LinearModel, Moments, linear_to_json, merge_moments
-from fedapp.messages.booster import EvaluateReply
 from fedapp.messages.fedavg_linear import (
     AverageReply,
     AverageRequest,
@@ -34,6 +33,7 @@ from fedapp.messages.fedavg_linear import (
     check_moments,
 )
 from fedapp.messages.hello import HelloReply
+from fedapp.messages.scoring import EvaluateReply
 from fedapp.run_folder import RunFolder
 from fedapp.trees.objective import base_margin, base_score, n_outputs
 from strategies.base import Summary

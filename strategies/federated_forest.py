@@ -57,12 +57,12 @@ from fedapp.messages.fields import Array
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.metrics import threshold_rows
 from fedapp.run_folder import RunFolder
-from fedapp.trees.bagged import BaggedForest, branches, to_json
-from fedapp.trees.cart import Criterion
-from fedapp.trees.draws import column_seeds, n_features
-from fedapp.trees.levels import Splits, draw_columns, number, winners
+from fedapp.trees.divided.lookup import joint_names
+from fedapp.trees.forest.cart import Criterion
+from fedapp.trees.forest.draws import column_seeds, n_features
+from fedapp.trees.forest.levels import Splits, draw_columns, number, winners
+from fedapp.trees.forest.model import BaggedForest, branches, to_json
 from fedapp.trees.objective import REGRESSION
-from fedapp.trees.parts import joint_names
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.scoring import threshold_note

@@ -50,10 +50,10 @@ from fedapp.messages.hello import HelloReply
 from fedapp.messages.parameters import MOST_DEPTH, parameters_of
 from fedapp.metrics import LOSSES
 from fedapp.run_folder import RunFolder
-from fedapp.trees.head import Floats, HeadShape, Kind, initial_weights
 from fedapp.trees.objective import base_score, n_outputs
-from fedapp.trees.packed import pack_trees, packed_of, unpack_trees
-from fedapp.trees.stacked import StackedModel, from_arrays, rates_by_party, to_arrays, to_json
+from fedapp.trees.stacked.head import Floats, HeadShape, Kind, initial_weights
+from fedapp.trees.stacked.model import StackedModel, from_arrays, rates_by_party, to_arrays, to_json
+from fedapp.trees.stacked.packed import pack_trees, packed_of, unpack_trees
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, ask_for_labels, common_table, label_sums
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
@@ -73,8 +73,8 @@ class FedXGBllrSettings(Section):
     these trees, in place of the general ones. ``rounds``, ``epochs``, ``batch_size``,
     ``learning_rate``, ``beta1``, ``beta2``: of averaging, at a party, and of Adam. ``patience``:
     epochs that a party goes on without a lower loss of its own validation rows; 0 ends none early.
-    ``head`` and its ``channels``: see ``fedapp.trees.head``. ``device``: ``cuda`` is used where a
-    party has it.
+    ``head`` and its ``channels``: see ``fedapp.trees.stacked.head``. ``device``: ``cuda`` is used
+    where a party has it.
     """
 
     trees: Annotated[int, Field(ge=0, le=10**5)]

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from fedapp.config import Settings
 from fedapp.conversation import Conversation, Parties, ask
+from fedapp.data.labels import merge_classes
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.messages.labels import LabelsReply, LabelsRequest, check_label_sum
-from fedapp.site.labels import merge_classes
 from fedapp.trees.objective import REGRESSION
 from strategies.base import TreeStrategy
 

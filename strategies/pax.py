@@ -33,8 +33,8 @@ from fedapp.messages.pax import (
     check_sketch,
 )
 from fedapp.run_folder import RunFolder
-from fedapp.trees.boost import Boosting, Sampling, kept_cuts
-from fedapp.trees.grow import Growth, Shape
+from fedapp.trees.boosted.grow import Growth, Shape
+from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
 from fedapp.trees.objective import REGRESSION, base_margin, base_score
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, common_table, label_sums

@@ -11,13 +11,13 @@ from fedapp import metrics
 from fedapp.conversation import Conversation, Model, Parties, Progress, ask
 from fedapp.data.partition import PARTS
 from fedapp.errors import ConfigError, DataError, ProtocolError
-from fedapp.messages.booster import EvaluateReply, EvaluateRequest
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
-from fedapp.trees.boost import n_leaves
+from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
+from fedapp.trees.boosted.rounds import n_leaves
+from fedapp.trees.boosted.xgboost_json import to_xgboost_json
 from fedapp.trees.model import Ensemble, Tree, importance, to_json
 from fedapp.trees.objective import Objective
-from fedapp.trees.xgboost_json import to_xgboost_json
 from strategies.base import Summary
 
 # Bins of the score histograms while training, and of the finished model.

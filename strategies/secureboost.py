@@ -3,7 +3,7 @@
 Source: Cheng et al. 2019, "SecureBoost: A Lossless Federated Learning Framework"
 (arXiv:1901.08755), Algorithms 1 and 2; "Completely SecureBoost" is ``first-trees``. The server
 passes on what it cannot read; what the active and the passive parties do stands in
-``clients.secureboost_active``, ``clients.secureboost_round`` and ``clients.secureboost_passive``.
+``clients.secureboost.active``, ``clients.secureboost.round`` and ``clients.secureboost.passive``.
 
 With one passive party a level takes two exchanges, because which rows a split sends left travels
 with the next level's sums; with several a third tells all of them. One more begins the round, and

@@ -15,7 +15,7 @@ from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.parcels import Parcel
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
-from fedapp.trees.parts import PARTS
+from fedapp.trees.divided.lookup import PARTS
 from strategies.base import TreeStrategy
 
 FEWEST_PARTIES = 2

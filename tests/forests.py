@@ -12,9 +12,10 @@ import numpy as np
 from fedapp.config import Settings
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.trees.bagged import BaggedForest, from_json
-from fedapp.trees.levels import Rows
-from fedapp.trees.parts import PART, Lookup, split_owners
+from fedapp.site.part_file import PART
+from fedapp.trees.divided.lookup import Lookup, split_owners
+from fedapp.trees.forest.levels import Rows
+from fedapp.trees.forest.model import BaggedForest, from_json
 from simulations.baselines import pooled_forest
 from tests.pooled import Pooled, made_columns, write_rows
 from tests.transcript import summary_of

@@ -11,13 +11,13 @@ import xgboost
 
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
+from fedapp.data.labels import class_ids, class_names
 from fedapp.data.load import load_table
 from fedapp.data.partition import partition_columns
+from fedapp.data.table import Table
 from fedapp.run_folder import RunFolder
 from fedapp.site.columns import common_order, split_common
-from fedapp.site.labels import class_ids, class_names
 from fedapp.site.rows import Holdout
-from fedapp.site.table import Table
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from simulations.baselines import xgboost_parameters
 from tests.reference import compare_trees

@@ -12,11 +12,11 @@ import pytest
 import xgboost
 
 from fedapp.config import Settings
+from fedapp.data.labels import class_ids, class_names
 from fedapp.data.load import load_table
 from fedapp.errors import ConfigError, PartyError
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import SiteConfig
-from fedapp.site.labels import class_ids, class_names
 from fedapp.site.rows import Holdout, read_parts
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import base_score

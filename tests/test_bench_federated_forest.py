@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedapp.data.datasets import read_source
-from fedapp.trees.bagged import from_json
+from fedapp.trees.forest.model import from_json
 from simulations.baselines import join_tables, pooled_forest
 from simulations.bench import federated_forest as bench
 

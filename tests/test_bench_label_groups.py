@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedapp.config import load_settings
-from fedapp.trees.bagged import BRANCH
+from fedapp.trees.forest.model import BRANCH
 from simulations.bench import label_groups as bench
 from strategies.federated_forest import FederatedForest
 

@@ -20,10 +20,10 @@ from sklearn import datasets
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from fedapp.data.datasets import read_source
-from fedapp.trees.bagged import BaggedForest, from_json, grow, leaf_values, to_json
-from fedapp.trees.cart import NO_RANK, Rules, between, bin_columns, code_columns
-from fedapp.trees.draws import bootstrap_counts, column_keys, n_features
-from fedapp.trees.levels import Rows, draw_columns, search
+from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
+from fedapp.trees.forest.draws import bootstrap_counts, column_keys, n_features
+from fedapp.trees.forest.levels import Rows, draw_columns, search
+from fedapp.trees.forest.model import BaggedForest, from_json, grow, leaf_values, to_json
 
 SEEDS = range(6)
 EXACT = 65535

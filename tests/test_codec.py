@@ -143,6 +143,7 @@ def test_a_message_without_arrays_survives_the_wire(wire: Any) -> None:
         n_test=0,
         columns=("größe", "b"),
         classes=(),
+        notes=("feature column 'b' is empty",),
         label_low=-0.0,
         label_high=5e-324,
         simulated=False,

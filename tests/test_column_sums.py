@@ -15,12 +15,12 @@ from fedapp.crypto.packing import whole_layout
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.sums import Terms, pack_terms, read_parts
 from fedapp.crypto.workers import Workers
-from fedapp.trees.cart import NO_RANK, Rules, bin_columns, code_columns
-from fedapp.trees.column_sums import NodeTotals, choose_cuts
-from fedapp.trees.draws import bootstrap_counts
-from fedapp.trees.label_codes import RowFields, exact_products, exact_weights, number_codes
-from fedapp.trees.levels import Rows, columns_of, inside_of, search
-from fedapp.trees.listing import Listing, list_columns
+from fedapp.trees.forest.cart import NO_RANK, Rules, bin_columns, code_columns
+from fedapp.trees.forest.column_sums import NodeTotals, choose_cuts
+from fedapp.trees.forest.draws import bootstrap_counts
+from fedapp.trees.forest.label_codes import RowFields, exact_products, exact_weights, number_codes
+from fedapp.trees.forest.levels import Rows, columns_of, inside_of, search
+from fedapp.trees.forest.listing import Listing, list_columns
 
 N_ROWS, N_COLUMNS, N_NODES = 90, 5, 4
 

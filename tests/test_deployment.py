@@ -26,7 +26,7 @@ from fedapp.config import app_folder, load_settings
 from fedapp.deploy.folders import registered_sites
 from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.trees.parts import PART
+from fedapp.site.part_file import PART
 from simulations.bench.exchange import EXCHANGES, cpu_seconds
 from simulations.deployment import RUN_SECONDS, Deployment, ended, settings_of
 from simulations.engines import run_local, site_contexts

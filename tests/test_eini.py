@@ -26,8 +26,8 @@ from fedapp.messages.parcels import Parcel
 from fedapp.site import mail
 from fedapp.site.answer import Site
 from fedapp.site.store import Store
-from fedapp.trees.candidates import are_trees, candidates, skeleton
-from fedapp.trees.parts import Lookup
+from fedapp.trees.divided.candidates import are_trees, candidates, skeleton
+from fedapp.trees.divided.lookup import Lookup
 from fedapp.wire.codec import from_records
 from fedapp.wire.content import enclosed
 from simulations.engines import run_local, run_simulation

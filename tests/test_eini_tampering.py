@@ -13,14 +13,14 @@ import pytest
 from flwr.app import Context, Message
 
 from clients import eini as client
-from clients import eini_active
+from clients.eini import active as eini_active
 from fedapp.client_app import SiteApp
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import eini
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters
-from fedapp.trees.parts import PART, part_digest, read_part, write_part
+from fedapp.site.part_file import PART, part_digest, read_part, write_part
 from simulations.engines import run_local
 from strategies.eini import Eini
 from tests.encrypted import KINDS_OF_MODELS, SMALL, MakeSettings, Train, encrypted, trainer

@@ -13,11 +13,11 @@ import xgboost
 
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
+from fedapp.data.labels import class_ids, class_names
 from fedapp.data.load import load_table
+from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig
-from fedapp.site.labels import class_ids, class_names
 from fedapp.site.rows import Holdout, read_parts
-from fedapp.site.table import Table
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.predict import predict_margins
 from simulations.baselines import xgboost_parameters

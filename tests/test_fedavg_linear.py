@@ -15,6 +15,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
+from fedapp.data.labels import class_ids, class_names
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.linear import (
     LinearModel,
@@ -27,7 +28,6 @@ from fedapp.linear import (
 from fedapp.messages.fedavg_linear import MomentsReply, check_moments
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
-from fedapp.site.labels import class_ids, class_names
 from fedapp.site.rows import Holdout, share_rows
 from fedapp.trees.model import model_text
 from fedapp.trees.objective import transform

@@ -17,8 +17,8 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.messages import federated_forest as messages
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
-from fedapp.trees.bagged import from_json, to_json
-from fedapp.trees.label_codes import class_codes, number_codes
+from fedapp.trees.forest.label_codes import class_codes, number_codes
+from fedapp.trees.forest.model import from_json, to_json
 from simulations.engines import run_local, run_simulation, simulated_contexts
 from strategies.federated_forest import FederatedForest
 from tests.forests import joined, part_of, pooled
@@ -322,7 +322,7 @@ def test_a_party_that_fails_stops_the_run_by_name(
     def fail(*arguments: Any) -> None:
         raise ValueError("row 17 is 0.3")
 
-    monkeypatch.setattr("clients.federated_forest_splits.make_own", fail)
+    monkeypatch.setattr("clients.federated_forest.splits.make_own", fail)
     match = r"^party-\d \(step \d+\): ValueError in train.federated_forest_partition; the site's"
     with pytest.raises(PartyError, match=match):
         run_local(forest())

@@ -13,7 +13,7 @@ from fedapp.config import Settings
 from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.trees.bagged import to_json
+from fedapp.trees.forest.model import to_json
 from simulations.engines import run_local, run_simulation
 from tests.forests import encrypted_forest, joined, parts_of, pooled
 from tests.network import run

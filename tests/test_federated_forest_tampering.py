@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients import federated_forest_paillier_active as chooser
-from clients import federated_forest_paillier_passive as summer
+from clients.federated_forest import paillier_active as chooser
+from clients.federated_forest import paillier_passive as summer
 from fedapp.config import Settings
 from fedapp.crypto.integers import from_bytes_array, to_bytes_array
 from fedapp.crypto.keys import generate_key
@@ -24,9 +24,9 @@ from fedapp.messages import federated_forest as messages
 from fedapp.messages.fields import Letter
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import Site
+from fedapp.site.part_file import PART
 from fedapp.site.store import RAW
-from fedapp.trees.cart import NO_RANK
-from fedapp.trees.parts import PART
+from fedapp.trees.forest.cart import NO_RANK
 from simulations.engines import simulated_contexts
 from strategies.federated_forest import FederatedForest
 from tests.forests import encrypted_forest, parts_of

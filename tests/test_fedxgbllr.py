@@ -25,8 +25,8 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.rows import Holdout, share_rows
 from fedapp.site.store import RAW
 from fedapp.trees.model import model_text
-from fedapp.trees.packed import pack_trees
-from fedapp.trees.stacked import StackedModel, from_json
+from fedapp.trees.stacked.model import StackedModel, from_json
+from fedapp.trees.stacked.packed import pack_trees
 from simulations.engines import run_local, run_simulation
 from tests.network import die, fails_from, resumed, run
 from tests.transcript import (

@@ -12,9 +12,9 @@ import xgboost
 
 from fedapp.errors import ProtocolError
 from fedapp.messages.bagging import BagReply
-from fedapp.messages.trees import Forest, check_forest, check_report
-from fedapp.trees.forest import add_trees, forest_arrays, forest_trees, scaled
-from fedapp.trees.from_xgboost import trees_from_xgboost
+from fedapp.messages.local_boosting import Forest, check_forest, check_report
+from fedapp.trees.boosted.arrays import add_trees, forest_arrays, forest_trees, scaled
+from fedapp.trees.boosted.from_xgboost import trees_from_xgboost
 from fedapp.trees.model import LEAF, NODE, Ensemble, Tree
 from tests.reference import compare_trees
 

@@ -17,9 +17,11 @@ from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.site.rows import Holdout, share_rows
-from fedapp.trees.fit_head import HeadRows, Training, fit_head, forward
-from fedapp.trees.from_xgboost import trees_from_xgboost
-from fedapp.trees.head import (
+from fedapp.trees.boosted.from_xgboost import trees_from_xgboost
+from fedapp.trees.model import Tree, model_text
+from fedapp.trees.objective import base_margin, n_outputs
+from fedapp.trees.stacked.fit import HeadRows, Training, fit_head, forward
+from fedapp.trees.stacked.head import (
     HeadShape,
     head_margins,
     initial_weights,
@@ -27,11 +29,9 @@ from fedapp.trees.head import (
     split_weights,
     weights_in_unit,
 )
-from fedapp.trees.model import Tree, model_text
-from fedapp.trees.objective import base_margin, n_outputs
-from fedapp.trees.outputs import tree_outputs
-from fedapp.trees.packed import pack_trees, unpack_trees
-from fedapp.trees.stacked import from_json
+from fedapp.trees.stacked.model import from_json
+from fedapp.trees.stacked.outputs import tree_outputs
+from fedapp.trees.stacked.packed import pack_trees, unpack_trees
 from simulations.engines import run_local
 
 MakeSettings = Callable[..., Settings]

@@ -20,8 +20,8 @@ from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
 from fedapp.housekeeping import found_runs, plan, site_states
 from fedapp.run_folder import RunFolder, State
+from fedapp.site.part_file import PART
 from fedapp.site.store import SECONDS_A_DAY, STATE
-from fedapp.trees.parts import PART
 from simulations.engines import run_local
 
 MakeSettings = Callable[..., Settings]

@@ -20,9 +20,9 @@ from fedapp.home import home
 from fedapp.messages import interactive
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
+from fedapp.site.part_file import PART
 from fedapp.trees.model import LEAF, load_model
-from fedapp.trees.partition import goes_left
-from fedapp.trees.parts import PART
+from fedapp.trees.sides import goes_left
 from simulations.engines import run_local, run_simulation
 from strategies.interactive import Interactive
 from tests.forests import joined, part_of

@@ -18,9 +18,9 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import one_round as messages
 from fedapp.run_folder import RunFolder
+from fedapp.site.part_file import PART
 from fedapp.site.store import Store
-from fedapp.trees.leaf_sets import compress, decompress, leaves_of, walk
-from fedapp.trees.parts import PART
+from fedapp.trees.divided.leaf_sets import compress, decompress, leaves_of, walk
 from simulations.engines import run_local, run_simulation
 from strategies.one_round import OneRound
 from tests.forests import joined

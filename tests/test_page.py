@@ -19,7 +19,7 @@ from fedapp.config import load_settings
 from fedapp.report.page import write_report
 from fedapp.report.tree import DEEPEST, first_tree, tree_html
 from fedapp.run_folder import RunFolder
-from fedapp.trees import bagged
+from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import LEAF, load_model
 from simulations.rows import stacked_tables
 from tests.test_settings_read import read_by

@@ -14,7 +14,8 @@ from flwr.app import Message
 from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Model, Parties
 from fedapp.errors import ConfigError
-from fedapp.messages import booster, pax
+from fedapp.messages import pax
+from fedapp.messages import scoring as booster
 from fedapp.messages.hello import HelloReply
 from fedapp.run_folder import RunFolder
 from fedapp.site.store import RAW

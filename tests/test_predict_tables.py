@@ -21,7 +21,7 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.site.likeness import check_range, quantiles, unlike_columns
-from fedapp.trees.parts import joint_names
+from fedapp.trees.divided.lookup import joint_names
 from simulations.contributions import contributions
 from simulations.engines import run_local
 from tests.transcript import summary_of

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import xgboost
 
-from clients.secureboost_kept import Kept
-from clients.secureboost_round import draw_rows
+from clients.secureboost.kept import Kept
+from clients.secureboost.round import draw_rows
 from fedapp.config import Settings
 from fedapp.data.load import read_frame
 from fedapp.data.schema import Roles
@@ -23,7 +23,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.answer import Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store
-from fedapp.trees.boost import Sampling
+from fedapp.trees.boosted.rounds import Sampling
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
 from simulations.engines import run_local

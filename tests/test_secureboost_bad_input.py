@@ -13,7 +13,7 @@ from flwr.app import Context
 
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
-from fedapp.trees.boost import Sampling
+from fedapp.trees.boosted.rounds import Sampling
 from fedapp.trees.model import LEAF, load_model
 from simulations.engines import run_local
 from tests.network import die, resumed, run

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients import secureboost_active, secureboost_passive, secureboost_round
+from clients.secureboost import active as secureboost_active
+from clients.secureboost import passive as secureboost_passive
+from clients.secureboost import round as secureboost_round
 from fedapp.config import Settings
 from fedapp.crypto.keys import generate_key
 from fedapp.crypto.packing import grouped_layouts

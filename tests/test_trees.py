@@ -11,8 +11,8 @@ import pytest
 from fedapp.errors import DataError
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.split import Penalties
-from fedapp.trees.boost import Sampling
-from fedapp.trees.grow import Growth, Shape
+from fedapp.trees.boosted.grow import Growth, Shape
+from fedapp.trees.boosted.rounds import Sampling
 from fedapp.trees.model import LEAF, NODE, Ensemble, from_json, importance, load_model, to_json
 from fedapp.trees.objective import base_margin, gradients, transform
 from fedapp.trees.predict import predict_margins

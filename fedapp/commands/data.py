@@ -23,7 +23,7 @@ from fedapp.data.datasets import (
     read_source,
 )
 from fedapp.data.registry import BUILT_IN
-from fedapp.site.table import Table
+from fedapp.data.table import Table
 
 MAX_CLASSES = 30
 

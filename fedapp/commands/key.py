@@ -13,8 +13,8 @@ from fedapp.errors import ConfigError
 def key(name: Annotated[str, typer.Argument(help="The site's name in its node config.")]) -> None:
     """Print the fingerprint of this site's key, for the others' node configs to trust."""
     from fedapp.crypto.sealed import fingerprint_of
+    from fedapp.data.names import NAME
     from fedapp.site.mail import box_key
-    from fedapp.site.names import NAME
 
     if not NAME.fullmatch(name):
         raise ConfigError(f"name must be letters, digits, '.', '_' or '-', got {name!r}")

@@ -15,9 +15,9 @@ from fedapp.data.faults import no_numbers, not_utf8
 from fedapp.data.notes import Note, note_on_ids, notes_on_features
 from fedapp.data.places import TextFile
 from fedapp.data.schema import NO_NAME, Roles, first, listed
+from fedapp.data.table import Table
 from fedapp.errors import DataError
 from fedapp.names import near
-from fedapp.site.table import Table
 
 MISSING_GROUP = "missing"
 DELIMITERS = {";": "semicolons", "\t": "tabs"}

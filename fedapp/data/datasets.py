@@ -26,9 +26,9 @@ from fedapp.data.build import build_table, holds_numbers
 from fedapp.data.load import load_table, read_frame
 from fedapp.data.registry import BUILT_IN, REGISTRY, DataFile, DataSet, bare_name
 from fedapp.data.schema import PACKINGS, Roles
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
-from fedapp.site.table import Table
 
 Progress = Callable[[int, int], None]
 

@@ -25,8 +25,8 @@ from fedapp.data.build import build_table
 from fedapp.data.faults import not_utf8, ragged
 from fedapp.data.places import TextFile, delimiter_of, is_number
 from fedapp.data.schema import MISSING, PACKINGS, PLAIN, Reader, Roles, with_names
+from fedapp.data.table import Table
 from fedapp.errors import DataError
-from fedapp.site.table import Table
 
 LIBSVM_LABEL = "label"
 FORMATS = {".csv": "csv", ".parquet": "parquet", ".libsvm": "libsvm", ".svm": "libsvm"}

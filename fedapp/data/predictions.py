@@ -13,11 +13,11 @@ import numpy.typing as npt
 from fedapp import metrics
 from fedapp.data.build import build_table
 from fedapp.data.datasets import dataset_names, read_source
+from fedapp.data.labels import class_ids, label_texts
 from fedapp.data.load import read_frame, text_file
 from fedapp.data.schema import Reader, Roles
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
-from fedapp.site.labels import class_ids, label_texts
-from fedapp.site.table import Table
 from fedapp.trees.objective import Objective, margins_of
 
 Array = npt.NDArray[Any]

@@ -6,8 +6,8 @@ import os
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from fedapp.data.names import NAME, NAME_RULE, party_name
 from fedapp.errors import ConfigError
-from fedapp.site.names import NAME, NAME_RULE, party_name
 
 
 def party_sources(data: str, n_parties: int) -> dict[str, str]:

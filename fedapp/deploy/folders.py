@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fedapp.config import app_folder
+from fedapp.data.names import NAME
 from fedapp.deploy import templates
 from fedapp.deploy.certificates import (
     KeyPair,
@@ -32,7 +33,6 @@ from fedapp.deploy.certificates import (
 from fedapp.errors import ConfigError
 from fedapp.home import write_new, write_whole
 from fedapp.site.config import SiteConfig
-from fedapp.site.names import NAME
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
 # What may stand in scripts, units and compose files without quotes.

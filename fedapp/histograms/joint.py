@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -60,3 +61,33 @@ class JointColumns:
         offsets, first = self.cuts.offsets, self.firsts[party]
         parts = [np.arange(offsets[first + c], offsets[first + c + 1]) for c in columns]
         return np.concatenate([*parts, np.empty(0, dtype=np.int64)]).astype(np.int64)
+
+
+class Group(Protocol):
+    """How many trees' gradients travel in one ciphertext."""
+
+    @property
+    def n_outputs(self) -> int: ...
+
+
+def sum_jobs(
+    groups: Sequence[Group],
+    level: int,
+    trees: npt.NDArray[np.int32],
+    nodes: npt.NDArray[np.int32],
+) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
+    """In which order wanted nodes are summed, so that both sides read the sums alike.
+
+    Yields
+    ------
+    Group of trees whose gradients share ciphertexts, tree whose nodes are meant, and these nodes.
+    At the root all trees of a group have the same rows, and the first stands for all.
+    """
+    first = 0
+    for number, group in enumerate(groups):
+        members = range(first, first + group.n_outputs)
+        first += group.n_outputs
+        for tree in members if level else members[:1]:
+            wanted = nodes[trees == tree]
+            if len(wanted):
+                yield number, tree, wanted

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from fedapp.errors import ProtocolError
-from fedapp.messages import booster
+from fedapp.messages import scoring as booster
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
 from fedapp.messages.labels import LabelsReply, check_label_sum
 from fedapp.messages.methods import Method

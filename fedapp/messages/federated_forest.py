@@ -16,12 +16,12 @@ Reveals, with ``labels=encoded``:
   label, no row of a node, no threshold of a split and no leaf value; with ``master-keeps-model``,
   to which every party must agree by ``allow-export``, it gets the whole model at the end.
 - A passive party learns codes of the labels of the training rows: which rows share a class (so two
-  classes up to a swap), or numbers up to an affine map (``fedapp.trees.label_codes``); with sample
-  weights also these, and with ``min-impurity-decrease`` above 0 the scale of the numbers. It learns
-  which rows each tree draws, the structure of the trees, who made each split and which rows each
-  sends left (in the level at ``max-depth`` its own splits alone), how many of its own columns are
-  drawn for a node and which of them, and never how many are drawn in all. It learns no threshold of
-  another, and no leaf value but what the codes tell.
+  classes up to a swap), or numbers up to an affine map (``fedapp.trees.forest.label_codes``);
+  with sample weights also these, and with ``min-impurity-decrease`` above 0 the scale of the
+  numbers. It learns which rows each tree draws, the structure of the trees, who made each split
+  and which rows each sends left (in the level at ``max-depth`` its own splits alone), how many of
+  its own columns are drawn for a node and which of them, and never how many are drawn in all. It
+  learns no threshold of another, and no leaf value but what the codes tell.
 - The active party learns the same, and the importance of the others' columns.
 
 With ``labels=paillier``:
@@ -163,7 +163,7 @@ class SetupReply(Reply, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelReply(Reply):
-    """The best split of every open node: see ``fedapp.trees.cart.Candidates``.
+    """The best split of every open node: see ``fedapp.trees.forest.cart.Candidates``.
 
     The active party adds scores of the forest as it is.
     """
@@ -245,7 +245,7 @@ class EncryptedLabels(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnSums(Letter):
-    """Passive to active: sums of the open nodes; see ``fedapp.trees.listing.Listing``."""
+    """Passive to active: sums of the open nodes; see ``fedapp.trees.forest.listing.Listing``."""
 
     level: Annotated[int, Range(0, 1000)]
     ranks: Annotated[Array, Form("int64", "n_open", low=0)]

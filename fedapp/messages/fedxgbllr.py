@@ -22,10 +22,10 @@ from dataclasses import dataclass, fields
 from typing import Annotated, ClassVar
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.booster import EvaluateReply, Scores, Sums
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import TreeParameters
+from fedapp.messages.scoring import EvaluateReply, Scores, Sums
 
 METHOD = Method("horizontal", package="torch")
 
@@ -34,7 +34,7 @@ Weights = Annotated[Array, Form("float32", "n_weights")]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trees:
-    """Part of a message: trees, one after the other; ``fedapp.trees.packed`` says how to read it.
+    """Part of a message: trees, one after the other, as ``fedapp.trees.stacked.packed`` reads them.
 
     6 bytes a node and 5 a split, or 9 with its gain.
     """

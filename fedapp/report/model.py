@@ -15,8 +15,8 @@ from fedapp.report.markup import Name, Strong, arrow, figures, folded, quiet, ta
 from fedapp.report.matrix import confusion_table
 from fedapp.report.summary import Run, score_names, score_notes, score_rows, score_text
 from fedapp.report.tree import first_tree, tree_html
+from fedapp.trees.divided.lookup import PARTS
 from fedapp.trees.model import kind_of
-from fedapp.trees.parts import PARTS
 
 Fields = Mapping[str, Any]
 

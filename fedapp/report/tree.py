@@ -10,9 +10,10 @@ import numpy as np
 
 from fedapp.report.canvas import plain
 from fedapp.report.markup import escaped
-from fedapp.trees import bagged, stacked
+from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import KIND as BOOSTED
 from fedapp.trees.model import LEAF, NODE, Tree, from_json, kind_of
+from fedapp.trees.stacked import model as stacked
 
 DEEPEST = 4  # levels below the root that are drawn
 _LONGEST_NAME = 18

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.partition import split_rows
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.methods import Method
 from fedapp.packages import missing_extra
 from fedapp.site.columns import read_columns, row_ids
 from fedapp.site.config import SiteConfig
-from fedapp.site.table import Table
 
 
 @dataclass(frozen=True, slots=True)

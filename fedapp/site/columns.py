@@ -15,10 +15,10 @@ from fedapp.data.load import column_names
 from fedapp.data.partition import PARTS, Split, partition_columns, split_rows
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.schema import Roles
+from fedapp.data.table import Table
 from fedapp.errors import DataError
 from fedapp.site.config import SiteConfig
 from fedapp.site.rows import Holdout, read_table
-from fedapp.site.table import Table
 
 Rows = npt.NDArray[np.int64]
 ORDER_BYTES = 16

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedapp.data.names import NAME, NAME_RULE, party_name
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
-from fedapp.site.names import NAME, NAME_RULE, party_name
 
 Value = bool | int | float | str
 PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # Flower's own

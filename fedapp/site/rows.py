@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import PARTS, partition_rows, split_rows
+from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig
-from fedapp.site.table import Table
 
 Rows = npt.NDArray[np.int64]
 

@@ -32,7 +32,7 @@ import numpy as np
 from fedapp.errors import DataError
 from fedapp.home import private_folder, write_whole
 from fedapp.messages.fields import Array
-from fedapp.trees.parts import PART
+from fedapp.site.part_file import PART
 
 SECONDS_A_DAY = 24 * 60 * 60
 FORMAT = 2

@@ -9,9 +9,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Codes
-from fedapp.trees.cart import frozen
-from fedapp.trees.grow import Routes
+from fedapp.trees.kernels import frozen
 from fedapp.trees.model import LEAF, Ensemble, Tree, stack_trees
 
 
@@ -112,99 +110,3 @@ def _find_leaves(
     """Walk every row down one tree."""
     for row in range(values.shape[0]):
         leaves[row] = leaf_of(values[row], 0, lefts, columns, thresholds, default_lefts)
-
-
-def route_values(
-    nodes: npt.NDArray[np.int32], routes: Routes, values: npt.NDArray[np.float32]
-) -> npt.NDArray[np.int32]:
-    """Move rows on to the children of the nodes that were split, by their values.
-
-    Parameters
-    ----------
-    nodes : int32, shape (n_trees, n_rows): where each row is in each tree.
-    routes : ``ROUTE``, the splits.
-    values : float32, shape (n_rows, n_columns).
-
-    Returns
-    -------
-    int32, shape (n_trees, n_rows).
-    """
-    return _routed(nodes, routes, routes["threshold"], values, np.float32(np.nan))
-
-
-def route_codes(
-    nodes: npt.NDArray[np.int32],
-    routes: Routes,
-    first_right: npt.NDArray[np.int64],
-    codes: Codes,
-    missing_code: int,
-) -> npt.NDArray[np.int32]:
-    """Move rows on to the children of the nodes that were split, by their bins: a bin moves whole.
-
-    Parameters
-    ----------
-    nodes : int32, shape (n_trees, n_rows): where each row is in each tree.
-    routes : ``ROUTE``, the splits.
-    first_right : int64, shape (n_routes,): lowest bin of the column that goes right.
-    codes : uint8 or uint16, shape (n_rows, n_columns).
-    missing_code : the code of a missing value, or -1.
-
-    Returns
-    -------
-    int32, shape (n_trees, n_rows).
-    """
-    return _routed(nodes, routes, first_right, codes, missing_code)
-
-
-def _routed(
-    nodes: npt.NDArray[np.int32],
-    routes: Routes,
-    firsts: npt.NDArray[Any],
-    cells: npt.NDArray[Any],
-    missing: int | np.float32,
-) -> npt.NDArray[np.int32]:
-    """Rows moved on; a cell below the first one of its split that goes right goes left."""
-    moved = nodes.copy()
-    for tree in range(len(nodes)):
-        _move(
-            moved[tree],
-            _splits_of(tree, routes, nodes),
-            np.ascontiguousarray(routes["left"]),
-            np.ascontiguousarray(routes["column"]),
-            np.ascontiguousarray(routes["default_left"]),
-            np.ascontiguousarray(firsts),
-            cells,
-            missing,
-        )
-    return moved
-
-
-def _splits_of(tree: int, routes: Routes, nodes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Place of each node's split among the routes, -1 where it was not split."""
-    n_nodes = int(nodes.max(initial=0)) + 1
-    split_at = np.full(n_nodes, -1, dtype=np.int64)
-    known = np.flatnonzero((routes["tree"] == tree) & (routes["node"] < n_nodes))
-    split_at[routes["node"][known]] = known
-    return split_at
-
-
-@numba.njit(cache=True, nogil=True)
-def _move(
-    nodes: Any,
-    split_at: Any,
-    lefts: Any,
-    columns: Any,
-    default_lefts: Any,
-    firsts: Any,
-    cells: Any,
-    missing: Any,
-) -> None:
-    """Change the nodes of one tree in place. NaN, which is no code, differs from itself."""
-    for row in range(nodes.shape[0]):
-        split = split_at[nodes[row]]
-        if split < 0:
-            continue
-        cell = cells[row, columns[split]]
-        is_missing = cell == missing or cell != cell
-        goes_left = default_lefts[split] if is_missing else cell < firsts[split]
-        nodes[row] = lefts[split] + (0 if goes_left else 1)

@@ -2,8 +2,8 @@
 
 Two parties, ten times the rows of spambase, encoded labels, a run in this process: messages are
 encoded, sealed, checked and kept on the disk by both. Before anything is timed, the joined forest
-is held against the one that ``fedapp.trees.bagged`` grows in one place, node for node, and its
-accuracy on the training rows against that of scikit-learn, whose draws are others.
+is held against the one that ``fedapp.trees.forest.model`` grows in one place, node for node, and
+its accuracy on the training rows against that of scikit-learn, whose draws are others.
 
 ``ratio`` counts the whole run, from reading the table to the written report: alignment, training,
 scores. ``ratio_train`` counts the messages of the training alone. Both are against
@@ -36,7 +36,7 @@ from fedapp.data.datasets import read_source
 from fedapp.home import home
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder
-from fedapp.trees.bagged import BaggedForest, from_json
+from fedapp.trees.forest.model import BaggedForest, from_json
 from simulations.baselines import join_tables, pooled_forest
 from simulations.bench import peak_bytes
 from simulations.engines import run_local

@@ -27,8 +27,8 @@ from torch import nn
 
 from fedapp.config import load_settings
 from fedapp.packages import versions
-from fedapp.trees.fit_head import HeadRows, Training, fit_head
-from fedapp.trees.head import Floats, HeadShape, Kind, initial_weights, split_weights
+from fedapp.trees.stacked.fit import HeadRows, Training, fit_head
+from fedapp.trees.stacked.head import Floats, HeadShape, Kind, initial_weights, split_weights
 from simulations.bench import peak_bytes
 from simulations.engines import run_local
 

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.config import Settings, load_settings
-from fedapp.trees.bagged import Branches
-from fedapp.trees.cart import fewest_rows
+from fedapp.trees.forest.cart import fewest_rows
+from fedapp.trees.forest.model import Branches
 from fedapp.trees.model import LEAF
 from simulations.baselines import join_tables, pooled_forest
 from strategies.federated_forest import FederatedForest, FederatedForestSettings

@@ -30,9 +30,9 @@ from rich.table import Table as Grid
 from fedapp import metrics
 from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import find_dataset, locate, read_source
+from fedapp.data.labels import class_ids, class_names
 from fedapp.home import home
 from fedapp.packages import versions
-from fedapp.site.labels import class_ids, class_names
 from fedapp.site.rows import Holdout, share_rows
 from simulations.baselines import xgboost_parameters
 from simulations.bench import peak_bytes

@@ -25,7 +25,7 @@ from fedapp.config import Settings, load_settings
 from fedapp.home import home
 from fedapp.predict import parts_of, predict_table
 from fedapp.run_folder import RunFolder
-from fedapp.trees.parts import PART
+from fedapp.site.part_file import PART
 from simulations.engines import run_local
 
 DIGEST_BYTES = 16

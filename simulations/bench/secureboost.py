@@ -37,7 +37,8 @@ import numpy.typing as npt
 import xgboost
 from gmpy2 import mpz
 
-from clients import secureboost_passive, secureboost_round
+from clients.secureboost import passive as secureboost_passive
+from clients.secureboost import round as secureboost_round
 from fedapp.config import Settings, load_settings
 from fedapp.crypto.keys import PrivateKey, PublicKey
 from fedapp.crypto.masks import BASE_BYTES, PublicMasks, owner_masks

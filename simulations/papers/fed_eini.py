@@ -22,7 +22,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import typer
 
-from clients.eini_active import BATCH_BYTES
+from clients.eini.active import BATCH_BYTES
 from fedapp import metrics
 from fedapp.config import Settings, load_settings
 from fedapp.crypto.keys import generate_key
@@ -30,12 +30,12 @@ from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.workers import Workers
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.report.canvas import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
-from fedapp.site.table import Table
 from simulations.compare import Engine, finished_cell
 from simulations.engines import run_local, run_simulation
 from simulations.papers.tables import Row, console, grouped, new_grid, write_tables

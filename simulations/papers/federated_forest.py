@@ -28,11 +28,11 @@ from sklearn.preprocessing import StandardScaler
 
 from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import find_dataset, read_source
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.report.canvas import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
-from fedapp.site.table import Table
 from fedapp.trees.objective import REGRESSION
 from simulations.baselines import Pooled, forest_scores, join_tables
 from simulations.compare import finished_cell

@@ -30,12 +30,12 @@ import typer
 from fedapp import metrics
 from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import find_dataset, read_source
+from fedapp.data.labels import class_ids, class_names
 from fedapp.data.partition import split_rows
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
-from fedapp.site.labels import class_ids, class_names
 from fedapp.trees.objective import REGRESSION
 from simulations.baselines import xgboost_parameters
 from simulations.compare import finished_cell

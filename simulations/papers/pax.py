@@ -22,8 +22,8 @@ import typer
 
 from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import read_source
+from fedapp.data.table import Table
 from fedapp.home import home
-from fedapp.site.table import Table
 from simulations.baselines import run_baselines
 from simulations.engines import run_local
 from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables

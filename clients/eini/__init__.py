@@ -1,0 +1,167 @@
+"""Fed-EINI at a party: encrypted weights at the active one, selection in turn at the others.
+
+Source: Chen et al. 2021 (arXiv:2105.09540), Algorithm 1. Departures, which make it sound:
+
+- What a passive party does not choose becomes a fresh encryption of 0, and what it chooses gets a
+  fresh mask, so that nobody who sees a vector before and after can tell which is which.
+- The last party's sums carry a fresh mask too, and several rows share a ciphertext.
+- Subtrees without a passive split are one entry; trees without one are added by the active party.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.eini.active import NOT_OWN, UNGUARDED, active_step, chain
+from clients.explain import explain_open
+from clients.inference import OwnPart, own_digest, own_part
+from fedapp.crypto.keys import PublicKey, check_public_key
+from fedapp.crypto.packing import SumLayout
+from fedapp.crypto.paillier import check_ciphertexts
+from fedapp.crypto.sums import choose, pack_sums, sum_rows
+from fedapp.crypto.workers import shared_workers
+from fedapp.errors import DataError, ProtocolError, blaming
+from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
+from fedapp.messages.fields import Array, Request
+from fedapp.site.answer import Handler, Site
+from fedapp.site.mail import Letters, Mail
+from fedapp.site.store import Store
+from fedapp.trees.divided.candidates import are_trees, candidates
+
+Bools = npt.NDArray[np.bool_]
+
+
+def step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
+    """The own step on what has come."""
+    is_active = site.store.facts["active"] == site.name
+    take = active_step if is_active else _passive_step
+    return take(site, request, mail)
+
+
+def _passive_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
+    """Eq. 12 and 13: keep the entries that the own splits leave, of every batch that has come."""
+    store = site.store
+    parties, active = chain(store), store.facts["active"]
+    letters: Letters = []
+    if structure := mail.only(Structure, active):
+        part = own_part(site)
+        _keep_structure(site, part, structure, request)
+        if not request.unguarded:
+            _guard(store, part, request.least_possibilities)
+        if "explained" in store.facts and "trees" not in part.document:
+            explain_open(site, part, _trees(site))
+        letters.append((active, Ready(own_digest(site))))
+    for sender, elements in mail.each(Elements):
+        place = parties.index(site.name)
+        if sender != (parties[place - 1] if place else active):
+            raise ProtocolError(sender, "Elements", "sender", "must be the party before this one")
+        receiver = parties[place + 1] if place + 1 < len(parties) else active
+        letters.append((receiver, _choose(site, sender, elements)))
+        store.facts["next_row"] = elements.first_row + elements.n_rows
+    if not store.finished and store.facts.get("next_row") == len(store["ids"]):
+        store.forget()
+    return StepReply(finished=False, n_trees=0, n_entries=0, n_batches=0), letters
+
+
+def _keep_structure(site: Site, part: OwnPart, letter: Structure, request: StepRequest) -> None:
+    """Keep key and structure, once they fit together."""
+    store, active = site.store, site.store.facts["active"]
+    own = letter.records[letter.records >= 0]
+    fits = len(letter.ends) == letter.n_terms and "n" not in store
+    # A split stands once in a model.
+    known = len(np.unique(own)) == len(own) and bool((own < len(part.lookup.columns)).all())
+    if not (fits and known and are_trees(letter.lefts, letter.ends)):
+        raise ProtocolError(active, "Structure", "lefts", "must be trees of this model, sent once")
+    with blaming(active, "Structure", "n"):
+        key = PublicKey.from_array(letter.n)
+        check_public_key(key, insecure_small_key=request.insecure_small_key)
+        SumLayout(key.bits, letter.n_terms, letter.n_outputs, 0)
+    store["n"], store["ends"] = letter.n, letter.ends
+    store["lefts"], store["records"] = letter.lefts, letter.records
+    store.facts |= {"layout": [letter.n_terms, letter.n_outputs], "next_row": 0}
+
+
+def _guard(store: Store, part: OwnPart, least: float) -> None:
+    """Refuse where few values of the own columns differ for the trees; without a split, none need.
+
+    Raises
+    ------
+    DataError : the own splits leave fewer ways than the bound.
+    """
+    own = store["records"][store["records"] != NOT_OWN]
+    if len(own) and part.lookup.n_ways(own, store["values"]) < least:
+        raise DataError(
+            f"own columns must have {least:g} ways through the own splits "
+            f"(eini.least-possibilities), got fewer{UNGUARDED}"
+        )
+
+
+def _choose(site: Site, sender: str, letter: Elements) -> Elements | Totals:
+    """Fresh masks for what is chosen and fresh zeros for the rest; the last party adds up."""
+    store = site.store
+    if "n" not in store:
+        raise ProtocolError(sender, "Elements", "letter", "must come after the structure")
+    key = PublicKey.from_array(store["n"])
+    chosen = _checked_choice(site, sender, letter, key)
+    if site.name == chain(store)[-1]:
+        return _totals(site, letter, key, chosen)
+    workers = shared_workers()
+    kept = choose(key, letter.ciphertexts, chosen.ravel(), workers)
+    return Elements(letter.first_row, letter.n_rows, kept)
+
+
+def _checked_choice(site: Site, sender: str, letter: Elements, key: PublicKey) -> Bools:
+    """Which of a batch's elements the own splits leave, shape (n_rows, n_entries).
+
+    Raises
+    ------
+    ProtocolError : the batch is not of these rows and trees, or holds what is no ciphertext.
+    """
+    n_rows, end = len(site.store["ids"]), letter.first_row + letter.n_rows
+    if letter.first_row != site.store.facts["next_row"]:
+        raise ProtocolError(sender, "Elements", "first_row", "must be the next batch's")
+    if end > n_rows:
+        raise ProtocolError(sender, "Elements", "n_rows", f"must end by row {n_rows}")
+    chosen, found = _own_candidates(site, slice(letter.first_row, end)), len(letter.ciphertexts)
+    if found != chosen.size:
+        rule = f"must be {chosen.shape[1]} for each of {letter.n_rows} rows, got {found}"
+        raise ProtocolError(sender, "Elements", "ciphertexts", rule)
+    with blaming(sender, "Elements", "ciphertexts"):
+        check_ciphertexts(key, letter.ciphertexts)
+    return chosen
+
+
+def _totals(site: Site, letter: Elements, key: PublicKey, chosen: Bools) -> Totals:
+    """Eq. 13 at the last party: the sum of each row's chosen elements, rows side by side."""
+    n_terms, n_outputs = site.store.facts["layout"]
+    layout, workers = SumLayout(key.bits, n_terms, n_outputs, 0), shared_workers()
+    rows = np.repeat(np.arange(letter.n_rows, dtype=np.int32), chosen.shape[1])
+    slots = np.where(chosen.ravel(), rows, -1).astype(np.int32)
+    codes, offsets = np.zeros((len(rows), 1), dtype=np.uint8), np.array([0, 1])
+    sums = sum_rows(key, letter.ciphertexts, codes, offsets, slots, letter.n_rows, workers)
+    return Totals(letter.first_row, letter.n_rows, pack_sums(key, sums, layout, workers))
+
+
+def _trees(site: Site) -> list[tuple[Array, Array]]:
+    """Left children of each tree's nodes, and which of its splits are the party's own."""
+    store = site.store
+    ends = store["ends"][:-1]
+    lefts, records = np.split(store["lefts"], ends), np.split(store["records"], ends)
+    return list(zip(lefts, records, strict=True))
+
+
+def _own_candidates(site: Site, rows: slice) -> Bools:
+    """Entries of all trees that the own splits leave; bool, shape (n_rows, n_entries)."""
+    lookup, values = own_part(site).lookup, site.store["values"][rows]
+    found = []
+    for lefts, records in _trees(site):
+        own = np.flatnonzero(records != NOT_OWN).tolist()
+        sides = {node: lookup.sides(records[node], values) for node in own}
+        found.append(candidates(lefts, sides, len(values)))
+    return np.concatenate(found, axis=1)
+
+
+HANDLERS: Mapping[type[Request], Handler] = {StepRequest: step}

@@ -1,0 +1,291 @@
+"""Fed-EINI at the active party: encrypted weights of the candidates, and the sums decrypted.
+
+Source: Chen et al. 2021 (arXiv:2105.09540), Algorithm 1, Eq. 7 to 10 and 14. A boosted model's leaf
+weights add up to margins; a forest's leaf values (class shares, or numbers) to n_trees times their
+mean. The values of all outputs of a leaf share one ciphertext.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.alignment import check_order
+from clients.explain import explain_scores
+from clients.inference import ActivePart, active_part, write_rows
+from fedapp.crypto.keys import PrivateKey, generate_key
+from fedapp.crypto.packing import SumLayout
+from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt
+from fedapp.crypto.sums import self_test
+from fedapp.crypto.workers import shared_workers
+from fedapp.errors import ConfigError, DataError, ProtocolError, blaming
+from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
+from fedapp.messages.fields import Array
+from fedapp.site.answer import Site
+from fedapp.site.mail import Letters, Mail
+from fedapp.site.store import Store
+from fedapp.trees.divided.candidates import Skeleton, candidates, skeleton
+from fedapp.trees.model import LEAF
+
+BATCH_BYTES = 2**26
+UNGUARDED = "; eini.unguarded=true predicts all the same"  # the end of a guard's rule
+NOT_OWN = -1  # record of a node that is no split of the receiver's
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """How the trees are predicted.
+
+    Parameters
+    ----------
+    part : the active party's part of the model.
+    skeletons : of each tree.
+    shared : numbers of the trees that a passive party splits; the others are the active party's.
+    """
+
+    part: ActivePart
+    skeletons: list[Skeleton]
+    shared: list[int]
+
+    @property
+    def n_entries(self) -> int:
+        """Ciphertexts of a row."""
+        return sum(len(self.skeletons[tree].entries) for tree in self.shared)
+
+    def own_sides(self, site: Site, tree: int, values: Array) -> dict[int, Bools]:
+        """Which rows the party's own splits of a skeleton send left, by its node."""
+        found = self.skeletons[tree]
+        owners, records = self.part.owners[tree], self.part.records[tree]
+        return {
+            place: self.part.lookup.sides(records[node], values)
+            for place, (left, node) in enumerate(zip(found.lefts, found.sources, strict=True))
+            if left != LEAF and owners[node] == site.name
+        }
+
+    def terms_below(self, tree: int, start: int, values: Array) -> Floats:
+        """What rows add by the leaf they reach from a node below which all splits are own."""
+        lefts, records = self.part.model.trees[tree]["left"], self.part.records[tree]
+        nodes = np.full(len(values), start)
+        while len(inner := np.unique(nodes[lefts[nodes] != LEAF])):
+            for node in inner:
+                rows = np.flatnonzero(nodes == node)
+                nodes[rows] = lefts[node] + ~self.part.lookup.sides(records[node], values, rows)
+        terms: Floats = self.part.model.leaf_terms(tree)[nodes]
+        return terms
+
+
+def plan_of(site: Site) -> Plan:
+    """The party's part, its trees collapsed to what passive parties split."""
+    part = active_part(site)
+    skeletons = []
+    for tree, owners in zip(part.model.trees, part.owners, strict=True):
+        is_passive = np.array([name != site.name for name in owners]) & (tree["left"] != LEAF)
+        skeletons.append(skeleton(tree["left"], is_passive))
+    shared = [number for number, found in enumerate(skeletons) if len(found.lefts) > 1]
+    return Plan(part, skeletons, shared)
+
+
+def chain(store: Store) -> list[str]:
+    """Passive parties in the order in which they choose."""
+    return [name for name in store.facts["peers"] if name != store.facts["active"]]
+
+
+def active_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
+    """Begin, or take sums that are back; send the next batch; write the end."""
+    store, plan = site.store, plan_of(site)
+    letters: Letters = []
+    if "n_sent" not in store.facts:
+        check_order(site, mail)
+        letters = _begin(site, request, plan)
+    else:
+        store.facts["n_steps"] += 1
+        _check_parts(site, mail, plan)
+        _take_totals(site, mail)
+        _check_none_is_late(site)
+    batch = _next_batch(site, plan)
+    if batch is not None:
+        letters.append((chain(store)[0], batch))
+    finished = store.facts["n_back"] == len(store["ids"])
+    reply = StepReply(
+        finished=finished,
+        n_trees=len(plan.skeletons),
+        n_entries=plan.n_entries,
+        n_batches=store.facts["n_batches"],
+    )
+    if finished:
+        predictions = plan.part.model.predictions_of(store["sums"])
+        explain_scores(site, plan.part, predictions)
+        write_rows(site, plan.part, predictions, request.suffix)
+    return reply, letters
+
+
+# The beginning
+
+
+def _begin(site: Site, request: StepRequest, plan: Plan) -> Letters:
+    """Hold the trees against the guard, draw a key, tell the others."""
+    store = site.store
+    store.facts |= {"n_steps": 0, "n_batches": 0, "n_sent": 0, "n_back": 0}
+    _add_own_trees(store, plan)
+    if not plan.shared:
+        store.facts["n_back"] = store.facts["n_sent"] = len(store["ids"])
+        return []
+    if not request.unguarded:
+        _guard(site, plan, request.least_possibilities)
+    key = _draw_key(store, request, plan)
+    batch_bytes = plan.n_entries * key.public.ciphertext_bytes
+    store.facts["batch_rows"] = max(1, request.batch_rows or BATCH_BYTES // batch_bytes)
+    return [(name, _structure(plan, key, name)) for name in chain(store)]
+
+
+def _add_own_trees(store: Store, plan: Plan) -> None:
+    """What the trees add that no passive party splits."""
+    model, values = plan.part.model, store["values"]
+    sums = np.zeros((len(values), model.n_outputs))
+    for tree in sorted(set(range(len(plan.skeletons))) - set(plan.shared)):
+        sums += plan.terms_below(tree, 0, values)
+    store["sums"] = sums
+
+
+def _draw_key(store: Store, request: StepRequest, plan: Plan) -> PrivateKey:
+    """A key for this inference alone, tried out, and how values lie in its plaintexts.
+
+    Raises
+    ------
+    ConfigError : the key is too small, as such or for the values of a leaf.
+    """
+    model = plan.part.model
+    largest = max(np.abs(model.leaf_terms(tree)).max() for tree in plan.shared)
+    layout = [len(plan.shared), model.n_outputs, int(np.frexp(largest)[1])]
+    try:
+        SumLayout(request.key_bits, *layout)
+        key = generate_key(request.key_bits, insecure_small_key=request.insecure_small_key)
+    except ValueError as error:
+        raise ConfigError(f"eini.{error}") from error
+    self_test(key)
+    store["key"], store.facts["layout"] = key.to_array(), layout
+    return key
+
+
+def _structure(plan: Plan, key: PrivateKey, name: str) -> Structure:
+    """What a passive party needs to know: the skeletons, and which splits are its own."""
+    lefts, records = [], []
+    for tree in plan.shared:
+        found, owners = plan.skeletons[tree], np.array(plan.part.owners[tree])
+        is_own = (owners[found.sources] == name) & (found.lefts != LEAF)
+        lefts.append(found.lefts)
+        records.append(np.where(is_own, plan.part.records[tree][found.sources], NOT_OWN))
+    return Structure(
+        key.public.to_array(),
+        len(plan.shared),
+        plan.part.model.n_outputs,
+        np.cumsum([len(left) for left in lefts], dtype=np.int64),
+        np.concatenate(lefts),
+        np.concatenate(records).astype(np.int64),
+    )
+
+
+def _guard(site: Site, plan: Plan, least: float) -> None:
+    """Refuse what gives a party's splits away.
+
+    Raises
+    ------
+    DataError : a tree is all one passive party's, or a row's sum has too few possible sources.
+    """
+    values, alone = site.store["values"], 0
+    possibilities = np.zeros(len(values))
+    for tree in plan.shared:
+        inner = np.flatnonzero(plan.part.model.trees[tree]["left"] != LEAF)
+        alone += len({plan.part.owners[tree][node] for node in inner}) == 1
+        mine = candidates(
+            plan.skeletons[tree].lefts, plan.own_sides(site, tree, values), len(values)
+        )
+        possibilities += np.log(mine.sum(axis=1))
+    if alone:
+        raise DataError(
+            f"trees must have splits of two parties, got {alone} with all splits at one, which "
+            f"then knows where every row ends{UNGUARDED}"
+        )
+    n_few = int((possibilities < np.log(least) - 1e-9).sum())
+    if n_few:
+        raise DataError(
+            f"rows must have {least:g} ways through the trees that the active party's own splits "
+            f"leave open (eini.least-possibilities), got {n_few} of {len(values)} with fewer"
+            f"{UNGUARDED}"
+        )
+
+
+# Batches there and sums back
+
+
+def _next_batch(site: Site, plan: Plan) -> Elements | None:
+    """Eq. 10: encrypted values of the candidates of some rows, and zeros."""
+    store, facts = site.store, site.store.facts
+    first, n_rows = facts["n_sent"], len(store["ids"])
+    if first == n_rows:
+        return None
+    last = min(first + facts["batch_rows"], n_rows)
+    values, columns = store["values"][first:last], []
+    for tree in plan.shared:
+        found = plan.skeletons[tree]
+        mine = candidates(found.lefts, plan.own_sides(site, tree, values), last - first)
+        for entry, is_open in zip(found.sources[found.entries], mine.T, strict=True):
+            terms = np.zeros((last - first, plan.part.model.n_outputs))
+            terms[is_open] = plan.terms_below(tree, int(entry), values[is_open])
+            columns.append(terms)
+    elements = np.stack(columns, axis=1).reshape(-1, plan.part.model.n_outputs)
+    key = PrivateKey.from_array(store["key"])
+    plaintexts = SumLayout(key.public.bits, *facts["layout"]).pack(elements)
+    facts["n_sent"], facts["n_batches"] = last, facts["n_batches"] + 1
+    return Elements(first, last - first, encrypt(key, plaintexts, shared_workers()))
+
+
+def _check_parts(site: Site, mail: Mail, plan: Plan) -> None:
+    """Hold the others' parts of the model against those this one was trained with."""
+    for name, letter in mail.all(Ready).items():
+        plan.part.check(name, letter.part)
+        site.store.facts.setdefault("ready", []).append(name)
+
+
+def _take_totals(site: Site, mail: Mail) -> None:
+    """Eq. 14: decrypt the sums that are back."""
+    store, parties = site.store, chain(site.store)
+    for sender, letter in mail.each(Totals):
+        first, n_rows = store.facts["n_back"], len(store["ids"])
+        if set(store.facts.get("ready", [])) != set(parties):
+            raise ProtocolError(sender, "Totals", "part", "must come after every party is ready")
+        if sender != parties[-1] or letter.first_row != first:
+            raise ProtocolError(sender, "Totals", "first_row", "must be the next batch's")
+        end = min(first + store.facts["batch_rows"], n_rows)
+        if letter.n_rows != end - first:
+            raise ProtocolError(sender, "Totals", "n_rows", f"must be {end - first}")
+        sums = np.array(store["sums"])
+        sums[first:end] += _decrypted(store, sender, letter)
+        store["sums"], store.facts["n_back"] = sums, end
+
+
+def _check_none_is_late(site: Site) -> None:
+    """Hold that every batch is back that has had a step at each passive party, and one to return.
+
+    Raises
+    ------
+    ProtocolError : one is not; some party, or the server, has kept a letter back.
+    """
+    facts, passive = site.store.facts, chain(site.store)
+    n_due = max(0, facts["n_steps"] - len(passive)) * facts["batch_rows"]
+    if facts["n_back"] < min(n_due, facts["n_sent"]):
+        raise ProtocolError(passive[-1], "Totals", "letter", f"must reach {site.name} by now")
+
+
+def _decrypted(store: Store, sender: str, letter: Totals) -> Floats:
+    """Sums of some rows, float64, shape (n_rows, n_outputs)."""
+    key = PrivateKey.from_array(store["key"])
+    layout = SumLayout(key.public.bits, *store.facts["layout"])
+    with blaming(sender, "Totals", "ciphertexts"):
+        check_ciphertexts(key.public, letter.ciphertexts)
+        plain = decrypt(key, letter.ciphertexts, shared_workers())
+        return layout.unpack(plain, letter.n_rows)

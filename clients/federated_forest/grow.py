@@ -1,0 +1,126 @@
+"""Federated Forest at any party: its columns in bins, and its best splits where it knows labels.
+
+Source: Liu et al. 2019, Algorithms 1 and 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+
+from clients.federated_forest.splits import keep_splits, open_nodes
+from fedapp.errors import ConfigError, ProtocolError
+from fedapp.messages.federated_forest import (
+    Labels,
+    LevelRequest,
+    SetupRequest,
+    SplitRequest,
+    SumRequest,
+)
+from fedapp.site.answer import Site
+from fedapp.site.mail import Mail
+from fedapp.site.store import Store
+from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.forest.cart import Bins, Candidates, Rules, bin_columns, code_columns
+from fedapp.trees.forest.draws import row_counts
+from fedapp.trees.forest.levels import Places, Rows, Splits, search
+
+
+def begin(site: Site, request: SetupRequest) -> None:
+    """Bin the columns of the training rows, draw the rows of each tree, put all at the roots."""
+    store, n_train = site.store, site.store.facts["n_train"]
+    if request.master_keeps_model and not site.config.allows_export:
+        rule = "must be true with federated-forest.master-keeps-model"
+        raise ConfigError(f"allow-export {rule}, got false")
+    values = np.asarray(store["values"][:n_train])
+    if len(request.column_seeds) != values.shape[1]:
+        rule = f"must be one a column of {values.shape[1]}, got {len(request.column_seeds)}"
+        raise ProtocolError(site.name, "SetupRequest", "column_seeds", rule)
+    told = {field.name: getattr(request, field.name) for field in fields(SetupRequest)}
+    store.facts["forest"] = {
+        name: value for name, value in told.items() if isinstance(value, str | bool | int | float)
+    }
+    bins = bin_columns(values, request.max_bin)
+    for name in Bins.__slots__:
+        store[f"bins.{name}"] = getattr(bins, name)
+    store["codes"], store["column_seeds"] = code_columns(values, bins), request.column_seeds
+    store["counts"] = row_counts(request.bootstrap, request.rows_seed, request.trees, n_train)
+    store["nodes"] = np.zeros((request.trees, len(store["values"])), dtype=np.int32)
+    store["n_nodes"] = np.ones(request.trees, dtype=np.int64)
+    keep_splits(store, "splits", Splits.none())
+    store["gains"] = np.zeros(values.shape[1])
+    store.facts["level"] = -1
+    Lookup.empty().keep(store)
+
+
+def keep_labels(store: Store, letter: Labels) -> None:
+    """Keep what is known of the labels."""
+    n_train = store.facts["n_train"]
+    weights = letter.weights if len(letter.weights) else np.ones(n_train, dtype=np.float32)
+    store["targets"], store["row_weights"] = letter.codes, weights.astype(np.float64)
+    store["tree_weights"] = np.array(
+        [of_tree @ store["row_weights"] for of_tree in store["counts"]]
+    )
+    store.facts["n_classes"] = letter.n_classes
+    store.facts["least_decrease"] = letter.least_decrease
+
+
+def take_labels(site: Site, mail: Mail) -> None:
+    """Take the codes of the labels where they have come."""
+    store, active = site.store, site.store.facts["active"]
+    if letter := mail.only(Labels, active):
+        n_train, n_classes = store.facts["n_train"], letter.n_classes
+        fits = len(letter.codes) == n_train and len(letter.weights) in (0, n_train)
+        if n_classes:
+            fits = fits and bool(np.isin(letter.codes, np.arange(n_classes)).all())
+        if not fits:
+            rule = f"must be of {n_train} rows, class ids below {n_classes} where there are classes"
+            raise ProtocolError(active, "Labels", "codes", rule)
+        keep_labels(store, letter)
+    if "targets" not in store:
+        raise ProtocolError(active, "Labels", "letter", f"must reach {site.name}")
+
+
+def search_level(site: Site, request: LevelRequest | SplitRequest) -> Candidates:
+    """Algorithm 1: the best own split of every open node, which is kept until it wins or not."""
+    store, (trees, nodes) = site.store, open_to(site, request)
+    given = store["targets"], store["row_weights"], store["counts"]
+    rows = Rows(store["codes"], bins_of(store), *given)
+    inside, seeds = store["nodes"][:, : store.facts["n_train"]], store["column_seeds"]
+    found = search(rows, inside, (trees, nodes), seeds, request.n_drawn, rules_of(store))
+    keep_found(store, found)
+    return found
+
+
+def open_to(site: Site, request: LevelRequest | SumRequest | SplitRequest) -> tuple[Places, Places]:
+    """Trees and nodes that may be split next, for which a request says how much is drawn."""
+    trees, nodes = open_nodes(site.store)
+    n_columns = len(site.store["column_seeds"])
+    if len(request.n_drawn) != len(trees) or (request.n_drawn > n_columns).any():
+        rule = f"must be of {len(trees)} open nodes, at most {n_columns} each"
+        raise ProtocolError(site.name, type(request).__name__, "n_drawn", rule)
+    return trees, nodes
+
+
+def bins_of(store: Store) -> Bins:
+    """Of the own columns."""
+    return Bins(*(store[f"bins.{name}"] for name in Bins.__slots__))
+
+
+def keep_found(store: Store, found: Candidates) -> None:
+    """Keep the own split of every open node, to be made where it wins."""
+    for name in Candidates.__slots__:
+        store[f"found.{name}"] = getattr(found, name)
+
+
+def rules_of(store: Store) -> Rules:
+    """When nodes are split."""
+    forest = store.facts["forest"]
+    return Rules(
+        forest["criterion"],
+        store.facts["n_classes"],
+        forest["min_samples_split"],
+        forest["min_samples_leaf"],
+        store.facts["least_decrease"],
+    )

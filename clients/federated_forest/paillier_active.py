@@ -1,0 +1,261 @@
+"""Federated Forest at the active party, which alone can read labels: it chooses for all.
+
+Source: Liu et al. 2019, Algorithms 2 and 6. Departure: the comparison is not the master's, who
+would learn from improvements how impure nodes are, but the active party's, who knows that anyway.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clients.federated_forest.grow import open_to, rules_of, search_level
+from clients.federated_forest.splits import (
+    Told,
+    keep_splits,
+    kept_splits,
+    make_own,
+    own_among,
+    own_partition,
+    tell_others,
+    worth_of,
+)
+from fedapp.crypto.keys import PrivateKey, PublicKey, generate_key
+from fedapp.crypto.packing import SumLayout, whole_layout
+from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.sums import read_parts, self_test
+from fedapp.crypto.workers import shared_workers
+from fedapp.errors import ConfigError, ProtocolError, blaming
+from fedapp.messages.federated_forest import (
+    ColumnSums,
+    EncryptedLabels,
+    SetupRequest,
+    SplitRequest,
+    Won,
+)
+from fedapp.messages.fields import Array
+from fedapp.site.answer import Site
+from fedapp.site.mail import Letters, Mail
+from fedapp.site.store import Store
+from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints, Rules
+from fedapp.trees.forest.column_sums import Choices, NodeTotals, Sums, choose_cuts
+from fedapp.trees.forest.label_codes import RowFields
+from fedapp.trees.forest.levels import Splits, by_tree, inside_of, number, winners
+from fedapp.trees.forest.listing import Flags, Listing, Places
+
+# Labels
+
+
+def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
+    """A key that holds what a row adds to sums, tried out; the rows under it, afresh for each."""
+    store = site.store
+    fields = RowFields.of(store["targets"], store["row_weights"], store.facts["n_classes"])
+    try:
+        key = generate_key(request.key_bits, insecure_small_key=request.insecure_small_key)
+        layout = _layout(key.public, fields)
+    except ValueError as error:
+        raise ConfigError(f"federated-forest.{error}") from error
+    self_test(key)
+    store["key"], store["worth"] = key.to_array(), np.zeros((0, 3))
+    weighted = store["row_weights"] > 0
+    plaintexts, workers = layout.pack(fields.numbers[weighted]), shared_workers()
+    n_fields, bits = fields.numbers.shape[1], fields.bits
+    told = key.public.to_array(), n_fields, bits, np.packbits(weighted)
+    return [
+        (name, EncryptedLabels(*told, encrypt(key, plaintexts, workers)))
+        for name in store.facts["peers"]
+        if name != site.name
+    ]
+
+
+# A level
+
+
+def choose(site: Site, request: SplitRequest, mail: Mail) -> tuple[Splits, Letters]:
+    """Algorithm 2: add the others' sums to the own columns, take the best split of each node.
+
+    Pure nodes are not searched. Which they are is told to nobody, so their sums have been made, and
+    what shares no ciphertext with other nodes' sums is left unread.
+    """
+    store, (trees, nodes) = site.store, open_to(site, request)
+    sums = _read_offers(site, mail, trees, nodes)
+    own, peers = search_level(site, request), list(store.facts["peers"])
+    best = winners([own if name == site.name else sums[name][1] for name in peers])
+    won = np.flatnonzero(best >= 0)
+    found = trees[won], nodes[won], best[won]
+    splits, _ = number(*found, np.asarray(store["n_nodes"]))
+    keep_splits(store, "chosen", splits)
+    make_own(site, splits)
+    is_told = len(own_among(site, splits)) and not request.last
+    letters = tell_others(site, own_partition(site)) if is_told else []
+    for name, (listing, offer) in sums.items():
+        mine = won[best[won] == peers.index(name)]
+        if len(mine):
+            letters.append((name, _won(store, offer, mine)))
+            _note_worth(store, peers.index(name), trees[mine], listing, offer, mine)
+    return splits, letters
+
+
+def check_told(site: Site, told: Told) -> None:
+    """Refuse splits that are not those this party has chosen.
+
+    Raises
+    ------
+    ProtocolError : a tree, a node or an owner differs.
+    """
+    chosen = kept_splits(site.store, "chosen")
+    names = ("trees", "nodes", "owners")
+    if not all(np.array_equal(getattr(chosen, name), getattr(told, name)) for name in names):
+        rule = "must be the splits that this party has chosen"
+        raise ProtocolError(site.name, type(told).__name__, "nodes", rule)
+
+
+def _won(store: Store, offer: Choices, mine: Ints) -> Won:
+    """What a party is told of its splits: which of its columns and bins."""
+    cut = offer.listed[mine], offer.cuts[mine], offer.defaults[mine]
+    return Won(store.facts["level"] + 1, *cut)
+
+
+def _note_worth(
+    store: Store, owner: int, trees: Places, listing: Listing, offer: Choices, mine: Ints
+) -> None:
+    """Keep what another's splits are worth, which it cannot know."""
+    worth = worth_of(store, trees, offer.improvements[mine])
+    columns = listing.columns[offer.listed[mine]]
+    found = np.stack((np.full(len(mine), owner), columns, worth), axis=1)
+    store["worth"] = np.concatenate((store["worth"], found))
+
+
+def gains_of(site: Site, party: str, n_columns: int) -> Sums:
+    """What the columns of another party have gained.
+
+    Raises
+    ------
+    ProtocolError : the party has fewer columns than it has listed.
+    """
+    worth = site.store["worth"]
+    mine = worth[worth[:, 0] == list(site.store.facts["peers"]).index(party)]
+    columns = mine[:, 1].astype(np.int64)
+    if (columns >= n_columns).any():
+        rule = f"must be {columns.max() + 1} columns at least, got {n_columns}"
+        raise ProtocolError(party, "PartKept", "gains", rule)
+    gains = np.zeros(n_columns)
+    np.add.at(gains, columns, mine[:, 2])
+    return gains
+
+
+# Sums
+
+
+def _read_offers(
+    site: Site, mail: Mail, trees: Places, nodes: Places
+) -> dict[str, tuple[Listing, Choices]]:
+    """Every other party's columns, and its best splits of the open nodes."""
+    store, parts = site.store, by_tree(trees)
+    fields = RowFields.of(store["targets"], store["row_weights"], store.facts["n_classes"])
+    known = [_totals(store, fields, int(trees[a]), nodes[a:b]) for a, b in parts]
+    found = {}
+    for name in store.facts["peers"]:
+        if name != site.name:
+            listing, ciphertexts = _listing(site, mail, name, known)
+            by_part = [listing.of_nodes(*part) for part in parts]
+            sums = _sums(store, name, ciphertexts, fields, by_part, known)
+            found[name] = listing, _best_cuts(by_part, sums, known, fields, rules_of(store))
+    return found
+
+
+def _best_cuts(
+    parts: list[Listing],
+    sums: list[Sums],
+    known: list[NodeTotals],
+    fields: RowFields,
+    rules: Rules,
+) -> Choices:
+    """Another party's best splits, tree by tree."""
+    each = zip(parts, sums, known, strict=True)
+    return Choices.joined([(one[0], choose_cuts(*one, fields.units, rules)) for one in each])
+
+
+def _totals(store: Store, fields: RowFields, tree: int, nodes: Places) -> NodeTotals:
+    """What the rows of one tree's open nodes add up to."""
+    counts, forest = store["counts"][tree], store.facts["forest"]
+    drawn = (counts > 0) & (store["row_weights"] > 0)
+    inside = inside_of(store["nodes"][tree, : store.facts["n_train"]], drawn, nodes)
+    fewest = forest["min_samples_split"], forest["min_samples_leaf"]
+    return NodeTotals.of(fields, store["targets"], counts, inside, fewest)
+
+
+def _listing(site: Site, mail: Mail, party: str, known: list[NodeTotals]) -> tuple[Listing, Array]:
+    """The columns that another party has summed, held against the rows of the nodes.
+
+    Raises
+    ------
+    ProtocolError : they are of another level, or do not fit the open nodes.
+    """
+    letter = mail.one(ColumnSums, party)
+    if letter.level != site.store.facts["level"] + 1:
+        raise ProtocolError(party, "ColumnSums", "level", "must be the one being split")
+    listing = Listing(*(getattr(letter, name) for name in Listing.__slots__))
+    large = np.concatenate([one.large for one in known])
+    if not _fits(listing, large):
+        rule = f"must be of {len(large)} open nodes, those with rows enough alone"
+        raise ProtocolError(party, "ColumnSums", "columns", rule)
+    sizes = np.concatenate([one.sizes for one in known])[listing.nodes]
+    if (listing.per_column(listing.sizes) != sizes).any():
+        raise ProtocolError(party, "ColumnSums", "sizes", "must add up to the rows of each node")
+    return listing, letter.ciphertexts
+
+
+def _fits(listing: Listing, large: Flags) -> bool:
+    """Whether numbers of nodes, columns and sums fit together."""
+    n_listed, n_sums = len(listing.columns), len(listing.sizes)
+    fits = len(listing.ranks) == len(large) and bool((listing.n_columns <= n_listed).all())
+    fits = fits and int(listing.n_columns.sum()) == n_listed
+    fits = fits and bool(((listing.n_bins > 0) & (listing.n_bins <= n_sums)).all())
+    if not fits or listing.ends[-1] != n_sums:
+        return False
+    is_listed, nodes = listing.n_columns > 0, listing.nodes
+    apart = (np.diff(listing.columns) > 0) | (np.diff(nodes) > 0)
+    one = (listing.ranks == DRAWN) | (listing.n_columns <= 1)
+    ranked = is_listed == (listing.ranks < NO_RANK)
+    return bool(apart.all() and one.all() and ranked.all() and not (is_listed & ~large).any())
+
+
+def _sums(
+    store: Store,
+    party: str,
+    ciphertexts: Array,
+    fields: RowFields,
+    parts: list[Listing],
+    known: list[NodeTotals],
+) -> list[Sums]:
+    """Another party's sums of each tree, in whole numbers, held against what they must add up to.
+
+    Raises
+    ------
+    ProtocolError : they are no sums of the rows of the open nodes.
+    """
+    key = PrivateKey.from_array(store["key"])
+    pairs = list(zip(parts, known, strict=True))
+    read = [totals.is_open[part.nodes] for part, totals in pairs]
+    wanted = [np.repeat(r, part.n_bins + part.missing) for r, part in zip(read, parts, strict=True)]
+    layout = _layout(key.public, fields)
+    with blaming(party, "ColumnSums", "ciphertexts"):
+        found = read_parts(key, ciphertexts, layout, wanted, shared_workers())
+    for (part, totals), sums, columns, mine in zip(pairs, found, read, wanted, strict=True):
+        right = part.per_column(sums)[columns] == totals.totals[part.nodes][columns]
+        if not right.all() or not _possible(sums[mine], bool(store.facts["n_classes"])):
+            rule = "must add up to the labels of each node"
+            raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
+    return found
+
+
+def _possible(sums: Sums, is_class: bool) -> bool:
+    """Whether every sum can be of rows: weights are not negative, and some are not 0."""
+    weights = sums if is_class else sums[:, :1]
+    return bool((weights >= 0).all() and (weights.sum(axis=1) > 0).all())
+
+
+def _layout(key: PublicKey, fields: RowFields) -> SumLayout:
+    """How rows are packed under a key."""
+    n_rows, n_fields = fields.numbers.shape
+    return whole_layout(key.bits, n_rows, n_fields, fields.bits)

@@ -1,0 +1,160 @@
+"""Federated Forest at a passive party that cannot read labels: sums of what it cannot read.
+
+Source: Liu et al. 2019, Algorithms 1 and 5, with "encrypted label y" taken literally: the party
+adds up ciphertexts for every bin of its columns, and who can read the sums chooses for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+
+from clients.federated_forest.grow import bins_of, keep_found, open_to
+from clients.federated_forest.splits import (
+    Told,
+    check_splits,
+    make_own,
+    own_among,
+    own_partition,
+    tell_others,
+)
+from fedapp.crypto.keys import PublicKey, check_public_key
+from fedapp.crypto.packing import SumLayout, whole_layout
+from fedapp.crypto.paillier import check_ciphertexts
+from fedapp.crypto.sums import Terms, pack_terms
+from fedapp.crypto.workers import shared_workers
+from fedapp.errors import ProtocolError, blaming
+from fedapp.messages.federated_forest import ColumnSums, EncryptedLabels, SumRequest, Won
+from fedapp.site.answer import Site
+from fedapp.site.bits import sent_bits
+from fedapp.site.mail import Letters, Mail
+from fedapp.site.store import Store
+from fedapp.trees.forest.cart import LOWEST, Candidates, Ints
+from fedapp.trees.forest.levels import Places, by_tree, columns_of, inside_of
+from fedapp.trees.forest.listing import Listing, OwnColumns, list_columns
+
+
+def take_labels(site: Site, mail: Mail) -> None:
+    """Take the encrypted labels where they have come."""
+    store, active = site.store, site.store.facts["active"]
+    if letter := mail.only(EncryptedLabels, active):
+        _keep_labels(store, letter)
+    if "n" not in store:
+        raise ProtocolError(active, "EncryptedLabels", "letter", f"must reach {site.name}")
+
+
+def _keep_labels(store: Store, letter: EncryptedLabels) -> None:
+    """Check the key, and keep a ciphertext for every row that has a weight.
+
+    Raises
+    ------
+    ProtocolError : the key is too small or no key, the rows that have a weight are not some of
+        these, or the ciphertexts are not theirs.
+    """
+    n_train, forest, active = (store.facts[name] for name in ("n_train", "forest", "active"))
+    name = type(letter).__name__
+    if "n" in store:
+        raise ProtocolError(active, name, "letter", "must come once")
+    with blaming(active, name, "n"):
+        key = PublicKey.from_array(letter.n)
+        check_public_key(key, insecure_small_key=forest["insecure_small_key"])
+        whole_layout(key.bits, n_train, letter.n_fields, letter.bits)
+    bits = sent_bits(active, name, "weighted", letter.weighted, [n_train])
+    weighted = np.flatnonzero(bits[0])
+    if len(letter.ciphertexts) != len(weighted):
+        rule = f"must be {len(weighted)}, got {len(letter.ciphertexts)}"
+        raise ProtocolError(active, name, "ciphertexts", rule)
+    with blaming(active, name, "ciphertexts"):
+        check_ciphertexts(key, letter.ciphertexts)
+    store["n"], store["weighted"] = letter.n, weighted
+    store["ciphertexts"] = letter.ciphertexts
+    store.facts["packing"] = [letter.n_fields, letter.bits]
+
+
+def make_won(site: Site, told: Told, mail: Mail) -> Letters:
+    """Make the own splits among these, if that is not done; say which rows they send left."""
+    if f"bits.{site.name}" in site.store:
+        return []
+    keep_found(site.store, _won(site, told, mail))
+    make_own(site, told)
+    return tell_others(site, own_partition(site)) if len(own_among(site, told)) else []
+
+
+def _won(site: Site, told: Told, mail: Mail) -> Candidates:
+    """The own split of every open node that has one, as the active party has chosen it."""
+    store, active = site.store, site.store.facts["active"]
+    own = check_splits(site, told)[own_among(site, told)]
+    n_open = len(store["listed.n_columns"])
+    found = Candidates(
+        np.zeros(n_open),
+        np.zeros(n_open, dtype=np.int64),
+        np.full(n_open, -1, dtype=np.int64),
+        np.full(n_open, LOWEST, dtype=np.float32),
+        np.zeros(n_open, dtype=np.uint8),
+    )
+    if not len(own):
+        return found
+    letter, listing = mail.one(Won, active), _listing(store)
+    listed, cuts = letter.listed, letter.cuts
+    fits = letter.level == store.facts["level"] + 1 and len(listed) == len(own)
+    fits = fits and bool((listed < len(listing.columns)).all())
+    fits = fits and np.array_equal(listing.nodes[listed], own)
+    # Only where values are missing may all bins go to one side.
+    fits = fits and bool((cuts + 1 < listing.n_bins[listed] + listing.missing[listed]).all())
+    if not fits:
+        raise ProtocolError(active, "Won", "listed", "must be the own splits of this level")
+    found.columns[own], found.defaults[own] = listing.columns[listed], letter.defaults
+    found.thresholds[own] = store["listed.thresholds"][listing.ends[listed] + cuts]
+    return found
+
+
+def sum_columns(site: Site, request: SumRequest) -> ColumnSums:
+    """Algorithm 1 under encryption: labels of the open nodes' rows, a sum a bin."""
+    store, (trees, nodes) = site.store, open_to(site, request)
+    listings, parts = [], []
+    for first, end in by_tree(trees):
+        given = int(trees[first]), nodes[first:end], request.n_drawn[first:end]
+        listing, own, terms = _list_tree(store, *given)
+        listings.append((listing, own.thresholds))
+        parts.append(terms)
+    listing = Listing.joined([one for one, _ in listings])
+    for name in Listing.__slots__:
+        store[f"listed.{name}"] = getattr(listing, name)
+    store["listed.thresholds"] = np.concatenate([one for _, one in listings])
+    key = PublicKey.from_array(store["n"])
+    layout, workers = _layout(store, key), shared_workers()
+    ciphertexts = pack_terms(key, store["ciphertexts"], parts, layout, workers)
+    told = {field.name: getattr(listing, field.name) for field in fields(Listing)}
+    return ColumnSums(level=store.facts["level"] + 1, **told, ciphertexts=ciphertexts)
+
+
+def _list_tree(
+    store: Store, tree: int, nodes: Places, n_drawn: Ints
+) -> tuple[Listing, OwnColumns, Terms]:
+    """What to sum for the open nodes of one tree."""
+    n_train, forest = store.facts["n_train"], store.facts["forest"]
+    counts, weighted = store["counts"][tree], store["weighted"]
+    is_weighted = np.zeros(n_train, dtype=bool)
+    is_weighted[weighted] = True
+    inside = inside_of(store["nodes"][tree, :n_train], is_weighted & (counts > 0), nodes)
+    listing, own = list_columns(
+        store["codes"],
+        bins_of(store),
+        inside,
+        *columns_of(store["column_seeds"], tree, nodes),
+        n_drawn,
+        (forest["min_samples_split"], forest["min_samples_leaf"]),
+    )
+    rows = np.searchsorted(weighted, own.rows).astype(np.int32)
+    return listing, own, Terms(rows, own.places, counts[weighted], len(listing.sizes))
+
+
+def _listing(store: Store) -> Listing:
+    """As ``sum_columns`` kept it."""
+    return Listing(*(store[f"listed.{name}"] for name in Listing.__slots__))
+
+
+def _layout(store: Store, key: PublicKey) -> SumLayout:
+    """How labels are packed."""
+    return whole_layout(key.bits, store.facts["n_train"], *store.facts["packing"])

@@ -1,0 +1,73 @@
+"""Federated Forest at any party: its part of the finished model.
+
+What a party keeps is the structure of the trees, and the lookup table of its own splits: record id
+-> column, threshold, default side. The ids count its splits in the order in which they were made,
+so that everybody knows them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.federated_forest.splits import kept_splits, note_splits, own_partition
+from fedapp.messages.federated_forest import (
+    PartitionReply,
+    PartitionRequest,
+    PartKept,
+)
+from fedapp.site.answer import Site
+from fedapp.site.mail import Letters
+from fedapp.site.part_file import part_digest, write_part
+from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.forest.cart import Ints
+from fedapp.trees.forest.levels import number
+from fedapp.trees.model import LEAF
+
+
+def own_records(site: Site, told: bool) -> dict[str, Any]:
+    """The own splits for a server that keeps the model, and none for any other."""
+    lookup = Lookup.kept(site.store) if told else Lookup.empty()
+    names = tuple(site.store.facts["columns"]) if told else ()
+    return {name: getattr(lookup, name) for name in Lookup.__slots__} | {"names": names}
+
+
+def own_worth(site: Site) -> tuple[npt.NDArray[np.float64], Ints, tuple[str, ...]]:
+    """What the own columns have gained, how often each was split, and names that are shared."""
+    store = site.store
+    counts = np.bincount(Lookup.kept(store).columns, minlength=len(store["gains"]))
+    names = tuple(store.facts["columns"]) if site.config.shares_names else ()
+    return np.maximum(store["gains"], 0.0), counts.astype(np.int64), names
+
+
+def hand_over(site: Site, request: PartitionRequest) -> tuple[PartitionReply, Letters]:
+    """Keep the own part of the model, forget the rows."""
+    store, letter = site.store, own_partition(site)
+    found = request.trees, request.nodes, request.owners
+    note_splits(store, *number(*found, np.asarray(store["n_nodes"])))
+    part = {
+        **Lookup.kept(store).to_json(store.facts["columns"], store["quantiles"]),
+        "name": site.name,
+        "trees": _structure(site),
+    }
+    write_part(store.folder, part)
+    digest = np.frombuffer(part_digest(store.folder), dtype=np.uint8)
+    letters = [letter, PartKept(digest, *own_worth(site))]
+    reply = PartitionReply(**own_records(site, store.facts["forest"]["master_keeps_model"]))
+    store.forget()
+    return reply, [(store.facts["active"], each) for each in letters]
+
+
+def _structure(site: Site) -> list[dict[str, list[int]]]:
+    """All trees: left children, and the record id of each own split, -1 elsewhere."""
+    store = site.store
+    splits, n_nodes = kept_splits(store, "splits"), np.asarray(store["n_nodes"])
+    own = list(store.facts["peers"]).index(site.name)
+    lefts = splits.spread(splits.lefts, n_nodes, LEAF)
+    records = splits.spread(np.where(splits.owners == own, splits.records, -1), n_nodes, -1)
+    return [
+        {"lefts": children.tolist(), "records": ids.tolist()}
+        for children, ids in zip(lefts, records, strict=True)
+    ]

@@ -1,0 +1,175 @@
+"""Federated Forest at any party: the splits of a level, and where they send the rows.
+
+Source: Liu et al. 2019, Algorithms 1 and 5. A level's splits are made by those who won, who tell
+the others which rows go left; then all know where every row is.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import ProtocolError
+from fedapp.messages.federated_forest import PAILLIER, Partition
+from fedapp.messages.fields import Letter
+from fedapp.site.answer import Site
+from fedapp.site.bits import sent_bits
+from fedapp.site.mail import Letters, Mail
+from fedapp.site.store import Store
+from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.forest.cart import Candidates, Ints
+from fedapp.trees.forest.levels import Places, Splits, moved, number, sides_of, slots_of
+from fedapp.trees.sides import Bits
+
+
+class Told(Protocol):
+    """Splits of a level, as messages have them."""
+
+    @property
+    def trees(self) -> Places: ...
+    @property
+    def nodes(self) -> Places: ...
+    @property
+    def owners(self) -> Ints: ...
+
+
+def is_encrypted(store: Store) -> bool:
+    """Whether the labels of this run leave their party under encryption alone."""
+    return bool(store.facts["forest"]["labels"] == PAILLIER)
+
+
+def check_mode(site: Site, labels: str, name: str) -> None:
+    """Refuse a message that only goes with another form of labels.
+
+    Raises
+    ------
+    ProtocolError : the run's labels are in another form.
+    """
+    found = site.store.facts["forest"]["labels"]
+    if found != labels:
+        raise ProtocolError(site.name, name, "labels", f"must be {labels}, got {found}")
+
+
+def open_nodes(store: Store) -> tuple[Places, Places]:
+    """Nodes that may be split next: children of the last level's splits, or the roots."""
+    if store.facts["level"] >= 0:
+        return kept_splits(store, "level").children()
+    n_trees = len(store["n_nodes"])
+    return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
+
+
+def kept_splits(store: Store, name: str) -> Splits:
+    """As ``keep_splits`` left them."""
+    return Splits(*(store[f"{name}.{field}"] for field in Splits.__slots__))
+
+
+def keep_splits(store: Store, name: str, splits: Splits) -> None:
+    """Keep splits among other arrays."""
+    for field in Splits.__slots__:
+        store[f"{name}.{field}"] = getattr(splits, field)
+
+
+def check_splits(site: Site, told: Told) -> npt.NDArray[np.int64]:
+    """Places of splits among the open nodes.
+
+    Raises
+    ------
+    ProtocolError : not all are open nodes, in their order, of parties of the run.
+    """
+    trees, nodes = (each.astype(np.int64) for each in open_nodes(site.store))
+    wanted = (told.trees.astype(np.int64) << 32) | told.nodes
+    known = (trees << 32) | nodes
+    places = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
+    fits = len(wanted) <= len(known) and bool((known[places] == wanted).all())
+    fits = fits and bool((np.diff(wanted) > 0).all())
+    if not fits or (told.owners >= len(site.store.facts["peers"])).any():
+        rule = "must be open, in order, and of parties of the run"
+        raise ProtocolError(site.name, type(told).__name__, "nodes", rule)
+    return places
+
+
+def own_among(site: Site, told: Told) -> npt.NDArray[np.int64]:
+    """Which of these splits are of this party's columns."""
+    return np.flatnonzero(told.owners == list(site.store.facts["peers"]).index(site.name))
+
+
+def make_own(site: Site, told: Told) -> Bits:
+    """Make the own splits among these: note them, and which rows they send left."""
+    store, places, own = site.store, check_splits(site, told), own_among(site, told)
+    found = Candidates(*(store[f"found.{name}"][places[own]] for name in Candidates.__slots__))
+    if (found.columns < 0).any():
+        rule = "must be splits that this party has offered"
+        raise ProtocolError(site.name, type(told).__name__, "owners", rule)
+    cut = found.columns, found.thresholds, found.defaults
+    Lookup.kept(store).plus(*cut).keep(store)
+    if "tree_weights" in store:
+        gains = np.array(store["gains"])
+        np.add.at(gains, found.columns, worth_of(store, told.trees[own], found.improvements))
+        store["gains"] = gains
+    slots = slots_of(store["nodes"], told.trees[own], told.nodes[own])
+    sides = sides_of(store["values"], *cut, *slots)
+    store[f"bits.{site.name}"] = np.packbits(sides)
+    return sides
+
+
+def worth_of(
+    store: Store, trees: Places, improvements: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """What splits add to the importance of their columns, for who knows the rows' weights."""
+    worth: npt.NDArray[np.float64] = improvements / store["tree_weights"][trees]
+    return worth / len(store["counts"])
+
+
+def own_partition(site: Site) -> Partition:
+    """Which rows the own splits of the level send left, for the others."""
+    return Partition(site.store.facts["level"] + 1, site.store[f"bits.{site.name}"])
+
+
+def tell_others(site: Site, letter: Letter) -> Letters:
+    """The same letter for every other party."""
+    return [(name, letter) for name in site.store.facts["peers"] if name != site.name]
+
+
+def keep_partitions(site: Site, mail: Mail) -> None:
+    """Keep which rows others' splits of the level send left, until all are known."""
+    for owner, letter in mail.all(Partition).items():
+        if letter.level != site.store.facts["level"] + 1:
+            raise ProtocolError(owner, "Partition", "level", "must be the one being split")
+        site.store[f"bits.{owner}"] = letter.bits
+
+
+def take_splits(site: Site, told: Told) -> None:
+    """Move all rows to the children of a level's splits, whose sides are all known."""
+    store = site.store
+    check_splits(site, told)
+    found = told.trees, told.nodes, told.owners
+    splits, n_nodes = number(*found, np.asarray(store["n_nodes"]))
+    slots, sizes = slots_of(store["nodes"], splits.trees, splits.nodes)
+    names = list(store.facts["peers"])
+    sides, firsts, n_known = [], np.zeros(len(sizes), dtype=np.int64), 0
+    for owner in np.unique(splits.owners):
+        mine = splits.owners == owner
+        firsts[mine] = n_known + np.cumsum(sizes[mine]) - sizes[mine]
+        sides.append(_sides(site, names[owner], int(sizes[mine].sum())))
+        n_known += len(sides[-1])
+    store["nodes"] = moved(store["nodes"], splits, slots, firsts, np.concatenate(sides))
+    note_splits(store, splits, n_nodes)
+
+
+def note_splits(store: Store, splits: Splits, n_nodes: Ints) -> None:
+    """Keep a level's splits."""
+    store["n_nodes"] = n_nodes
+    keep_splits(store, "level", splits)
+    keep_splits(store, "splits", kept_splits(store, "splits").plus(splits))
+    store.facts["level"] += 1
+    store.drop(*(f"bits.{name}" for name in store.facts["peers"]))
+
+
+def _sides(site: Site, owner: str, n_rows: int) -> Bits:
+    """Sides of the rows in one party's nodes of this level."""
+    name = f"bits.{owner}"
+    if name not in site.store:
+        raise ProtocolError(owner, "Partition", "letter", f"must reach {site.name}")
+    return sent_bits(owner, "Partition", "bits", site.store[name], [n_rows])[0]

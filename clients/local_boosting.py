@@ -1,0 +1,76 @@
+"""Boost at a party with XGBoost, from the margins of a model that others have a hand in."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from clients.scoring import score_fields
+from fedapp.errors import ProtocolError
+from fedapp.messages.fields import Array
+from fedapp.messages.local_boosting import BoostOrder, check_forest, forest_of
+from fedapp.messages.parameters import parameters_of
+from fedapp.site.answer import Site
+from fedapp.site.store import Store
+from fedapp.trees.boosted.arrays import add_trees, forest_arrays, forest_trees
+from fedapp.trees.boosted.from_xgboost import grow_trees
+from fedapp.trees.model import Tree
+from fedapp.trees.objective import Objective, n_outputs
+
+PARTS = ("train", "valid")
+
+
+def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
+    """Add the trees that are new here, score, and grow as many rounds as asked.
+
+    The margins stay at the site, so a tree travels once and is walked once.
+
+    Returns
+    -------
+    The fields of a ``BoostReport``.
+    """
+    store = site.store
+    objective = cast(Objective, store.facts["objective"])
+    width = n_outputs(objective, request.n_classes)
+    check_forest(site.name, request, store["train.values"].shape[1])
+    if (len(request.offsets) - 1) % width:
+        rule = f"must be a multiple of {width} trees, got {len(request.offsets) - 1}"
+        raise ProtocolError(site.name, type(request).__name__, "offsets", rule)
+    if "train.margins" not in store:
+        for part in PARTS:
+            shape = (len(store[f"{part}.labels"]), width)
+            store[f"{part}.margins"] = np.full(shape, request.base_margin, dtype=np.float32)
+    scores = _learn(store, objective, forest_trees(forest_of(request)), request)
+    trees = grow_trees(
+        objective,
+        request.n_classes,
+        _parameters(site, request),
+        (store["train.values"], store["train.labels"], store["train.weights"]),
+        store["train.margins"],
+        request.n_rounds,
+    )
+    return {**forest_arrays(trees, explained=True), **scores}
+
+
+def _learn(
+    store: Store, objective: Objective, trees: tuple[Tree, ...], request: BoostOrder
+) -> dict[str, Array]:
+    """Add trees to the margins; returns the scores after them."""
+    scores: dict[str, Array] = {}
+    for part in PARTS:
+        margins = store[f"{part}.margins"]
+        if trees:
+            margins = add_trees(margins, trees, store[f"{part}.values"])
+            store[f"{part}.margins"] = margins
+        scores |= score_fields(
+            store, part, objective, margins, request.score_bins, request.base_margin
+        )
+    return scores
+
+
+def _parameters(site: Site, request: BoostOrder) -> dict[str, Any]:
+    """How the trees are grown; rows and columns are drawn anew by every party in every round."""
+    seeds = site.seeds(request.seed, request.round_id)
+    seed = int(seeds.generate_state(1)[0] >> 1)  # XGBoost wants 31 bits
+    return {**parameters_of(request), "seed": seed}

@@ -1,0 +1,122 @@
+"""Score a finished boosted model on a party's rows, keep it, and forget the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from fedapp import metrics
+from fedapp.data.partition import PARTS
+from fedapp.errors import DataError, ProtocolError
+from fedapp.histograms.sketch import surrogates
+from fedapp.home import write_whole
+from fedapp.messages.fields import Array
+from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
+from fedapp.site.answer import Handler, Site
+from fedapp.site.store import Store
+from fedapp.trees.model import from_json
+from fedapp.trees.objective import Objective
+from fedapp.trees.predict import predict_margins
+
+BATCH_ROWS = 2**16
+
+
+class Scored(Protocol):
+    """What scoring asks of a model."""
+
+    @property
+    def objective(self) -> Objective: ...
+    @property
+    def n_outputs(self) -> int: ...
+    @property
+    def base_margin(self) -> np.float32: ...
+
+
+M = TypeVar("M", bound=Scored)
+
+
+def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
+    """Sums and score histograms of the train, validation and test rows.
+
+    Training rows are scored as they were trained: by their surrogates, where the method has
+    replaced their values.
+    """
+    return score_model(site, request, from_json, predict_margins)
+
+
+def score_model(
+    site: Site,
+    request: EvaluateRequest,
+    read: Callable[[str], M],
+    predict: Callable[[M, Array], Array],
+) -> EvaluateReply:
+    """What ``evaluate`` does, with a model of any kind.
+
+    Parameters
+    ----------
+    read : the model's text -> the model; raises a DataError.
+    predict : the model, values of some rows -> margins.
+    """
+    store, text = site.store, request.model.tobytes()
+    try:
+        model = read(text.decode())
+    except (DataError, UnicodeDecodeError) as error:
+        raise ProtocolError(site.name, type(request).__name__, "model", str(error)) from error
+    reply = EvaluateReply(**_scores(store, request, model, predict))
+    write_whole(store.folder / "model.json", text)
+    store.forget()
+    return reply
+
+
+def _scores(
+    store: Store, request: EvaluateRequest, model: M, predict: Callable[[M, Array], Array]
+) -> dict[str, Array]:
+    """The fields of the reply."""
+    scores: dict[str, Array] = {}
+    for part in PARTS:
+        batches = [predict(model, values) for values in _batches(store, part)]
+        margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
+        center, widest = float(model.base_margin), request.residual_range
+        scores |= score_fields(
+            store, part, model.objective, margins, request.score_bins, center, widest
+        )
+    return scores
+
+
+def score_fields(
+    store: Store,
+    part: str,
+    objective: Objective,
+    margins: Array,
+    n_bins: int,
+    center: float,
+    residual_range: float = 1.0,
+) -> dict[str, Array]:
+    """Scores of one part of the rows, as the fields of a reply.
+
+    Parameters
+    ----------
+    part : "train", "valid" or "test".
+    margins : of its rows, float32, shape (n_rows, n_outputs).
+    n_bins, center, residual_range : see ``metrics.statistics``.
+    """
+    labels, weights = store[f"{part}.labels"], store[f"{part}.weights"]
+    found = metrics.statistics(objective, margins, labels, weights, n_bins, residual_range, center)
+    return {f"{part}_sums": found.sums, f"{part}_scores": found.histogram}
+
+
+def _batches(store: Store, part: str) -> Iterator[Array]:
+    """Values of the rows, some at a time."""
+    replaced = f"{part}.values" not in store
+    rows = store["codes" if replaced else f"{part}.values"]
+    for start in range(0, len(rows), BATCH_ROWS):
+        batch = rows[start : start + BATCH_ROWS]
+        if replaced:
+            missing_code = store.facts["missing_code"]
+            batch = surrogates(batch, missing_code, store["representatives"], store["offsets"])
+        yield np.ascontiguousarray(batch)
+
+
+HANDLERS: Mapping[type[EvaluateRequest], Handler] = {EvaluateRequest: evaluate}

@@ -1,0 +1,316 @@
+"""SecureBoost at a passive party: sums of ciphertexts it cannot read, splits of its own columns.
+
+Source: Cheng et al. 2019, Algorithm 1. What the party keeps of the model is the lookup table of its
+own splits: record id -> column, threshold, default side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.crypto.keys import PublicKey as Key
+from fedapp.crypto.keys import check_public_key
+from fedapp.crypto.packing import PairLayout, grouped_layouts
+from fedapp.crypto.paillier import check_ciphertexts
+from fedapp.crypto.sums import pack_sums, sum_rows
+from fedapp.crypto.workers import shared_workers
+from fedapp.errors import DataError, ProtocolError, blaming
+from fedapp.histograms.bins import digitise
+from fedapp.histograms.build import slots_by_node
+from fedapp.histograms.joint import sum_jobs
+from fedapp.histograms.sketch import quantile_cuts
+from fedapp.messages.fields import Array
+from fedapp.messages.parcels import SentReply
+from fedapp.messages.secureboost import (
+    ColumnBins,
+    EncryptedGradients,
+    EncryptedSums,
+    HandOverRequest,
+    Partition,
+    PartitionRequest,
+    PartKept,
+    PublicKey,
+    Records,
+    SetupRequest,
+    Splits,
+    SumRequest,
+)
+from fedapp.site.answer import Site
+from fedapp.site.bits import sent_bits
+from fedapp.site.mail import Letters, Mail
+from fedapp.site.part_file import part_digest, write_part
+from fedapp.site.store import Store
+from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.sides import Bits, goes_left, move_rows, pack_bits, rows_of
+
+SPLIT_ARRAYS = [field.name for field in fields(Splits) if field.name != "level"]
+
+
+def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
+    """Bin the columns of the training rows. Cuts take no account of weights, which nobody tells."""
+    store, active = site.store, site.store.facts["active"]
+    train = np.asarray(store["values"][: store.facts["n_train"]])
+    cuts = quantile_cuts(train, None, request.max_bin)
+    codes, missing_code = digitise(train, cuts)
+    is_missing = codes == missing_code
+    kind = np.uint8 if int(cuts.widths.max(initial=0)) < 256 else np.uint16
+    # A missing value's bin is one more, the column's last.
+    store["codes"] = np.where(is_missing, cuts.widths, codes).astype(kind)
+    store["edges"], store["offsets"], store["minima"] = cuts.edges, cuts.offsets, cuts.minima
+    store.facts["insecure"] = request.insecure_small_key
+    Lookup.empty().keep(store)
+    names = tuple(store.facts["columns"]) if site.config.shares_names else ()
+    letter = ColumnBins(cuts.widths, names, site.config.allows_export)
+    return SentReply(), [(active, letter)]
+
+
+def sum_nodes(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
+    """Algorithm 1: begin the round where it is new, make the last level's splits, sum."""
+    store, active = site.store, site.store.facts["active"]
+    if key := mail.only(PublicKey, active):
+        _meet(store, key)
+    if gradients := mail.only(EncryptedGradients, active):
+        _begin(site, gradients)
+    letters = _take_splits(site, mail)
+    if "splits.nodes" in store:
+        _move(site, mail)
+    level, trees, nodes = _wanted(store)
+    letters.append((active, _encrypted_sums(site, level, trees, nodes)))
+    return SentReply(), letters
+
+
+def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[SentReply, Letters]:
+    """Make the splits that were won."""
+    return SentReply(), _take_splits(site, mail)
+
+
+def hand_over(site: Site, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
+    """Keep the lookup table, forget the rows; hand the table over where that is allowed."""
+    store, names = site.store, tuple(site.store.facts["columns"])
+    lookup = Lookup.kept(store)
+    write_part(store.folder, lookup.to_json(names, store["quantiles"]))
+    active, digest = store.facts["active"], np.frombuffer(part_digest(store.folder), np.uint8)
+    letters: Letters = [(active, PartKept(digest))]
+    if site.config.allows_export:
+        letters.append((active, Records(lookup.columns, lookup.thresholds, names)))
+    store.forget()
+    return SentReply(), letters
+
+
+def _meet(store: Store, letter: PublicKey) -> None:
+    """Keep the public key, and how rows are packed."""
+    n_rows = store.facts["n_train"]
+    if letter.most_rows != n_rows:
+        raise DataError(f"rows must be {n_rows}, as aligned, got {letter.most_rows}")
+    store["n"] = letter.n
+    with blaming(store.facts["active"], "PublicKey", "n"):
+        check_public_key(_key(store), insecure_small_key=store.facts["insecure"])
+        grouped_layouts(_key(store).bits, n_rows, letter.n_outputs, letter.precision)
+    store.facts["packing"] = [n_rows, letter.n_outputs, letter.precision]
+
+
+def _key(store: Store) -> Key:
+    return Key.from_array(store["n"])
+
+
+def _layouts(store: Store) -> tuple[PairLayout, ...]:
+    return grouped_layouts(_key(store).bits, *store.facts["packing"])
+
+
+def _begin(site: Site, letter: EncryptedGradients) -> None:
+    """New gradients: all rows are at the roots again."""
+    store, active = site.store, site.store.facts["active"]
+    layouts, n_train = _layouts(store), store.facts["n_train"]
+    bits = sent_bits(active, "EncryptedGradients", "drawn", letter.drawn, [n_train])
+    drawn = np.flatnonzero(bits[0])
+    n_columns = len(store["offsets"]) - 1
+    wanted = len(drawn) * len(layouts) if len(letter.columns) else 0
+    if len(letter.ciphertexts) != wanted or (letter.columns >= n_columns).any():
+        rule = f"must be {wanted}, for {len(drawn)} rows and {len(letter.columns)} columns"
+        raise ProtocolError(active, "EncryptedGradients", "ciphertexts", rule)
+    with blaming(active, "EncryptedGradients", "ciphertexts"):
+        check_ciphertexts(_key(store), letter.ciphertexts)
+    store["ciphertexts"], store["drawn"], store["columns"] = (
+        letter.ciphertexts,
+        drawn,
+        letter.columns,
+    )
+    n_outputs, n_all = store.facts["packing"][1], len(store["values"])
+    store["nodes"] = np.zeros((n_outputs, n_all), dtype=np.int32)
+    store.facts["round"], store.facts["level"] = letter.round_id, 0
+    store.drop(*(f"splits.{name}" for name in SPLIT_ARRAYS))
+
+
+def _take_splits(site: Site, mail: Mail) -> Letters:
+    """Keep a level's splits; make the own ones and tell the others of them."""
+    store, active = site.store, site.store.facts["active"]
+    letter = mail.only(Splits, active)
+    if letter is None:
+        return []
+    _check_splits(site, letter)
+    store.facts["level"] = letter.level
+    for name in SPLIT_ARRAYS:
+        store[f"splits.{name}"] = getattr(letter, name)
+    own = np.flatnonzero(letter.columns >= 0)
+    if not len(own):
+        return []
+    sides, records = own_sides(
+        store,
+        letter.trees[own],
+        letter.nodes[own],
+        letter.columns[own],
+        letter.first_rights[own],
+        letter.defaults[own],
+    )
+    bits, level = pack_bits(sides), letter.level
+    store["splits.own_bits"] = bits
+    letters: Letters = [(active, Partition(level, own, records, bits))]
+    if len(letter.wanted_nodes):
+        others = [n for n in store.facts["peers"] if n not in {active, site.name}]
+        nothing = np.empty(0, dtype=np.int64)
+        letters += [(name, Partition(level, own, nothing, bits)) for name in others]
+    return letters
+
+
+def own_sides(
+    store: Store,
+    trees: npt.NDArray[np.int32],
+    nodes: npt.NDArray[np.int32],
+    columns: npt.NDArray[np.int64],
+    first_rights: npt.NDArray[np.int64],
+    defaults: npt.NDArray[np.uint8],
+) -> tuple[list[Bits], npt.NDArray[np.int64]]:
+    """Note splits of own columns; which rows they send left, and their record ids.
+
+    Parameters
+    ----------
+    trees, nodes : shape (n_splits,): what is split.
+    columns : own numbers.
+    first_rights : lowest bin that goes right; 0 sends missing rows alone to the left.
+    defaults : 1 where missing goes left.
+    """
+    edges, offsets = store["edges"], store["offsets"]
+    sides, thresholds = [], np.empty(len(columns), dtype=np.float32)
+    for place, (column, n_left) in enumerate(zip(columns, first_rights, strict=True)):
+        found = edges[offsets[column] + n_left - 1] if n_left else store["minima"][column]
+        thresholds[place] = found
+        rows = rows_of(store["nodes"], int(trees[place]), int(nodes[place]))
+        sides.append(goes_left(store["values"][rows, column], found, bool(defaults[place])))
+    lookup = Lookup.kept(store)
+    lookup.plus(columns, thresholds, defaults).keep(store)
+    first = len(lookup.columns)
+    return sides, np.arange(first, first + len(columns), dtype=np.int64)
+
+
+def _check_splits(site: Site, letter: Splits) -> None:
+    """Hold a level's splits against the party's trees and columns."""
+    store, active = site.store, site.store.facts["active"]
+    offsets, columns = store["offsets"], letter.columns
+    n_trees, widths = len(store["nodes"]), np.diff(offsets)
+    own = columns >= 0
+    fits = bool((letter.trees < n_trees).all() and (letter.wanted_trees < n_trees).all())
+    fits = fits and bool((columns < len(widths)).all())
+    fits = fits and bool((letter.first_rights[own] <= widths[columns[own]]).all())
+    fits = fits and bool((letter.bits_of < len(columns)).all())
+    if not fits or letter.level != store.facts["level"] + 1:
+        raise ProtocolError(active, "Splits", "columns", "must be of this party and this level")
+
+
+def _move(site: Site, mail: Mail) -> None:
+    """Move all rows to the children, once the sides of every split are known."""
+    store, active = site.store, site.store.facts["active"]
+    splits: dict[str, Any] = {name: store[f"splits.{name}"] for name in SPLIT_ARRAYS}
+    places = list(zip(splits["trees"].tolist(), splits["nodes"].tolist(), strict=True))
+    sizes = [len(rows_of(store["nodes"], *place)) for place in places]
+    sources = [(active, splits["bits_of"], splits["bits"])]
+    own = np.flatnonzero(splits["columns"] >= 0)
+    if len(own):
+        sources.append((site.name, own, store["splits.own_bits"]))
+    for sender, letter in mail.all(Partition).items():
+        if letter.level != store.facts["level"]:
+            raise ProtocolError(sender, "Partition", "level", "must be the one being split")
+        sources.append((sender, letter.bits_of, letter.bits))
+    sides = sides_of(sources, sizes)
+    lefts = {
+        place: (int(left), sides[number])
+        for number, (place, left) in enumerate(zip(places, splits["lefts"], strict=True))
+    }
+    store["nodes"] = move_rows(store["nodes"], lefts)
+
+
+def sides_of(
+    sources: list[tuple[str, npt.NDArray[np.int64], npt.NDArray[np.uint8]]], sizes: list[int]
+) -> dict[int, Bits]:
+    """Rows that go left, by place of the split.
+
+    Parameters
+    ----------
+    sources : who tells, the places of the splits told of, their bits.
+    sizes : rows of each split's node.
+
+    Raises
+    ------
+    ProtocolError : bits do not fit, or a split is told of by nobody or by two.
+    """
+    sides: dict[int, Bits] = {}
+    for sender, places, bits in sources:
+        known = places.tolist()
+        if any(not 0 <= place < len(sizes) or place in sides for place in known):
+            raise ProtocolError(sender, "Partition", "bits_of", "must be splits of its own")
+        found = sent_bits(sender, "Partition", "bits", bits, [sizes[place] for place in known])
+        sides |= dict(zip(known, found, strict=True))
+    if len(sides) != len(sizes):
+        raise ProtocolError(sources[0][0], "Partition", "bits_of", "must leave no split out")
+    return sides
+
+
+def _wanted(store: Store) -> tuple[int, Array, Array]:
+    """Level and nodes to sum: the roots in a new round."""
+    if "splits.nodes" in store:
+        return store.facts["level"], store["splits.wanted_trees"], store["splits.wanted_nodes"]
+    roots = np.arange(len(store["nodes"]), dtype=np.int32)
+    return 0, roots, np.zeros_like(roots)
+
+
+def _encrypted_sums(site: Site, level: int, trees: Array, nodes: Array) -> EncryptedSums:
+    """Sums of the wanted nodes, a job at a time; see ``fedapp.histograms.joint.sum_jobs``."""
+    store, key = site.store, _key(site.store)
+    drawn, columns = store["drawn"], store["columns"]
+    widths = np.diff(store["offsets"])[columns]
+    offsets = np.concatenate(([0], np.cumsum(widths + 1)))  # with the bins of missing values
+    codes = np.ascontiguousarray(store["codes"][drawn][:, columns])
+    inside = store["nodes"][:, drawn]
+    present = np.ones(offsets[-1], dtype=bool)
+    present[offsets[1:] - 1] = False
+    workers, layouts = shared_workers(), _layouts(store)
+    packed = [np.empty((0, key.ciphertext_bytes), dtype=np.uint8)]
+    for group, tree, wanted in sum_jobs(layouts, level, trees, nodes) if len(columns) else ():
+        slots = slots_by_node(inside[tree], wanted)[inside[tree]]
+        part = store["ciphertexts"][group * len(drawn) : (group + 1) * len(drawn)]
+        sums = sum_rows(key, part, codes, offsets, slots, len(wanted), workers)
+        kept = [one for place, one in enumerate(sums) if present[place % len(present)]]
+        packed.append(pack_sums(key, kept, layouts[group], workers))
+    missing = _n_missing(codes == widths, inside, trees, nodes)
+    return EncryptedSums(store.facts["round"], level, missing, np.concatenate(packed))
+
+
+def _n_missing(absent: Array, inside: Array, trees: Array, nodes: Array) -> Array:
+    """Rows without a value; int32, shape (n_wanted, n_columns).
+
+    Parameters
+    ----------
+    absent : bool, shape (n_rows, n_columns).
+    inside : int32, shape (n_trees, n_rows): the node a row is in.
+    """
+    missing = np.zeros((len(nodes), absent.shape[1]), dtype=np.int32)
+    rows, columns = np.nonzero(absent)
+    for tree in np.unique(trees):
+        wanted = np.flatnonzero(trees == tree)
+        slots = slots_by_node(inside[tree], nodes[wanted])[inside[tree][rows]]
+        known = slots >= 0
+        np.add.at(missing, (wanted[slots[known]], columns[known]), 1)
+    return missing

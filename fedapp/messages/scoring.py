@@ -1,0 +1,45 @@
+"""Scores of a finished model, boosted or linear.
+
+Reveals: a party gets the whole model. The server learns, for the train, validation and test rows
+of each party, the sums its metrics are made of and how its scores are spread: the weight of each
+class per bin of the predicted probability (binary), the confusion matrix and for every class the
+weight of its rows and of all others per bin of its predicted probability (multi-class), or the
+weight per bin of the residual (regression). A bin may hold one row; no row can be told apart from
+another with the same score. The scores of each party that follow from these sums stand in the
+run's summary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages.fields import Array, Form, Range, Reply, Request
+
+SHARED_BY = frozenset({"horizontal"})
+
+Sums = Annotated[Array, Form("float64", "n_sums")]
+Scores = Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvaluateRequest(Request):
+    """Score the model on all rows; the last message of a run."""
+
+    kind: ClassVar[str] = "evaluate.scoring_scores"
+    doing: ClassVar[str] = "scoring"
+    model: Annotated[Array, Form("uint8", "n_bytes")]  # model.json, UTF-8
+    score_bins: Annotated[int, Range(2, 2**20)]
+    residual_range: Annotated[float, Range(0, 1e38)]  # of the residual bins, in the label's unit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvaluateReply(Reply):
+    """What metrics.py adds up, for each part of a party's rows."""
+
+    train_sums: Sums
+    train_scores: Scores
+    valid_sums: Sums
+    valid_scores: Scores
+    test_sums: Sums
+    test_scores: Scores

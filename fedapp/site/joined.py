@@ -1,0 +1,92 @@
+"""Tables of several parties, for a model that has the columns of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.data.datasets import dataset_names, read_source
+from fedapp.data.load import read_frame
+from fedapp.data.predictions import read_columns_of
+from fedapp.data.schema import Roles
+from fedapp.data.table import Table
+from fedapp.errors import ConfigError, DataError
+from fedapp.site.columns import row_ids
+from fedapp.site.config import SiteConfig
+
+Ids = npt.NDArray[np.str_]
+
+
+def read_joined(
+    sources: Mapping[str, str], columns: Sequence[str], roles: Roles, first: str
+) -> tuple[Table, list[str], dict[str, Table]]:
+    """Rows that all tables have, with a model's columns in the model's order.
+
+    Parameters
+    ----------
+    sources : of each party.
+    columns : of the model; ``bank.balance`` is ``balance`` of the party ``bank``.
+    roles : the ids by which rows are matched; labels and weights, in whichever table has them.
+    first : the party whose rows are asked for, and in whose order.
+
+    Returns
+    -------
+    The rows, ids of the first party's rows that others do not have, and the tables.
+
+    Raises
+    ------
+    ConfigError : there is no column of ids.
+    DataError : a column is in no table, or in several.
+    """
+    if not roles.id_column:
+        raise ConfigError('--id must name the column to match rows by, as in --id customer; got ""')
+    names = {party: _column_names(source) for party, source in sources.items()}
+    owners = [_owner(column, names) for column in columns]
+    tables = {
+        party: read_columns_of(source, [name for own, name in owners if own == party], roles)
+        for party, source in sources.items()
+    }
+    ids = {
+        party: row_ids(table, SiteConfig(party, sources[party], id_column=roles.id_column), True)
+        for party, table in tables.items()
+    }
+    common = reduce(np.intersect1d, ids.values())
+    is_common = np.isin(ids[first], common)
+    wanted = ids[first][is_common]
+    taken = {party: tables[party].take(_places(own, wanted)) for party, own in ids.items()}
+    at = {party: iter(table.values.T) for party, table in taken.items()}
+    values = np.column_stack([next(at[party]) for party, _ in owners])
+    labelled = next((table for table in taken.values() if table.labels is not None), taken[first])
+    joined = replace(labelled, columns=tuple(columns), values=np.ascontiguousarray(values))
+    return joined, ids[first][~is_common].tolist(), tables
+
+
+def _places(ids: Ids, wanted: Ids) -> npt.NDArray[np.int64]:
+    """Where each wanted id stands."""
+    order = np.argsort(ids, kind="stable")
+    return order[np.searchsorted(ids[order], wanted)]
+
+
+def _column_names(source: str) -> set[str]:
+    if source in dataset_names():
+        return set(read_source(source).columns)
+    return set(read_frame(Path(source), Roles()).column_names)
+
+
+def _owner(column: str, names: Mapping[str, set[str]]) -> tuple[str, str]:
+    """Whose a column of the model is, and its name there."""
+    own = [
+        (party, column.removeprefix(f"{party}."))
+        for party, there in names.items()
+        if column.startswith(f"{party}.") and column.removeprefix(f"{party}.") in there
+    ]
+    found = own or [(party, column) for party, there in names.items() if column in there]
+    if len(found) != 1:
+        got = ", ".join(party for party, _ in found) or "none"
+        raise DataError(f"column '{column}' of the model must be in one of the tables, got {got}")
+    return found[0]

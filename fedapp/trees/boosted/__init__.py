@@ -1,0 +1,1 @@
+"""Boosted trees, as XGBoost grows and writes them."""

@@ -1,0 +1,224 @@
+"""Trees of one boosting round while they grow, level by level, from summed histograms alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.histograms.bins import Cuts
+from fedapp.histograms.build import Histogram
+from fedapp.histograms.split import Penalties, best_splits, node_weight
+from fedapp.trees.boosted.routes import ROUTE, Routes
+from fedapp.trees.model import LEAF, NODE, Tree, split_trees, stack_trees
+
+NodeId = tuple[int, int]  # tree, node
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large the trees grow, and what a leaf counts; named as in XGBoost."""
+
+    max_depth: int
+    eta: float
+    penalties: Penalties
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> Shape:
+        """Limits among a run's settings; XGBoost keeps penalties in float32."""
+        names = [field.name for field in fields(Penalties)]
+        penalties = {name: float(np.float32(parameters[name])) for name in names}
+        return cls(parameters["max_depth"], parameters["eta"], Penalties(**penalties))
+
+
+class Growth:
+    """The trees of one boosting round, all grown together.
+
+    ``wanted`` are the nodes whose histograms are needed next: the roots first, then the smaller
+    child of each pair, the other one being the difference to the parent. ``split`` takes them and
+    returns the splits it made.
+
+    Parameters
+    ----------
+    n_trees : trees of the round, one an output.
+    cuts : layout of the histograms.
+    allowed : bool, shape (n_trees, n_columns): columns each tree may split.
+    shape : limits.
+    """
+
+    def __init__(
+        self, n_trees: int, cuts: Cuts, allowed: npt.NDArray[np.bool_], shape: Shape
+    ) -> None:
+        self.cuts, self.allowed, self.shape = cuts, allowed, shape
+        self.level = 0
+        self.wanted: list[NodeId] = [(tree, 0) for tree in range(n_trees)]
+        self._open = list(self.wanted)
+        self._nodes = [np.zeros(1, dtype=NODE) for _ in range(n_trees)]
+        self._sums: dict[NodeId, npt.NDArray[np.float64]] = {}
+        self._parents: dict[NodeId, tuple[Histogram, npt.NDArray[np.int32]]] = {}
+        for nodes in self._nodes:
+            nodes["left"], nodes["parent"] = LEAF, -1
+
+    @property
+    def wanted_pairs(self) -> npt.NDArray[np.int32]:
+        """Tree and node of each wanted one: int32, shape (n_wanted, 2), trees ascending."""
+        return np.array(self.wanted, dtype=np.int32).reshape(-1, 2)
+
+    @property
+    def growing(self) -> bool:
+        """Whether any node may still be split."""
+        return bool(self._open)
+
+    def set_roots(self, sums: npt.NDArray[np.float64]) -> None:
+        """Tell the sums of gradients and hessians over all rows, float64, shape (n_trees, 2)."""
+        for tree, total in enumerate(sums):
+            self._sums[tree, 0] = total
+            self._weigh((tree, 0))
+
+    def split(self, histograms: Histogram, missing: npt.NDArray[np.int32]) -> Routes:
+        """Split the open nodes of this level.
+
+        Parameters
+        ----------
+        histograms : float64, shape (n_wanted, n_bins, 2), in the order of ``wanted``.
+        missing : int32, shape (n_wanted, n_columns).
+
+        Returns
+        -------
+        ``ROUTE``, one a split.
+        """
+        found = self._complete(histograms, missing)
+        open_histograms = np.stack([found[node][0] for node in self._open])
+        splits = best_splits(
+            open_histograms,
+            np.stack([self._sums[node] for node in self._open]),
+            np.stack([found[node][1] for node in self._open]),
+            self.allowed[[tree for tree, _ in self._open]],
+            self.cuts.offsets,
+            self.shape.penalties,
+        )
+        parents = [
+            node for node, split in zip(self._open, splits, strict=True) if split["column"] >= 0
+        ]
+        routes = [
+            self._apply(node, split)
+            for node, split in zip(self._open, splits, strict=True)
+            if split["column"] >= 0
+        ]
+        self.level += 1
+        self._advance(parents, found)
+        return np.array(routes, dtype=ROUTE)
+
+    def trees(self) -> tuple[Tree, ...]:
+        """The trees as they stand."""
+        return tuple(nodes.copy() for nodes in self._nodes)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """All that ``restored`` needs to go on from here."""
+        nodes, offsets = stack_trees(self._nodes)
+        parents = list(self._parents)
+        histograms = [self._parents[parent][0] for parent in parents]
+        missing = [self._parents[parent][1] for parent in parents]
+        n_bins, n_columns = len(self.cuts.edges), self.cuts.n_columns
+        return {
+            "level": np.array(self.level),
+            "wanted": self.wanted_pairs,
+            "open": np.array(self._open, dtype=np.int32).reshape(-1, 2),
+            "nodes": nodes,
+            "tree_offsets": offsets,
+            "summed": np.array(list(self._sums), dtype=np.int32).reshape(-1, 2),
+            "sums": np.array(list(self._sums.values())).reshape(-1, 2),
+            "parents": np.array(parents, dtype=np.int32).reshape(-1, 2),
+            "parent_histograms": np.array(histograms).reshape(-1, n_bins, 2),
+            "parent_missing": np.array(missing, dtype=np.int32).reshape(-1, n_columns),
+        }
+
+    @classmethod
+    def restored(
+        cls,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        cuts: Cuts,
+        allowed: npt.NDArray[np.bool_],
+        shape: Shape,
+    ) -> Growth:
+        """Undo ``arrays``; the other arguments are those the trees began with."""
+        growth = cls(0, cuts, allowed, shape)
+        growth.level = int(arrays["level"])
+        growth.wanted, growth._open = _pairs(arrays["wanted"]), _pairs(arrays["open"])
+        growth._nodes = [
+            tree.copy() for tree in split_trees(arrays["nodes"], arrays["tree_offsets"])
+        ]
+        growth._sums = dict(zip(_pairs(arrays["summed"]), arrays["sums"], strict=True))
+        kept = zip(arrays["parent_histograms"], arrays["parent_missing"], strict=True)
+        growth._parents = dict(zip(_pairs(arrays["parents"]), kept, strict=True))
+        return growth
+
+    def _complete(
+        self, histograms: Histogram, missing: npt.NDArray[np.int32]
+    ) -> dict[NodeId, tuple[Histogram, npt.NDArray[np.int32]]]:
+        """Histograms of all open nodes: those that came, and parents less those."""
+        found = {
+            node: (histograms[place], missing[place]) for place, node in enumerate(self.wanted)
+        }
+        for parent, (total, total_missing) in self._parents.items():
+            left, right = self._children(parent)
+            known, other = (left, right) if left in found else (right, left)
+            found[other] = (total - found[known][0], total_missing - found[known][1])
+        return found
+
+    def _advance(
+        self,
+        parents: Sequence[NodeId],
+        found: dict[NodeId, tuple[Histogram, npt.NDArray[np.int32]]],
+    ) -> None:
+        """Open the children of the nodes just split, if the trees may grow deeper."""
+        if self.level == self.shape.max_depth:
+            parents = ()
+        self._parents = {parent: found[parent] for parent in parents}
+        self._open, self.wanted = [], []
+        for parent in parents:
+            left, right = self._children(parent)
+            self._open += [left, right]
+            # XGBoost's rule: sum over the child of smaller hessian, the left one of equals.
+            fewer_right = self._sums[right][1] < self._sums[left][1]
+            self.wanted.append(right if fewer_right else left)
+
+    def _children(self, parent: NodeId) -> tuple[NodeId, NodeId]:
+        """Both children of a node that was split."""
+        tree, node = parent
+        left = int(self._nodes[tree]["left"][node])
+        return (tree, left), (tree, left + 1)
+
+    def _apply(self, parent: NodeId, split: np.void) -> tuple[int, int, int, int, np.float32, bool]:
+        """Split one node: write its children, return its route."""
+        tree, node = parent
+        nodes = self._nodes[tree]
+        left, column = len(nodes), int(split["column"])
+        edges = self.cuts.column(column)
+        threshold = edges[split["cut"]] if split["cut"] >= 0 else self.cuts.minima[column]
+        nodes[node]["left"], nodes[node]["column"] = left, column
+        nodes[node]["threshold"], nodes[node]["default_left"] = threshold, split["default_left"]
+        nodes[node]["gain"], nodes[node]["value"] = split["gain"], 0
+        children = np.zeros(2, dtype=NODE)
+        children["left"], children["parent"] = LEAF, node
+        self._nodes[tree] = np.concatenate((nodes, children))
+        self._sums[tree, left], self._sums[tree, left + 1] = split["left"], split["right"]
+        self._weigh((tree, left))
+        self._weigh((tree, left + 1))
+        return tree, node, left, column, threshold, bool(split["default_left"])
+
+    def _weigh(self, place: NodeId) -> None:
+        """Set the weight of a node, and its value as a leaf."""
+        tree, node = place
+        gradient, hessian = self._sums[place]
+        weight = node_weight(gradient, hessian, self.shape.penalties)
+        self._nodes[tree]["hessian"][node] = hessian
+        self._nodes[tree]["weight"][node] = weight
+        self._nodes[tree]["value"][node] = weight * np.float32(self.shape.eta)
+
+
+def _pairs(array: npt.NDArray[Any]) -> list[NodeId]:
+    return [(int(tree), int(node)) for tree, node in array]

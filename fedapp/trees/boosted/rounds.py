@@ -1,0 +1,147 @@
+"""A boosted model between its rounds: the trees, and what the rows' holders do not know yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.histograms.bins import Cuts
+from fedapp.trees.boosted.grow import Growth, Shape
+from fedapp.trees.boosted.routes import ROUTE, Routes
+from fedapp.trees.model import LEAF, Ensemble, Tree, split_trees, stack_trees
+from fedapp.trees.objective import Objective, n_outputs
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Random draws of a run.
+
+    Parameters
+    ----------
+    seed : of the run.
+    colsample : share of the columns each tree may split, in (0, 1].
+    """
+
+    seed: int
+    colsample: float
+
+    def columns(self, round_id: int, n_trees: int, n_columns: int) -> npt.NDArray[np.bool_]:
+        """Columns of each tree: bool, shape (n_trees, n_columns); at least one a tree."""
+        n_drawn = max(1, int(self.colsample * n_columns))
+        if n_drawn == n_columns:
+            return np.ones((n_trees, n_columns), dtype=bool)
+        rng = np.random.default_rng([self.seed, round_id])
+        allowed = np.zeros((n_trees, n_columns), dtype=bool)
+        for tree in allowed:
+            tree[rng.choice(n_columns, n_drawn, replace=False)] = True
+        return allowed
+
+
+@dataclass(slots=True, eq=False)
+class Boosting:
+    """Rounds of boosting, one after the other.
+
+    Parameters
+    ----------
+    objective, base_score, columns, classes : as in ``Ensemble``.
+    cuts : layout of the histograms the trees grow from.
+    shape : limits of a tree.
+    sampling : random draws.
+    trees : of all finished rounds.
+    routes : splits of the last round that the holders of the rows were not told.
+    leaves_told : whether they know the leaf values of the last round.
+    """
+
+    objective: Objective
+    base_score: np.float32
+    columns: tuple[str, ...]
+    classes: tuple[str, ...]
+    cuts: Cuts
+    shape: Shape
+    sampling: Sampling
+    trees: list[Tree] = field(default_factory=list)
+    routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
+    leaves_told: bool = True
+
+    @property
+    def width(self) -> int:
+        """Trees of a round."""
+        return n_outputs(self.objective, len(self.classes))
+
+    @property
+    def n_rounds(self) -> int:
+        """Finished rounds."""
+        return len(self.trees) // self.width
+
+    @property
+    def last_trees(self) -> list[Tree]:
+        """The trees of the last finished round."""
+        return self.trees[-self.width :]
+
+    @property
+    def model(self) -> Ensemble:
+        """The model so far."""
+        return Ensemble(
+            self.objective, self.base_score, self.columns, self.classes, tuple(self.trees)
+        )
+
+    def growth(self) -> Growth:
+        """The trees of the next round, not yet grown."""
+        n_columns = len(self.columns)
+        allowed = self.sampling.columns(self.n_rounds, self.width, n_columns)
+        return Growth(self.width, self.cuts, allowed, self.shape)
+
+    def add(self, trees: tuple[Tree, ...], routes: Routes) -> None:
+        """Finish a round; ``routes`` are its last splits, which nobody was told."""
+        self.trees += trees
+        self.routes, self.leaves_told = routes, False
+
+    def told(self) -> None:
+        """The holders of the rows know all that was decided."""
+        self.routes, self.leaves_told = np.empty(0, dtype=ROUTE), True
+
+    def untold_leaves(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Leaf values of the last round, a value a node, trees in turn, and where each tree begins.
+
+        Both are empty where they were told already.
+        """
+        if self.leaves_told:
+            return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
+        nodes, offsets = stack_trees(self.last_trees)
+        return np.ascontiguousarray(nodes["value"]), offsets
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """All that changes from round to round, and the cuts, to be kept."""
+        nodes, offsets = stack_trees(self.trees)
+        return {
+            "base_score": np.array(self.base_score),
+            "edges": self.cuts.edges,
+            "offsets": self.cuts.offsets,
+            "minima": self.cuts.minima,
+            "nodes": nodes,
+            "tree_offsets": offsets,
+            "routes": self.routes,
+            "leaves_told": np.array(self.leaves_told),
+        }
+
+    def restore(self, arrays: Arrays) -> None:
+        """Undo ``arrays``: go on where they were kept."""
+        self.trees = list(split_trees(arrays["nodes"], arrays["tree_offsets"]))
+        self.routes, self.leaves_told = arrays["routes"], bool(arrays["leaves_told"])
+
+
+def kept_cuts(arrays: Arrays) -> tuple[np.float32, Cuts]:
+    """Base score and cuts of kept arrays."""
+    cuts = Cuts(arrays["edges"], arrays["offsets"], arrays["minima"])
+    return np.float32(arrays["base_score"]), cuts
+
+
+def n_leaves(trees: Iterable[Tree]) -> int:
+    """Leaves of all these trees."""
+    return sum(int((tree["left"] == LEAF).sum()) for tree in trees)

@@ -1,0 +1,1 @@
+"""Models whose splits lie at several parties."""

@@ -1,0 +1,207 @@
+"""Parts of a model whose splits lie at several parties, and the order in which they are summed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.trees.forest import model as bagged
+from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.model import LEAF, Ensemble, Tree, from_json, kind_of
+from fedapp.trees.sides import goes_left
+
+FORMAT = 1
+PARTS = "parts"  # kind of a model.json that says where the parts of a model lie
+Ints = npt.NDArray[np.int64]
+NO_QUANTILES = np.empty((0, 0), dtype=np.float32)
+
+
+class Arrays(Protocol):
+    """Where arrays are kept by name."""
+
+    def __getitem__(self, name: str, /) -> npt.NDArray[Any]: ...
+    def __setitem__(self, name: str, array: npt.NDArray[Any], /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup:
+    """A party's own splits; a record id is the place in the table.
+
+    Parameters
+    ----------
+    columns : int64, shape (n_records,): the party's own numbers.
+    thresholds : float32, shape (n_records,): below goes left.
+    defaults : uint8, shape (n_records,): 1 where missing goes left.
+    """
+
+    columns: Ints
+    thresholds: npt.NDArray[np.float32]
+    defaults: npt.NDArray[np.uint8]
+
+    @classmethod
+    def empty(cls) -> Lookup:
+        """Without a split."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint8))
+
+    @classmethod
+    def kept(cls, store: Arrays) -> Lookup:
+        """As ``keep`` left it."""
+        return cls(*(store[f"lookup.{name}"] for name in cls.__slots__))
+
+    def keep(self, store: Arrays) -> None:
+        """Keep it among other arrays."""
+        for name in self.__slots__:
+            store[f"lookup.{name}"] = getattr(self, name)
+
+    def plus(
+        self, columns: Ints, thresholds: npt.NDArray[np.float32], defaults: npt.NDArray[np.uint8]
+    ) -> Lookup:
+        """With further splits at the end."""
+        return Lookup(
+            np.concatenate((self.columns, columns)),
+            np.concatenate((self.thresholds, thresholds)),
+            np.concatenate((self.defaults, defaults)),
+        )
+
+    def sides(
+        self,
+        record: int | Ints,
+        values: npt.NDArray[np.float32],
+        rows: npt.NDArray[Any] | slice | int = slice(None),
+    ) -> npt.NDArray[np.bool_]:
+        """Which rows one of the splits sends left, or which of several splits one row.
+
+        Parameters
+        ----------
+        values : float32, shape (n_rows, n_columns): the party's columns.
+        rows : those that are asked for.
+        """
+        column = values[rows, self.columns[record]]
+        return goes_left(column, self.thresholds[record], self.defaults[record].astype(bool))
+
+    def n_ways(self, records: Ints, values: npt.NDArray[np.float32]) -> int:
+        """How many answers some of the splits can give together, whatever the columns hold; that
+        something is missing counts where the table has missing values."""
+        ways = 1
+        for column in np.unique(self.columns[records]):
+            own = records[self.columns[records] == column]
+            missing = [np.nan] if np.isnan(values[:, column]).any() else []
+            thresholds, defaults = self.thresholds[own], self.defaults[own].astype(bool)
+            points = np.array([-np.inf, *thresholds, *missing], dtype=np.float32)
+            ways *= len(np.unique(goes_left(points[:, None], thresholds, defaults), axis=0))
+        return ways
+
+    def to_json(
+        self, names: Sequence[str], quantiles: npt.NDArray[np.float32] = NO_QUANTILES
+    ) -> dict[str, Any]:
+        """A document that JSON can hold.
+
+        Parameters
+        ----------
+        names : of the party's columns.
+        quantiles : of their values (``fedapp.site.likeness``), shape (n_columns, n_quantiles).
+        """
+        return {
+            "format": FORMAT,
+            "columns": list(names),
+            "quantiles": [[_number(value) for value in points] for points in quantiles],
+            "records": [
+                [int(column), float(threshold), int(default)]
+                for column, threshold, default in zip(
+                    self.columns, self.thresholds, self.defaults, strict=True
+                )
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Lookup:
+        """Undo ``to_json``."""
+        records = document["records"]
+        return cls(
+            np.array([record[0] for record in records], dtype=np.int64),
+            np.array([record[1] for record in records], dtype=np.float32),
+            np.array([record[2] for record in records], dtype=np.uint8),
+        )
+
+
+def quantiles_of(part: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+    """Quantiles of a party's columns; without rows where its part has none."""
+    rows = part.get("quantiles", [])
+    found = [[np.nan if value is None else value for value in row] for row in rows]
+    return np.array(found, dtype=np.float32) if found else NO_QUANTILES
+
+
+def _number(value: np.float32) -> float | None:
+    """A number that reads back to the same bits; None for NaN, which JSON has not."""
+    return None if np.isnan(value) else float(str(value))
+
+
+def model_of(part: Mapping[str, Any]) -> Ensemble | BaggedForest:
+    """The model in the active party's part; its class says how leaves become predictions.
+
+    Raises
+    ------
+    DataError : it is of another format.
+    """
+    text: str = part["model"]
+    return bagged.from_json(text) if kind_of(text) == bagged.KIND else from_json(text)
+
+
+def split_owners(model: Ensemble | BaggedForest, part: Mapping[str, Any]) -> list[list[str]]:
+    """Whose each node's split is, by tree; leaves too have a name, which means nothing."""
+    names = list(part["n_columns"])
+    ends = np.cumsum(list(part["n_columns"].values()))
+    return [
+        [names[place] for place in np.searchsorted(ends, tree["column"], side="right")]
+        for tree in model.trees
+    ]
+
+
+def joint_names(names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Names of all parties' columns, parties in turn: ``bank.balance`` where another party has a
+    ``balance`` too, else as they are; all of them so where that is not enough.
+
+    Parameters
+    ----------
+    names : of each party's columns.
+    """
+    counts = Counter(name for own in names.values() for name in own)
+    short = [
+        f"{party}.{name}" if counts[name] > 1 else name
+        for party, own in names.items()
+        for name in own
+    ]
+    if len(set(short)) == len(short):
+        return tuple(short)
+    return tuple(f"{party}.{name}" for party, own in names.items() for name in own)
+
+
+def joined(
+    model: Ensemble,
+    records: Sequence[Ints],
+    owners: Sequence[Ints],
+    lookups: Sequence[Lookup],
+    columns: Sequence[str],
+) -> Ensemble:
+    """The model with all thresholds in it.
+
+    Parameters
+    ----------
+    model : its splits have no thresholds.
+    records : of each tree, int64, shape (n_nodes,): record id of each split.
+    owners : of each tree: number of the party of each split.
+    lookups : of each party.
+    columns : names of all columns, parties in turn.
+    """
+    trees: list[Tree] = []
+    for tree, record_ids, parties in zip(model.trees, records, owners, strict=True):
+        copy = tree.copy()
+        for node in np.flatnonzero(tree["left"] != LEAF):
+            copy["threshold"][node] = lookups[parties[node]].thresholds[record_ids[node]]
+        trees.append(copy)
+    return replace(model, columns=tuple(columns), trees=tuple(trees))

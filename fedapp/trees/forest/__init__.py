@@ -1,0 +1,1 @@
+"""Federated Forest's trees: CART, level by level, on coded labels."""

@@ -1,0 +1,399 @@
+"""CART's search for splits: columns in bins, class weights a bin, the best cut of a node.
+
+Source: Breiman, Friedman, Olshen, Stone 1984, "Classification and Regression Trees"; the rules for
+missing values, for values that lie close together and for small nodes are those of scikit-learn
+1.9 (``sklearn/tree/_splitter.pyx``, ``node_split_best``).
+
+What scikit-learn leaves to chance follows a rule here. Of equal improvements the lowest column
+wins; in a column first the cuts that send missing values right, from the lowest value up, last of
+them the cut between what is present and what is missing; then those that send them left.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.trees.kernels import frozen
+
+Criterion = Literal["gini", "entropy", "variance"]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.uint16]
+
+# scikit-learn's FEATURE_THRESHOLD: values no further apart are not cut between.
+CLOSE = np.float32(1e-7)
+EPSILON = float(np.finfo(np.float64).eps)
+GINI, ENTROPY, VARIANCE = 0, 1, 2
+CRITERIA = {"gini": GINI, "entropy": ENTROPY, "variance": VARIANCE}
+# x < LOWEST holds for no number, so the rows that are missing go to their own side alone.
+LOWEST = np.finfo(np.float32).min
+
+DRAWN = 0  # rank of a split of a drawn column
+NO_RANK = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bins:
+    """Which values of each column share a bin.
+
+    Parameters
+    ----------
+    lows, highs : float32, shape (n_bins,): smallest and largest training value of each bin.
+    offsets : int64, shape (n_columns + 1,): where the bins of each column begin.
+    """
+
+    lows: Floats
+    highs: Floats
+    offsets: Ints
+
+    @property
+    def widths(self) -> Ints:
+        """Bins of each column; also the code of a missing value there."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When a node is split.
+
+    Parameters
+    ----------
+    criterion : what the improvement is measured by.
+    n_classes : 0 for numbers.
+    min_samples_split, min_samples_leaf : rows, however often they are drawn.
+    min_decrease : of the impurity, times the share of the tree's weight that is in the node.
+    """
+
+    criterion: Criterion
+    n_classes: int
+    min_samples_split: int
+    min_samples_leaf: int
+    min_decrease: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The best split of each node, over the columns that were looked at.
+
+    Parameters
+    ----------
+    improvements : float64, shape (n_nodes,)
+        Impurity times weight of the node, less that of its children; NaN where nothing may be cut.
+    ranks : int64, shape (n_nodes,)
+        ``DRAWN`` where a drawn column differs within the node; else the key of the first other one
+        that does, whose split this is; ``NO_RANK`` where none does, or the node is a leaf.
+    columns : int64, shape (n_nodes,); -1 without a split.
+    thresholds : float32, shape (n_nodes,): below goes left.
+    defaults : uint8, shape (n_nodes,): 1 where missing goes left.
+    """
+
+    improvements: npt.NDArray[np.float64]
+    ranks: Ints
+    columns: Ints
+    thresholds: Floats
+    defaults: npt.NDArray[np.uint8]
+
+
+def bin_columns(values: Floats, max_bin: int) -> Bins:
+    """A bin a distinct value where a column has at most ``max_bin`` of them, else quantiles.
+
+    Parameters
+    ----------
+    values : float32, shape (n_rows, n_columns): training rows; NaN is missing.
+    max_bin : 2 to 65535.
+    """
+    lows, highs = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
+    offsets = np.zeros(values.shape[1] + 1, dtype=np.int64)
+    for column in range(values.shape[1]):
+        present = values[:, column][~np.isnan(values[:, column])]
+        found, counts = np.unique(present, return_counts=True)
+        firsts = np.arange(len(found))
+        if len(found) > max_bin:
+            ends = np.cumsum(counts)
+            shares = np.arange(1, max_bin) * (ends[-1] / max_bin)
+            firsts = np.unique(np.concatenate(([0], np.searchsorted(ends, shares) + 1)))
+            firsts = firsts[firsts < len(found)]
+        lows.append(found[firsts])
+        highs.append(found[np.concatenate((firsts[1:], [len(found)])) - 1] if len(found) else found)
+        offsets[column + 1] = offsets[column] + len(firsts)
+    return Bins(np.concatenate(lows), np.concatenate(highs), offsets)
+
+
+def code_columns(values: Floats, bins: Bins) -> Codes:
+    """The bin of each training value; uint16, shape (n_columns, n_rows)."""
+    codes: Codes = np.empty(values.shape[::-1], dtype=np.uint16)
+    for column, (start, end) in enumerate(zip(bins.offsets, bins.offsets[1:], strict=False)):
+        # NaN sorts behind everything, and the code of a missing value is the number of bins.
+        codes[column] = np.searchsorted(bins.highs[start:end], values[:, column])
+    return codes
+
+
+def best_splits(
+    codes: Codes,
+    bins: Bins,
+    targets: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float64],
+    products: npt.NDArray[np.float64],
+    draws: npt.NDArray[np.uint8],
+    rows: npt.NDArray[np.int32],
+    starts: Ints,
+    columns: Ints,
+    keys: Ints,
+    n_drawn: Ints,
+    rules: Rules,
+) -> Candidates:
+    """Search the nodes of one tree.
+
+    Parameters
+    ----------
+    codes : see ``code_columns``.
+    targets : shape (n_rows,): class ids, or numbers.
+    weights : shape (n_rows,), > 0 in ``rows``.
+    products : shape (n_rows,): weights times numbers; see ``label_codes.exact_products``.
+    draws : shape (n_rows,), > 0 in ``rows``: how often the tree draws each row.
+    rows, starts : shapes (n_inside,) and (n_nodes + 1,): rows of each node, ascending.
+    columns, keys : shape (n_nodes, n_columns): see ``levels.columns_of``.
+    n_drawn : shape (n_nodes,): so many of them are drawn. Where all of these are the same
+        throughout the node, the first other column that differs stands in, as in scikit-learn.
+    """
+    n_nodes = len(starts) - 1
+    improvements, ranks = np.full(n_nodes, np.nan), np.full(n_nodes, NO_RANK, dtype=np.int64)
+    chosen = np.full(n_nodes, -1, dtype=np.int64)
+    left_bins, right_bins = np.zeros((2, n_nodes), dtype=np.int64)
+    defaults = np.zeros(n_nodes, dtype=np.uint8)
+    least = rules.min_decrease * (weights * draws).sum() if rules.min_decrease else -np.inf
+    known = codes, bins.lows, bins.highs, bins.offsets, targets, weights, products, draws
+    limits = rules.min_samples_split, rules.min_samples_leaf, least
+    found = improvements, ranks, chosen, left_bins, right_bins, defaults
+    kind = CRITERIA[rules.criterion], max(rules.n_classes, 2)
+    _search(*(*frozen(*known, rows, starts, columns, keys, n_drawn), *kind, *limits, *found))
+    thresholds = np.full(n_nodes, LOWEST, dtype=np.float32)
+    cut = (chosen >= 0) & (left_bins < right_bins)
+    firsts = bins.offsets[chosen[cut]]
+    lefts, rights = firsts + left_bins[cut], firsts + right_bins[cut]
+    thresholds[cut] = between(bins.highs[lefts], bins.lows[rights])
+    return Candidates(improvements, ranks, chosen, thresholds, defaults)
+
+
+def between(below: Floats, above: Floats) -> Floats:
+    """Thresholds t of which x < t holds just where x <= m does, m halfway between two values.
+
+    scikit-learn keeps m in float64 and compares ``<=``; for float32 x it is the same to compare
+    ``<`` with the next float32 above the largest one that is not above m.
+    """
+    middles = below.astype(np.float64) / 2.0 + above.astype(np.float64) / 2.0
+    rounded = middles.astype(np.float32)
+    at_most = np.where(rounded > middles, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+    found: Floats = np.nextafter(at_most, np.float32(np.inf))
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
+def _search(
+    codes: Any,
+    lows: Any,
+    highs: Any,
+    offsets: Any,
+    targets: Any,
+    weights: Any,
+    products: Any,
+    draws: Any,
+    rows: Any,
+    starts: Any,
+    columns: Any,
+    keys: Any,
+    n_drawn: Any,
+    criterion: int,
+    n_sums: int,
+    min_split: int,
+    min_leaf: int,
+    least: float,
+    improvements: Any,
+    ranks: Any,
+    chosen: Any,
+    left_bins: Any,
+    right_bins: Any,
+    defaults: Any,
+) -> None:
+    no_code: Any = np.int64(-1)  # a literal would be a type of its own
+    widest = 0
+    for column in range(len(offsets) - 1):
+        widest = max(widest, int(offsets[column + 1] - offsets[column]))
+    sums = np.zeros((widest + 1, n_sums))
+    counts = np.zeros(widest + 1, np.int64)
+    total = np.zeros(n_sums)
+    # Each is read once a column: side by side, in the order of the rows of the nodes.
+    adds = np.empty((len(rows), 2))
+    kinds = np.empty(len(rows), np.int64)
+    for node in range(len(starts) - 1):
+        start, end = starts[node], starts[node + 1]
+        n_inside = end - start
+        if n_inside < fewest_rows(min_split, min_leaf):
+            continue
+        total[:] = 0
+        pure = True
+        for place in range(start, end):
+            row = rows[place]
+            pure = pure and targets[row] == targets[rows[start]]
+            adds[place, 0] = weights[row] * draws[row]
+            adds[place, 1] = products[row] * draws[row]
+            kinds[place] = 0 if criterion == VARIANCE else np.int64(targets[row])
+            _add(total, kinds[place], adds[place], criterion)
+        if pure:
+            continue
+        best, differs = -np.inf, False
+        for rank in range(columns.shape[1]):
+            if rank >= n_drawn[node] and differs:
+                break
+            column = columns[node, rank]
+            first = offsets[column]
+            missing = offsets[column + 1] - first  # its code
+            low, high = missing, no_code
+            for place in range(start, end):
+                code: Any = np.int64(codes[column, rows[place]])
+                counts[code] += 1
+                _add(sums[code], kinds[place], adds[place], criterion)
+                if code != missing:
+                    low, high = min(low, code), max(high, code)
+            if not is_constant(low, high, counts[missing], first, lows, highs):
+                if not differs:
+                    differs = True
+                    ranks[node] = DRAWN if rank < n_drawn[node] else keys[node, rank]
+                gain, left, right, side = scan(
+                    sums, counts, total, low, high, missing, first, lows, highs, criterion, min_leaf
+                )
+                if beats(gain, column, best, chosen[node]):
+                    best = gain
+                    chosen[node], left_bins[node], right_bins[node] = column, left, right
+                    defaults[node] = side
+            sums[low : high + 1] = 0
+            counts[low : high + 1] = 0
+            sums[missing] = 0
+            counts[missing] = 0
+        if best > -np.inf and best + EPSILON >= least:
+            improvements[node] = best
+        else:
+            chosen[node] = -1
+
+
+@numba.njit(cache=True, nogil=True)
+def fewest_rows(min_split: int, min_leaf: int) -> int:
+    """How many rows a node must have to be split."""
+    return max(min_split, 2 * min_leaf, 2)
+
+
+@numba.njit(cache=True, nogil=True)
+def is_constant(low: int, high: int, n_missing: int, first: int, lows: Any, highs: Any) -> bool:
+    """Whether a column is the same throughout a node.
+
+    Parameters
+    ----------
+    low, high : lowest and highest bin of its values there; without any, ``high`` is -1.
+    n_missing : rows without a value.
+    first : place of its first bin in ``lows`` and ``highs``.
+    """
+    return high < 0 or (n_missing == 0 and lows[first + high] <= highs[first + low] + CLOSE)
+
+
+@numba.njit(cache=True, nogil=True)
+def beats(gain: float, column: int, best: float, chosen: int) -> bool:
+    """The column that wins a tie is the lowest, whatever the order they are drawn in."""
+    return gain > best or (gain == best and gain > -np.inf and column < chosen)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _add(sums: Any, kind: int, weighted: Any, criterion: int) -> None:
+    """Class weights, or w and w y."""
+    sums[kind] += weighted[0]
+    if criterion == VARIANCE:
+        sums[1] += weighted[1]
+
+
+@numba.njit(cache=True, nogil=True)
+def scan(
+    sums: Any,
+    counts: Any,
+    total: Any,
+    low: int,
+    high: int,
+    missing: int,
+    first: int,
+    lows: Any,
+    highs: Any,
+    criterion: int,
+    min_leaf: int,
+) -> tuple[float, int, int, int]:
+    """Best cut of one column: improvement, bins on its sides, default side.
+
+    The cut between present and missing has the same bin on both sides, and missing goes left.
+    """
+    n_inside, n_missing = 0, counts[missing]
+    for code in range(low, high + 1):
+        n_inside += counts[code]
+    n_inside += n_missing
+    left, right = np.empty(len(total)), np.empty(len(total))
+    parent = _purity(total, criterion)
+    best, best_left, best_right, best_side = -np.inf, -1, -1, 0
+    for missing_left in range(2 if n_missing else 1):
+        left[:] = 0
+        n_left = 0
+        if missing_left:
+            left[:] = sums[missing]
+            n_left = n_missing
+        code = low
+        while code < high:
+            # Element by element: an expression of arrays would make a new one for every cut.
+            for kind in range(len(total)):
+                left[kind] += sums[code, kind]
+                right[kind] = total[kind] - left[kind]
+            n_left += counts[code]
+            after = code + 1
+            while counts[after] == 0:
+                after += 1
+            n_right = n_inside - n_left
+            is_cut = lows[first + after] > highs[first + code] + CLOSE
+            if is_cut and n_left >= min_leaf and n_right >= min_leaf:
+                gain = _improvement(left, right, parent, criterion)
+                if gain > best:
+                    best, best_left, best_right = gain, code, after
+                    best_side = missing_left if n_missing else int(n_left > n_right)
+            code = after
+        if n_missing and not missing_left and min(n_missing, n_inside - n_missing) >= min_leaf:
+            right[:] = sums[missing]
+            left[:] = total - right
+            gain = _improvement(left, right, parent, criterion)
+            if gain > best:
+                best, best_left, best_right, best_side = gain, high, high, 1
+    return best, best_left, best_right, best_side
+
+
+@numba.njit(cache=True, nogil=True)
+def _improvement(left: Any, right: Any, parent: float, criterion: int) -> float:
+    """Weight times impurity of a node, less that of its children."""
+    if criterion == VARIANCE:
+        # The same for y and a + b y up to b^2, which sums of squares are not.
+        distance = left[1] / left[0] - right[1] / right[0]
+        return float(distance * distance * (left[0] * right[0] / (left[0] + right[0])))
+    return _purity(left, criterion) + _purity(right, criterion) - parent
+
+
+@numba.njit(cache=True, nogil=True)
+def _purity(sums: Any, criterion: int) -> float:
+    """Weight of a node times (1 - Gini), or times minus its entropy in bits."""
+    if criterion == VARIANCE:
+        return 0.0
+    weight, found = 0.0, 0.0
+    for each in sums:
+        weight += each
+    for each in sums:
+        if criterion == GINI:
+            found += each * each
+        elif each > 0:
+            found += each * math.log2(each / weight)
+    return found / weight if criterion == GINI else found

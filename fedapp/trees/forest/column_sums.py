@@ -1,0 +1,192 @@
+"""The best cuts by sums over the bins of another's columns, for who can read the sums.
+
+The scan, the rules and the ties are those of ``cart``, which looks at rows where labels and columns
+lie in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.trees.forest.cart import (
+    CRITERIA,
+    EPSILON,
+    NO_RANK,
+    Ints,
+    Rules,
+    beats,
+    fewest_rows,
+    scan,
+)
+from fedapp.trees.forest.label_codes import RowFields
+from fedapp.trees.forest.listing import Flags, Listing, Places
+from fedapp.trees.kernels import frozen
+
+Sums = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeTotals:
+    """What is known of the nodes of one tree where labels can be read.
+
+    Parameters
+    ----------
+    sizes : int64, shape (n_nodes,): rows, however often they are drawn.
+    totals : float64, shape (n_nodes, n_fields): what the rows add up to, in whole numbers.
+    large : bool, shape (n_nodes,): whether there are rows enough.
+    is_open : bool, shape (n_nodes,): and not all labels are the same.
+    weight : of all rows of the tree.
+    """
+
+    sizes: Ints
+    totals: Sums
+    large: Flags
+    is_open: Flags
+    weight: float
+
+    @classmethod
+    def of(
+        cls,
+        fields: RowFields,
+        targets: Sums,
+        counts: npt.NDArray[np.uint8],
+        inside: tuple[Places, Ints],
+        fewest: tuple[int, int],
+    ) -> NodeTotals:
+        """Add up rows.
+
+        Parameters
+        ----------
+        fields : what the rows add to sums.
+        targets, counts : shape (n_rows,): class ids or numbers; how often the tree draws each row.
+        inside, fewest : see ``list_columns``.
+        """
+        rows, starts = inside
+        sizes = np.diff(starts)
+        nodes = np.repeat(np.arange(len(sizes)), sizes)
+        terms = fields.numbers[rows] * counts[rows, None]
+        # Whole numbers, so that the order in which they are added does not matter.
+        totals = [np.bincount(nodes, field, minlength=len(sizes)) for field in terms.T]
+        large = sizes >= fewest_rows(*fewest)
+        is_pure, filled = np.ones(len(sizes), dtype=np.bool_), np.flatnonzero(sizes)
+        if len(filled):
+            begins = starts[filled]
+            lowest = np.minimum.reduceat(targets[rows], begins)
+            is_pure[filled] = np.maximum.reduceat(targets[rows], begins) == lowest
+        weight = float(fields.weights @ counts)
+        return cls(sizes, np.stack(totals, axis=1), large, large & ~is_pure, weight)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choices:
+    """The best cut of each node over listed columns.
+
+    Parameters
+    ----------
+    improvements, ranks : as in ``cart.Candidates``.
+    listed : int64, shape (n_nodes,): place of the column among those listed; -1 without a cut.
+    cuts : int64, shape (n_nodes,): the last bin that goes left.
+    defaults : uint8, shape (n_nodes,): 1 where missing goes left.
+    """
+
+    improvements: Sums
+    ranks: Ints
+    listed: Ints
+    cuts: Ints
+    defaults: npt.NDArray[np.uint8]
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[Listing, Choices]]) -> Choices:
+        """Of several trees, one after the other; each with its columns."""
+        widths = [len(listing.columns) for listing, _ in parts]
+        before = np.cumsum([0, *widths]).tolist()
+        listed = [
+            np.where(one.listed < 0, -1, one.listed + n)
+            for (_, one), n in zip(parts, before, strict=False)
+        ]
+        found = {
+            name: np.concatenate([getattr(one, name) for _, one in parts]) for name in cls.__slots__
+        }
+        return cls(**found | {"listed": np.concatenate(listed)})
+
+
+def choose_cuts(
+    listing: Listing, sums: Sums, known: NodeTotals, units: Sums, rules: Rules
+) -> Choices:
+    """The best cut of each node of one tree, by the rules of ``cart.best_splits``.
+
+    Parameters
+    ----------
+    sums : float64, shape (n_sums, n_fields): what the rows of each bin add up to, in whole numbers;
+        weights are above 0.
+    units : float64, shape (n_fields,): what a step of 1 is.
+    """
+    is_open, n_nodes = known.is_open, len(known.is_open)
+    found = Choices(
+        np.full(n_nodes, np.nan),
+        np.where(is_open, listing.ranks, NO_RANK),
+        np.full(n_nodes, -1, dtype=np.int64),
+        np.zeros(n_nodes, dtype=np.int64),
+        np.zeros(n_nodes, dtype=np.uint8),
+    )
+    least = rules.min_decrease * known.weight if rules.min_decrease else -np.inf
+    listed = listing.nodes, listing.columns, listing.ends, listing.missing, listing.sizes
+    limits = CRITERIA[rules.criterion], rules.min_samples_leaf, least
+    into = found.improvements, found.listed, found.cuts, found.defaults
+    real = sums * units, known.totals * units
+    _choose(*(*frozen(*listed, *real, is_open), *limits, *into))
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
+def _choose(
+    nodes: Any,
+    columns: Any,
+    ends: Any,
+    missing: Any,
+    sizes: Any,
+    sums: Any,
+    totals: Any,
+    is_open: Any,
+    criterion: int,
+    min_leaf: int,
+    least: float,
+    improvements: Any,
+    listed: Any,
+    cuts: Any,
+    defaults: Any,
+) -> None:
+    widest = 0
+    for place in range(len(nodes)):
+        widest = max(widest, ends[place + 1] - ends[place])
+    # Values 0, 1, 2 ... in bins of their own may all be cut between.
+    values = np.arange(widest + 1).astype(np.float32)
+    inside = np.zeros((widest + 1, sums.shape[1]))
+    counts = np.zeros(widest + 1, np.int64)
+    for place in range(len(nodes)):
+        node, start, end = nodes[place], ends[place], ends[place + 1]
+        if not is_open[node]:
+            continue
+        n_bins = end - start - missing[place]
+        inside[n_bins] = 0
+        counts[n_bins] = 0
+        inside[: end - start] = sums[start:end]
+        counts[: end - start] = sizes[start:end]
+        last = n_bins - 1
+        gain, cut, _, side = scan(
+            inside, counts, totals[node], 0, last, n_bins, 0, values, values, criterion, min_leaf
+        )
+        best = improvements[node] if listed[node] >= 0 else -np.inf
+        if beats(gain, columns[place], best, columns[listed[node]]):
+            improvements[node] = gain
+            listed[node], cuts[node], defaults[node] = place, cut, side
+    for node in range(len(listed)):
+        if listed[node] >= 0 and improvements[node] + EPSILON < least:
+            improvements[node] = np.nan
+            listed[node] = -1

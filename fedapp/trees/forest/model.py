@@ -1,0 +1,252 @@
+"""A forest whose prediction is the mean over its trees: class shares, or numbers, in the leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import DataError
+from fedapp.trees.forest.cart import Ints, Rules
+from fedapp.trees.forest.levels import (
+    Rows,
+    Splits,
+    draw_columns,
+    moved,
+    number,
+    search,
+    sides_of,
+    slots_of,
+    winners,
+)
+from fedapp.trees.kernels import frozen
+from fedapp.trees.model import LEAF, read_tree
+from fedapp.trees.objective import Objective, n_outputs
+from fedapp.trees.predict import find_leaves
+from fedapp.trees.sides import Nodes
+
+FORMAT = 1
+KIND = "bagged"
+BRANCH = np.dtype(
+    [
+        ("left", np.int32),  # LEAF where the node is one; the right child is left + 1
+        ("column", np.int32),
+        ("threshold", np.float32),  # x < threshold goes left
+        ("default_left", np.bool_),
+    ]
+)
+Branches = npt.NDArray[Any]
+Values = npt.NDArray[np.float64]
+ALL = np.empty(0, dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BaggedForest:
+    """Trees whose leaf values are averaged.
+
+    Parameters
+    ----------
+    objective : what is predicted.
+    columns : names of the features, in order.
+    classes : names of the classes in the order of their ids; empty for regression.
+    trees : arrays of ``BRANCH``.
+    values : of each tree, float64, shape (n_nodes, n_outputs): probability of the second of two
+        classes, of every class, or a number; 0 where the node is no leaf.
+    """
+
+    objective: Objective
+    columns: tuple[str, ...]
+    classes: tuple[str, ...]
+    trees: tuple[Branches, ...]
+    values: tuple[Values, ...]
+
+    @property
+    def n_outputs(self) -> int:
+        """Numbers of a prediction: classes for softmax, else 1."""
+        return n_outputs(self.objective, len(self.classes))
+
+    def predictions(self, leaves: Nodes, counted: npt.NDArray[np.bool_] | None = None) -> Values:
+        """Predictions of rows by their leaves; float64, shape (n_rows, n_outputs).
+
+        Parameters
+        ----------
+        leaves : int32, shape (n_trees, n_rows).
+        counted : shape (n_trees, n_rows): which trees count for each row, one at least; None: all.
+        """
+        sums = np.zeros((leaves.shape[1], self.n_outputs))
+        for tree, (values, found) in enumerate(zip(self.values, leaves, strict=True)):
+            is_counted = ALL if counted is None else counted[tree]
+            _add_leaves(*(*frozen(values, found, is_counted), sums))
+        n_trees = len(self.trees) if counted is None else counted.sum(axis=0)[:, None]
+        means: Values = sums / n_trees
+        return means
+
+    def leaf_terms(self, tree: int) -> Values:
+        """What a tree's leaves add to a row's sums; float64, shape (n_nodes, n_outputs)."""
+        return self.values[tree]
+
+    def predictions_of(self, sums: Values) -> Values:
+        """Predictions of rows by the sums of their ``leaf_terms``, shape (n_rows, n_outputs)."""
+        means: Values = sums / len(self.trees)
+        return means
+
+    def leaves(self, values: npt.NDArray[np.float32]) -> Nodes:
+        """Leaf of each row in each tree; ``values``: float32, shape (n_rows, n_columns)."""
+        found = np.zeros((len(self.trees), len(values)), dtype=np.int32)
+        for tree, nodes in zip(self.trees, found, strict=True):
+            find_leaves(tree, values, nodes)
+        return found
+
+
+def branches(
+    splits: Splits, n_nodes: Ints, cuts: Sequence[npt.NDArray[Any]] = ()
+) -> tuple[Branches, ...]:
+    """Trees of these splits.
+
+    Parameters
+    ----------
+    n_nodes : int64, shape (n_trees,): nodes of each tree.
+    cuts : columns, thresholds and default sides of the splits; without them a split has no
+        threshold, and its column is the number of its owner.
+    """
+    found, leaf = np.zeros(len(splits.trees), dtype=BRANCH), np.zeros((), dtype=BRANCH)
+    found["left"], found["column"], leaf["left"] = splits.lefts, splits.owners, LEAF
+    for name, of_splits in zip(("column", "threshold", "default_left"), cuts, strict=False):
+        found[name] = of_splits
+    return splits.spread(found, n_nodes, leaf)
+
+
+def leaf_values(
+    nodes: Nodes,
+    draws: npt.NDArray[np.uint8],
+    weights: Values,
+    labels: npt.NDArray[np.float32],
+    n_nodes: Ints,
+    n_classes: int,
+    n_outputs: int,
+) -> tuple[Values, ...]:
+    """Values of all nodes that rows are in.
+
+    Parameters
+    ----------
+    nodes : int32, shape (n_trees, n_rows).
+    draws : shape (n_trees, n_rows): how often each tree draws each row.
+    weights : shape (n_rows,).
+    labels : class ids, or numbers where ``n_classes`` is 0.
+    n_outputs : shares of the last so many classes are kept.
+    """
+    found = []
+    for inside, drawn, size in zip(nodes, draws, n_nodes.tolist(), strict=True):
+        sums = np.zeros((size, 1 + max(n_classes, 1)))  # of all rows, and by class or w y
+        _add_rows(*(*frozen(inside, drawn, weights, labels), n_classes > 0, sums))
+        totals, shares = sums[:, :1], sums[:, sums.shape[1] - n_outputs :]
+        found.append(np.divide(shares, totals, where=totals > 0, out=shares * 0))
+    return tuple(found)
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_rows(nodes: Any, draws: Any, weights: Any, labels: Any, is_class: bool, sums: Any) -> None:
+    for row in range(len(nodes)):
+        weight = draws[row] * weights[row]
+        sums[nodes[row], 0] += weight
+        if is_class:
+            sums[nodes[row], 1 + np.int64(labels[row])] += weight
+        else:
+            sums[nodes[row], 1] += weight * labels[row]
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_leaves(values: Any, leaves: Any, counted: Any, sums: Any) -> None:
+    """Add a tree's values to those of the rows it counts for; none named: for all."""
+    for row in range(len(leaves)):
+        if len(counted) == 0 or counted[row]:
+            for output in range(sums.shape[1]):
+                sums[row, output] += values[leaves[row], output]
+
+
+def grow(
+    rows: Rows,
+    values: npt.NDArray[np.float32],
+    column_seeds: Ints,
+    n_drawn: int,
+    max_depth: int,
+    rules: Rules,
+) -> tuple[tuple[Branches, ...], Nodes]:
+    """Grow a forest where all columns lie in one place.
+
+    Parameters
+    ----------
+    values : float32, shape (n_rows, n_columns): the training rows.
+    column_seeds : one a column; ``n_drawn`` of them are drawn for each node.
+
+    Returns
+    -------
+    The trees, and the leaf of each row in each of them.
+    """
+    n_trees, owners = len(rows.counts), np.zeros(len(column_seeds), dtype=np.int64)
+    nodes = np.zeros((n_trees, len(values)), dtype=np.int32)
+    n_nodes, all_splits = np.ones(n_trees, dtype=np.int64), Splits.none()
+    open_nodes = np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
+    kept = []
+    for _ in range(max_depth):
+        drawn = draw_columns(column_seeds, owners, 1, n_drawn, open_nodes)[0]
+        found = search(rows, nodes, open_nodes, column_seeds, drawn, rules)
+        won = np.flatnonzero(winners([found]) >= 0)
+        if not len(won):
+            break
+        splits, n_nodes = number(open_nodes[0][won], open_nodes[1][won], won * 0, n_nodes)
+        cut = found.columns[won], found.thresholds[won], found.defaults[won]
+        slots, sizes = slots_of(nodes, splits.trees, splits.nodes)
+        sides = sides_of(values, *cut, slots, sizes)
+        nodes = moved(nodes, splits, slots, np.cumsum(sizes) - sizes, sides)
+        all_splits, open_nodes = all_splits.plus(splits), splits.children()
+        kept.append(cut)
+    cuts = [np.concatenate(arrays) for arrays in zip(*kept, strict=True)]
+    return branches(all_splits, n_nodes, cuts), nodes
+
+
+def to_json(model: BaggedForest) -> str:
+    """The model as text; the same model always gives the same text."""
+    document = {
+        "format": FORMAT,
+        "kind": KIND,
+        "objective": model.objective,
+        "columns": list(model.columns),
+        "classes": list(model.classes),
+        "trees": [
+            {name: tree[name].tolist() for name in BRANCH.names or ()} | {"value": values.tolist()}
+            for tree, values in zip(model.trees, model.values, strict=True)
+        ],
+    }
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def from_json(text: str) -> BaggedForest:
+    """Read a model that ``to_json`` wrote.
+
+    Raises
+    ------
+    DataError : the text is no model of this format.
+    """
+    try:
+        document = json.loads(text)
+        known = document["objective"] in get_args(Objective)
+        if (document["format"], document["kind"], known) != (FORMAT, KIND, True):
+            raise ValueError(f"format {document['format']}, kind {document['kind']}")
+        columns = tuple(str(name) for name in document["columns"])
+        classes = tuple(str(name) for name in document["classes"])
+        objective = cast(Objective, document["objective"])
+        width = n_outputs(objective, len(classes))
+        trees = tuple(read_tree(fields, len(columns), BRANCH) for fields in document["trees"])
+        values = tuple(
+            np.array(fields["value"], dtype=np.float64).reshape(len(tree), width)
+            for fields, tree in zip(document["trees"], trees, strict=True)
+        )
+        return BaggedForest(objective, columns, classes, trees, values)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {error!r}") from error

@@ -1,0 +1,213 @@
+"""Train a head with torch. Only what trains heads imports this module, and so torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedapp.trees.objective import REGRESSION, Objective
+from fedapp.trees.stacked.head import Floats, HeadShape, split_weights
+
+WATCHED_ROWS = 4096  # of the rows held back, at once
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How a head is trained.
+
+    Parameters
+    ----------
+    epochs : passes over the rows.
+    batch_size : rows a step; the last batch of an epoch may be smaller.
+    learning_rate, beta1, beta2 : of Adam.
+    patience : epochs without a lower loss of rows held back before training stops and goes back
+        to the best epoch; 0 trains all epochs.
+    device : ``cpu``, or ``cuda``: used where torch finds one, else the CPU.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    beta1: float
+    beta2: float
+    patience: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadRows:
+    """Rows to train on.
+
+    Parameters
+    ----------
+    outputs : float32, shape (n_rows, n_columns): of every tree, may be memory-mapped.
+    labels : float32, shape (n_rows,).
+    weights : float32, shape (n_rows,), >= 0, with a sum > 0.
+    base_margin : what the head's margins are added to.
+    unit : both sides of the head are divided by it, see ``StackedModel``.
+    """
+
+    outputs: Floats
+    labels: Floats
+    weights: Floats
+    base_margin: np.float32
+    unit: np.float32
+
+
+def fit_head(
+    objective: Objective,
+    shape: HeadShape,
+    weights: Floats,
+    rows: HeadRows,
+    training: Training,
+    rng: np.random.Generator,
+    held_back: HeadRows | None = None,
+) -> tuple[Floats, float]:
+    """Go on training a head from its weights, by Adam with new moments.
+
+    Every epoch the rows are permuted once and taken a batch at a time from where they lie.
+
+    Parameters
+    ----------
+    weights : float32, shape (n_weights,).
+    rng : draws the permutations.
+    held_back : rows that choose the epoch under ``training.patience``; epoch 0 is the given head.
+
+    Returns
+    -------
+    Weights, float32, shape (n_weights,), and the mean loss of the last epoch (0 without epochs).
+    """
+    # A step on 64 rows is too small to share, and one thread gives the same bits everywhere.
+    torch.set_num_threads(1)
+    on_gpu = training.device == "cuda" and torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    layers = [
+        torch.tensor(layer, device=device, requires_grad=True)
+        for layer in split_weights(shape, weights)
+    ]
+    adam = torch.optim.Adam(
+        layers, lr=training.learning_rate, betas=(training.beta1, training.beta2), fused=True
+    )
+    batches = _Batches(objective, shape, rows, training.batch_size, device)
+    watched = None
+    if held_back is not None and training.patience:
+        watched = _Watched(_Batches(objective, shape, held_back, WATCHED_ROWS, device), layers)
+    loss = 0.0
+    for _ in range(training.epochs):
+        loss = _epoch(batches, layers, adam, rng.permutation(len(rows.labels)))
+        if watched and watched.no_better_for() >= training.patience:
+            break
+    return watched.best if watched else _flat(layers), loss
+
+
+def _epoch(
+    batches: _Batches,
+    layers: list[Tensor],
+    adam: torch.optim.Optimizer,
+    order: npt.NDArray[np.int64],
+) -> float:
+    """One pass over the rows in this order; returns the mean loss."""
+    total = torch.zeros((), device=layers[0].device)
+    for start in range(0, len(order), batches.size):
+        rows = order[start : start + batches.size]
+        loss = batches.loss(layers, rows)
+        adam.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        adam.step()
+        total += loss.detach() * len(rows)
+    return float(total) / len(order)
+
+
+def _flat(layers: list[Tensor]) -> Floats:
+    """A copy of the weights, float32, shape (n_weights,)."""
+    flat: Floats = torch.cat([layer.detach().flatten() for layer in layers]).cpu().numpy()
+    return flat
+
+
+class _Watched:
+    """The best weights so far by the loss of rows held back."""
+
+    def __init__(self, batches: _Batches, layers: list[Tensor]) -> None:
+        self._batches, self._layers, self._since = batches, layers, 0
+        self.best, self._lowest = _flat(layers), self._loss()
+
+    def no_better_for(self) -> int:
+        """Look at the weights as they are now; how many looks ago they were best."""
+        loss, self._since = self._loss(), self._since + 1
+        if loss < self._lowest:
+            self.best, self._lowest, self._since = _flat(self._layers), loss, 0
+        return self._since
+
+    def _loss(self) -> float:
+        n_rows, total = self._batches.n_rows, 0.0
+        with torch.no_grad():
+            for start in range(0, n_rows, self._batches.size):
+                rows = np.arange(start, min(start + self._batches.size, n_rows))
+                total += float(self._batches.loss(self._layers, rows)) * len(rows)
+        return total / n_rows
+
+
+def forward(shape: HeadShape, layers: list[Tensor], outputs: Tensor) -> Tensor:
+    """The head's margins; see ``fedapp.trees.stacked.head``."""
+    first, bias, second, last = layers
+    if shape.kind == "cnn3":
+        # Patches overlap, and a convolution does without a copy of them; it gives channels first.
+        k, by_patch = shape.n_outputs, second.view(-1, shape.n_patches, shape.width)
+        hidden = functional.conv1d(outputs[:, None], first[:, None], bias, stride=k, padding=k)
+        second = by_patch.transpose(1, 2).flatten(1)
+        return functional.linear(hidden.relu_().flatten(1), second, last)
+    patches = outputs.view(len(outputs), shape.n_patches, shape.patch_size)
+    hidden = functional.linear(patches, first, bias).relu_().flatten(1)
+    return functional.linear(hidden, second, last)
+
+
+class _Batches:
+    """Rows by number, gathered into the same piece of memory for every batch, and their loss."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        shape: HeadShape,
+        rows: HeadRows,
+        size: int,
+        device: torch.device,
+    ) -> None:
+        self.n_rows, self.size = len(rows.labels), min(size, len(rows.labels))
+        self._objective, self._shape, self._rows, self._device = objective, shape, rows, device
+        self._gathered = np.empty((self.size, rows.outputs.shape[1]), dtype=np.float32)
+        labels = rows.labels
+        if objective == REGRESSION:
+            labels = (labels - rows.base_margin) / rows.unit
+        self._labels = torch.tensor(labels, device=device)
+        mean = rows.weights.mean(dtype=np.float64)
+        self._scales = torch.tensor((rows.weights / mean).astype(np.float32), device=device)
+
+    def loss(self, layers: list[Tensor], rows: npt.NDArray[np.int64]) -> Tensor:
+        """Mean over a batch of each row's loss times its weight over the mean weight of all rows.
+
+        Squared errors are in squares of the unit.
+        """
+        places = torch.from_numpy(rows).to(self._device)
+        labels, scales = self._labels[places], self._scales[places]
+        margins = forward(self._shape, layers, self._take(rows))
+        if self._objective == "binary:logistic":
+            total = margins[:, 0] + float(self._rows.base_margin)
+            return functional.binary_cross_entropy_with_logits(total, labels, weight=scales)
+        if self._objective == "multi:softprob":
+            # The base margin is the same for every class and cancels.
+            losses = functional.cross_entropy(margins, labels.long(), reduction="none")
+            return (losses * scales).mean()
+        return ((margins[:, 0] - labels).square() * scales).mean()
+
+    def _take(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        """Tree outputs of a batch, in the head's unit."""
+        batch, unit = self._gathered[: len(rows)], self._rows.unit
+        np.take(self._rows.outputs, rows, axis=0, out=batch, mode="clip")
+        if unit != 1:
+            np.divide(batch, unit, out=batch)
+        return torch.from_numpy(batch).to(self._device)

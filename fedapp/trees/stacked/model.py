@@ -1,0 +1,261 @@
+"""A model of several ensembles under one head, and its form on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import DataError
+from fedapp.trees.model import Ensemble, Tree
+from fedapp.trees.objective import Objective, base_margin, n_outputs
+from fedapp.trees.stacked.head import Floats, HeadShape, Kind, head_margins, weights_in_unit
+from fedapp.trees.stacked.outputs import tree_outputs
+from fedapp.trees.stacked.packed import PackedTrees, pack_trees, unpack_trees
+
+FORMAT = 1
+KIND = "trees under a head"
+PREDICT_NUMBERS = 2**23  # tree outputs held at once
+_ARRAYS = {
+    "sizes": np.int32,
+    "lefts": np.uint16,
+    "values": np.float32,
+    "columns": np.int32,
+    "defaults": np.uint8,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StackedModel:
+    """Ensembles whose trees' outputs a head turns into margins.
+
+    ``margin = base_margin + unit * head(tree outputs / unit)``
+
+    Parameters
+    ----------
+    objective, base_score, columns, classes : as in ``Ensemble``.
+    unit : float32, > 0: what margins are measured in; 1 for classification.
+    ensembles : trees of each party, in the order of the parties' names.
+    shape : of the head.
+    weights : float32, shape (shape.n_weights,).
+    """
+
+    objective: Objective
+    base_score: np.float32
+    columns: tuple[str, ...]
+    classes: tuple[str, ...]
+    unit: np.float32
+    ensembles: tuple[tuple[Tree, ...], ...]
+    shape: HeadShape
+    weights: Floats
+
+    @property
+    def n_outputs(self) -> int:
+        """Margins of a row."""
+        return self.shape.n_outputs
+
+    @property
+    def trees(self) -> tuple[Tree, ...]:
+        """Trees of all parties, one party after the other."""
+        return tuple(tree for trees in self.ensembles for tree in trees)
+
+    @property
+    def counts(self) -> npt.NDArray[np.int32]:
+        """Number of trees of each party."""
+        return np.array([len(trees) for trees in self.ensembles], dtype=np.int32)
+
+    @property
+    def bare(self) -> Ensemble:
+        """The trees without the head, for what is counted over trees alone."""
+        return Ensemble(self.objective, self.base_score, self.columns, self.classes, self.trees)
+
+    def predict_margins(self, values: Floats) -> Floats:
+        """Margins of rows, some at a time.
+
+        Parameters
+        ----------
+        values : float32, shape (n_rows, n_columns); NaN is missing.
+
+        Returns
+        -------
+        float32, shape (n_rows, n_outputs).
+        """
+        size = max(1, PREDICT_NUMBERS // self.shape.n_columns)
+        parts = [
+            self.margins(
+                tree_outputs(self.ensembles, self.shape.n_trees, values[start : start + size])
+            )
+            for start in range(0, len(values), size)
+        ]
+        return np.concatenate([*parts, np.empty((0, self.n_outputs), dtype=np.float32)])
+
+    def margins(self, outputs: Floats) -> Floats:
+        """Margins of tree outputs, float32, shape (n_rows, shape.n_columns)."""
+        weights = weights_in_unit(self.shape, self.weights, self.unit)
+        base = base_margin(self.objective, self.base_score)
+        return base + head_margins(self.shape, weights, outputs)
+
+
+def to_arrays(model: StackedModel) -> dict[str, npt.NDArray[Any]]:
+    """All that training has found, to be kept."""
+    packed = pack_trees(model.trees, with_gains=True)
+    return {
+        **{name: getattr(packed, name) for name in PackedTrees.__slots__},
+        "counts": model.counts,
+        "base_score": np.array(model.base_score),
+        "unit": np.array(model.unit),
+        "weights": model.weights,
+    }
+
+
+def from_arrays(
+    arrays: Mapping[str, npt.NDArray[Any]],
+    objective: Objective,
+    columns: tuple[str, ...],
+    classes: tuple[str, ...],
+    head: tuple[Kind, int],
+) -> StackedModel:
+    """Undo ``to_arrays``; the head is given by its kind and its channels.
+
+    Raises
+    ------
+    ValueError : the arrays do not fit each other.
+    """
+    packed = PackedTrees(**{name: arrays[name] for name in PackedTrees.__slots__})
+    ensembles = split_ensembles(unpack_trees(packed, len(columns)), arrays["counts"])
+    width = n_outputs(objective, len(classes))
+    return StackedModel(
+        objective,
+        np.float32(arrays["base_score"]),
+        columns,
+        classes,
+        np.float32(arrays["unit"]),
+        ensembles,
+        HeadShape.over(head[0], arrays["counts"].tolist(), width, head[1]),
+        arrays["weights"],
+    )
+
+
+def rates_by_party(
+    model: StackedModel, names: Sequence[str], rates: npt.NDArray[np.float64]
+) -> dict[str, dict[str, Any]]:
+    """The learned rate of each tree, and the weight Z of each party.
+
+    Source: Ma et al. 2023, section 3.3 and Figure 3, where a tree counts Z times W. A network has
+    these products alone; Z is taken as their mean over the party's trees.
+
+    Parameters
+    ----------
+    names : of the parties, in the order of the ensembles.
+    rates : float64, shape (n_parties, n_trees), of ``learned_rates``.
+
+    Returns
+    -------
+    ``{"trees": {name: [Z W of each tree]}, "parties": {name: Z}}``
+    """
+    found = zip(names, rates, model.counts, strict=True)
+    by_party = {name: of_trees[:count] for name, of_trees, count in found}
+    return {
+        "trees": {name: of_trees.tolist() for name, of_trees in by_party.items()},
+        "parties": {name: float(of_trees.mean()) for name, of_trees in by_party.items()},
+    }
+
+
+def split_ensembles(
+    trees: Sequence[Tree], counts: npt.NDArray[np.int32]
+) -> tuple[tuple[Tree, ...], ...]:
+    """Trees by party, from trees one party after the other.
+
+    Raises
+    ------
+    ValueError : the counts are not those of the trees.
+    """
+    ends = np.cumsum(counts, dtype=np.int64)
+    if not len(ends) or (counts < 0).any() or ends[-1] != len(trees):
+        raise ValueError(f"counts must divide {len(trees)} trees")
+    return tuple(tuple(trees[end - n : end]) for end, n in zip(ends, counts, strict=True))
+
+
+def to_json(model: StackedModel) -> str:
+    """The model as text; the same model always gives the same text."""
+    document = {
+        "format": FORMAT,
+        "kind": KIND,
+        "objective": model.objective,
+        "base_score": _exact([model.base_score])[0],
+        "columns": list(model.columns),
+        "classes": list(model.classes),
+        "unit": _exact([model.unit])[0],
+        "head": {
+            "kind": model.shape.kind,
+            "channels": model.shape.channels,
+            "weights": _exact(model.weights),
+        },
+        "ensembles": [_document(pack_trees(trees, False)) for trees in model.ensembles],
+    }
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def _document(packed: PackedTrees) -> dict[str, Any]:
+    """Arrays of an ensemble as lists."""
+    return {
+        name: _exact(array) if array.dtype == np.float32 else array.tolist()
+        for name in _ARRAYS
+        for array in [getattr(packed, name)]
+    }
+
+
+def _exact(values: Any) -> list[float]:
+    """JSON numbers that read back to the same float32."""
+    return [float(str(value)) for value in values]
+
+
+def from_json(text: str) -> StackedModel:
+    """Read a model that ``to_json`` wrote.
+
+    Raises
+    ------
+    DataError : the text is no model of this format.
+    """
+    try:
+        document = json.loads(text)
+        if (document["format"], document["kind"]) != (FORMAT, KIND):
+            raise ValueError(f"format {document['format']}, kind {document['kind']}")
+        return _model(document)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {error!r}") from error
+
+
+def _model(document: Mapping[str, Any]) -> StackedModel:
+    """The model, its parts held against each other."""
+    head, columns = document["head"], tuple(str(name) for name in document["columns"])
+    classes = tuple(str(name) for name in document["classes"])
+    if document["objective"] not in get_args(Objective) or head["kind"] not in get_args(Kind):
+        raise ValueError(f"objective {document['objective']}, head {head['kind']}")
+    width = n_outputs(document["objective"], len(classes))
+    ensembles = tuple(_trees(arrays, len(columns)) for arrays in document["ensembles"])
+    counts = [len(trees) for trees in ensembles]
+    shape = HeadShape.over(cast(Kind, head["kind"]), counts, width, int(head["channels"]))
+    weights = np.array(head["weights"], dtype=np.float32)
+    if weights.shape != (shape.n_weights,):
+        raise ValueError(f"{len(weights)} weights of a head that has {shape.n_weights}")
+    return StackedModel(
+        cast(Objective, document["objective"]),
+        np.float32(document["base_score"]),
+        columns,
+        classes,
+        np.float32(document["unit"]),
+        ensembles,
+        shape,
+        weights,
+    )
+
+
+def _trees(arrays: Mapping[str, Any], n_columns: int) -> tuple[Tree, ...]:
+    """One ensemble."""
+    fields = {name: np.array(arrays[name], dtype=kind) for name, kind in _ARRAYS.items()}
+    return unpack_trees(PackedTrees(**fields, gains=np.empty(0, dtype=np.float32)), n_columns)

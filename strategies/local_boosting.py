@@ -1,0 +1,177 @@
+"""What bagging and cyclic training share: the model as it grows, and how a run of them ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedapp.config import Settings
+from fedapp.conversation import Check, Checkpoint, Conversation, Parties
+from fedapp.messages.fields import Reply
+from fedapp.messages.hello import HelloReply
+from fedapp.messages.local_boosting import BoostReport, check_report, forest_of
+from fedapp.messages.parameters import parameters_of
+from fedapp.trees.boosted.arrays import forest_arrays, forest_trees
+from fedapp.trees.model import Ensemble, Tree, split_trees, stack_trees
+from fedapp.trees.objective import base_score
+from strategies.base import Summary
+from strategies.horizontal import ask_for_labels, common_table, label_sums
+from strategies.scoring import (
+    ROUND_BINS,
+    History,
+    check_scores,
+    evaluate,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Boosted:
+    """A model to which a round adds whole trees.
+
+    Parameters
+    ----------
+    settings : of the run.
+    model : without trees.
+    weights : sum of the sample weights of each party's training rows.
+    history : scores of the rounds.
+    trees : of all finished rounds.
+    ends : number of trees after each round.
+    n_told : trees that the parties know.
+    """
+
+    settings: Settings
+    model: Ensemble
+    weights: Mapping[str, float]
+    history: History
+    trees: list[Tree] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    n_told: int = 0
+
+    @property
+    def n_rounds(self) -> int:
+        """Finished rounds."""
+        return len(self.ends)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is another round to train."""
+        return self.n_rounds < self.settings.num_boost_round and not self.history.stops
+
+    def after(self, n_rounds: int) -> Ensemble:
+        """The model as it was after some rounds."""
+        n_trees = self.ends[n_rounds - 1] if n_rounds else 0
+        model = self.model
+        trees = tuple(self.trees[:n_trees])
+        return Ensemble(model.objective, model.base_score, model.columns, model.classes, trees)
+
+    def order(self, n_rounds: int) -> dict[str, Any]:
+        """The fields of a ``BoostOrder`` for so many rounds."""
+        return {
+            **forest_arrays(self.trees[self.n_told :]),
+            **parameters_of(self.settings),
+            "round_id": self.n_rounds,
+            "n_rounds": n_rounds,
+            "n_classes": len(self.model.classes),
+            "base_margin": float(self.model.base_margin),
+            "score_bins": ROUND_BINS,
+        }
+
+    def check(self, n_rounds: Mapping[str, int]) -> Check:
+        """Holds a report against the rounds its party was asked for."""
+
+        def hold(party: str, reply: BoostReport) -> None:
+            model = self.model
+            n_trees = n_rounds[party] * model.n_outputs
+            check_report(party, reply, n_trees, len(model.columns), self.settings.max_depth)
+            check_scores(party, reply, model.objective, model.n_outputs, ("train", "valid"))
+
+        return hold
+
+    def note_scores(self, replies: Mapping[str, Reply]) -> Conversation[None]:
+        """Scores of the trees so far, which come with the first reply after a round."""
+        self.n_told = len(self.trees)
+        last_trees = self.trees[self.ends[-2] if self.n_rounds > 1 else 0 :]
+        yield from self.history.note_late(replies, self.n_rounds, self.trees, last_trees)
+
+    def add(self, trees: Sequence[Tree]) -> None:
+        """Finish a round."""
+        self.trees += trees
+        self.ends.append(len(self.trees))
+
+    def checkpoint(self, **more: Any) -> Checkpoint:
+        """All that is needed to go on; ``more`` are facts of the method."""
+        nodes, offsets = stack_trees(self.trees)
+        arrays = {"nodes": nodes, "offsets": offsets, "ends": np.array(self.ends, dtype=np.int64)}
+        facts = {
+            "base_score": float(self.model.base_score),
+            "weights": dict(self.weights),
+            "history": self.history.scores,
+            "told": self.n_told,
+        }
+        return Checkpoint(arrays, {**facts, **more})
+
+
+def begin(
+    parties: Parties[HelloReply], settings: Settings, saved: Checkpoint | None
+) -> Conversation[Boosted]:
+    """Check the tables, agree on classes and base score; or go on from a checkpoint."""
+    columns, classes = common_table(parties, settings)
+    if saved is not None:
+        return _restore(settings, saved, columns, classes)
+    replies = yield from ask_for_labels(parties, classes)
+    mean = base_score(settings.objective, *label_sums(replies, len(classes)))
+    weights = {party: reply.weight_sum for party, reply in replies.items()}
+    history = History(settings.objective, settings.early_stopping_rounds)
+    model = Ensemble(settings.objective, mean, columns, classes, ())
+    return Boosted(settings, model, weights, history)
+
+
+def _restore(
+    settings: Settings, saved: Checkpoint, columns: tuple[str, ...], classes: tuple[str, ...]
+) -> Boosted:
+    """Undo ``Boosted.checkpoint``."""
+    arrays, facts = saved.arrays, saved.facts
+    history = History(settings.objective, settings.early_stopping_rounds, facts["history"])
+    mean = np.float32(facts["base_score"])
+    model = Ensemble(settings.objective, mean, columns, classes, ())
+    trees = list(split_trees(arrays["nodes"], arrays["offsets"]))
+    ends = arrays["ends"].tolist()
+    return Boosted(settings, model, facts["weights"], history, trees, ends, facts["told"])
+
+
+def trees_of(reply: BoostReport) -> tuple[Tree, ...]:
+    """The trees a party has grown."""
+    return forest_trees(forest_of(reply))
+
+
+def best_round(
+    boosted: Boosted, last_scores: Conversation[Mapping[str, Reply]]
+) -> Conversation[int | None]:
+    """The round that early stopping chooses; None without early stopping.
+
+    Parameters
+    ----------
+    last_scores : asks for the scores of the last round, where no request has carried its trees.
+    """
+
+    def note() -> Conversation[None]:
+        replies = yield from last_scores
+        yield from boosted.note_scores(replies)
+
+    if not boosted.history.patience:
+        return None
+    return (yield from boosted.history.catch_up(boosted.n_rounds, note()))
+
+
+def finish(
+    parties: Parties[HelloReply], boosted: Boosted, best: int | None, last: Checkpoint
+) -> Conversation[Summary]:
+    """Write and score the finished model, cut back to its best round under early stopping."""
+    yield last
+    model = boosted.after(best or boosted.n_rounds)
+    scored, summary = yield from evaluate(parties, model, best)
+    yield from boosted.note_scores(scored)
+    return summary
