@@ -293,13 +293,13 @@ def test_a_vertical_run_survives_the_death_of_a_process(
     makes_the_same_parts(deployment, "secureboost", tmp_path, SECUREBOOST | soon, killed)
 
 
-# The README
+# The tour of fedapp/deploy/README.md
 
 
 @pytest.mark.slow
-def test_the_tour_of_the_readme_works_word_by_word(tmp_path: Path) -> None:
-    text = (app_folder() / "README.md").read_text()
-    tour = text.partition("\n## Between organisations\n")[2].partition("\n## ")[0]
+def test_the_tour_works_word_by_word(tmp_path: Path) -> None:
+    text = (app_folder() / "fedapp" / "deploy" / "README.md").read_text()
+    tour = text.partition("\n## The tour\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```\n(.*?)^```$", tour, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 4
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
