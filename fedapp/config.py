@@ -114,7 +114,7 @@ class Settings(Section):
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Columns that are no features."""
+        """Columns that are not features."""
         return tuple(name.strip() for name in self.drop_columns.split(",") if name.strip())
 
     @property

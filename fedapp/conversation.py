@@ -101,7 +101,7 @@ def ask(
 
     Returns
     -------
-    Replies by party, in the order of the names. A party that was left out is not among them.
+    Replies by party, in the order of the names. A party that was excluded is not among them.
     """
     replies = yield Exchange(requests, reply, check, may_fail, seconds, relay)
     found = {}

@@ -8,7 +8,7 @@ FedappError
 └── RunFailedError   a run in Flower's runtime failed; holds the last lines of its log
 
 The text of an error may travel to the coordinator, so it never holds a label, a row or a site's
-path. What a ``DataError`` says to the table's owner alone is left out by ``for_others``.
+path. What a ``DataError`` says to the table's owner alone is removed by ``for_others``.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def near(name: str, known: Iterable[str], prefix: str = "") -> str:
 
     Parameters
     ----------
-    prefix : may be left out of a name.
+    prefix : may be omitted from a name.
     """
     spelled = {_kebab(one).removeprefix(prefix): one for one in known}
     asked = _kebab(name).removeprefix(prefix)

@@ -65,7 +65,7 @@ def predict_table(
 
     A column ``probability_<class>`` for every class of a multi-class model and for the second
     class of a binary one, ``prediction`` for a regression. Columns of the table that the model does
-    not know are left out.
+    not know are excluded.
 
     Parameters
     ----------

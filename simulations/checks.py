@@ -101,7 +101,7 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
         return
     for name, value in (("partition", settings.partition), ("columns", settings.columns)):
         if value != defaults()[name]:
-            rule = f"{name} must be left out where every party has a table of its own"
+            rule = f"{name} must be omitted where every party has a table of its own"
             raise ConfigError(f"{rule}, got {value!r}")
     files = [Path(config.data) for config in configs if Path(config.data).is_file()]
     known = {name for file in files for name in column_names(file)}

@@ -338,7 +338,7 @@ def _flwr_run(
         if federation:
             raise
         stop = shlex.join(["flwr", "stop", run_id, name])
-        raise KeyboardInterrupt(f"the run goes on; to end it:\n  {stop}") from None
+        raise KeyboardInterrupt(f"the run continues; to stop it:\n  {stop}") from None
     if status != "finished:completed":
         if cause := _cause(folder):
             raise RunFailedError(cause, [])
@@ -403,7 +403,7 @@ def _cause(folder: RunFolder) -> str:
     path = folder.path / "failure.json"
     failure = json.loads(path.read_text()) if path.exists() else {"error": "", "message": ""}
     if failure["error"] in STOPPED:
-        return f"the ServerApp was stopped; -c resume={folder.path} goes on with the run"
+        return f"the ServerApp was stopped; -c resume={folder.path} resumes the run"
     return str(failure["message"])
 
 

@@ -32,7 +32,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
 )
 GONE = (
     "the SuperLink '{name}' must answer until the run has ended, got no status; started again, "
-    "by FOLDER/start-superlink.sh at the coordinator, it goes on with the run"
+    "by FOLDER/start-superlink.sh at the coordinator, it resumes the run"
 )
 
 

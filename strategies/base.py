@@ -320,7 +320,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         """Go on without a party if enough others are left, or stop."""
         assert self._pending is not None
         if self._pending.may_fail is not None:
-            # Who was left out by an earlier attempt need not come back.
+            # Who was excluded by an earlier attempt need not come back.
             self._n_failed += 1
             if self._n_failed > self._pending.may_fail:
                 raise error
@@ -331,7 +331,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self.parties.leave(party)
         reason = error.reason if isinstance(error, PartyError) else str(error)
         self.left_out.append({"party": party, "step": self.step, "reason": reason})
-        log.warning("%s is left out from step %d on: %s", party, self.step, reason)
+        log.warning("%s is excluded from step %d on: %s", party, self.step, reason)
 
     def _save(self, checkpoint: Checkpoint) -> None:
         """Make the last step the one that an interrupted run goes back to."""

@@ -39,7 +39,7 @@ class InferenceStrategy(VerticalStrategy):
         if not settings.model:
             raise ConfigError("model must be the id of a trained model, got ''")
         if not all(ids := _explained_rows(settings)) or len(ids) > MOST_ROWS:
-            rule = f"must be ids of up to {MOST_ROWS} rows, parted by commas"
+            rule = f"must be ids of up to {MOST_ROWS} rows, separated by commas"
             raise ConfigError(f"explain {rule}, got {settings.explain!r}")
 
     def align_all(

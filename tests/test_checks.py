@@ -136,8 +136,8 @@ def test_labels_are_those_of_the_common_rows(two_files: Callable[..., Settings])
     [
         ({"label": "Y"}, "label column 'Y' must be in the table of a party.* did you mean y"),
         ({"drop_columns": "bb"}, "drop column 'bb' must be in the table of a party"),
-        ({"columns": "random"}, "columns must be left out where every party has a table of its"),
-        ({"partition": "sizes:0.5,0.5"}, "partition must be left out where every party has a"),
+        ({"columns": "random"}, "columns must be omitted where every party has a table of its"),
+        ({"partition": "sizes:0.5,0.5"}, "partition must be omitted where every party has a"),
     ],
 )
 def test_settings_that_fit_no_file_of_a_party_are_refused(
@@ -186,7 +186,7 @@ def test_a_command_refuses_a_table_before_flower_starts(
     given = ["--engine", "simulation", "-c", f"data={table}", "-c", "label=y"]
     found = CliRunner().invoke(cli, [*command, *given])
     assert isinstance(found.exception, DataError)
-    assert "1 of 40 values of 'c' is no number, first 'x' in line 2" in str(found.exception)
+    assert "1 of 40 values of 'c' is not a number, first 'x' in line 2" in str(found.exception)
     assert not (home() / "flower").exists()
     assert not (tmp_path / "runs").exists()
 

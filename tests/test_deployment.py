@@ -109,13 +109,13 @@ PARTS_MODEL = '{"format":1,"kind":"parts","model_id":"0123456789abcdef","active"
         (
             PARTS_MODEL,
             ("--engine", "federation", "--data", "new.csv"),
-            r"^--data must be left out with --engine federation: the sites' node configs name the "
+            r"^--data must be omitted with --engine federation: the sites' node configs name the "
             r"tables \(predict-data\), got new\.csv$",
         ),
         (
             PARTS_MODEL,
             ("--engine", "federation", "--output", "out.csv"),
-            r"^--output must be left out with --engine federation: .*, got out\.csv$",
+            r"^--output must be omitted with --engine federation: .*, got out\.csv$",
         ),
         (PARTS_MODEL, ("--output", "out.csv"), "^--data must name a file, got none$"),
         (PARTS_MODEL, ("--data", "new.csv"), "^--output must name a file, got none$"),

@@ -128,7 +128,7 @@ def test_the_command_shows_method_data_score_and_size(
     )
     assert re.search(line, shown)
     assert re.search(r"saved +resumable +pax +wine", shown)
-    assert f"to go on: fedapp run pax -c resume={RUNS / 'saved'}" in shown
+    assert f"to resume: fedapp run pax -c resume={RUNS / 'saved'}" in shown
 
 
 def test_the_last_20_runs_are_shown_and_all_on_request(

@@ -65,7 +65,7 @@ def test_an_interrupted_run_prints_the_command_that_goes_on(
     interrupt_at(8)
     stopped = fedapp(*run_words(folder, "--baselines"))
     assert stopped.exit_code == 130
-    told = r"^interrupted: saved up to round 1 in (.*); to go on:\n  fedapp (.*)$"
+    told = r"^interrupted: saved up to round 1 in (.*); to resume:\n  fedapp (.*)$"
     found = re.search(told, stopped.output, re.MULTILINE)
     assert found
     assert found[1] == str(folder)
@@ -87,7 +87,7 @@ def test_a_run_that_is_interrupted_before_its_first_checkpoint_says_so(
     interrupt_at(2)
     stopped = fedapp(*run_words(tmp_path / "run"))
     assert stopped.exit_code == 130
-    assert "interrupted: nothing was saved yet; to go on:\n" in stopped.output
+    assert "interrupted: nothing was saved yet; to resume:\n" in stopped.output
     interrupt_at(None)
     again = fedapp(*shlex.split(stopped.output.splitlines()[-1])[1:])
     assert again.exit_code == 0
@@ -141,7 +141,7 @@ def test_an_interrupted_comparison_goes_on_with_the_cells_that_are_missing(
     interrupt_at(6)
     stopped = fedapp(*words)
     assert stopped.exit_code == 130
-    assert "finished cells are saved; the same command goes on with the others" in stopped.output
+    assert "finished cells are saved; the same command continues with the others" in stopped.output
     assert (tmp_path / "compare" / "bagging-42" / "summary.json").exists()
     interrupt_at(None)
     again = fedapp(*words)

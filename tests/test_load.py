@@ -146,7 +146,7 @@ def refuse(path: Path, message: str, **columns: object) -> None:
         (
             "a,city,day\n1,Rome,2020-01-01\n",
             {},
-            r"^feature columns must be numbers: 1 of 1 values of 'city' is no number, first "
+            r"^feature columns must be numbers: 1 of 1 values of 'city' is not a number, first "
             r"'Rome' in line 2; 1 of 1 values of 'day' .*: encode .* drop-columns=city,day .* not",
         ),
         (

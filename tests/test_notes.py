@@ -200,7 +200,7 @@ def test_values_of_a_deployed_vertical_site_stay_in_its_log(
     assert f"feature columns must be numbers, got text in {name}" in told
     assert told.endswith("; the site's own log says more")
     assert "rare" not in told
-    own = "1 of 60 values of 'hidden' is no number, first 'rare' in line 61"
+    own = "1 of 60 values of 'hidden' is not a number, first 'rare' in line 61"
     assert any(own in record.message for record in caplog.records)
 
 

@@ -56,7 +56,7 @@ def test_values_that_are_no_numbers_are_counted_and_the_first_one_is_quoted(
 ) -> None:
     path = write(balances((17, "n/a "), (90, "n/a"), (2001, "-")), name)
     assert str(error_of(path)) == (
-        "feature columns must be numbers: 3 of 2,000 values of 'balance' are no numbers, first "
+        "feature columns must be numbers: 3 of 2,000 values of 'balance' are not numbers, first "
         "'n/a ' in line 17: correct them, or leave the field empty where a value is missing"
     )
 
@@ -69,7 +69,7 @@ def test_a_row_of_several_lines_is_at_its_first(write: Write) -> None:
 
 def test_many_columns_of_text_are_named_and_three_are_told_of(write: Write) -> None:
     told = str(error_of(write("a,b,c,d,e,f\n" + "1,u,v,w,x,y\n" * 3)))
-    assert "3 of 3 values of 'd' are no numbers" in told
+    assert "3 of 3 values of 'd' are not numbers" in told
     assert "; and in 2 more columns: 'e', 'f': encode them as numbers" in told
     assert "drop-columns=b,c,d,e,f " in told
 
@@ -81,7 +81,7 @@ def test_many_columns_of_text_are_named_and_three_are_told_of(write: Write) -> N
 def test_a_decimal_comma_is_recognised(write: Write, form: str, value: str, number: str) -> None:
     field = value if ";" in form else f'"{value}"'
     told = str(error_of(write(form.format(field))))
-    found = f"1 of 3 values of 'b' is no number, first '{value}' in line 4"
+    found = f"1 of 3 values of 'b' is not a number, first '{value}' in line 4"
     assert told.endswith(f"{found}: it looks like a decimal comma, write {number}")
 
 

@@ -256,7 +256,7 @@ def test_the_summary_tells_result_and_cost():
         "5, of the best round, 3",
         "3.0 kB to parties, 5.0 MB to server",
         "3.20 s total, 1.10 s train",
-        "bank[red] was left out from step 17: no answer within 60 s",
+        "bank[red] was excluded from step 17: no answer within 60 s",
         "runs/one",
     ):
         assert part in text
@@ -320,7 +320,7 @@ def test_the_page_warns_of_parties_left_out_and_of_an_early_end(tmp_path):
     write_lines(path / "rounds.jsonl", [round_line(i, names, 50) for i in range(1, 6)])
     warnings = re.findall(r'<p class="warning">(.*?)</p>', page_of(path))
     assert warnings == [
-        "party-2 was left out from step 17: no answer within 60 s",
+        "party-2 was excluded from step 17: no answer within 60 s",
         "training ended early, after 5 of 50 rounds; the best was round 3",
     ]
 

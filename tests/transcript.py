@@ -59,7 +59,7 @@ class Listener(SiteApp):
         return reply
 
     def of_kind(self, name: str) -> list[tuple[Message, Message]]:
-        """Requests and replies whose message type ends like this; errors are left out."""
+        """Requests and replies whose message type ends like this; errors are excluded."""
         return [
             (request, reply)
             for kind, request, reply in self.heard

@@ -21,7 +21,7 @@ from fedapp.config import Settings, load_settings, parse_overrides
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
 
-FINISHED_CELLS = "finished cells are saved; the same command goes on with the others"
+FINISHED_CELLS = "finished cells are saved; the same command continues with the others"
 
 
 def compare(

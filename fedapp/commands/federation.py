@@ -22,7 +22,7 @@ def _group() -> None:
 def init_command(
     folder: Annotated[Path, typer.Argument(help="New folder, for its owner alone.")],
     host: Annotated[str, typer.Option(help="Name or address by which the sites reach it.")],
-    sites: Annotated[str, typer.Option(help="Names of the sites, with commas between.")],
+    sites: Annotated[str, typer.Option(help="Names of the sites, separated by commas.")],
     name: Annotated[str, typer.Option(help="What --engine calls it.")] = "federation",
     public_port: Annotated[int, typer.Option(help="Where nginx listens for the sites.")] = 9092,
     port: Annotated[int, typer.Option(help="Where the SuperLink listens, on loopback.")] = 8000,

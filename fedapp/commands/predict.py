@@ -55,7 +55,7 @@ def predict(
         typer.Option(
             help="For a model whose parts lie at several parties: local, simulation, or a "
             "SuperLink's name; there every site has a table of its own (predict-data), so that "
-            "--data, --id and --output are left out."
+            "--data, --id and --output must be omitted."
         ),
     ] = "local",
     inference: Annotated[
@@ -94,7 +94,7 @@ def predict(
         _predict_together(run_dir, parts, overrides, output, engine)
         return
     if explain:
-        rule = "must be left out for a model that lies whole in the run's folder"
+        rule = "must be omitted for a model that lies whole in the run's folder"
         raise ConfigError(f"--explain {rule}, got {explain}")
     _show(predict_table(run_dir, data, id_column, Path(output), label), output)
 
@@ -114,7 +114,7 @@ def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> Non
             )
         for name, value in given.items():
             if value:
-                rule = f"must be left out with --engine {engine}"
+                rule = f"must be omitted with --engine {engine}"
                 where = "the sites' node configs name the tables (predict-data)"
                 raise ConfigError(f"{name} {rule}: {where}, got {value}")
         return

@@ -103,7 +103,7 @@ class Begun:
         words += ["-c", f"resume={where}"]
         kept = self.folder.kept
         saved = f"saved up to {kept_text(kept)} in {where}" if kept else "nothing was saved yet"
-        return f"{saved}; to go on:\n  {shlex.join(words)}"
+        return f"{saved}; to resume:\n  {shlex.join(words)}"
 
 
 def _checked(strategy: str, config: list[str], engine: str, baselines: bool) -> Settings:

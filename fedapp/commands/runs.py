@@ -42,4 +42,4 @@ def runs(
     resumable = [run for run in shown if run.state is State.RESUMABLE]
     for run in resumable[:1]:
         command = f"fedapp run {run.method} -c resume={run.path}"
-        console.print(f"to go on: {command}", soft_wrap=True, highlight=False)
+        console.print(f"to resume: {command}", soft_wrap=True, highlight=False)

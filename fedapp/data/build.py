@@ -30,7 +30,7 @@ def build_table(frame: Any, roles: Roles, text: TextFile | None = None) -> Table
     Parameters
     ----------
     frame : pyarrow.Table.
-    roles : columns that are no features.
+    roles : columns that are not features.
     text : the CSV file that the frame is of, to say where in it an error is.
 
     Raises
@@ -42,7 +42,7 @@ def build_table(frame: Any, roles: Roles, text: TextFile | None = None) -> Table
     columns = tuple(name for name in frame.column_names if name not in others)
     nameless = [name for name in columns if name.startswith(NO_NAME)]
     if nameless:
-        rule = "feature columns must have names, got {} without; a row number is no feature: "
+        rule = "feature columns must have names, got {} without; a row number is not a feature: "
         raise DataError.naming(rule + "drop-columns={}", listed(nameless), ",".join(nameless))
     if not columns:
         found = listed(frame.column_names)

@@ -39,7 +39,7 @@ def ragged(name: str, rows: RaggedRows) -> str:
 
 
 def no_numbers(role: str, columns: Sequence[TextFault]) -> str:
-    """Values of columns that are no numbers, and what to do about them.
+    """Values of columns that are not numbers, and what to do about them.
 
     Parameters
     ----------

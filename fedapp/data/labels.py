@@ -61,7 +61,7 @@ def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]
 
 
 def _no_numbers(labels: Labels) -> str:
-    """How many texts are no numbers, and the first of them."""
+    """How many texts are not numbers, and the first of them."""
     found = [label for label in labels.tolist() if not is_number(str(label))]
     if not found:
         return "text"

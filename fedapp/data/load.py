@@ -57,7 +57,7 @@ def load_table(
     ----------
     path : .csv, .parquet, .libsvm or .svm; all but Parquet also with .gz or .bz2.
     label, id_column, weight, group : names of columns; empty means none.
-    drop : names of further columns that are no features.
+    drop : names of further columns that are not features.
 
     Returns
     -------

@@ -32,7 +32,7 @@ Record = tuple[int, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class TextFault:
-    """Values of one column that are no numbers.
+    """Values of one column that are not numbers.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class TextFault:
     line: int
 
     def __str__(self) -> str:
-        are = "is no number" if self.n_bad == 1 else "are no numbers"
+        are = "is not a number" if self.n_bad == 1 else "are not numbers"
         count = f"{self.n_bad:,} of {self.n_rows:,} values of '{self.column}' {are}"
         return f"{count}, first {quoted(self.value)} in line {self.line:,}"
 

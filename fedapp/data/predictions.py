@@ -41,7 +41,7 @@ def read_columns_of(data: str, columns: Sequence[str], roles: Roles, foreign: st
     if data in dataset_names():
         return _only(read_source(data, id_column=roles.id_column), columns)
     if roles.id_column in columns:
-        raise ConfigError(f"id must be no feature of the model, got {roles.id_column}")
+        raise ConfigError(f"id must not be a feature of the model, got {roles.id_column}")
     reader = Reader(n_features=len(columns))
     frame = read_frame(Path(data), roles, reader)
     _check_columns(columns, frame.column_names)

@@ -48,7 +48,7 @@ class DataSet:
     source : who publishes it, and on which terms.
     files : the first holds the table; empty for scikit-learn's sets.
     label : its column.
-    drop : columns that are no features.
+    drop : columns that are not features.
     reader : how the file is read.
     prepare : makes the columns of the table from those of the file, pyarrow.Table in and out.
     """

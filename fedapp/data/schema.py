@@ -13,7 +13,7 @@ MOST_LISTED = 20
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Columns that are no features; an empty name means that there is no such column."""
+    """Columns that are not features; an empty name means that there is no such column."""
 
     label: str = ""
     id_column: str = ""

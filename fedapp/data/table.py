@@ -12,7 +12,7 @@ from fedapp.data.notes import Note
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Rows of one table: features as numbers, and the columns that are no features apart.
+    """Rows of one table: features as numbers, and the columns that are not features apart.
 
     Parameters
     ----------

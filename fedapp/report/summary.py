@@ -169,9 +169,9 @@ def drawn_metrics(runs: Sequence[Run]) -> list[str]:
 
 
 def warning_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What the run warned of, and who was left out of it."""
+    """What the run warned of, and who was excluded from it."""
     left_out = [
-        f"{entry['party']} was left out from step {entry['step']}: {entry['reason']}"
+        f"{entry['party']} was excluded from step {entry['step']}: {entry['reason']}"
         for entry in summary.get("left_out", [])
     ]
     return [*summary.get("warnings", []), *left_out]

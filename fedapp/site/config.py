@@ -34,8 +34,8 @@ class SiteConfig:
     ----------
     name : unique in the federation; also the name of a folder.
     data : a file (or, in simulation, any name the run config may have).
-    label, id_column, weight : columns that are no features; empty where there is none.
-    dropped : further columns that are no features.
+    label, id_column, weight : columns that are not features; empty where there is none.
+    dropped : further columns that are not features.
     simulated : whether the run config names the tables of all parties, which are on one machine.
     partition : rule by which one simulated table is split; empty where the party has its own.
     part, n_parts : which share of a simulated table is this party's.
@@ -216,6 +216,6 @@ def _trusted(text: str) -> dict[str, str]:
     for name, _, fingerprint in parts:
         if not NAME.fullmatch(name) or not FINGERPRINT.fullmatch(fingerprint):
             raise ConfigError(
-                f"trusted must be NAME:FINGERPRINT, with commas between, got {text!r}"
+                f"trusted must be NAME:FINGERPRINT, separated by commas, got {text!r}"
             )
     return {name: fingerprint for name, _, fingerprint in parts}

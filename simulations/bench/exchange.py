@@ -250,7 +250,7 @@ def _waits(ledger: Path) -> dict[int, float]:
 def timelines(watch: Watch, waits: Mapping[int, float]) -> list[dict[str, float]]:
     """Seconds of each part, a line an exchange of which all was seen.
 
-    The first one, in which the app is unpacked, is left out, and so is the last, which none follows
+    The first one, in which the app is unpacked, is excluded, and so is the last, which none follows
     that would show its end.
     """
     lines = []

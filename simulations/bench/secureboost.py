@@ -55,7 +55,7 @@ from simulations.engines import run_local
 DATA, COLUMNS = "default-credit", (12, 11)  # active, passive
 TEST_FRACTION, MAX_BIN, SEED = 1 / 3, 32, 42
 CHECK_TREES, CHECK_DEPTH = 10, 4
-# The first tree is left out, for tables of masks are laid out in it, and so is the last one, after
+# The first tree is excluded, for tables of masks are laid out in it, and so is the last one, after
 # which nothing is encrypted.
 N_TREES, DEPTH = 7, 3
 PRODUCTS, ROUNDS = 2000, 20  # of the bare cost: so many at once, the median of so many times

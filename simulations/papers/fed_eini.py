@@ -76,7 +76,7 @@ cannot share one before the selection, which keeps or drops a ciphertext whole a
 two trees of a row cannot either, but for one entry a pair of leaves, which is never fewer. What is
 packed: all outputs of a leaf, and after the selection as many rows as fit, (bits - 1) over
 (54 + bits of the trees) x outputs. Bytes a row: ciphertexts x bits / 4 from each party to the next.
-Seconds: hello and alignment, alike in both ways, are left out. An exchange: median of those of the
+Seconds: hello and alignment, alike in both ways, are excluded. An exchange: median of those of the
 alignment, which compute next to nothing. Both parties share the cores of one machine.
 kB: of all messages; a ciphertext passes the server, so it counts twice.
 Crossover: below these rows Fed-EINI is faster: rows x ciphertexts x seconds of each, and seconds to

@@ -79,7 +79,7 @@ PRINTED["spambase"] |= {"FF": (0.928, 0.020), "p": 0.065}
 PRINTED["kddcup99"] |= {"FF": (0.995, 0.009), "p": 0.012}
 PRINTED["waveform"] |= {"FF": (0.822, 0.012), "p": 0.029}
 ALONE, FORESTS = ("RF1", "RF2", "LR"), ("NonFF", "FF")
-KDD_ROWS, KDD_CLASS = 10_000, 10  # drawn; classes with fewer of these rows are left out
+KDD_ROWS, KDD_CLASS = 10_000, 10  # drawn; classes with fewer of these rows are excluded
 
 # Figure 3
 DOMAINS, QUICK_DOMAINS, N_DOMAINS, TIMES = range(2, 11), range(2, 11, 2), 10, 10

@@ -2,7 +2,7 @@
 
 Source: Ma et al. 2023, section 4: Table 2 (quality), Table 3 (bytes, Eq. 6) and Table 4 (heads at 5
 clients), by the settings of section 4.1, which are fedapp's defaults. Table 1 counts the rows of
-LIBSVM's training files alone, so their ``-test`` files are left out here too, and one file is split
+LIBSVM's training files alone, so their ``-test`` files are excluded here too, and one file is split
 0.75 : 0.25 by chance.
 
 The paper's errors for abalone seem to be of rows that were trained on. Its centralized 1.3 is what
