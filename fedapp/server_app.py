@@ -122,6 +122,7 @@ def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
         "parties": [
             {"name": name, "rows": hello.n_rows} for name, hello in strategy.parties.items()
         ],
+        "rows": strategy.row_counts(),
         "left_out": strategy.left_out,
         "warnings": strategy.warnings,
         **strategy.outcome,

@@ -392,6 +392,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         """Whether the parties have shares of the table that ``data`` names."""
         return any(hello.simulated for hello in self.parties.values())
 
+    def row_counts(self) -> dict[str, int]:
+        """Rows that train, validate and test, all parties together, where the hello tells them."""
+        return {}
+
     @property
     def seconds(self) -> float:
         """Seconds since the run began, earlier attempts included."""

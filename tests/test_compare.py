@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from fedapp.cli import cli
 from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError
-from fedapp.report.comparison_plots import near_range, spread_out, tradeoff
+from fedapp.report.comparison_plots import compared_scores, near_range, spread_out, tradeoff
 from fedapp.report.tradeoff import Comparison, Line, fact_table, score_table, tradeoff_page
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import all_strategies
@@ -233,6 +234,19 @@ def test_a_score_beyond_the_axis_is_written_beside_its_name() -> None:
     assert ">c<" in drawn
     assert "beyond the axis" in tradeoff_page(made())
     assert "beyond the axis" not in tradeoff_page(made(lines=made().lines[:3]))
+
+
+def test_a_run_far_from_all_others_does_not_set_the_axis_of_the_rounds() -> None:
+    def rounds(score: float) -> list[dict[str, Any]]:
+        return [{"round": k, "valid": {"auc": score + k / 100}, "train": {}} for k in (1, 2, 3)]
+
+    near = {name: rounds(0.9 + k / 100) for k, name in enumerate("abcd")}
+    drawn = compared_scores({**near, "far": rounds(0.1)}, "auc")
+    assert ">far, valid: 0.1300<" in drawn
+    assert ">a, valid<" in drawn
+    ticks = [float(text) for text in re.findall(r">(0\.\d+)</text>", drawn)]
+    assert ticks
+    assert min(ticks) > 0.85
 
 
 @pytest.mark.parametrize("n_labels", [1, 2, 8, 30])

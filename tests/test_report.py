@@ -12,8 +12,10 @@ from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from fedapp import metrics
+from fedapp.cli import cli
 from fedapp.errors import DataError
 from fedapp.report import summary
 from fedapp.report.page import write_report
@@ -386,13 +388,57 @@ def test_runs_are_compared_in_the_current_folder(tmp_path, monkeypatch):
     assert write_report([one, two]) == Path("comparison.html")
     page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
     rows = cells(page)
-    assert ["one", "pax", "breast-cancer", "0.9000", "0.1000", "0.7000"] in rows
-    assert ["two", "secure", "breast-cancer", "0.8123", "0.8123", "0.8123"] in rows
-    assert ["", "pooled baseline", "", "0.9500", "0.0500", "–"] in rows  # noqa: RUF001
+    assert ["one", "pax", "0.9000", "0.1000", "0.7000"] in rows
+    assert ["two", "secure", "0.8123", "0.8123", "0.8123"] in rows
+    assert ["", "pooled baseline", "0.9500", "0.0500", "–"] in rows  # noqa: RUF001
+    assert ["one", "pax", "breast-cancer", "not known", "1,240", "2", "42"] in rows
     bold = re.findall("<strong>(.*?)</strong>", page)
     assert bold == ["0.9000", "0.1000", "0.8123"]
     assert rows[-2:] == [["setting", "one", "two"], ["max-depth", "not set", "6"]]
-    assert len(images(page)) == 3
+    assert len(images(page)) == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"seed": 7}, "the test rows differ: seed 42 (one), 7 (two)"),
+        ({"data": "wine"}, "the test rows differ: data breast-cancer (one), wine (two)"),
+        ({"config": "test-fraction = 0.3"}, "the test rows differ: test-fraction 0.2 (one), 0.3"),
+        ({"rows": {"test": 9}}, "the test rows differ: number of test rows 114 (one), 9 (two)"),
+        (
+            {"config": 'data = "a.csv,b.csv"', "strategy": "secureboost"},
+            "rows held back by each party of its own table (one), of the joined table (two)",
+        ),
+        ({"engine": "deployment"}, "the test rows may differ, because sites choose"),
+        ({"strategy": "bagging"}, ""),
+    ],
+    ids=["seed", "data", "fraction", "number", "vertical files", "sites", "none"],
+)
+def test_runs_of_other_test_rows_are_warned_of(tmp_path, changes, text):
+    """On the page and on the terminal."""
+    first = 'data = "a.csv,b.csv"' if "secureboost" in changes.values() else "test-fraction = 0.2"
+    given = {"config": first, "rows": {"test": 114}}
+    paths = [
+        make_run(tmp_path / "one", **given),
+        make_run(tmp_path / "two", **{**given, **changes}),
+    ]
+    output = tmp_path / "page.html"
+    printed = CliRunner().invoke(cli, ["report", *map(str, paths), "--output", str(output)]).output
+    page = output.read_text(encoding="utf-8")
+    assert text in page
+    assert text in printed
+    assert ('class="warning"' in page) == ("! " in printed) == bool(text)
+
+
+def test_what_each_run_had_stands_on_the_page_that_compares_them(tmp_path):
+    read = {"settings_read": ["eta"], "rows": {"train": 1240, "valid": 90, "test": 310}}
+    paths = [
+        make_run(tmp_path / name, config=f"max-depth = {depth}\nrun-dir = '{name}'", **read)
+        for name, depth in (("a", 3), ("b", 4))
+    ]
+    page = page_of(*paths, output=tmp_path / "page.html")
+    assert ["a", "pax", "breast-cancer", "310", "1,240", "2", "42"] in cells(page)
+    assert "None." in page  # max-depth differs and is not read
 
 
 def test_folders_of_one_name_are_told_apart(tmp_path):

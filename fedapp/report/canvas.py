@@ -39,6 +39,7 @@ VARIABLES = {
 
 _WIDTH, _HEIGHT, _DPI = 5.2, 3.3, 180  # inches; at twice the pixels that the page shows
 _LONGEST_NAME = 32
+_LEGEND_LINE = 0.23  # inches
 
 
 def new_canvas(
@@ -111,6 +112,19 @@ def add_legend(ax: Axes, above: bool = False) -> None:
         return
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
     legend = ax.legend(frameon=False, fontsize=10, labelcolor=BLACK, **(place if above else {}))
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def add_legend_below(figure: Figure) -> None:
+    """A legend below the axes, a name a line, however many there are; the figure grows by it."""
+    (ax,) = figure.axes
+    handles, names = ax.get_legend_handles_labels()
+    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * (len(names) + 1))
+    ax.set_anchor("N")  # axes of equal scales would else stand in the middle of their place
+    legend = figure.legend(
+        handles, names, loc="outside lower left", frameon=False, fontsize=10, labelcolor=BLACK
+    )
     for text in legend.get_texts():
         text.set_parse_math(False)
 

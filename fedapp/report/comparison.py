@@ -7,20 +7,26 @@ from collections.abc import Mapping, Sequence
 
 from fedapp.config import flatten
 from fedapp.errors import DataError
-from fedapp.metrics import BETTER
-from fedapp.report import curve_plots, plots
-from fedapp.report.markup import Strong, arrow, figures, page, section, table
+from fedapp.metrics import AT_THRESHOLD, BETTER, default_metric
+from fedapp.report import curve_plots
+from fedapp.report.comparison_plots import compared_scores
+from fedapp.report.markup import Name, Strong, arrow, escaped, figures, page, section, table
+from fedapp.report.scored_rows import row_warnings
 from fedapp.report.summary import (
     Run,
     Scores,
     drawn_metrics,
     human_bytes,
     human_seconds,
+    row_counts,
     score_names,
     score_text,
 )
+from fedapp.report.tradeoff import Line, cost_figures
 
 Named = Mapping[str, Run]
+# Where a run lies, and what the table of runs says already.
+STATED = {"run-dir", "resume", "strategy", "data", "parties", "seed"}
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
@@ -33,10 +39,14 @@ def comparison_page(runs: Sequence[Run]) -> str:
     objectives = sorted({run.summary["objective"] for run in runs})
     if len(objectives) > 1:
         raise DataError(f"runs must share one objective, got {', '.join(objectives)}")
-    named = dict(zip(_names(runs), runs, strict=True))
+    named = named_runs(runs)
+    warnings = [f'<p class="warning">{escaped(line)}</p>' for line in row_warnings(named)]
     parts = [
+        *warnings,
         section("Scores on test rows", _scores(named)),
+        section("What is compared", _facts(named)),
         section("Cost", _costs(named)),
+        section("Trade-offs", figures(_trade_offs(named))),
         section("Training", figures(_curves(named))),
         section("Predictions", figures(_rocs(named))),
         section("Settings that differ", _differences(named)),
@@ -45,13 +55,27 @@ def comparison_page(runs: Sequence[Run]) -> str:
     return page(f"{len(runs)} runs compared", data, parts)
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
-    """A short name for each run: its folder's, with a number where two agree."""
+def named_runs(runs: Sequence[Run]) -> dict[str, Run]:
+    """Each run by a short name: its folder's, with a number where two agree."""
     folders = [run.path.resolve().name for run in runs]
-    return [
+    names = [
         f"{name} ({folders[: i + 1].count(name)})" if folders.count(name) > 1 else name
         for i, name in enumerate(folders)
     ]
+    return dict(zip(names, runs, strict=True))
+
+
+def _facts(named: Named) -> str:
+    """What each run had: rows, parties, seed."""
+    rows = []
+    for name, run in named.items():
+        counts, summary = row_counts(run.summary), run.summary
+        n_train = counts.get("train", sum(party["rows"] for party in summary["parties"]))
+        n_test = f"{counts['test']:,}" if "test" in counts else "not known"
+        cells = n_test, f"{n_train:,}", f"{len(summary['parties'])}", f"{summary.get('seed', '')}"
+        rows.append([Name(name), Name(summary["strategy"]), Name(summary["data"]), *cells])
+    header = ["run", "strategy", "data", "rows scored", "training rows", "parties", "seed"]
+    return table(header, rows, n_texts=3)
 
 
 def _scores(named: Named) -> str:
@@ -59,18 +83,18 @@ def _scores(named: Named) -> str:
     tests: dict[str, Scores] = {
         n: run.summary["metrics"].get("test") or {} for n, run in named.items()
     }
-    names = score_names(list(tests.values()))
+    names = [name for name in score_names(list(tests.values())) if name not in AT_THRESHOLD]
     best = {name: _best(name, list(tests.values())) for name in names}
     rows = []
     for run_name, run in named.items():
         texts = {name: score_text(tests[run_name].get(name)) for name in names}
         cells = [Strong(text) if text == best[name] else text for name, text in texts.items()]
-        rows.append([run_name, run.summary["strategy"], run.summary["data"], *cells])
+        rows.append([Name(run_name), Name(run.summary["strategy"]), *cells])
         pooled = (run.summary.get("baselines") or {}).get("pooled")
         if pooled:
             texts = {name: score_text(pooled.get(name)) for name in names}
-            rows.append(["", "pooled baseline", "", *texts.values()])
-    return table(["run", "strategy", "data", *map(arrow, names)], rows, n_texts=3)
+            rows.append(["", Name("pooled baseline"), *texts.values()])
+    return table(["run", "strategy", *map(arrow, names)], rows, n_texts=2)
 
 
 def _best(metric: str, scores: Sequence[Scores]) -> str:
@@ -86,18 +110,42 @@ def _costs(named: Named) -> str:
     rows = []
     for name, run in named.items():
         summary, traffic = run.summary, run.summary["bytes"]
-        counts = (len(summary["parties"]), summary["trees"], summary["exchanges"])
+        counts = (summary["trees"], summary["exchanges"])
         sizes = (human_bytes(traffic[way]) for way in ("to_parties", "to_server"))
         seconds = human_seconds(summary["seconds"]["total"])
-        rows.append([name, *(f"{count:,}" for count in counts), *sizes, seconds])
-    header = ["run", "parties", "trees", "exchanges", "to parties", "to server", "time"]
+        rows.append([Name(name), *(f"{count:,}" for count in counts), *sizes, seconds])
+    header = ["run", "trees", "exchanges", "to parties", "to server", "time"]
     return table(header, rows)
+
+
+def _trade_offs(named: Named) -> dict[str, str]:
+    """Of the metric that early stopping follows; nothing where no two runs have it."""
+    metric = default_metric(next(iter(named.values())).summary["objective"])
+    lines = []
+    for name, run in named.items():
+        summary, pooled = run.summary, (run.summary.get("baselines") or {}).get("pooled") or {}
+        if (score := _known(summary["metrics"].get("test") or {}, metric)) is not None:
+            seconds = summary["seconds"].get("train", summary["seconds"]["total"])
+            costs = seconds, summary["exchanges"], sum(summary["bytes"].values())
+            lines.append(Line(name, (score,), *costs))
+        if (score := _known(pooled, metric)) is not None:
+            lines.append(Line(f"{name}, pooled", (score,)))
+    if sum(line.n_bytes is not None for line in lines) < 2:
+        return {}
+    lines.sort(key=lambda line: line.mean, reverse=BETTER[metric])
+    return cost_figures(lines, metric, "run")
+
+
+def _known(scores: Scores, metric: str) -> float | None:
+    """A score, or None where it is absent or undefined."""
+    value = scores.get(metric)
+    return None if value is None or math.isnan(value) else value
 
 
 def _curves(named: Named) -> dict[str, str]:
     rounds = {name: run.rounds for name, run in named.items() if run.rounds}
     return {
-        f"{arrow(metric)} by boosting round": plots.compared_scores(rounds, metric)
+        f"{arrow(metric)} by boosting round": compared_scores(rounds, metric)
         for metric in drawn_metrics(list(named.values()))
     }
 
@@ -105,14 +153,20 @@ def _curves(named: Named) -> dict[str, str]:
 def _rocs(named: Named) -> dict[str, str]:
     rocs = {name: (run.summary.get("curves") or {}).get("roc") for name, run in named.items()}
     drawn = {name: roc for name, roc in rocs.items() if roc and roc["fpr"]}
-    return {"ROC curves": curve_plots.roc(drawn)} if drawn else {}
+    return {"ROC curves": curve_plots.roc(drawn, legend_below=True)} if drawn else {}
 
 
 def _differences(named: Named) -> str:
-    """Settings that are not the same in every run, in the order of the first run's."""
+    """Settings that are not the same in every run, in the order of the first run's.
+
+    A setting that none of the runs reads does not count.
+    """
+    unread = [run for run in named.values() if run.summary.get("settings_read") is None]
+    read = {key for run in named.values() for key in run.summary.get("settings_read") or ()}
     flat = {name: flatten(run.config) for name, run in named.items()}
     keys = dict.fromkeys(key for settings in flat.values() for key in settings)
-    rows = [[key, *(str(each.get(key, "not set")) for each in flat.values())] for key in keys]
+    shown = [key for key in keys if key not in STATED and (unread or key in read)]
+    rows = [[key, *(str(each.get(key, "not set")) for each in flat.values())] for key in shown]
     differing = [row for row in rows if len(set(row[1:])) > 1]
     if not differing:
         return "<p>None.</p>"

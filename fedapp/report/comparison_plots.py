@@ -1,8 +1,8 @@
-"""The figures of a comparison: scores against costs, and scores one below the other."""
+"""The figures of a comparison: scores against costs, by round, and one below the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from fedapp.report.canvas import BLACK, BLUE, SKY, new_canvas, new_pens, plain, to_svg
+from fedapp.report.canvas import (
+    BLACK,
+    BLUE,
+    SKY,
+    line_style,
+    new_canvas,
+    new_pens,
+    plain,
+    to_svg,
+)
+from fedapp.report.plots import Rounds, label_rounds, round_values
 from fedapp.report.summary import score_text
 
 Array = NDArray[np.float64]
@@ -40,22 +50,12 @@ def tradeoff(
     ax.set(xscale="log", xlabel=cost, ylabel=metric, ylim=(bottom, top))
     costs = [max(spent, 1e-3) for _, spent, _ in known]
     heights = [min(max(score, bottom), top) for *_, score in known]
-    places = spread_out([(y - bottom) / (top - bottom) for y in heights])
-    marks = zip(known, costs, heights, places, new_pens(), strict=False)
-    for (name, _, score), x, y, place, (color, _) in marks:
+    ends = []
+    for (name, _, score), x, y, (color, _) in zip(known, costs, heights, new_pens(), strict=False):
         mark = _marker(score, bottom, top, "v^")
         ax.plot([x], [y], mark, color=color, markersize=8, clip_on=False)
-        ax.annotate(
-            plain(name) if y == score else f"{plain(name)}: {score_text(score)}",
-            (x, y),
-            xytext=(1.04, place),
-            textcoords="axes fraction",
-            va="center",
-            fontsize=9,
-            color=BLACK,
-            parse_math=False,
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.8, "shrinkB": 5},
-        )
+        ends.append((name, x, score, color))
+    _name_beside(ax, ends)
     ax.margins(x=0.1)
     decades = np.log10(max(costs, default=1) / min(costs, default=1))
     steps = (1, 2, 5) if decades < 1 else (1, 3) if decades < 2.5 else (1,)
@@ -63,6 +63,34 @@ def tradeoff(
     ax.xaxis.set_major_formatter(lambda spent, _: in_words(spent))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.tick_params(axis="x", rotation=30)
+    return to_svg(figure)
+
+
+def compared_scores(runs: Mapping[str, Rounds], metric: str) -> str:
+    """A metric of several runs: on validation rows, or on training rows where a run has none.
+
+    Names stand beside the axes. A run whose last score is far from all others does not set the
+    axis.
+    """
+    figure, ax = new_canvas()
+    drawn: dict[str, tuple[list[int], Array]] = {}
+    for name, rounds in runs.items():
+        splits = {split: round_values(rounds, split, metric) for split in ("valid", "train")}
+        split = next((split for split, found in splits.items() if np.isfinite(found).any()), "")
+        if split:
+            known = np.isfinite(splits[split])
+            numbers = [
+                entry["round"] for entry, is_known in zip(rounds, known, strict=True) if is_known
+            ]
+            drawn[f"{name}, {split}"] = numbers, splits[split][known]
+    bottom, top = _limits(*_range_of([values for _, values in drawn.values()]))
+    ends = []
+    for (name, (numbers, values)), (color, dash) in zip(drawn.items(), new_pens(), strict=False):
+        ax.plot(numbers, values, dash, color=color, **line_style(numbers))
+        ends.append((name, float(numbers[-1]), float(values[-1]), color))
+    label_rounds(ax, metric)
+    ax.set(ylim=(bottom, top))
+    _name_beside(ax, ends)
     return to_svg(figure)
 
 
@@ -93,6 +121,42 @@ def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> st
     ax.set(xlabel=metric, xlim=(left, right))
     ax.xaxis.set_major_locator(MaxNLocator(nbins=4))
     return to_svg(figure)
+
+
+def _range_of(curves: Sequence[Array]) -> tuple[float, float]:
+    """Lowest and highest score of the curves that end near most others."""
+    low, high = near_range([float(values[-1]) for values in curves])
+    return near_range([float(v) for values in curves if low <= values[-1] <= high for v in values])
+
+
+def _name_beside(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
+    """Names beside the axes, each at the end of a line from its point; none upon another.
+
+    Parameters
+    ----------
+    ends : name, x, score and colour; a score beyond the axis stands behind its name.
+    """
+    bottom, top = ax.get_ylim()
+    heights = [min(max(score, bottom), top) for _, _, score, _ in ends]
+    places = spread_out([(y - bottom) / (top - bottom) for y in heights])
+    for (name, x, score, color), y, place in zip(ends, heights, places, strict=True):
+        ax.annotate(
+            plain(name) if y == score else f"{plain(name)}: {score_text(score)}",
+            (x, y),
+            xytext=(1.04, place),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=9,
+            color=BLACK,
+            parse_math=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": color,
+                "linewidth": 0.8,
+                "shrinkB": 5,
+                "relpos": (0, 0.5),  # to where the name begins, and not through it
+            },
+        )
 
 
 def near_range(scores: Sequence[float]) -> tuple[float, float]:

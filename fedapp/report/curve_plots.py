@@ -15,6 +15,7 @@ from fedapp.report.canvas import (
     GREY,
     VERMILION,
     add_legend,
+    add_legend_below,
     new_canvas,
     new_pens,
     plain,
@@ -29,11 +30,13 @@ _SQUARE = 4.6, 4.4
 _N_BARS = 30
 
 
-def roc(models: Curves) -> str:
+def roc(models: Curves, legend_below: bool = False) -> str:
     """ROC curves: each with fpr and tpr."""
     figure, ax = new_canvas(*_SQUARE)
     ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
-    _draw(ax, models, "fpr", "tpr")
+    _draw(ax, models, "fpr", "tpr", with_legend=not legend_below)
+    if legend_below:
+        add_legend_below(figure)
     ax.set(xlabel="false positive rate", ylabel="true positive rate")
     return to_svg(figure)
 
@@ -96,7 +99,7 @@ def residuals(models: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     return to_svg(figure)
 
 
-def _draw(ax: Any, models: Curves, x: str, y: str, **style: Any) -> None:
+def _draw(ax: Any, models: Curves, x: str, y: str, with_legend: bool = True, **style: Any) -> None:
     """A line a model; the first one is the run's, thicker and filled where it is alone."""
     for place, ((name, curve), (color, dash)) in enumerate(
         zip(models.items(), new_pens(), strict=False)
@@ -104,7 +107,7 @@ def _draw(ax: Any, models: Curves, x: str, y: str, **style: Any) -> None:
         width = 1.4 if place else 2.2
         label = plain(name)
         ax.plot(curve[x], curve[y], dash, color=color, linewidth=width, label=label, **style)
-    if len(models) > 1:
+    if with_legend and len(models) > 1:
         add_legend(ax)
     ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
 

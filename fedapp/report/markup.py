@@ -109,10 +109,11 @@ def _row(tag: str, cells: Sequence[str], n_texts: int) -> str:
 
 
 def _cell(tag: str, text: str, is_number: bool) -> str:
+    kind = "n" if is_number else "name" if isinstance(text, Name) else ""
     inner = titled(text) if isinstance(text, Name) else escaped(text)
     if isinstance(text, Strong):
         inner = f"<strong>{inner}</strong>"
-    return f'<{tag} class="n">{inner}</{tag}>' if is_number else f"<{tag}>{inner}</{tag}>"
+    return f'<{tag} class="{kind}">{inner}</{tag}>' if kind else f"<{tag}>{inner}</{tag}>"
 
 
 def _figure(caption: str, svg: str) -> str:

@@ -21,6 +21,7 @@ from fedapp.report.markup import (
     section,
     table,
 )
+from fedapp.report.scored_rows import row_warnings
 from fedapp.report.summary import (
     Run,
     drawn_metrics,
@@ -63,6 +64,16 @@ def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
         output = runs[0].path / "report.html" if alone else Path("comparison.html")
     output.write_text(text, encoding="utf-8")
     return output
+
+
+def compared_warnings(run_dirs: Sequence[Path]) -> list[str]:
+    """What makes the scores of several runs incomparable, as their page says it.
+
+    Raises
+    ------
+    DataError : a folder holds no run.
+    """
+    return row_warnings(comparison.named_runs([read_run(path) for path in run_dirs]))
 
 
 def _run_page(run: Run) -> str:

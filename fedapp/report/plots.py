@@ -39,27 +39,12 @@ def scores_by_round(
     figure, ax = new_canvas()
     trees = [entry["round"] for entry in rounds]
     for split, color, dash in (("train", ORANGE, "--"), ("valid", BLUE, "-")):
-        values = _values(rounds, split, metric)
+        values = round_values(rounds, split, metric)
         if np.isfinite(values).any():
             ax.plot(trees, values, dash, color=color, label=split, **line_style(trees))
     if best_round is not None:
         ax.axvline(best_round, color=GREY, linewidth=1, linestyle=":", label="best round")
-    _label_rounds(ax, metric, round_name)
-    add_legend(ax)
-    return to_svg(figure)
-
-
-def compared_scores(runs: Mapping[str, Rounds], metric: str) -> str:
-    """A metric of several runs: on validation rows, or on training rows where a run has none."""
-    figure, ax = new_canvas()
-    for (name, rounds), (color, dash) in zip(runs.items(), new_pens(), strict=False):
-        trees, split = [entry["round"] for entry in rounds], "valid"
-        if not np.isfinite(_values(rounds, split, metric)).any():
-            split = "train"
-        values = _values(rounds, split, metric)
-        label = plain(f"{name}, {split}")
-        ax.plot(trees, values, dash, color=color, label=label, **line_style(trees))
-    _label_rounds(ax, metric)
+    label_rounds(ax, metric, round_name)
     add_legend(ax)
     return to_svg(figure)
 
@@ -120,7 +105,7 @@ def purity(shares: Mapping[str, Sequence[float]]) -> str:
     for (name, values), (color, dash) in zip(shares.items(), new_pens(), strict=False):
         trees = list(range(1, len(values) + 1))
         ax.plot(trees, values, dash, color=color, label=plain(name), **line_style(trees))
-    _label_rounds(ax, "purity")
+    label_rounds(ax, "purity")
     add_legend(ax)
     return to_svg(figure)
 
@@ -133,7 +118,7 @@ def traffic_by_round(rounds: Rounds, round_name: str = ROUND) -> str:
     ax.stairs(down, edges, fill=True, color=ORANGE, label="to parties")
     ax.stairs(down + up, edges, baseline=down, fill=True, color=BLUE, label="to server")
     ax.yaxis.set_major_formatter(EngFormatter(unit="B"))
-    _label_rounds(ax, "size of messages", round_name)
+    label_rounds(ax, "size of messages", round_name)
     add_legend(ax, above=True)
     return to_svg(figure)
 
@@ -163,7 +148,7 @@ def effort_by_round(rounds: Rounds, round_name: str = ROUND) -> str:
     lower.yaxis.set_major_locator(MaxNLocator(nbins=4))
     upper.set_ylabel("exchanges")
     upper.tick_params(labelbottom=False)
-    _label_rounds(lower, "seconds", round_name)
+    label_rounds(lower, "seconds", round_name)
     return to_svg(figure)
 
 
@@ -182,7 +167,8 @@ def _name_bars(ax: Axes, names: Sequence[str]) -> None:
     ax.margins(y=0.01)
 
 
-def _label_rounds(ax: Axes, ylabel: str, round_name: str = ROUND) -> None:
+def label_rounds(ax: Axes, ylabel: str, round_name: str = ROUND) -> None:
+    """Name the axes of a figure round by round; ticks are whole numbers."""
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     ax.set(xlabel=round_name, ylabel=ylabel)
     low, high = ax.get_xlim()
@@ -190,7 +176,7 @@ def _label_rounds(ax: Axes, ylabel: str, round_name: str = ROUND) -> None:
         ax.set_xlim(low - 0.5, high + 0.5)
 
 
-def _values(rounds: Rounds, split: str, metric: str) -> Array:
+def round_values(rounds: Rounds, split: str, metric: str) -> Array:
     """A metric in each round, nan where it is absent or undefined."""
     values = [entry[split].get(metric) for entry in rounds]
     return np.asarray([np.nan if v is None else v for v in values], dtype=np.float64)

@@ -42,7 +42,7 @@ th, td { padding: .35rem .9rem .35rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--grid); min-width: 4rem; }
 th { color: var(--quiet); font-weight: 500; border-bottom-color: var(--line); }
 .n { text-align: right; white-space: nowrap; }
-td:first-child { white-space: nowrap; }
+td:first-child, .name { white-space: nowrap; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr));
   gap: 1.25rem; align-items: start; }
 figure { margin: 0; break-inside: avoid; min-width: 0; }

@@ -153,6 +153,14 @@ def _at_threshold(summary: Mapping[str, Any]) -> str:
     return f"{part} {', '.join(found)}"
 
 
+def row_counts(summary: Mapping[str, Any]) -> dict[str, int]:
+    """Numbers of the rows that train, validate and test, all parties together, by these words.
+
+    Nothing where the run did not write them.
+    """
+    return dict(summary.get("matched_rows") or summary.get("rows") or {})
+
+
 def drawn_metrics(runs: Sequence[Run]) -> list[str]:
     """The two metrics to draw round by round: the objective's own, then its loss or the next."""
     first = default_metric(runs[0].summary["objective"])

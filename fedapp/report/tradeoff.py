@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,38 +133,48 @@ def tradeoff_page(found: Comparison) -> str:
     parts = [
         section("Test scores and cost", table(_header(found.metric), rows) + note),
         section("What is compared", facts),
-        section("Trade-offs", figures(_figures(found))),
+        section("Trade-offs", figures(cost_figures(found.lines, found.metric, "strategy"))),
     ]
     title = f"{sum(map(len, found.methods.values()))} strategies compared"
     return page(title, f"{found.data} · {found.n_rows['test']:,} test rows", parts)
 
 
-def _figures(found: Comparison) -> dict[str, str]:
-    """By caption."""
-    metric, lines = found.metric, found.lines
+def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str]:
+    """Scores against costs, and scores one below the other, by caption.
+
+    Parameters
+    ----------
+    lines : best first.
+    what : a line is that is no baseline, in words.
+    """
     federated = [line for line in lines if line.n_bytes is not None]
     off_axis = OFF_AXIS if _has_far(federated) else ""
     by_bytes = [(line.name, line.n_bytes or 0.0, line.mean) for line in federated]
     by_seconds = [(line.name, line.seconds or 0.0, line.mean) for line in federated]
     by_exchanges = [(line.name, line.exchanges or 0.0, line.mean) for line in federated]
     points = [(line.name, line.mean, line.spread, line.n_bytes is None) for line in lines]
-    bars = ", with the standard deviation over the seeds" if len(found.seeds) > 1 else ""
+    several = any(len(line.scores) > 1 for line in lines)
+    bars = ", with the standard deviation over the seeds" if several else ""
+    kinds = f"every {what}"
+    if len(federated) < len(lines):
+        kinds += " (dark) and of the baselines (pale)"
     all_off_axis = OFF_AXIS if _has_far(lines) else ""
     return {
-        f"Test {arrow(metric)} of every strategy against the bytes it sends, on a logarithmic "
+        f"Test {arrow(metric)} of every {what} against the bytes it sends, on a logarithmic "
         f"scale.{off_axis}": tradeoff(by_bytes, "bytes sent", metric, human_bytes),
-        f"Test {arrow(metric)} of every strategy against its training time, on a logarithmic "
+        f"Test {arrow(metric)} of every {what} against its training time, on a logarithmic "
         f"scale.{off_axis}": tradeoff(by_seconds, "train time", metric, human_seconds),
-        f"Test {arrow(metric)} of every strategy against its exchanges with the parties, each of "
+        f"Test {arrow(metric)} of every {what} against its exchanges with the parties, each of "
         f"which costs seconds in a deployment.{off_axis}": tradeoff(
             by_exchanges, "exchanges", metric, "{:g}".format
         ),
-        f"Test {arrow(metric)} of strategies (dark) and baselines (pale), best first"
-        f"{bars}.{all_off_axis}": ranking(points, metric),
+        f"Test {arrow(metric)} of {kinds}, best first{bars}.{all_off_axis}": ranking(
+            points, metric
+        ),
     }
 
 
-def _has_far(lines: tuple[Line, ...] | list[Line]) -> bool:
+def _has_far(lines: Sequence[Line]) -> bool:
     """Whether a score is off the axis."""
     means = [line.mean for line in lines if np.isfinite(line.mean)]
     low, high = near_range(means)
