@@ -26,6 +26,7 @@ Rows = npt.NDArray[np.float32]
 Parameters = Mapping[int, Mapping[str, Any]]
 
 LOCALHOST = "127.0.0.1"
+WITH_PLUGIN = "xgboost==3.2.0"  # later wheels lack the plugin too
 SERVER_SECONDS = 30
 POLL_SECONDS = 0.05
 
@@ -66,13 +67,23 @@ class Trained:
     margins: Rows
 
 
-def has_plugin() -> bool:
-    """Whether the installed XGBoost was built with it."""
-    return bool(xgboost.build_info().get("USE_FEDERATED"))
+def check_plugin() -> None:
+    """Hold, before anything is timed, that the installed XGBoost was built with the plugin.
+
+    Raises
+    ------
+    SystemExit : it was not; says how to get one that was.
+    """
+    if not xgboost.build_info().get("USE_FEDERATED"):
+        raise SystemExit(
+            "xgboost must be built with the federated plugin, which the wheel of xgboost-cpu "
+            "lacks. In an environment of its own, which has fedapp: pip uninstall xgboost-cpu, "
+            f"then pip install {WITH_PLUGIN}"
+        )
 
 
 def train_federated(works: Sequence[Work]) -> tuple[dict[int, Trained], int]:
-    """Train at all workers together.
+    """Train at all workers together; see ``check_plugin``.
 
     Returns
     -------

@@ -36,7 +36,7 @@ from fedapp.packages import versions
 from fedapp.site.rows import Holdout, share_rows
 from simulations.baselines import xgboost_parameters
 from simulations.bench import peak_bytes
-from simulations.bench.federated_plugin import Work, has_plugin, train_federated
+from simulations.bench.federated_plugin import Work, check_plugin, train_federated
 from simulations.bench.same_trees import count_same_nodes
 from simulations.engines import run_local
 
@@ -244,7 +244,7 @@ def show(lines: Sequence[Measured], heading: str) -> None:
     console.print(grid)
 
 
-def measure(data: str) -> tuple[list[Measured], int | None]:
+def measure(data: str) -> tuple[list[Measured], int]:
     """Check, then time, every method at every depth."""
     lines = []
     every = {depth: settings_of(data, depth, "share") for depth in DEPTHS}
@@ -257,15 +257,13 @@ def measure(data: str) -> tuple[list[Measured], int | None]:
         for bins in ("share", "equal"):
             lines.append(measure_pax(settings_of(data, depth, bins)))
             check_score(lines[-1], auc)
-    if not has_plugin():
-        console.print("this XGBoost has no federated plugin")
-        return lines, None
     plugin, peak = measure_plugin(every, rows)
     return [*lines, *plugin], peak
 
 
 def main() -> None:
     """Print the table and one JSON line."""
+    check_plugin()
     with tempfile.TemporaryDirectory() as folder:
         data, name = write_table(Path(folder))
         lines, plugin_peak = measure(data)
