@@ -19,7 +19,6 @@ from fedapp.messages.methods import all_methods
 from fedapp.names import near
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
-from fedapp.stage import Stages
 from strategies.base import TreeStrategy
 
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
@@ -29,13 +28,12 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, and write the report."""
+    """Train, and write the report, unless a command waits for the run to add to it first."""
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("fedapp").setLevel(logging.INFO)
     folder = train(grid, load_settings(context.run_config))
-    Stages(folder.note).wait("writing the report")
-    write_report(folder)
-    folder.forget_stage()
+    if not folder.is_held:
+        write_report(folder)
 
 
 def train(grid: Grid, settings: Settings) -> RunFolder:

@@ -15,11 +15,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import psutil
@@ -48,10 +48,14 @@ LOG_LINES = 20
 UNKNOWN = "unknown"  # status of a run that cannot be asked for
 STOPPED = {"SystemExit", "KeyboardInterrupt"}  # in the ServerApp's process, from outside
 
-Tell = Callable[[str], None]  # told what the engine does
+
+class Tell(Protocol):
+    """Told what the engine does; ``ends``: from now on, whatever the run says of itself."""
+
+    def __call__(self, doing: str, ends: bool = False) -> None: ...
 
 
-def _silent(doing: str) -> None:
+def _silent(doing: str, ends: bool = False) -> None:
     """For those who do not want to know."""
 
 
@@ -264,7 +268,7 @@ def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
         _wait_until_healthy(process, http_port, log)
         yield environment
     finally:
-        tell("ending Flower")
+        tell("ending Flower", ends=True)
         _stop(process)
         log.unlink(missing_ok=True)
 

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,24 @@ def test_a_run_is_running_while_its_parties_answer(settings: MakeSettings) -> No
 
     train(Watching(simulated_contexts(run)), run)
     assert seen == {State.RUNNING}
+
+
+def test_the_server_app_leaves_the_page_to_a_command_that_waits_for_the_run(
+    settings: MakeSettings,
+) -> None:
+    from fedapp.server_app import app
+    from simulations.engines import LocalGrid, simulated_contexts
+
+    pages = {}
+    for name in ("waited for", "alone"):
+        contexts = simulated_contexts(
+            settings(num_boost_round=1, parties=1, run_dir=str(RUNS / name))
+        )
+        folder = RunFolder(RUNS / name)
+        with folder.held() if name == "waited for" else nullcontext():
+            app(LocalGrid(contexts), contexts[0])
+        pages[name] = (folder.path / "report.html").exists()
+    assert pages == {"waited for": False, "alone": True}
 
 
 def test_the_command_shows_method_data_score_and_size(

@@ -214,6 +214,17 @@ def test_every_phase_is_a_line_and_lasting_ones_are_repeated_within_five_seconds
         assert watched.lines[-1] == "1:40  writing the report"
 
 
+def test_what_ends_a_run_is_not_replaced_by_what_its_processes_still_say(watched: Watched) -> None:
+    with watched.follower.run(watched.folder, "auc"):
+        watched.training(2)
+        watched.follower.begin("ending Flower", ends=True)
+        watched.now += 1
+        watched.training(2, seconds=30)
+        assert watched.tick(4) == ["0:05  ending Flower, 5 s"]
+        watched.follower.begin("explaining the model on test rows")
+    assert watched.lines[-1].endswith("  explaining the model on test rows")
+
+
 def test_a_round_that_is_told_needs_no_line_of_its_phase(watched: Watched) -> None:
     with watched.follower.run(watched.folder, "auc"):
         watched.stage("reading the tables")

@@ -6,12 +6,15 @@ import os
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedapp.config import Settings
 from fedapp.errors import ConfigError
 from fedapp.names import near
 from fedapp.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from simulations.engines import Tell
 
 SIMULATED = ("local", "simulation")
 HELP = (
@@ -72,7 +75,7 @@ def told(name: str) -> str:
     return f"engine {name}: the SuperLink at {superlinks()[name].get('address', 'no address')}"
 
 
-def engine_of(name: str, tell: Callable[[str], None]) -> Callable[[Settings], RunFolder]:
+def engine_of(name: str, tell: Tell) -> Callable[[Settings], RunFolder]:
     """What carries the messages; ``tell`` is told what it does beside that.
 
     Raises

@@ -51,6 +51,7 @@ class Follower:
         self._folder: RunFolder | None = None
         self._rounds: _Rounds | None = None
         self._metric = ""
+        self._ends = False
         self._told: set[str] = set()
         self._lock = threading.Lock()
 
@@ -59,9 +60,15 @@ class Follower:
         """Since the command began."""
         return self._clock() - self._began
 
-    def begin(self, doing: str) -> None:
-        """Show what the command does from now on, unless the run it follows says more."""
-        self._own = Stage(doing, self._clock())
+    def begin(self, doing: str, ends: bool = False) -> None:
+        """Show what the command does from now on, unless the run it follows says more.
+
+        Parameters
+        ----------
+        ends : whether it ends the run, whose processes may go on to say something for a while.
+        """
+        with self._lock:
+            self._own, self._ends = Stage(doing, self._clock()), ends
         self.tick()
 
     def tell(self, text: str) -> None:
@@ -107,7 +114,8 @@ class Follower:
             if self._run or self._folder.has_ended():
                 for entry in self._rounds.new(self._tell_once):
                     self._view.add(entry, self._metric, now)
-        known = [stage for stage in (self._own, self._run) if stage]
+        followed = None if self._ends else self._run
+        known = [stage for stage in (self._own, followed) if stage]
         if known:
             self._view.show(max(known, key=lambda stage: stage.since), now)
 
