@@ -1,6 +1,9 @@
 # make run   sets up, trains PAX on the built-in data through Flower, shows the result
-# make test  sets up with the tools and torch, runs all tests
+# make test  sets up with the tools and torch, runs the tests on all cores
+# make test-all also runs those marked slow: deployments, every step at which a server may die
 # make check sets up in the same way, runs ruff and mypy --strict
+#
+# One file is tested sooner without workers: pytest tests/test_pax.py
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,9 +12,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_ALL := $(VENV)/.ready-all
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# A worker a core; more than 8 would wait for the tests that start Flower's servers, which one runs.
+WORKERS := --numprocesses logical --maxprocesses 8 --dist loadgroup
 PINS := pyproject.toml constraints.txt
 
-.PHONY: run test check setup clean
+.PHONY: run test test-all check setup clean
 .DEFAULT_GOAL := run
 
 setup: $(READY)
@@ -34,7 +39,10 @@ run: setup
 	$(BIN)/fedapp run pax --baselines --engine simulation
 
 test: $(READY_ALL)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
+
+test-all: $(READY_ALL)
+	$(BIN)/python -m pytest $(WORKERS) -m ""
 
 check: $(READY_ALL)
 	$(BIN)/ruff check .

@@ -186,8 +186,25 @@ def run_simulation(settings: Settings, tell: Tell = _silent) -> RunFolder:
     RunFailedError : the run failed, or Flower could not start it.
     """
     with superlink(tell) as environment:
-        federation = {"num-supernodes": settings.parties, "client-resources-num-cpus": 1}
-        return _flwr_run(settings, "local", environment, federation, tell)
+        return run_simulated(settings, environment, tell)
+
+
+def run_simulated(
+    settings: Settings, environment: dict[str, str], tell: Tell = _silent
+) -> RunFolder:
+    """Train in Flower's simulation, on a SuperLink that runs.
+
+    Parameters
+    ----------
+    environment : of ``flwr``, as `superlink` gives it.
+    tell : told what Flower does before and after the run.
+
+    Raises
+    ------
+    RunFailedError : the run failed, or Flower could not start it.
+    """
+    federation = {"num-supernodes": settings.parties, "client-resources-num-cpus": 1}
+    return _flwr_run(settings, "local", environment, federation, tell)
 
 
 def run_superlink(settings: Settings, name: str, tell: Tell = _silent) -> RunFolder:
@@ -241,9 +258,9 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
-    """A SuperLink for one run, with Flower's files and ports of its own.
+    """A SuperLink for simulations, with Flower's files and ports of its own.
 
-    Flower's managed SuperLink would outlive the run and keep the environment it was started with.
+    Flower's managed SuperLink would outlive its runs and keep the environment it was started with.
     """
     check_programs(_environment(), "flwr", "flower-superlink")
     tell("starting Flower")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
 
     from fedapp.config import Settings
+    from fedapp.run_folder import RunFolder
 
 REAL_DATA = os.environ.get("FEDAPP_DATA", "")
 TORCH_IS_MISSING = bool(missing_extra("fedxgbllr"))
@@ -25,19 +26,60 @@ collect_ignore = ["test_head.py"] if TORCH_IS_MISSING else []
 WriteTable = Callable[..., Path]
 MakeSettings = Callable[..., "Settings"]
 MakeSites = Callable[..., "list[Context]"]
+Simulate = Callable[["Settings"], "RunFolder"]
 
 
+# What starts Flower's servers: one worker runs these, so that a SuperLink starts once and no two
+# of them look for ports at a time.
+SERVERS = {"simulate", "deployment"}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that train FedXGBllr bear its name, in a file's or a parameter's."""
+    """Tests that train FedXGBllr bear its name, in a file's or a parameter's; those on Flower's
+    servers stay together and come first, as they take longest."""
     for item in items:
         if "fedxgbllr" in item.nodeid:
             item.add_marker(needs_torch)
+        if SERVERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group("servers"))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FEDAPP_DATA", raising=False)
+
+
+@pytest.fixture(scope="session")
+def _superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], Path]]:
+    """Flower's SuperLink for all simulations of a session, and its sites' home."""
+    from simulations.engines import superlink
+
+    home = tmp_path_factory.mktemp("simulated")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDAPP_HOME", str(home))
+        patch.delenv("FEDAPP_DATA", raising=False)
+        running = superlink()
+        environment = running.__enter__()
+    try:
+        yield environment, home
+    finally:
+        running.__exit__(None, None, None)
+
+
+@pytest.fixture
+def simulate(
+    _own_home: None, _superlink: tuple[dict[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Simulate:
+    """``simulate(settings)``: a run in Flower's simulation; models trained in process are kept at
+    the same sites."""
+    from simulations.engines import run_simulated
+
+    environment, home = _superlink
+    monkeypatch.setenv("FEDAPP_HOME", str(home))
+    return lambda settings: run_simulated(settings, environment)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from tests.test_exactness import made_table
 from tests.test_interactive import inference
 
 MakeSettings = Callable[..., Settings]
+Simulate = Callable[[Settings], RunFolder]
 Trained = tuple[Settings, RunFolder]
 Train = Callable[..., Trained]
 KINDS_OF_MODELS = ("secureboost", "federated-forest")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,28 @@ def die(settings: Settings, contexts: Iterable[Context] | None = None, **how: in
     folder = Path(settings.resume or settings.run_dir)
     assert not (folder / "summary.json").exists()
     assert json.loads((folder / "failure.json").read_text())["error"] == "KeyboardInterrupt"
+
+
+def one_of_each_kind(kinds: Mapping[int, str]) -> list[int]:
+    """The last step of each kind of message in a run."""
+    return sorted({kind: step for step, kind in kinds.items()}.values())
+
+
+# Steps of a run at which its server dies, one run each, of the kinds of messages at its steps.
+DEATHS = pytest.mark.parametrize(
+    "steps_of",
+    [
+        pytest.param(one_of_each_kind, id="each kind"),
+        pytest.param(sorted, id="each step", marks=pytest.mark.slow),
+    ],
+)
+StepsOf = Callable[[Mapping[int, str]], list[int]]
+
+
+def kinds_of_steps(folder: RunFolder) -> dict[int, str]:
+    """What was asked at each step of a run."""
+    lines = map(json.loads, folder.ledger.read_text().splitlines())
+    return {line["step"]: line["type"] for line in lines}
 
 
 def resumed(settings: Settings) -> Settings:

@@ -22,7 +22,7 @@ from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import base_score
 from fedapp.trees.predict import predict_margins
 from simulations.baselines import xgboost_parameters
-from simulations.engines import run_local, run_simulation, simulated_contexts
+from simulations.engines import run_local, simulated_contexts
 from strategies.bagging import Bagging
 from tests.network import die, fails_from, resumed, run
 from tests.reference import compare_trees
@@ -30,6 +30,7 @@ from tests.test_exactness import pooled_booster, weighted_copy
 from tests.transcript import arrays_of, lines_of, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
+Simulate = Callable[[Settings], RunFolder]
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
 
 
@@ -287,8 +288,10 @@ def test_a_resumed_run_ends_in_the_same_model(bag: MakeSettings, how: str, step:
     assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2, 3]
 
 
-def test_flowers_simulation_gives_the_model_of_the_local_engine(bag: MakeSettings) -> None:
-    local, simulated = run_local(bag()), run_simulation(bag())
+def test_flowers_simulation_gives_the_model_of_the_local_engine(
+    bag: MakeSettings, simulate: Simulate
+) -> None:
+    local, simulated = run_local(bag()), simulate(bag())
     ours = (local.path / "model.json").read_bytes()
     assert (simulated.path / "model.json").read_bytes() == ours
 

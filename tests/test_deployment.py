@@ -257,15 +257,15 @@ def predicts_the_same(
     assert len({line[f"probability_{CLASSES[1]}"] for line in lines}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "settings", "ways"),
     [
-        ("federated-forest", FOREST, ("one-round",)),
-        pytest.param("federated-forest", FOREST, ("interactive", "eini"), marks=pytest.mark.slow),
-        pytest.param("federated-forest", ENCRYPTED_FOREST, ("one-round",), marks=pytest.mark.slow),
-        pytest.param("secureboost", SECUREBOOST, ("interactive", "eini"), marks=pytest.mark.slow),
+        ("federated-forest", FOREST, ("one-round", "interactive", "eini")),
+        ("federated-forest", ENCRYPTED_FOREST, ("one-round",)),
+        ("secureboost", SECUREBOOST, ("interactive", "eini")),
     ],
-    ids=["forest in one round", "forest", "forest under Paillier", "secureboost"],
+    ids=["forest", "forest under Paillier", "secureboost"],
 )
 def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_predicts_the_same(
     deployment: Deployment,

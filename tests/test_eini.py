@@ -30,12 +30,13 @@ from fedapp.trees.divided.candidates import are_trees, candidates, skeleton
 from fedapp.trees.divided.lookup import Lookup
 from fedapp.wire.codec import from_records
 from fedapp.wire.content import enclosed
-from simulations.engines import run_local, run_simulation
+from simulations.engines import run_local
 from tests.deployed import write_csv
 from tests.encrypted import (
     KINDS_OF_MODELS,
     SMALL,
     MakeSettings,
+    Simulate,
     Train,
     encrypted,
     trainer,
@@ -131,13 +132,13 @@ def test_predictions_of_real_rows_are_those_of_the_interactive_way(
 
 
 @pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
-def test_simulation_predicts_like_the_local_engine(
-    train: Train, settings: MakeSettings, tmp_path: Path
+def test_flowers_simulation_predicts_as_the_local_engine(
+    train: Train, settings: MakeSettings, simulate: Simulate, tmp_path: Path
 ) -> None:
     trained, _ = train(parties=3)
     local = written(summary_of(run_local(encrypted(settings, trained))))
     simulated = encrypted(settings, trained, run_dir=str(tmp_path / "simulated"))
-    summary = summary_of(run_simulation(simulated))
+    summary = summary_of(simulate(simulated))
     assert summary["entries"] > 0
     np.testing.assert_array_equal(written(summary), local)
 

@@ -19,11 +19,11 @@ from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.forest.model import from_json, to_json
-from simulations.engines import run_local, run_simulation, simulated_contexts
+from simulations.engines import run_local, simulated_contexts
 from strategies.federated_forest import FederatedForest
 from tests.forests import joined, part_of, pooled
 from tests.letters import letters_sent
-from tests.network import die, resumed, run
+from tests.network import DEATHS, StepsOf, die, kinds_of_steps, resumed, run
 from tests.pooled import Pooled, made_columns, write_rows
 from tests.tampering import rewrite_letters
 from tests.test_cart import Limits, theirs
@@ -38,6 +38,7 @@ from tests.transcript import (
 )
 
 MakeSettings = Callable[..., Settings]
+Simulate = Callable[[Settings], RunFolder]
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
 SETUP = 5  # steps: hello, alignment of two ordered parties, and then
 KINDS = {
@@ -296,18 +297,15 @@ def test_sites_with_tables_of_their_own_draw_columns_from_a_secret_not_from_the_
 # Failures
 
 
-def steps_of(folder: RunFolder) -> dict[int, str]:
-    return {line["step"]: line["type"] for line in lines_of(folder.ledger)}
-
-
 @pytest.mark.parametrize("how", ["dies_before_sending", "dies_before_reading"])
 @pytest.mark.parametrize("parties", [2, 3])
+@DEATHS
 def test_a_server_that_dies_goes_on_to_the_same_forest(
-    forest: MakeSettings, how: str, parties: int
+    forest: MakeSettings, how: str, parties: int, steps_of: StepsOf
 ) -> None:
     whole = forest(parties=parties, own_max_depth=2)
     undisturbed = run(whole)
-    for step in sorted(steps_of(undisturbed)):
+    for step in steps_of(kinds_of_steps(undisturbed)):
         settings = forest(parties=parties, own_max_depth=2)
         die(settings, **{how: step})
         folder = run(resumed(settings), simulated_contexts(settings))
@@ -383,7 +381,9 @@ def test_a_partition_that_does_not_fit_is_refused(
         run_local(forest())
 
 
-def test_flowers_simulation_grows_the_forest_of_the_local_engine(forest: MakeSettings) -> None:
+def test_flowers_simulation_grows_the_forest_of_the_local_engine(
+    forest: MakeSettings, simulate: Simulate
+) -> None:
     settings = forest(own_trees=2, own_max_depth=2)
-    simulated = run_simulation(settings)
+    simulated = simulate(settings)
     assert to_json(joined(simulated)) == to_json(pooled(settings)[0])

@@ -14,13 +14,14 @@ from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.trees.forest.model import to_json
-from simulations.engines import run_local, run_simulation
+from simulations.engines import run_local
 from tests.forests import encrypted_forest, joined, parts_of, pooled
 from tests.network import run
 from tests.pooled import made_columns, write_rows
 from tests.transcript import lines_of, summary_of
 
 MakeSettings = Callable[..., Settings]
+Simulate = Callable[[Settings], RunFolder]
 BINARY, CLASSES, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
 
 
@@ -110,9 +111,12 @@ def test_a_key_of_the_default_size_grows_the_same_forest(made: MakeSettings) -> 
     assert_the_same(made, CLASSES, 2, **more)
 
 
-def test_flowers_simulation_grows_the_forest_of_the_local_engine(made: MakeSettings) -> None:
+@pytest.mark.slow
+def test_flowers_simulation_grows_the_forest_of_the_local_engine(
+    made: MakeSettings, simulate: Simulate
+) -> None:
     settings = made(own_trees=2, own_max_depth=1)
-    assert to_json(joined(run_simulation(settings))) == to_json(pooled(settings)[0])
+    assert to_json(joined(simulate(settings))) == to_json(pooled(settings)[0])
 
 
 # Exchanges

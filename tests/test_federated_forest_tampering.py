@@ -30,10 +30,10 @@ from fedapp.trees.forest.cart import NO_RANK
 from simulations.engines import simulated_contexts
 from strategies.federated_forest import FederatedForest
 from tests.forests import encrypted_forest, parts_of
-from tests.network import die, resumed, run
+from tests.network import DEATHS, StepsOf, die, kinds_of_steps, resumed, run
 from tests.pooled import made_columns, write_rows
 from tests.tampering import FALSE, keep_letters_back, refuses
-from tests.transcript import lines_of, summary_of
+from tests.transcript import summary_of
 
 MakeSettings = Callable[..., Settings]
 NUMBERS = "reg:squarederror"
@@ -270,11 +270,12 @@ def same_forest(found: RunFolder, undisturbed: RunFolder) -> bool:
 
 @pytest.mark.parametrize("how", ["dies_before_sending", "dies_before_reading"])
 @pytest.mark.parametrize("parties", [2, 3])
+@DEATHS
 def test_a_server_that_dies_goes_on_to_the_same_forest(
-    made: MakeSettings, how: str, parties: int
+    made: MakeSettings, how: str, parties: int, steps_of: StepsOf
 ) -> None:
     undisturbed = run(made(parties=parties, own_max_depth=2))
-    for step in sorted({line["step"] for line in lines_of(undisturbed.ledger)}):
+    for step in steps_of(kinds_of_steps(undisturbed)):
         settings = made(parties=parties, own_max_depth=2)
         die(settings, **{how: step})
         found = run(resumed(settings), simulated_contexts(settings))

@@ -27,7 +27,7 @@ from fedapp.site.store import RAW
 from fedapp.trees.model import model_text
 from fedapp.trees.stacked.model import StackedModel, from_json
 from fedapp.trees.stacked.packed import pack_trees
-from simulations.engines import run_local, run_simulation
+from simulations.engines import run_local
 from tests.network import die, fails_from, resumed, run
 from tests.transcript import (
     Listener,
@@ -41,6 +41,7 @@ BINARY, MULTI, REGRESSION = metrics.OBJECTIVES
 DATA = {BINARY: "breast-cancer", MULTI: "wine", REGRESSION: "diabetes"}
 KINDS = ("cnn", "cnn3", "fcnn")
 MakeSettings = Callable[..., Settings]
+Simulate = Callable[[Settings], RunFolder]
 MakeSites = Callable[..., list[Context]]
 WriteTable = Callable[..., Path]
 
@@ -339,8 +340,10 @@ def test_neither_torch_nor_xgboost_is_imported_before_it_is_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_flowers_simulation_gives_the_model_of_the_local_engine(short: MakeSettings) -> None:
-    local, simulated = run_local(short()), run_simulation(short())
+def test_flowers_simulation_gives_the_model_of_the_local_engine(
+    short: MakeSettings, simulate: Simulate
+) -> None:
+    local, simulated = run_local(short()), simulate(short())
     ours = (local.path / "model.json").read_bytes()
     assert (simulated.path / "model.json").read_bytes() == ours
     assert summary_of(simulated)["metrics"] == summary_of(local)["metrics"]

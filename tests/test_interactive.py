@@ -23,7 +23,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.part_file import PART
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.sides import goes_left
-from simulations.engines import run_local, run_simulation
+from simulations.engines import run_local
 from strategies.interactive import Interactive
 from tests.forests import joined, part_of
 from tests.pooled import Pooled
@@ -32,6 +32,7 @@ from tests.test_exactness import made_table
 from tests.transcript import ALIGNED, check_declared, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
+Simulate = Callable[[Settings], RunFolder]
 SMALL_KEY = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
 KINDS = {
     **ALIGNED,
@@ -239,15 +240,13 @@ def test_one_row_can_be_predicted_and_none_is_refused(
 
 
 def test_flowers_simulation_trains_and_predicts_as_the_local_engine(
-    train: Callable[..., Any], settings: MakeSettings
+    train: Callable[..., Any], settings: MakeSettings, simulate: Simulate
 ) -> None:
     trained, folder = train(allow_export=True, num_boost_round=1)
     again = trained.model_copy(update={"run_dir": trained.run_dir + "-simulated"})
-    simulated = run_simulation(again)
+    simulated = simulate(again)
     for name in ("model.json", "model.xgb.json"):
         assert (simulated.path / name).read_bytes() == (folder.path / name).read_bytes()
     local = written(summary_of(run_local(inference(settings, trained))))
-    np.testing.assert_array_equal(
-        written(summary_of(run_simulation(inference(settings, again)))), local
-    )
+    np.testing.assert_array_equal(written(summary_of(simulate(inference(settings, again)))), local)
     assert len(local) == read_source(trained.data, label="y").n_rows

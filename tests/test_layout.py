@@ -6,6 +6,7 @@ import ast
 import importlib
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,12 @@ def sources() -> Iterator[str]:
             yield path.relative_to(ROOT).as_posix()
 
 
+@cache
+def nodes_of(code: str) -> tuple[ast.AST, ...]:
+    """All nodes of code, parsed once."""
+    return tuple(ast.walk(ast.parse(code)))
+
+
 def imports(source: str) -> set[str]:
     """Modules a source imports, anywhere in it."""
     return imported((ROOT / source).read_text())
@@ -50,7 +57,7 @@ def imports(source: str) -> set[str]:
 def imported(code: str) -> set[str]:
     """Modules that code imports, anywhere in it."""
     found = set()
-    for node in ast.walk(ast.parse(code)):
+    for node in nodes_of(code):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -143,7 +150,7 @@ def methods_known(source: str, code: str) -> list[str]:
     """Methods that a source knows by name: whose modules it imports, or whose names it compares."""
     own = {Path(source).stem, Path(source).parent.name}  # a module, or a folder of them
     found = []
-    for node in ast.walk(ast.parse(code)):
+    for node in nodes_of(code):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             names = [alias.name for alias in node.names]
@@ -176,7 +183,7 @@ def test_families_are_known_by_what_methods_declare() -> None:
         source: sorted(classes)
         for source in sources()
         if not source.startswith(("strategies/", *STUDIES))
-        for node in ast.walk(ast.parse((ROOT / source).read_text()))
+        for node in nodes_of((ROOT / source).read_text())
         if isinstance(node, ast.ImportFrom)
         and begins(node.module or "", "strategies")
         and (classes := {alias.name for alias in node.names} & FAMILIES)
@@ -227,7 +234,7 @@ def unsafe(source: str, code: str) -> list[str]:
     found = [module for module in imported(code) if begins(module, *UNPICKLERS)]
     if not source.startswith(PIPES):
         found += [module for module in imported(code) if begins(module, "multiprocessing")]
-    for call in (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)):
+    for call in (node for node in nodes_of(code) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
         given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
         if name in {"eval", "exec", "builtins.eval", "builtins.exec"}:

@@ -21,7 +21,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.part_file import PART
 from fedapp.site.store import Store
 from fedapp.trees.divided.leaf_sets import compress, decompress, leaves_of, walk
-from simulations.engines import run_local, run_simulation
+from simulations.engines import run_local
 from strategies.one_round import OneRound
 from tests.forests import joined
 from tests.letters import letters_sent
@@ -30,6 +30,7 @@ from tests.tampering import rewrite_letters
 from tests.transcript import ALIGNED, check_declared, lines_of, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
+Simulate = Callable[[Settings], RunFolder]
 Train = Callable[..., tuple[Settings, RunFolder]]
 KINDS = {
     **ALIGNED,
@@ -192,11 +193,11 @@ def test_a_run_without_a_model_is_refused(settings: MakeSettings) -> None:
 
 
 def test_flowers_simulation_predicts_as_the_local_engine(
-    train: Train, settings: MakeSettings
+    train: Train, settings: MakeSettings, simulate: Simulate
 ) -> None:
     trained, _ = train()
     local = written(run_local(prediction(settings, trained)))
-    simulated = run_simulation(prediction(settings, trained))
+    simulated = simulate(prediction(settings, trained))
     np.testing.assert_array_equal(written(simulated), local)
 
 

@@ -21,7 +21,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.store import RAW
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
-from simulations.engines import run_local, run_simulation
+from simulations.engines import run_local
 from strategies.pax import PAX, share_bins
 from tests.transcript import (
     arrays_of,
@@ -32,6 +32,7 @@ from tests.transcript import (
 )
 
 MakeSettings = Callable[..., Settings]
+Simulate = Callable[[Settings], RunFolder]
 
 
 def test_the_smaller_child_alone_is_asked_for(settings: MakeSettings) -> None:
@@ -334,9 +335,11 @@ def test_a_finished_run_keeps_no_checkpoint(settings: MakeSettings) -> None:
     }
 
 
-def test_flowers_simulation_gives_the_model_of_the_local_engine(settings: MakeSettings) -> None:
+def test_flowers_simulation_gives_the_model_of_the_local_engine(
+    settings: MakeSettings, simulate: Simulate
+) -> None:
     local = run_local(settings(num_boost_round=2, max_depth=3))
-    simulated = run_simulation(settings(num_boost_round=2, max_depth=3))
+    simulated = simulate(settings(num_boost_round=2, max_depth=3))
     ours = (local.path / "model.json").read_bytes()
     assert (simulated.path / "model.json").read_bytes() == ours
     assert summary_of(simulated)["engine"] == "simulation"

@@ -17,6 +17,7 @@ import pytest
 from fedapp.data.load import load_table
 from fedapp.data.places import is_number
 from fedapp.data.predictions import read_columns_of
+from fedapp.data.schema import Roles
 from fedapp.errors import WITHHELD, DataError
 
 NOBODY = 65534
@@ -161,7 +162,7 @@ def test_another_separator_is_recognised_and_noted(write: Write, mark: str, name
 
 
 def test_a_table_to_predict_may_have_another_separator(write: Write) -> None:
-    found = read_columns_of(str(write("b;a;i\n1;2;x\n")), ["a", "b"], "i")
+    found = read_columns_of(str(write("b;a;i\n1;2;x\n")), ["a", "b"], Roles(id_column="i"))
     assert found.values.tolist() == [[2, 1]]
     assert found.ids is not None
     assert found.ids.tolist() == ["x"]
