@@ -30,6 +30,7 @@ PREFIX_BYTES = ALIGNMENT = 8
 DTYPE = re.compile(r"\|[ui]1|[<>](?:[ui][248]|f[248])")
 INT64 = range(-(2**63), 2**63)
 HEADER_KEYS = {"name", "scalars", "arrays"}
+MOST_DIMENSIONS = 8
 
 Layout = Sequence[tuple[str, str, Sequence[int]]]  # name, dtype and shape of each array
 
@@ -154,5 +155,6 @@ def _is_entry(entry: Any) -> bool:
         and isinstance(code, str)
         and DTYPE.fullmatch(code) is not None
         and isinstance(shape, list)
+        and len(shape) <= MOST_DIMENSIONS
         and all(type(size) is int and 0 <= size < INT64.stop for size in shape)
     )
