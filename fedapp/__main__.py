@@ -1,5 +1,5 @@
 """``python -m fedapp``."""
 
-from fedapp.cli import main
+from fedapp.start import main
 
 main()

@@ -15,7 +15,7 @@ import psutil
 import typer
 
 from fedapp.commands.clean import clean
-from fedapp.commands.common import INTERRUPTED, command_began
+from fedapp.commands.common import command_began
 from fedapp.commands.compare import compare
 from fedapp.commands.help import Command, PredictingCommand, TrainingCommand
 from fedapp.commands.key import key
@@ -24,6 +24,7 @@ from fedapp.commands.report import report
 from fedapp.commands.run import run
 from fedapp.commands.runs import runs
 from fedapp.errors import FedappError, RunFailedError
+from fedapp.start import INTERRUPTED, STOPPING, handle_stopping
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -64,9 +65,6 @@ def _begin(
     """Tree models trained across organisations that may not pool their rows."""
 
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
-
-
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """What ends the command ends what it has started, and a second signal does not disturb that."""
     for each in STOPPING:
@@ -95,10 +93,7 @@ def main() -> None:
     cli.add_typer(data_app, name="data")
     cli.add_typer(site_app, name="site")
     cli.add_typer(federation_app, name="federation")
-    for number in STOPPING:
-        # A shell's script ignores SIGINT for what it starts in the background.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+    handle_stopping(_interrupt)
     command_began.set(psutil.Process().create_time())
     try:
         cli()

@@ -272,7 +272,7 @@ def test_describe_counts_rows_columns_and_labels(tmp_path: Path, run: Callable[.
         [cell.strip() for cell in line.split("│")[1:-1]] for line in result.output.splitlines()
     ]
     assert result.exit_code == 0
-    assert "3 rows, 2 columns" in result.output
+    assert "3 rows, 2 feature columns" in result.output
     assert ["a", "0", "3", "1", "3", "5"] in cells
     assert ["[b]", "1", "1", "2", "2", "2"] in cells
     assert ["u", "2", "66.67%"] in cells

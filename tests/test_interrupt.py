@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -160,6 +161,23 @@ def test_the_total_time_is_that_of_the_command(tmp_path: Path) -> None:
     seconds = summary_of(RunFolder(tmp_path / "run"))["seconds"]
     assert 1000 < seconds["total"] < 2000
     assert seconds["train"] < 1000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_interrupted_while_it_is_imported_ends_quietly(number: int) -> None:
+    code = """
+import os, sys
+class Interrupting:
+    def find_spec(self, name, *more):
+        if name == "fedapp.config":
+            os.kill(os.getpid(), int(sys.argv.pop()))
+sys.meta_path.insert(0, Interrupting())
+from fedapp.start import main
+main()
+"""
+    command = [sys.executable, "-c", code, "--version", str(int(number))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=app_folder())
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 # As a terminal sends it: to the command and to all that it has started, here as soon as the labels'

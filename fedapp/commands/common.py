@@ -20,9 +20,9 @@ from fedapp.home import shown
 from fedapp.packages import check_extra
 from fedapp.report.progress import Follower
 from fedapp.run_folder import RunFolder, new_run_dir
+from fedapp.start import INTERRUPTED
 
 RUNS = Path("runs")
-INTERRUPTED = 128 + 2  # exit status, as shells give it for SIGINT
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Console() if sys.stdout.isatty() else Console(width=120)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import numpy.typing as npt
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -14,16 +12,11 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 
 from fedapp.commands.help import Command
-from fedapp.data.datasets import (
-    cache_folder,
-    dataset_names,
-    fetch,
-    find_dataset,
-    locate,
-    read_source,
-)
-from fedapp.data.registry import BUILT_IN
-from fedapp.data.table import Table
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from fedapp.data.table import Table
 
 MAX_CLASSES = 30
 
@@ -33,6 +26,8 @@ data_app = typer.Typer(help="Data sets: list, fetch, describe.", no_args_is_help
 @data_app.command("list", cls=Command)
 def list_command() -> None:
     """List the data sets that are known by name."""
+    from fedapp.data.datasets import dataset_names, find_dataset
+
     grid = Grid("name", "task", "rows x columns", "where")
     for name in dataset_names():
         dataset = find_dataset(name)
@@ -44,6 +39,8 @@ def list_command() -> None:
 @data_app.command("fetch", cls=Command)
 def fetch_command(name: Annotated[str, typer.Argument(help="Name of a data set.")]) -> None:
     """Download a data set into the cache."""
+    from fedapp.data.datasets import fetch
+
     with Progress(transient=True) as bar:
         task = bar.add_task(name, total=None)
 
@@ -60,18 +57,23 @@ def describe_command(
     label: Annotated[str, typer.Option(help="Label column of a file.")] = "",
 ) -> None:
     """Describe a table: its columns and its label."""
+    from fedapp.data.datasets import dataset_names, find_dataset, read_source
+
     table = read_source(source, label=label)
     console = Console()
     if source in dataset_names():
         dataset = find_dataset(source)
         console.print(f"{dataset.description}\n{dataset.source}", markup=False, highlight=False)
-    console.print(f"{table.n_rows} rows, {len(table.columns)} columns")
+    console.print(f"{table.n_rows:,} rows, {len(table.columns):,} feature columns")
     console.print(_columns(table))
     if table.labels is not None:
         console.print(_labels(table.labels))
 
 
 def _where(name: str) -> str:
+    from fedapp.data.datasets import cache_folder, find_dataset, locate
+    from fedapp.data.registry import BUILT_IN
+
     if name in BUILT_IN:
         return "built-in"
     path = locate(find_dataset(name).files[0])
@@ -81,6 +83,8 @@ def _where(name: str) -> str:
 
 
 def _columns(table: Table) -> Grid:
+    import numpy as np
+
     grid = Grid("column", "missing", "distinct", "min", "mean", "max")
     for index, name in enumerate(table.columns):
         values = table.values[:, index]
@@ -89,7 +93,9 @@ def _columns(table: Table) -> Grid:
     return grid
 
 
-def _summary(values: npt.NDArray[np.float64]) -> Iterator[str]:
+def _summary(values: npt.NDArray[Any]) -> Iterator[str]:
+    import numpy as np
+
     yield str(len(np.unique(values)))
     for value in (values.min(), values.mean(), values.max()) if len(values) else ():
         yield f"{value:.6g}"
@@ -97,6 +103,8 @@ def _summary(values: npt.NDArray[np.float64]) -> Iterator[str]:
 
 def _labels(labels: npt.NDArray[Any]) -> Grid:
     """Rows of each class; of numbers with more distinct values, their range."""
+    import numpy as np
+
     values, counts = np.unique(labels, return_counts=True)
     if len(values) > MAX_CLASSES and labels.dtype.kind == "f":
         grid = Grid("label distinct", "min", "mean", "max")
