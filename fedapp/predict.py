@@ -49,6 +49,7 @@ class Predicted:
     tables : rows and columns of each party's table; none where there was one table.
     scores : of the rows written, where the table has labels; empty where it has none.
     note : why there are no scores, where the table has labels.
+    warnings : what is odd about the tables.
     """
 
     n_rows: int
@@ -56,6 +57,7 @@ class Predicted:
     tables: Mapping[str, Mapping[str, Any]]
     scores: Mapping[str, float | None]
     note: str
+    warnings: Sequence[str]
 
 
 def predict_table(
@@ -104,7 +106,8 @@ def predict_table(
         name: {"source": sources[name], "rows": one.n_rows, "columns": len(one.columns)}
         for name, one in tables.items()
     }
-    return Predicted(table.n_rows, unmatched, read, scores, note)
+    odd = [one.told(True) for each in (tables.values() or [table]) for one in each.notes]
+    return Predicted(table.n_rows, unmatched, read, scores, note, odd)
 
 
 def trained_settings(run_dir: Path) -> dict[str, Any]:

@@ -214,7 +214,10 @@ def test_broken_tables_are_refused(
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     refuse(tmp_path / "no.csv", "data file must exist, got 'no.csv'")
-    refuse(write(tmp_path, "1", "rows.txt"), r"must end in .csv, .*, got 'rows.txt'")
+    refuse(write(tmp_path, "1", "rows.txt"), r"must end in .csv, .*, got 'rows.txt'$")
+    for name in ("adult.txt.gz", "adult.txt"):
+        hint = "; this file's data set is known by the name adult$"
+        refuse(write(tmp_path, "1", name), f"must end in .csv, .*, got '{name}'{hint}")
     for name in ("rows.parquet", "rows.libsvm"):
         refuse(write(tmp_path, "secret 1:x", name), rf"'{name}' must be a well-formed")
     path = tmp_path / "rows.csv.gz"

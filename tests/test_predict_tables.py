@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.config import Settings, load_settings
+from fedapp.data.predictions import read_columns_of
 from fedapp.data.sources import sources_to_predict
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
@@ -135,6 +137,32 @@ def test_the_answer_says_who_read_what_and_scores_by_the_label(train, tables) ->
     recall = sk.recall_score(truth, [found[row["id"]] >= threshold for row in rows])
     assert f"at the run's threshold, {threshold:.4f}: f1" in text
     assert f"recall {recall:.4f}" in text
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["parts", "whole"])
+def test_semicolons_in_tables_to_predict_are_told(train, tables, is_whole: bool) -> None:
+    folder = train(allow_export=is_whole)
+    _, with_commas = predict(folder, named(tables))
+    tables["bank"].write_text(tables["bank"].read_text().replace(",", ";"))
+    status, text = predict(folder, named(tables))
+    assert status == 0, text
+    assert "data file 'bank.csv' is read as one with semicolons between its fields" in text
+    assert "with semicolons" not in with_commas
+
+
+def test_parties_that_predict_read_the_tables_that_were_checked(
+    train, tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, read = train(), []
+
+    def counted(data: str, *how: object) -> Table:
+        read.append(data)
+        return read_columns_of(data, *how)
+
+    monkeypatch.setattr("fedapp.site.columns.read_columns_of", counted)
+    status, text = predict(folder, named(tables))
+    assert status == 0, text
+    assert sorted(read) == sorted(map(str, tables.values()))
 
 
 def test_files_in_the_wrong_order_are_refused(train, tables) -> None:

@@ -183,14 +183,17 @@ def _collect(folder: RunFolder, active: str, settings: Settings, output: Path) -
     site = home() / "sites" / active / summary["model_id"]
     shutil.copyfile(site / f"predictions{settings.output}", output)
     found = json.loads((site / "predictions.json").read_text())
-    for line in summary["warnings"]:
-        console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
     if settings.explain:
         explained = json.loads((site / "explanation.json").read_text())
         if missing := explained["not_among_the_rows"]:
             _say(f"not explained, as not among the rows: {', '.join(missing)}")
     return Predicted(
-        found["rows"], found["not_matched"], summary["tables"], found["scores"], found["note"]
+        found["rows"],
+        found["not_matched"],
+        summary["tables"],
+        found["scores"],
+        found["note"],
+        summary["warnings"],
     )
 
 
@@ -200,6 +203,8 @@ def _show(predicted: Predicted, output: str) -> None:
     from fedapp.metrics import AT_THRESHOLD
     from fedapp.report.summary import score_table, score_text
 
+    for line in predicted.warnings:
+        console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
     if predicted.tables:
         read = (f"{name} read {_table(one)}" for name, one in predicted.tables.items())
         _say(", ".join(read))

@@ -58,15 +58,15 @@ def build_table(frame: Any, roles: Roles, text: TextFile | None = None) -> Table
         ids,
         _texts(frame[roles.group]) if roles.group else None,
         notes=(
-            *_note_on_delimiter(text),
+            *notes_on_file(text),
             *([] if ids is None else note_on_ids(roles.id_column, ids)),
             *notes,
         ),
     )
 
 
-def _note_on_delimiter(text: TextFile | None) -> list[Note]:
-    """That fields are not separated by commas."""
+def notes_on_file(text: TextFile | None) -> list[Note]:
+    """What is odd about how a table is written: that fields are not separated by commas."""
     if text is None or text.reader.delimiter not in DELIMITERS:
         return []
     mark = DELIMITERS[text.reader.delimiter]

@@ -24,6 +24,7 @@ import pyarrow.parquet
 from fedapp.data.build import build_table
 from fedapp.data.faults import not_utf8, ragged
 from fedapp.data.places import TextFile, delimiter_of, is_number
+from fedapp.data.registry import REGISTRY
 from fedapp.data.schema import MISSING, PACKINGS, PLAIN, Reader, Roles, with_names
 from fedapp.data.table import Table
 from fedapp.errors import DataError
@@ -87,8 +88,12 @@ def file_format(path: Path) -> str:
         suffixes.pop()
     if not suffixes or suffixes[-1] not in FORMATS:
         known, packed = ", ".join(FORMATS), " or ".join(PACKINGS)
+        sets = [
+            name for name, one in REGISTRY.items() for file in one.files if path.name in file.names
+        ]
+        hint = f"; this file's data set is known by the name {sets[0]}" if sets else ""
         raise DataError(
-            f"data file must end in {known} (or these with {packed}), got '{path.name}'"
+            f"data file must end in {known} (or these with {packed}), got '{path.name}'{hint}"
         )
     return FORMATS[suffixes[-1]]
 

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import metrics
-from fedapp.data.build import build_table
+from fedapp.data.build import build_table, notes_on_file
 from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.labels import class_ids, label_texts
 from fedapp.data.load import read_frame, text_file
+from fedapp.data.notes import Note
 from fedapp.data.schema import Reader, Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
@@ -52,7 +53,8 @@ def read_columns_of(data: str, columns: Sequence[str], roles: Roles, foreign: st
     kept = {*columns, *known.named().values()}
     others = [name for name in frame.column_names if name not in kept]
     known = replace(known, drop=tuple(others))
-    return _only(build_table(frame, known, text_file(Path(data))), columns)
+    text = text_file(Path(data))
+    return _only(build_table(frame, known, text), columns, notes_on_file(text))
 
 
 def _known_roles(frame: Any, roles: Roles, columns: Sequence[str]) -> Roles:
@@ -144,13 +146,13 @@ def check_suffix(output: Path) -> None:
         raise ConfigError(f"output must end in .csv or .parquet, got {output.name}")
 
 
-def _only(table: Table, columns: Sequence[str]) -> Table:
-    """The table without other features."""
+def _only(table: Table, columns: Sequence[str], notes: Sequence[Note] = ()) -> Table:
+    """The table without other features, and with these notes alone."""
     _check_columns(columns, table.columns)
     places = {name: place for place, name in enumerate(table.columns)}
     values = np.ascontiguousarray(table.values[:, [places[name] for name in columns]])
-    # Without the notes: what is odd in rows to train on is not in rows to predict.
-    return Table(tuple(columns), values, table.labels, table.weights, table.ids, table.groups)
+    # Without its own notes: what is odd in rows to train on is not in rows to predict.
+    return replace(table, columns=tuple(columns), values=values, notes=tuple(notes))
 
 
 def _check_columns(needed: Sequence[str], there: Sequence[str]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +21,7 @@ from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.errors import DataError
 from fedapp.site.config import SiteConfig
-from fedapp.site.rows import Holdout, read_table
+from fedapp.site.rows import MOST_TABLES, Holdout, file_version, read_table
 
 Rows = npt.NDArray[np.int64]
 ORDER_BYTES = 16
@@ -62,13 +65,26 @@ def read_rows_to_predict(config: SiteConfig, columns: Sequence[str], with_labels
     DataError, ConfigError : there is no such table, or it lacks a column.
     """
     data = config.predict_data or config.data
-    if with_labels:
-        roles = Roles(config.label, config.id_column, config.weight)
-        return read_columns_of(data, columns, roles)
-    # Of simulated parties with tables of their own the label is the active one's.
-    foreign = config.label if config.simulated and not config.is_share else ""
-    table = read_columns_of(data, columns, Roles(id_column=config.id_column), foreign)
-    return replace(table, labels=None, weights=None)
+    roles, foreign = Roles(config.label, config.id_column, config.weight), ""
+    if not with_labels:
+        roles = Roles(id_column=config.id_column)
+        # Of simulated parties with tables of their own the label is the active one's.
+        foreign = config.label if config.simulated and not config.is_share else ""
+    if config.simulated:
+        with _READING:
+            table = _read_once(file_version(data), data, tuple(columns), roles, foreign)
+    else:
+        table = read_columns_of(data, columns, roles, foreign)
+    return table if with_labels else replace(table, labels=None, weights=None)
+
+
+_READING = threading.Lock()
+
+
+@lru_cache(MOST_TABLES)
+def _read_once(version: tuple[int, int], data: str, *how: Any) -> Table:
+    """A simulated party's table to predict, read once while its file stays so."""
+    return read_columns_of(data, *how)
 
 
 def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np.str_]:

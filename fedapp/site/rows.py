@@ -104,7 +104,7 @@ def read_table(config: SiteConfig) -> Table:
     if not config.simulated:
         return _read(config.data, *columns)
     with _READING:
-        return _read_once(_version(config.data), config.data, *columns)
+        return _read_once(file_version(config.data), config.data, *columns)
 
 
 def _read(
@@ -125,7 +125,7 @@ def _read_once(version: tuple[int, int], data: str, *columns: Any) -> Table:
     return _read(data, *columns)
 
 
-def _version(data: str) -> tuple[int, int]:
+def file_version(data: str) -> tuple[int, int]:
     """When a file was changed and how long it is; zeros for a data set known by name."""
     path = Path(data)
     return (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else (0, 0)
