@@ -31,14 +31,15 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
     """The table of one site; of a simulated one its share of the columns, or its own file.
 
     The first share has the labels and weights. Where simulated parties have files of their own, the
-    labels are where the column is.
+    labels are where the column is, and the weights are there too.
 
     Raises
     ------
     DataError, ConfigError : there is no such table, it breaks a rule, or cannot be split as asked.
     """
     if not config.is_share:
-        return read_table(_with_own_roles(config) if config.simulated else config)
+        table = read_table(_with_own_roles(config) if config.simulated else config)
+        return _without_lone_weights(table, config)
     table = read_table(config)
     rng = np.random.default_rng(seed)
     share = partition_columns(config.columns, len(table.columns), config.n_parts, rng)[config.part]
@@ -151,6 +152,22 @@ def order_digest(ids: Sequence[str], key: bytes) -> bytes:
     for name in ids:
         digest.update(len(name.encode()).to_bytes(8, "little") + name.encode())
     return digest.digest()
+
+
+def _without_lone_weights(table: Table, config: SiteConfig) -> Table:
+    """Hold that weights stand beside labels, unless their column is one to drop.
+
+    Raises
+    ------
+    DataError : they stand in a table without labels, where nobody would use them.
+    """
+    if table.labels is not None or table.weights is None:
+        return table
+    if config.weight in config.dropped:
+        return replace(table, weights=None)
+    rule = "weight column {} must be in the table with the labels, got it in one without: "
+    rule += "the weights belong to the party that has the labels; here drop-columns={} ignores them"
+    raise DataError.naming(rule, f"'{config.weight}'", config.weight)
 
 
 def _with_own_roles(config: SiteConfig) -> SiteConfig:

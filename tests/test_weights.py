@@ -1,0 +1,85 @@
+"""Weights of rows whose columns lie at several parties: whose they are, and what they weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedapp.config import Settings
+from fedapp.errors import DataError, PartyError
+from fedapp.site.columns import read_columns
+from fedapp.site.config import site_config
+from simulations.engines import run_local
+
+MakeSettings = Callable[..., Settings]
+MakeSites = Callable[..., list]
+WriteTable = Callable[..., Path]
+N_ROWS = 80
+IDS = [f"p{row}" for row in range(N_ROWS)]
+WEIGHTS = [1 + row % 4 for row in range(N_ROWS)]
+
+
+@pytest.fixture
+def files(write_table: WriteTable) -> Callable[..., dict[str, Path]]:
+    """``files(bank=..., insurer=...)``: a table of each, with these weights where there are any;
+    the bank has the labels."""
+
+    def make(
+        bank: Iterable[object] | None = None, insurer: Iterable[object] | None = None
+    ) -> dict[str, Path]:
+        c = np.random.default_rng(4).normal(size=N_ROWS).round(3)
+        others = {"a": None, "b": None, "y": None, "c": c}
+        return {
+            "bank": write_table("bank", N_ROWS, id=IDS, w=bank),
+            "insurer": write_table("insurer", N_ROWS, id=IDS, w=insurer, **others),
+        }
+
+    return make
+
+
+@pytest.fixture
+def weighted(vertical: MakeSettings) -> MakeSettings:
+    """``weighted(files, ...)``: a run of these tables with the weights w."""
+
+    def make(files: dict[str, Path], **more: object) -> Settings:
+        data = ",".join(f"{party}={path}" for party, path in files.items())
+        return vertical(data=data, label="y", id="id", weight="w", **more)
+
+    return make
+
+
+def test_weights_in_a_file_without_labels_are_refused(weighted, files) -> None:
+    rule = r"^insurer .*weight column 'w' must be in the table with the labels, got it in one with"
+    with pytest.raises(PartyError, match=rf"{rule}.*party that has the labels; .*drop-columns=w"):
+        run_local(weighted(files(insurer=WEIGHTS)))
+
+
+def test_weights_of_a_site_without_labels_are_refused_without_their_name(
+    vertical: MakeSettings, sites: MakeSites, files
+) -> None:
+    tables = files(bank=WEIGHTS, insurer=WEIGHTS)
+    nodes = [{"name": name, "data": path, "id": "id"} for name, path in tables.items()]
+    nodes[0]["weight"] = "w"
+    nodes[1] |= {"weight": "w", "label": ""}
+    rule = r"^insurer .*weight column \[withheld\] must be in the table with the labels"
+    with pytest.raises(PartyError, match=rule):
+        run_local(vertical(), sites(*nodes))
+
+
+def test_weights_of_the_party_without_labels_may_be_dropped(weighted, files) -> None:
+    """Those beside the labels count all the same."""
+    alone = run_local(weighted(files(bank=WEIGHTS)))
+    both = run_local(weighted(files(bank=WEIGHTS, insurer=WEIGHTS), drop_columns="w"))
+    models = [(folder.path / "model.json").read_bytes() for folder in (alone, both)]
+    assert models[0] == models[1]
+
+
+def test_a_site_is_told_of_lone_weights_by_their_name(files) -> None:
+    node = {"name": "insurer", "data": str(files(insurer=WEIGHTS)["insurer"]), "id": "id"}
+    with pytest.raises(DataError, match="weight column 'w' must be in the table with the labels"):
+        read_columns(site_config({**node, "weight": "w"}, {}), seed=0)
+    kept = read_columns(site_config({**node, "weight": "w", "drop-columns": "w"}, {}), seed=0)
+    assert (kept.columns, kept.weights) == (("c",), None)
