@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import secrets
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -113,8 +114,8 @@ class RunFolder:
 
     def save(self, checkpoint: Checkpoint, facts: Mapping[str, Any]) -> None:
         """Keep what a run needs to go on from here, in place of what was kept before."""
-        step = facts["step"]
-        arrays = f"checkpoint-{step}.npz"
+        # Never a name in use: what checkpoint.json names stays whole until it names another.
+        arrays = f"checkpoint-{facts['step']}-{secrets.token_hex(4)}.npz"
         with (self.path / arrays).open("wb") as file:
             np.savez(file, allow_pickle=False, **checkpoint.arrays)
         self.write_json("checkpoint.json", {**facts, "arrays": arrays, "facts": checkpoint.facts})
