@@ -26,6 +26,7 @@ collect_ignore = ["test_head.py"] if TORCH_IS_MISSING else []
 WriteTable = Callable[..., Path]
 MakeSettings = Callable[..., "Settings"]
 MakeSites = Callable[..., "list[Context]"]
+TrainOnce = Callable[["Settings"], "RunFolder"]
 Simulate = Callable[["Settings"], "RunFolder"]
 
 
@@ -50,6 +51,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FEDAPP_DATA", raising=False)
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> TrainOnce:
+    """``trained_once(settings)``: a run by the local engine, made for the first test that asks."""
+    from tests.trained import train_once
+
+    return train_once(tmp_path_factory.mktemp("trained"))
 
 
 @pytest.fixture(scope="session")

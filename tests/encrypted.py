@@ -8,9 +8,9 @@ from typing import Any
 
 from fedapp.config import Settings
 from fedapp.run_folder import RunFolder
-from simulations.engines import run_local
 from tests.test_exactness import made_table
 from tests.test_interactive import inference
+from tests.trained import TrainOnce
 
 MakeSettings = Callable[..., Settings]
 Simulate = Callable[[Settings], RunFolder]
@@ -20,7 +20,7 @@ KINDS_OF_MODELS = ("secureboost", "federated-forest")
 SMALL = {"key_bits": 512, "insecure_small_key": True}
 
 
-def trainer(settings: MakeSettings, strategy: str, folder: Path) -> Train:
+def trainer(settings: MakeSettings, strategy: str, folder: Path, trained_once: TrainOnce) -> Train:
     """``train(objective, **more)``: a trained model of 6 trees of depth 3, and its settings."""
 
     def make(objective: str = "binary:logistic", **more: Any) -> Trained:
@@ -32,7 +32,7 @@ def trainer(settings: MakeSettings, strategy: str, folder: Path) -> Train:
         given |= {f"secureboost__{name}": value for name, value in SMALL.items()}
         given |= {"federated_forest__trees": 6, "federated_forest__max_depth": 3}
         trained = settings(strategy=strategy, **{**given, **more})
-        return trained, run_local(trained)
+        return trained, trained_once(trained)
 
     return make
 

@@ -43,6 +43,7 @@ from tests.encrypted import (
 )
 from tests.test_interactive import inference, written
 from tests.test_secureboost import CREDIT, DEFAULT, first_rows
+from tests.trained import TrainOnce
 from tests.transcript import ORDERED, check_declared, listen, summary_of
 
 KINDS = {
@@ -58,8 +59,8 @@ def strategy(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def train(settings: MakeSettings, strategy: str, tmp_path: Path) -> Train:
-    return trainer(settings, strategy, tmp_path)
+def train(settings: MakeSettings, strategy: str, tmp_path: Path, trained_once: TrainOnce) -> Train:
+    return trainer(settings, strategy, tmp_path, trained_once)
 
 
 class Letters:

@@ -28,6 +28,7 @@ from tests.forests import without_salt
 from tests.network import run
 from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_all_letters, rewrite_letters
 from tests.test_interactive import inference, written
+from tests.trained import TrainOnce
 from tests.transcript import arrays_of, rewrite, summary_of
 
 
@@ -38,8 +39,8 @@ def strategy(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def train(settings: MakeSettings, strategy: str, tmp_path: Path) -> Train:
-    return trainer(settings, strategy, tmp_path)
+def train(settings: MakeSettings, strategy: str, tmp_path: Path, trained_once: TrainOnce) -> Train:
+    return trainer(settings, strategy, tmp_path, trained_once)
 
 
 # What is refused

@@ -28,6 +28,7 @@ from simulations.engines import run_local
 from strategies.eini import Eini
 from tests.forests import joined, part_of
 from tests.pooled import made_columns, write_rows
+from tests.trained import TrainOnce
 from tests.transcript import arrays_of, listen, scalars_of, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -41,7 +42,7 @@ ROW = "17"
 
 
 @pytest.fixture
-def train(settings: MakeSettings, tmp_path: Path) -> Train:
+def train(settings: MakeSettings, tmp_path: Path, trained_once: TrainOnce) -> Train:
     """A model of 4 trees of three parties, and its settings."""
 
     def make(strategy: str, **more: Any) -> tuple[Settings, RunFolder]:
@@ -51,7 +52,7 @@ def train(settings: MakeSettings, tmp_path: Path) -> Train:
         given |= {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
         given |= {"federated_forest__trees": 4, "federated_forest__max_depth": 3}
         run = settings(**{"strategy": strategy, **given, **more})
-        return run, run_local(run)
+        return run, trained_once(run)
 
     return make
 

@@ -29,6 +29,7 @@ from tests.forests import joined, part_of
 from tests.pooled import Pooled
 from tests.tampering import rewrite_letters, set_last_bit
 from tests.test_exactness import made_table
+from tests.trained import TrainOnce
 from tests.transcript import ALIGNED, check_declared, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -42,7 +43,9 @@ KINDS = {
 
 
 @pytest.fixture
-def train(settings: MakeSettings, tmp_path: Path) -> Callable[..., tuple[Settings, RunFolder]]:
+def train(
+    settings: MakeSettings, tmp_path: Path, trained_once: TrainOnce
+) -> Callable[..., tuple[Settings, RunFolder]]:
     """A trained model of 3 trees of depth 3, and its settings; joined too where it is asked for."""
 
     def make(objective: str = "binary:logistic", **more: Any) -> tuple[Settings, RunFolder]:
@@ -52,7 +55,7 @@ def train(settings: MakeSettings, tmp_path: Path) -> Callable[..., tuple[Setting
         given = {"data": str(data), "label": "y", "objective": objective, "parties": 2}
         given |= {"max_depth": 3, "num_boost_round": 3, "align": "ordered", **SMALL_KEY, **more}
         run = settings(**{"strategy": "secureboost", **given})
-        return run, run_local(run)
+        return run, trained_once(run)
 
     return make
 

@@ -27,6 +27,7 @@ from tests.forests import joined
 from tests.letters import letters_sent
 from tests.pooled import Pooled, made_columns, write_rows
 from tests.tampering import rewrite_letters
+from tests.trained import TrainOnce
 from tests.transcript import ALIGNED, check_declared, lines_of, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -40,7 +41,7 @@ KINDS = {
 
 
 @pytest.fixture
-def train(settings: MakeSettings, tmp_path: Path) -> Train:
+def train(settings: MakeSettings, tmp_path: Path, trained_once: TrainOnce) -> Train:
     """A forest of 5 trees, and its settings."""
 
     def make(objective: str = "binary:logistic", **more: Any) -> tuple[Settings, RunFolder]:
@@ -50,7 +51,7 @@ def train(settings: MakeSettings, tmp_path: Path) -> Train:
         given = {"strategy": "federated-forest", "data": str(data), "label": "y", "parties": 2}
         given |= {"federated_forest__trees": 5, "federated_forest__max_depth": 4}
         run = settings(**given | {"objective": objective, "align": "ordered", **more})
-        return run, run_local(run)
+        return run, trained_once(run)
 
     return make
 
