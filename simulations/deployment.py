@@ -21,7 +21,8 @@ from fedapp.deploy.folders import Federation, write_federation, write_site
 from fedapp.site.config import parse_node_config, site_config
 from simulations.engines import free_ports
 
-START_SECONDS, RUN_SECONDS, STOP_SECONDS = 60, 400, 20
+# What ends a wait that has no end, on however busy a machine.
+START_SECONDS, RUN_SECONDS, STOP_SECONDS = 300, 900, 60
 
 
 class Deployment:
