@@ -17,11 +17,13 @@ from typer.testing import CliRunner
 from fedapp.cli import cli
 from fedapp.config import Settings, load_settings
 from fedapp.data.predictions import read_columns_of
+from fedapp.data.schema import Roles
 from fedapp.data.sources import sources_to_predict
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
+from fedapp.site.joined import read_joined
 from fedapp.site.likeness import check_range, quantiles, unlike_columns
 from fedapp.trees.divided.lookup import joint_names
 from simulations.contributions import contributions
@@ -288,6 +290,28 @@ def test_only_names_that_two_parties_have_say_whose_they_are() -> None:
     assert joint_names({"bank": ["a", "b"], "shop": ["b", "c"]}) == ("a", "bank.b", "shop.b", "c")
     odd = joint_names({"bank": ["a", "shop.a"], "shop": ["a"]})
     assert odd == ("bank.a", "bank.shop.a", "shop.a")
+    lone = joint_names({"bank": ["a"], "shop": ["bank.a", "b"]})
+    assert lone == ("a", "shop.bank.a", "b")
+    with pytest.raises(DataError, match=r"told apart by party and name, got 'a\.b\.c' twice"):
+        joint_names({"a": ["b.c"], "a.b": ["c"], "d": ["c", "b.c"]})
+
+
+@pytest.mark.parametrize("also", [[], ["a"]])
+def test_a_column_that_is_called_like_anothers_is_read_from_its_own_table(
+    tmp_path: Path, also: list[str]
+) -> None:
+    """``bank.a`` of the shop is not ``a`` of the bank."""
+    own = {"bank": ["a"], "shop": ["bank.a", *also]}
+    rows = {"bank": "1,p\n", "shop": "2,3,p\n" if also else "2,p\n"}
+    for party, names in own.items():
+        (tmp_path / party).with_suffix(".csv").write_text(f"{','.join(names)},id\n{rows[party]}")
+    sources = {party: str(tmp_path / f"{party}.csv") for party in own}
+    columns, roles = joint_names(own), Roles(id_column="id")
+    table, _, _ = read_joined(sources, columns, roles, "bank")
+    assert table.values.tolist() == [[1, 2, 3][: len(columns)]]
+    rule = r"'bank\.a' of the model must be in one of the tables, got 'a' of bank and 'bank\.a' of"
+    with pytest.raises(DataError, match=rule):
+        read_joined(sources, ["bank.a"], roles, "bank")
 
 
 def test_a_table_with_labels_of_other_classes_is_predicted_without_scores(train, tables) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -46,7 +46,7 @@ def read_joined(
     if not roles.id_column:
         raise ConfigError('--id must name the column to match rows by, as in --id customer; got ""')
     names = {party: _column_names(source) for party, source in sources.items()}
-    owners = [_owner(column, names) for column in columns]
+    owners = [_owner(column, names, set(columns)) for column in columns]
     tables = {
         party: read_columns_of(source, [name for own, name in owners if own == party], roles)
         for party, source in sources.items()
@@ -78,15 +78,26 @@ def _column_names(source: str) -> set[str]:
     return set(read_frame(Path(source), Roles()).column_names)
 
 
-def _owner(column: str, names: Mapping[str, set[str]]) -> tuple[str, str]:
-    """Whose a column of the model is, and its name there."""
-    own = [
+def _owner(column: str, names: Mapping[str, set[str]], columns: Collection[str]) -> tuple[str, str]:
+    """Whose a column of the model is, and its name there.
+
+    Raises
+    ------
+    DataError : it can be read as no party's column, or as several.
+    """
+    found = [
         (party, column.removeprefix(f"{party}."))
         for party, there in names.items()
         if column.startswith(f"{party}.") and column.removeprefix(f"{party}.") in there
     ]
-    found = own or [(party, column) for party, there in names.items() if column in there]
+    found += [
+        (party, column)
+        for party, there in names.items()
+        if column in there and f"{party}.{column}" not in columns
+    ]
     if len(found) != 1:
-        got = ", ".join(party for party, _ in found) or "none"
-        raise DataError(f"column '{column}' of the model must be in one of the tables, got {got}")
+        got = " and ".join(f"'{own}' of {party}" for party, own in found) or "none"
+        way = ": leave out of the tables what the model was not trained on" if found else ""
+        rule = f"column '{column}' of the model must be in one of the tables"
+        raise DataError(f"{rule}, got {got}{way}")
     return found[0]

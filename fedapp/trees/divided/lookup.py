@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.errors import DataError
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble, Tree, from_json, kind_of
@@ -164,21 +165,28 @@ def split_owners(model: Ensemble | BaggedForest, part: Mapping[str, Any]) -> lis
 
 def joint_names(names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Names of all parties' columns, parties in turn: ``bank.balance`` where another party has a
-    ``balance`` too, else as they are; all of them so where that is not enough.
+    ``balance`` too, or where the name begins with a party's and a dot; else as they are.
 
     Parameters
     ----------
     names : of each party's columns.
+
+    Raises
+    ------
+    DataError : a column of one party and one of another would have the same name.
     """
     counts = Counter(name for own in names.values() for name in own)
-    short = [
-        f"{party}.{name}" if counts[name] > 1 else name
+    owned = tuple(f"{party}." for party in names)
+    found = [
+        f"{party}.{name}" if counts[name] > 1 or name.startswith(owned) else name
         for party, own in names.items()
         for name in own
     ]
-    if len(set(short)) == len(short):
-        return tuple(short)
-    return tuple(f"{party}.{name}" for party, own in names.items() for name in own)
+    repeated = [name for name, count in Counter(found).items() if count > 1]
+    if repeated:
+        rule = "columns of all parties must be told apart by party and name, got '{}' twice"
+        raise DataError(rule.format(repeated[0]) + ": rename a column or a party")
+    return tuple(found)
 
 
 def joined(
