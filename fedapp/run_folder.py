@@ -23,6 +23,7 @@ from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError
 from fedapp.home import home, write_whole
+from fedapp.run_state import RunState
 from fedapp.stage import Stage
 
 # Errors of a run that somebody stopped.
@@ -112,24 +113,24 @@ class RunFolder:
         with self.rounds.open("a") as file:
             file.write(json.dumps(without_nan(line)) + "\n")
 
-    def save(self, checkpoint: Checkpoint, facts: Mapping[str, Any]) -> None:
+    def save(self, checkpoint: Checkpoint, state: RunState) -> None:
         """Keep what a run needs to go on from here, in place of what was kept before."""
         # Never a name in use: what checkpoint.json names stays whole until it names another.
-        arrays = f"checkpoint-{facts['step']}-{secrets.token_hex(4)}.npz"
+        arrays = f"checkpoint-{state.step}-{secrets.token_hex(4)}.npz"
         with (self.path / arrays).open("wb") as file:
             np.savez(file, allow_pickle=False, **checkpoint.arrays)
-        self.write_json("checkpoint.json", {**facts, "arrays": arrays, "facts": checkpoint.facts})
+        facts = {**state.to_json(), "arrays": arrays, "facts": checkpoint.facts}
+        self.write_json("checkpoint.json", facts)
         self._drop_checkpoints(keep=arrays)
 
-    def saved(self) -> tuple[Checkpoint, dict[str, Any]] | None:
-        """The last checkpoint and the facts kept with it, or None."""
-        path = self.path / "checkpoint.json"
-        if not path.exists():
+    def saved(self) -> tuple[Checkpoint, RunState] | None:
+        """The last checkpoint and the state kept with it, or None."""
+        facts = self._kept_facts()
+        if facts is None:
             return None
-        facts = json.loads(path.read_text())
         with np.load(self.path / facts["arrays"], allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-        return Checkpoint(arrays, facts.pop("facts")), facts
+        return Checkpoint(arrays, facts["facts"]), RunState.from_json(facts)
 
     def note(self, stage: Stage) -> None:
         """Say where the run is, in place of what was said before."""
@@ -147,8 +148,12 @@ class RunFolder:
         (self.path / "progress.json").unlink(missing_ok=True)
 
     @property
-    def kept(self) -> dict[str, Any] | None:
-        """The facts of the last checkpoint alone, or None."""
+    def kept(self) -> RunState | None:
+        """The state kept with the last checkpoint, or None."""
+        facts = self._kept_facts()
+        return RunState.from_json(facts) if facts else None
+
+    def _kept_facts(self) -> dict[str, Any] | None:
         with suppress(FileNotFoundError):
             return dict(json.loads((self.path / "checkpoint.json").read_text()))
         return None

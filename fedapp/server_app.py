@@ -105,7 +105,7 @@ def engine_name(grid: Grid) -> str:
 
 def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
     """The content of ``summary.json``."""
-    settings = strategy.settings
+    settings, state = strategy.settings, strategy.state
     assert strategy.outcome is not None
     return {
         "strategy": settings.strategy,
@@ -116,22 +116,19 @@ def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
         "settings_read": strategy.settings_read(settings),
         "round_name": strategy.round_name,
         "seed": settings.seed,
-        "model_id": strategy.model_id,
+        "model_id": state.model_id,
         "parties": [
             {"name": name, "rows": hello.n_rows} for name, hello in strategy.parties.items()
         ],
         "rows": strategy.row_counts(),
-        "left_out": strategy.left_out,
-        "warnings": strategy.warnings,
+        "left_out": state.left_out,
+        "warnings": state.warnings,
         **strategy.outcome,
-        "exchanges": strategy.n_exchanges,
-        "bytes": {
-            "to_parties": strategy.ledger.to_parties,
-            "to_server": strategy.ledger.to_server,
-        },
+        "exchanges": state.exchanges,
+        "bytes": dict(zip(("to_parties", "to_server"), state.bytes, strict=True)),
         "seconds": {
-            "total": round(strategy.seconds, 3),
-            "train": round(strategy.train_seconds, 3),
+            name: round(seconds, 3)
+            for name, seconds in zip(("total", "train"), state.seconds, strict=True)
         },
         "versions": versions(),
     }

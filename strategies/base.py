@@ -11,6 +11,7 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -33,12 +34,14 @@ from fedapp.errors import ConfigError, FedappError, PartyError, blaming
 from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.messages.parcels import Parcel
 from fedapp.run_folder import RunFolder
+from fedapp.run_state import RunState
 from fedapp.stage import Stages
-from fedapp.wire.codec import FAILED, REFUSED, Envelope, from_records, to_records
-from fedapp.wire.content import Content, enclosed, put_together, take_apart
+from fedapp.wire.codec import Envelope, to_records
+from fedapp.wire.content import Content, take_apart
 from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.ledger import Ledger
-from strategies.meeting import meet, oddities
+from fedapp.wire.replies import read_reply
+from strategies.meeting import check_tables, meet, oddities
 from strategies.settings import ReadsSettings
 
 log = logging.getLogger("fedapp")
@@ -65,20 +68,13 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self.settings, self.folder = settings, folder
         saved = folder.saved() if settings.resume else None
         self._saved: Checkpoint | None = saved[0] if saved else None
-        facts: dict[str, Any] = saved[1] if saved else {}
-        self.model_id: str = facts.get("model_id") or secrets.token_hex(8)
-        self.attempt: int = facts.get("attempt", -1) + 1
-        self.step: int = facts.get("step", 0)
-        self.n_exchanges: int = facts.get("exchanges", 0)
-        self.n_rounds: int = facts.get("rounds", 0)
-        self.left_out: list[dict[str, Any]] = facts.get("left_out", [])
-        self.warnings: list[str] = facts.get("warnings", [])
-        self._checkpoint_step = self.step
-        self._last_asked: dict[str, int] = facts.get("asked", {})
-        self._fingerprints: dict[str, str] = facts.get("fingerprints", {})
-        self.ledger = Ledger(folder.ledger, *facts.get("bytes", (0, 0)))
-        self._seconds_before: float
-        self._seconds_before, self.train_seconds = facts.get("seconds", (0.0, 0.0))
+        self._state = (
+            replace(saved[1], attempt=saved[1].attempt + 1)
+            if saved
+            else RunState(secrets.token_hex(8))
+        )
+        self._checkpoint_step = self._state.step
+        self.ledger = Ledger(folder.ledger, *self._state.bytes)
         self.parties: Parties[I] = Parties({})
         self.outcome: Summary | None = None
         self._model = b""
@@ -129,12 +125,9 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     def _envelope(self, party: str) -> Envelope:
         """What a message to a party carries beside its content."""
-        # Before the parties have said their names, all that is known is when all were last asked.
-        known = set(self._last_asked.values()) or {0}
-        last = self._last_asked.get(party, known.pop() if len(known) == 1 else self.step)
-        gap = self.step - last
-        steps = (self.step, self._checkpoint_step, self.attempt, gap)
-        return Envelope(self.model_id, *steps, self.settings.strategy)
+        state = self._state
+        steps = (state.step, self._checkpoint_step, state.attempt, state.gap(party))
+        return Envelope(state.model_id, *steps, self.settings.strategy)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -154,8 +147,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             for party, sent in parcels.items():
                 with blaming(party, self._pending.reply.__name__, "parcels"):
                     relay.collect(party, sent)
-        self.n_exchanges += 1
-        self._last_asked |= dict.fromkeys(self._pending.requests, self.step)
+        asked = dict.fromkeys(self._pending.requests, self._state.step)
+        self._note(exchanges=self._state.exchanges + 1, asked={**self._state.asked, **asked})
         self._advance(answers)
         return None, None
 
@@ -177,8 +170,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             "%s on %s, model %s%s",
             type(self).__name__,
             self.settings.data,
-            self.model_id,
-            f", resumed after step {self.step}" if self.step else "",
+            self._state.model_id,
+            f", resumed after step {self._state.step}" if self._state.step else "",
         )
 
     def start(
@@ -201,7 +194,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         FedappError : the run cannot go on.
         """
         self.summary()
-        self.folder.rewind(self.step, self.n_rounds)
+        self.folder.rewind(self._state.step, self._state.rounds)
         if self._saved:
             self._save(self._saved)  # with the number of this attempt
         patience = Patience(self.settings.resend_after, self.settings.exchange_deadline)
@@ -209,47 +202,51 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self._addresses = {f"node {node}": node for node in self._find_nodes(grid)}
         self._conversation = self._whole_run()
         self._advance(None)
-        nothing = ArrayRecord(), ConfigRecord()
         while self._pending is not None:
-            began, request = time.perf_counter(), next(iter(self._pending.requests.values()))
-            n_rounds = self.most_rounds(self.settings)
-            end = self._stages.begin(request, self.n_rounds + 1, n_rounds, self._pending.seconds)
-            messages = self.configure_train(self.step, *nothing, grid)
-            by_party = dict(zip(self._pending.requests, messages, strict=True))
-            self.aggregate_train(self.step, courier.deliver(by_party, self.step).values())
-            end()
-            self.ledger.flush()
-            trains = request.kind.startswith("train.")
-            self.train_seconds += trains * (time.perf_counter() - began)
+            self._exchange(self._pending, grid, courier)
         return self._result()
+
+    def _exchange(self, pending: Exchange, grid: Grid, courier: Courier) -> None:
+        """One exchange, timed."""
+        began, request = time.perf_counter(), next(iter(pending.requests.values()))
+        n_rounds, step = self.most_rounds(self.settings), self._state.step
+        end = self._stages.begin(request, self._state.rounds + 1, n_rounds, pending.seconds)
+        messages = self.configure_train(step, ArrayRecord(), ConfigRecord(), grid)
+        by_party = dict(zip(pending.requests, messages, strict=True))
+        self.aggregate_train(step, courier.deliver(by_party, step).values())
+        end()
+        self.ledger.flush()
+        if request.kind.startswith("train."):
+            before, training = self._state.seconds
+            self._note(seconds=(before, training + time.perf_counter() - began))
 
     # The run
 
     def _whole_run(self) -> Conversation[Summary]:
         """Meet the parties, then let the method talk to them."""
         greetings = dict.fromkeys(self._addresses, self.greeting())
-        replies = yield from ask(greetings, self.introduction, may_fail=len(self.left_out))
+        replies = yield from ask(greetings, self.introduction, may_fail=len(self._state.left_out))
         names = {label: reply.name for label, reply in replies.items()}
-        self._last_asked = dict.fromkeys(names.values(), self.step)
+        self._note(asked=dict.fromkeys(names.values(), self._state.step))
         self.ledger.flush(names)
         self._addresses = {name: self._addresses[label] for label, name in names.items()}
         self.parties = meet(replies.values())
-        for gone in self.left_out:
+        for gone in self._state.left_out:
             if gone["party"] in self.parties:
                 self.parties.leave(gone["party"])
-        self._check_tables()
+        check_tables(self.parties, self._state)
+        found = {name: hello.fingerprint for name, hello in self.parties.items()}
+        self._note(fingerprints=found)
         for text in oddities(self.parties):
-            if text not in self.warnings:  # a resumed run has said it before
+            if text not in self._state.warnings:  # a resumed run has said it before
                 self.warn(text)
         return (yield from self.conversation(self.parties, self._saved))
 
     def _find_nodes(self, grid: Grid) -> list[int]:
         """Wait until as many nodes are there as parties are expected."""
         most = self.settings.parties
-        wanted, deadline = (
-            most - len(self.left_out),
-            time.monotonic() + self.settings.start_deadline,
-        )
+        wanted = most - len(self._state.left_out)
+        deadline = time.monotonic() + self.settings.start_deadline
         self._stages.wait(f"waiting for {wanted} parties")
         while len(nodes := sorted(grid.get_node_ids())) < wanted:
             if time.monotonic() > deadline:
@@ -259,16 +256,6 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         if len(nodes) > most:
             raise ConfigError(f"parties must be the number of nodes, {len(nodes)}, got {most}")
         return nodes
-
-    def _check_tables(self) -> None:
-        """Hold that a resumed run meets the tables it began with."""
-        found = {name: hello.fingerprint for name, hello in self.parties.items()}
-        for name, fingerprint in self._fingerprints.items():
-            if name not in found and all(gone["party"] != name for gone in self.left_out):
-                raise PartyError(name, self.step, "is missing from the resumed run")
-            if name in found and found[name] != fingerprint:
-                raise PartyError(name, self.step, "has another table than when the run began")
-        self._fingerprints = found
 
     def _advance(self, answers: Mapping[str, Reply] | None) -> None:
         """Let the conversation go on until it asks again or ends."""
@@ -283,7 +270,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                 return
             if isinstance(event, Exchange):
                 self._pending = event
-                self.step += 1
+                self._note(step=self._state.step + 1)
                 return
             given = None
             match event:
@@ -297,24 +284,15 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def _read(self, message: Message | None, party: str) -> tuple[Reply, list[Parcel]]:
         """One party's reply, decoded and checked, and the parcels that came with it."""
         assert self._pending is not None
+        state = self._state
         if message is None:
             waited = f"no answer within {self.settings.exchange_deadline:g} s"
-            raise PartyError(party, self.step, waited)
-        if message.has_error():
-            reason = message.error.reason or ""
-            if message.error.code in (REFUSED, FAILED):
-                name, _, reason = reason.partition(": ")
-                raise PartyError(name, self.step, reason)
-            last_line = reason.strip().rpartition("\n")[2] or f"error code {message.error.code}"
-            raise PartyError(party, self.step, last_line)
-        envelope, content = from_records(message.content, party)
-        if (envelope.model_id, envelope.step) != (self.model_id, self.step):
-            raise PartyError(party, self.step, f"answered step {envelope.step} of another exchange")
-        reply = put_together(self._pending.reply, content, party)
+            raise PartyError(party, state.step, waited)
+        expected = self._pending.reply, state.model_id, state.step
+        reply, parcels = read_reply(message, party, *expected)
         if self._pending.check:
             self._pending.check(party, reply)
-        with blaming(party, content.name, "parcels"):
-            return reply, enclosed(content)
+        return reply, parcels
 
     def _leave_out(self, party: str, error: FedappError) -> None:
         """Go on without a party if enough others are left, or stop."""
@@ -330,26 +308,14 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             raise error
         self.parties.leave(party)
         reason = error.reason if isinstance(error, PartyError) else str(error)
-        self.left_out.append({"party": party, "step": self.step, "reason": reason})
-        log.warning("%s is excluded from step %d on: %s", party, self.step, reason)
+        gone = {"party": party, "step": self._state.step, "reason": reason}
+        self._note(left_out=(*self._state.left_out, gone))
+        log.warning("%s is excluded from step %d on: %s", party, self._state.step, reason)
 
     def _save(self, checkpoint: Checkpoint) -> None:
         """Make the last step the one that an interrupted run goes back to."""
-        self._checkpoint_step = self.step
-        facts = {
-            "model_id": self.model_id,
-            "attempt": self.attempt,
-            "step": self.step,
-            "exchanges": self.n_exchanges,
-            "left_out": self.left_out,
-            "warnings": self.warnings,
-            "fingerprints": self._fingerprints,
-            "bytes": [self.ledger.to_parties, self.ledger.to_server],
-            "seconds": [self.seconds, self.train_seconds],
-            "rounds": self.n_rounds,
-            "asked": self._last_asked,
-        }
-        self.folder.save(checkpoint, facts)
+        self._checkpoint_step = self._state.step
+        self.folder.save(checkpoint, self.state)
 
     def _write(self, files: Mapping[str, str]) -> None:
         """Write the model at once: what comes after it may fail."""
@@ -359,7 +325,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     def warn(self, text: str) -> None:
         """Tell the user now, and again in the summary."""
-        self.warnings.append(text)
+        self._note(warnings=(*self._state.warnings, text))
         log.warning("%s", text)
 
     def _report(self, progress: Progress) -> None:
@@ -374,7 +340,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             "leaves": progress.n_leaves,
             "train": dict(progress.train),
             "valid": dict(progress.valid),
-            "exchanges": self.n_exchanges,
+            "exchanges": self._state.exchanges,
             "bytes": {
                 "to_parties": self.ledger.to_parties - to_parties,
                 "to_server": self.ledger.to_server - to_server,
@@ -382,7 +348,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             "seconds": round(now - since, 4),
         }
         self.folder.add_round(line)
-        self.n_rounds = progress.round
+        self._note(rounds=progress.round)
         scores = progress.valid or progress.train
         shown = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
         log.info("round %d/%d  %s", progress.round, line["rounds"], shown)
@@ -397,9 +363,16 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         return {}
 
     @property
-    def seconds(self) -> float:
-        """Seconds since the run began, earlier attempts included."""
-        return self._seconds_before + time.perf_counter() - self._start
+    def state(self) -> RunState:
+        """How far the run has come by now."""
+        before, training = self._state.seconds
+        seconds = before + time.perf_counter() - self._start, training
+        sent = self.ledger.to_parties, self.ledger.to_server
+        return replace(self._state, bytes=sent, seconds=seconds)
+
+    def _note(self, **facts: Any) -> None:
+        """Change facts of the run; ``state`` adds what is counted elsewhere."""
+        self._state = replace(self._state, **facts)
 
     def _result(self) -> Result:
         """The model and the metrics in Flower's form."""
@@ -407,4 +380,4 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         arrays = ArrayRecord({"model": FlowerArray(np.frombuffer(self._model, dtype=np.uint8))})
         found = self.outcome.get("metrics", {}).get("test", {})
         metrics = MetricRecord({name: float(value) for name, value in found.items()})
-        return Result(arrays=arrays, evaluate_metrics_clientapp={self.n_exchanges: metrics})
+        return Result(arrays=arrays, evaluate_metrics_clientapp={self._state.exchanges: metrics})

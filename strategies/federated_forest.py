@@ -337,7 +337,7 @@ class FederatedForest(VerticalStrategy):
     def _written(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox, kept: Kept) -> Model:
         """The whole model where the master keeps it, else where its parts lie."""
         if not self.own.master_keeps_model:
-            return parts_file(self.model_id, self.settings, mailbox.active, mailbox.passive)
+            return parts_file(self.state.model_id, self.settings, mailbox.active, mailbox.passive)
         reply = kept[mailbox.active]
         assert isinstance(reply, FinishReply)
         firsts = np.cumsum([0, *(hello.n_columns for hello in parties.values())])

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from fedapp.conversation import Parties
-from fedapp.errors import DataError
+from fedapp.errors import DataError, PartyError
 from fedapp.messages.fields import Introduction
+from fedapp.run_state import RunState
 
 I = TypeVar("I", bound=Introduction)  # noqa: E741
 
@@ -27,6 +28,20 @@ def meet(replies: Iterable[I]) -> Parties[I]:
             )
         members[reply.name] = reply
     return Parties(members)
+
+
+def check_tables(parties: Mapping[str, Introduction], state: RunState) -> None:
+    """Hold that a resumed run meets the tables it began with.
+
+    Raises
+    ------
+    PartyError : a party is missing, or has another table.
+    """
+    for name, fingerprint in state.fingerprints.items():
+        if name not in parties and not state.has_lost(name):
+            raise PartyError(name, state.step, "is missing from the resumed run")
+        if name in parties and parties[name].fingerprint != fingerprint:
+            raise PartyError(name, state.step, "has another table than when the run began")
 
 
 def oddities(parties: Mapping[str, Introduction]) -> list[str]:

@@ -214,7 +214,7 @@ class SecureBoost(VerticalStrategy):
         """The whole model where all parties allow it, else where its parts lie."""
         if len(reply.model):
             return model_files(from_json(reply.model.tobytes().decode()))
-        return parts_file(self.model_id, self.settings, active, passive)
+        return parts_file(self.state.model_id, self.settings, active, passive)
 
     def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
         """Scores so far, and the letters on their way."""

@@ -17,11 +17,13 @@ import pytest
 from rich.console import Console
 
 import fedapp.messages
+from fedapp.conversation import Checkpoint
 from fedapp.messages.alignment import MaskRequest, MatchRequest
 from fedapp.messages.fields import Request
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.report.progress import HEARTBEAT_SECONDS, Follower
 from fedapp.run_folder import RunFolder
+from fedapp.run_state import RunState
 from fedapp.server_app import all_strategies
 from fedapp.stage import Stage, Stages
 from simulations.engines import run_local, simulated_contexts
@@ -103,8 +105,8 @@ def test_rounds_survive_that_the_file_is_written_anew(watched: Watched) -> None:
 
 
 def test_a_resumed_run_shows_where_it_goes_on_and_no_round_of_before(watched: Watched) -> None:
-    facts = {"step": 9, "rounds": 2}
-    watched.folder.write_json("checkpoint.json", facts)
+    state = RunState("f00d", step=9, rounds=2)
+    watched.folder.save(Checkpoint({}, {}), state)
     watched.write(1, 2, 3)
     watched.stage("growing trees", round=4, rounds=50)  # of the attempt that was interrupted
     with watched.follower.run(watched.folder, "auc"):
@@ -356,7 +358,7 @@ def test_a_run_that_was_interrupted_says_where_and_how_far_it_was_saved(
     assert (stage.doing, stage.round) == ("growing trees", 3)
     assert kept is not None
     # Of the second round all is saved but its scores, which come with the third.
-    assert kept["rounds"] == 1
+    assert kept.rounds == 1
     run(resumed(interrupted), simulated_contexts(interrupted))
     assert folder.stage is None
     assert folder.kept is None

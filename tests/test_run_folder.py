@@ -9,8 +9,9 @@ import pytest
 
 from fedapp.conversation import Checkpoint
 from fedapp.run_folder import RunFolder
+from fedapp.run_state import RunState
 
-STATE = {"step": 3, "attempt": 0}
+STATE = RunState("f00d", step=3)
 
 
 def test_a_checkpoint_that_is_not_written_whole_leaves_the_one_before(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ class Begun:
     def earlier_seconds(self) -> float:
         """Seconds of the attempts that the run goes on from."""
         kept = self.folder.kept if self.folder else None
-        return float(kept["seconds"][0]) if kept else 0.0
+        return kept.seconds[0] if kept else 0.0
 
     def what_now(self) -> str:
         """What was saved, and the command that goes on from there."""

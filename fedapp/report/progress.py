@@ -17,6 +17,7 @@ from rich.table import Column
 from fedapp.errors import DataError
 from fedapp.report.summary import Scores, human_bytes, human_seconds, score_text
 from fedapp.run_folder import RunFolder
+from fedapp.run_state import RunState
 from fedapp.stage import Stage
 
 Round: TypeAlias = dict[str, Any]
@@ -89,7 +90,7 @@ class Follower:
         if kept:
             self.tell(f"resumed after {kept_text(kept)}")
         with self._lock:
-            self._rounds = _Rounds(folder.rounds, kept["rounds"] if kept else 0)
+            self._rounds = _Rounds(folder.rounds, kept.rounds if kept else 0)
             self._folder, self._metric = folder, metric
         try:
             yield
@@ -144,9 +145,9 @@ class Follower:
                 thread.join()
 
 
-def kept_text(kept: Mapping[str, Any]) -> str:
+def kept_text(kept: RunState) -> str:
     """How far a checkpoint has come: ``round 3``, or ``exchange 12`` before the first round."""
-    return f"round {kept['rounds']}" if kept["rounds"] else f"exchange {kept['step']}"
+    return f"round {kept.rounds}" if kept.rounds else f"exchange {kept.step}"
 
 
 class _Rounds:

@@ -147,7 +147,7 @@ def alignment(n_first: int, n_second: int) -> Row:
         lines = strategy.folder.ledger.read_text().splitlines()
         sent = [one for one in map(json.loads, lines) if ".alignment_" in one["type"]]
     for party in strategy.parties:
-        shutil.rmtree(home() / "sites" / party / strategy.model_id)
+        shutil.rmtree(home() / "sites" / party / strategy.state.model_id)
     assert strategy.outcome is not None
     seconds = sent[-1]["seconds"] - sent[0]["seconds"]
     return {
