@@ -197,7 +197,7 @@ def check_names(names: Iterable[str], method: str = "") -> None:
     for name in names:
         if name not in defaults():
             hint = near_setting(name, defaults(), method)
-            raise ConfigError(f"{name} must be a setting{hint}")
+            raise ConfigError(f"{name} is not a setting{hint}")
 
 
 def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:

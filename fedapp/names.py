@@ -51,10 +51,11 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("loss", "loss-function"), ("objective",)),
 }
 LEAST_ALIKE = 0.6  # of difflib's ratio, which is 1 for the same name
+LEAST_STEM = 4  # letters with which a name must begin to be meant by a shorter one
 
 
 def near(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """``; did you mean X?`` for the name that is spelled most alike, or an empty text.
+    """``; did you mean X?`` for the name spelled most alike, or one that begins so; or an empty text.
 
     Parameters
     ----------
@@ -63,6 +64,9 @@ def near(name: str, known: Iterable[str], prefix: str = "") -> str:
     spelled = {_kebab(one).removeprefix(prefix): one for one in known}
     asked = _kebab(name).removeprefix(prefix)
     found = difflib.get_close_matches(asked, spelled, n=1, cutoff=LEAST_ALIKE)
+    stem = asked.rstrip("s")
+    if not found and len(stem) >= LEAST_STEM:
+        found = sorted((one for one in spelled if one.startswith(stem)), key=len)
     return f"; did you mean {spelled[found[0]]}?" if found else ""
 
 

@@ -457,7 +457,7 @@ def test_the_command_ends_with_one_line_and_status_1(tmp_path: Path) -> None:
     [
         ("eta=-1", "eta must be > 0.0, got -1"),
         ("max-bin=1", "max-bin must be >= 2, got 1"),
-        ("etta=1", "etta must be a setting; did you mean eta?"),
+        ("etta=1", "etta is not a setting; did you mean eta?"),
         ("eta", "a setting must be written as key=value, got eta"),
     ],
 )

@@ -44,11 +44,11 @@ def test_settings_do_not_change() -> None:
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("etta", "etta must be a setting; did you mean eta?"),
-        ("max_depth", "max_depth must be a setting; did you mean max-depth?"),
-        ("pax.bin", "pax.bin must be a setting; did you mean pax.bins?"),
-        ("zzz", "zzz must be a setting"),
-        ("sections", "sections must be a setting"),
+        ("etta", "etta is not a setting; did you mean eta?"),
+        ("max_depth", "max_depth is not a setting; did you mean max-depth?"),
+        ("pax.bin", "pax.bin is not a setting; did you mean pax.bins?"),
+        ("zzz", "zzz is not a setting"),
+        ("sections", "sections is not a setting"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_one_that_is_spelled_alike(name: str, rule: str) -> None:
@@ -58,7 +58,7 @@ def test_an_unknown_setting_is_refused_with_one_that_is_spelled_alike(name: str,
 
 
 def test_names_are_refused_before_any_value_is_looked_at() -> None:
-    with pytest.raises(ConfigError, match=r"^seeds must be a setting; did you mean seed\?$"):
+    with pytest.raises(ConfigError, match=r"^seeds is not a setting; did you mean seed\?$"):
         check_names(["eta", "seeds"])
 
 

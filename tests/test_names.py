@@ -14,7 +14,7 @@ from fedapp.commands.engines import told
 from fedapp.config import app_folder, defaults, load_settings
 from fedapp.errors import ConfigError
 from fedapp.messages.methods import all_methods
-from fedapp.names import ALIASES
+from fedapp.names import ALIASES, near
 from fedapp.server_app import load_strategy
 
 TRAINING = [name for name, method in all_methods().items() if method.trains]
@@ -47,11 +47,17 @@ def test_a_setting_by_another_librarys_name_is_told_by_ours(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings({name: 1, "strategy": method})
-    assert str(caught.value) == f"{name} must be a setting; did you mean {meant}?"
+    assert str(caught.value) == f"{name} is not a setting; did you mean {meant}?"
+
+
+def test_a_name_that_begins_as_one_is_meant_by_it() -> None:
+    known = ["ID", "SEX", "default.payment.next.month"]
+    assert near("defaults", known) == "; did you mean default.payment.next.month?"
+    assert near("def", known) == ""  # three letters begin many names
 
 
 def test_a_name_that_is_like_none_gets_no_advice() -> None:
-    with pytest.raises(ConfigError, match=r"^xyzzy must be a setting$"):
+    with pytest.raises(ConfigError, match=r"^xyzzy is not a setting$"):
         load_settings({"xyzzy": 1, "strategy": "pax"})
 
 

@@ -457,3 +457,9 @@ def test_runs_of_two_objectives_are_not_compared(tmp_path):
 def test_a_report_of_no_run_is_refused():
     with pytest.raises(DataError, match=r"at least one run folder, got none"):
         write_report([])
+
+
+def test_the_class_that_counts_as_positive_is_said_where_classes_have_names() -> None:
+    facts = {**summary_of(BINARY), "classes": ["bad", "good"]}
+    assert "bad, good; scores take good as positive" in printed(facts)
+    assert "as positive" not in printed({**facts, "classes": ["0", "1"]})

@@ -55,11 +55,15 @@ def fetch_command(name: Annotated[str, typer.Argument(help="Name of a data set."
 def describe_command(
     source: Annotated[str, typer.Argument(help="Name of a data set, or a file.")],
     label: Annotated[str, typer.Option(help="Label column of a file.")] = "",
+    drop_columns: Annotated[
+        str, typer.Option(help="Columns that are not features, separated by commas.")
+    ] = "",
 ) -> None:
     """Describe a table: its columns and its label."""
     from fedapp.data.datasets import dataset_names, find_dataset, read_source
 
-    table = read_source(source, label=label)
+    dropped = tuple(name.strip() for name in drop_columns.split(",") if name.strip())
+    table = read_source(source, label=label, drop=dropped)
     console = Console()
     if source in dataset_names():
         dataset = find_dataset(source)

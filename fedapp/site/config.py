@@ -178,7 +178,7 @@ def _check_keys(node: Mapping[str, Value]) -> None:
         if key not in NODE_KEYS:
             alike = difflib.get_close_matches(key, NODE_KEYS, n=1)
             hint = f"; did you mean {alike[0]}?" if alike else ""
-            raise ConfigError(f"{key} in the node config must be a setting{hint}")
+            raise ConfigError(f"{key} in the node config is not a setting{hint}")
 
 
 def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
