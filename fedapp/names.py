@@ -55,7 +55,7 @@ LEAST_STEM = 4  # letters with which a name must begin to be meant by a shorter 
 
 
 def near(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """``; did you mean X?`` for the name spelled most alike, or one that begins so; or an empty text.
+    """``; did you mean X?`` for the name spelled most alike or that begins so, or an empty text.
 
     Parameters
     ----------
