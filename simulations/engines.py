@@ -1,6 +1,6 @@
-"""What carries the messages: this process, Flower's simulation, or a SuperLink.
+"""Runs that Flower carries: in its simulation, or through a SuperLink.
 
-All three run the same ServerApp and ClientApp.
+Both run the same ServerApp and ClientApp as a run in this process (``simulations.local``).
 """
 
 from __future__ import annotations
@@ -16,29 +16,19 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
-from uuid import uuid4
 
 import psutil
-from flwr.app import Context, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
-from fedapp.client_app import app as site_app
 from fedapp.config import Settings, app_folder, flatten
 from fedapp.deploy.folders import registered_sites
 from fedapp.errors import RunFailedError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.server_app import train
 from simulations.flower_errors import GONE, check_programs, failed
 
-SERVER_NODE = 1
 SUPERLINK_START_SECONDS = 60
 # Asking for a run's status takes a process and a second of CPU: seldom while the run goes on.
 STATUS_POLL_SECONDS, ENDING_POLL_SECONDS = 10.0, 1.0
@@ -57,121 +47,6 @@ class Tell(Protocol):
 
 def _silent(doing: str, ends: bool = False) -> None:
     """For those who do not want to know."""
-
-
-class LocalGrid(Grid):
-    """A Flower Grid whose nodes are threads of this process.
-
-    Parameters
-    ----------
-    contexts : one a node; ``node_config`` says which table it has.
-    client_app : answers the messages.
-    """
-
-    def __init__(self, contexts: Iterable[Context], client_app: ClientApp = site_app) -> None:
-        self._contexts = {context.node_id: context for context in contexts}
-        self._client_app = client_app
-        self._pool = ThreadPoolExecutor(max_workers=len(self._contexts))
-        self._running: dict[str, Future[Message]] = {}
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, SERVER_NODE, 0
-
-    def set_run(self, run: Run) -> None:
-        """There is one run only."""
-
-    @property
-    def run(self) -> Run:
-        """There is one run only."""
-        return Run.create_empty(TaskIdentity.run_id)
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """As in Flower's grids."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """All nodes."""
-        return list(self._contexts)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Hand messages to the threads of their nodes."""
-        ids = []
-        for message in messages:
-            message_id = str(uuid4())
-            message.metadata.__dict__["_message_id"] = message_id
-            context = self._contexts[message.metadata.dst_node_id]
-            self._running[message_id] = self._pool.submit(self._client_app, message, context)
-            ids.append(message_id)
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies that are there."""
-        done = [one for one in message_ids if one in self._running and self._running[one].done()]
-        return [self._running.pop(message_id).result() for message_id in done]
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push, wait, pull."""
-        ids = list(self.push_messages(messages))
-        return [self._running.pop(message_id).result(timeout) for message_id in ids]
-
-    def close(self) -> None:
-        """End the threads, without waiting for one that hangs."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def simulated_contexts(settings: Settings) -> list[Context]:
-    """Contexts of simulated parties, as Flower's simulation makes them."""
-    run_config = flatten(settings.as_config())
-    return [
-        Context(
-            run_id=0,
-            node_id=SERVER_NODE + 1 + part,
-            node_config={"partition-id": part, "num-partitions": settings.parties},
-            state=RecordDict(),
-            run_config=run_config,
-        )
-        for part in range(settings.parties)
-    ]
-
-
-def site_contexts(nodes: Iterable[Mapping[str, Any]]) -> list[Context]:
-    """Contexts of parties with tables of their own, as SuperNodes make them.
-
-    Parameters
-    ----------
-    nodes : the node config of each.
-    """
-    return [
-        Context(
-            run_id=0, node_id=node_id, node_config=dict(node), state=RecordDict(), run_config={}
-        )
-        for node_id, node in enumerate(nodes, start=SERVER_NODE + 1)
-    ]
-
-
-def run_local(settings: Settings, contexts: Iterable[Context] | None = None) -> RunFolder:
-    """Train in this process.
-
-    Parameters
-    ----------
-    contexts : one a party; by default shares of the table that ``data`` names.
-
-    Raises
-    ------
-    FedappError : the run cannot go on.
-    """
-    grid = LocalGrid(contexts or simulated_contexts(settings))
-    try:
-        return train(grid, settings)
-    finally:
-        grid.close()
 
 
 def run_simulation(settings: Settings, tell: Tell = _silent) -> RunFolder:

@@ -13,7 +13,7 @@ import numpy as np
 from fedapp.config import load_settings
 from fedapp.run_folder import RunFolder
 from simulations.deployment import Deployment
-from simulations.engines import run_local, site_contexts
+from simulations.local import run_local, site_contexts
 
 SITES = ("bank", "insurer", "shop")
 HORIZONTAL = "pax,fedxgbllr,bagging,cyclic,fedavg-linear"

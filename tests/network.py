@@ -15,7 +15,7 @@ from fedapp.client_app import SiteApp
 from fedapp.config import Settings, load_settings
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
-from simulations.engines import LocalGrid, simulated_contexts
+from simulations.local import LocalGrid, simulated_contexts
 
 NODE = 3  # party-2
 

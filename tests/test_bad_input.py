@@ -20,7 +20,7 @@ from fedapp.cli import cli
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.trees.model import load_model
-from simulations.engines import run_local
+from simulations.local import run_local
 
 WriteTable = Callable[..., Path]
 MakeSettings = Callable[..., Settings]

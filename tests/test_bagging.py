@@ -22,7 +22,7 @@ from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import base_score
 from fedapp.trees.predict import predict_margins
 from simulations.baselines import xgboost_parameters
-from simulations.engines import run_local, simulated_contexts
+from simulations.local import run_local, simulated_contexts
 from strategies.bagging import Bagging
 from tests.network import die, fails_from, resumed, run
 from tests.reference import compare_trees

@@ -15,7 +15,7 @@ from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.home import home
 from fedapp.site import rows
 from simulations.checks import check_tables
-from simulations.engines import run_local
+from simulations.local import run_local
 
 WriteTable = Callable[..., Path]
 MakeSettings = Callable[..., Settings]

@@ -25,7 +25,7 @@ from fedapp.site.store import Store
 from simulations.baselines import run_baselines
 from simulations.comparable import comparison_folder, same_rows
 from simulations.compare import compare
-from simulations.engines import run_local
+from simulations.local import run_local
 from strategies.inference import InferenceStrategy
 
 SHORT: dict[str, Any] = {"num-boost-round": 2, "max-depth": 2, "max-bin": 16}

@@ -15,7 +15,7 @@ from fedapp.data.load import load_table
 from fedapp.errors import PartyError
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.predict import predict_margins
-from simulations.engines import run_local, simulated_contexts
+from simulations.local import run_local, simulated_contexts
 from strategies.cyclic import next_turn
 from tests.network import die, fails_from, resumed, run
 from tests.reference import compare_trees

@@ -29,7 +29,7 @@ from fedapp.home import home
 from fedapp.site.part_file import PART
 from simulations.bench.exchange import EXCHANGES, cpu_seconds
 from simulations.deployment import RUN_SECONDS, Deployment, ended, settings_of
-from simulations.engines import run_local, site_contexts
+from simulations.local import run_local, site_contexts
 from tests.deployed import (
     CLASSES,
     CUSTOMER,

@@ -24,7 +24,7 @@ from fedapp.home import home
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import load_model
-from simulations.engines import run_local
+from simulations.local import run_local
 from tests.reference import compare_trees
 
 WriteTable = Callable[..., Path]

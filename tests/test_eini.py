@@ -30,7 +30,7 @@ from fedapp.trees.divided.candidates import are_trees, candidates, skeleton
 from fedapp.trees.divided.lookup import Lookup
 from fedapp.wire.codec import from_records
 from fedapp.wire.content import enclosed
-from simulations.engines import run_local
+from simulations.local import run_local
 from tests.deployed import write_csv
 from tests.encrypted import (
     KINDS_OF_MODELS,

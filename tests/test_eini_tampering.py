@@ -21,7 +21,7 @@ from fedapp.messages import eini
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters
 from fedapp.site.part_file import PART, part_digest, read_part, write_part
-from simulations.engines import run_local
+from simulations.local import run_local
 from strategies.eini import Eini
 from tests.encrypted import KINDS_OF_MODELS, SMALL, MakeSettings, Train, encrypted, trainer
 from tests.forests import without_salt

@@ -21,7 +21,7 @@ from fedapp.site.rows import Holdout, read_parts
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.predict import predict_margins
 from simulations.baselines import xgboost_parameters
-from simulations.engines import run_local
+from simulations.local import run_local
 from tests.reference import Agreement, compare_trees
 
 MakeSettings = Callable[..., Settings]

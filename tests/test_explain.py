@@ -24,7 +24,7 @@ from fedapp.site.policy import check_policy
 from fedapp.trees.divided.lookup import model_of
 from fedapp.trees.divided.paths import open_splits, path_to
 from fedapp.trees.model import load_model
-from simulations.engines import run_local
+from simulations.local import run_local
 from strategies.eini import Eini
 from tests.forests import joined, part_of
 from tests.pooled import made_columns, write_rows

@@ -24,7 +24,7 @@ from fedapp.site.answer import find_handler
 from fedapp.trees.model import load_model
 from fedapp.wire.codec import from_records, to_records
 from fedapp.wire.content import put_together, take_apart
-from simulations.engines import simulated_contexts
+from simulations.local import simulated_contexts
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run
 from tests.transcript import lines_of, summary_of
 

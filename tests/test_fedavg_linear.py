@@ -31,7 +31,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.rows import Holdout, share_rows
 from fedapp.trees.model import model_text
 from fedapp.trees.objective import transform
-from simulations.engines import run_local, simulated_contexts
+from simulations.local import run_local, simulated_contexts
 from strategies.fedavg_linear import FedAvgLinear
 from tests.network import die, fails_from, resumed, run
 from tests.test_exactness import made_table

@@ -19,7 +19,7 @@ from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.forest.model import from_json, to_json
-from simulations.engines import run_local, simulated_contexts
+from simulations.local import run_local, simulated_contexts
 from strategies.federated_forest import FederatedForest
 from tests.forests import joined, part_of, pooled
 from tests.letters import letters_sent

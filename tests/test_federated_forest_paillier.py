@@ -14,7 +14,7 @@ from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.trees.forest.model import to_json
-from simulations.engines import run_local
+from simulations.local import run_local
 from tests.forests import encrypted_forest, joined, parts_of, pooled
 from tests.network import run
 from tests.pooled import made_columns, write_rows

@@ -27,7 +27,7 @@ from fedapp.site.answer import Site
 from fedapp.site.part_file import PART
 from fedapp.site.store import RAW
 from fedapp.trees.forest.cart import NO_RANK
-from simulations.engines import simulated_contexts
+from simulations.local import simulated_contexts
 from strategies.federated_forest import FederatedForest
 from tests.forests import encrypted_forest, parts_of
 from tests.network import DEATHS, StepsOf, die, kinds_of_steps, resumed, run

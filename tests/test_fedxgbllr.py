@@ -27,7 +27,7 @@ from fedapp.site.store import RAW
 from fedapp.trees.model import model_text
 from fedapp.trees.stacked.model import StackedModel, from_json
 from fedapp.trees.stacked.packed import pack_trees
-from simulations.engines import run_local
+from simulations.local import run_local
 from tests.network import die, fails_from, resumed, run
 from tests.transcript import (
     Listener,

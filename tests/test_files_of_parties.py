@@ -15,7 +15,7 @@ from fedapp.data.load import load_table
 from fedapp.data.partition import PARTS, split_rows
 from fedapp.errors import DataError
 from simulations.baselines import run_baselines
-from simulations.engines import run_local, site_contexts
+from simulations.local import run_local, site_contexts
 from simulations.rows import stacked_tables
 
 WriteTable = Callable[..., Path]

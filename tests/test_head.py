@@ -32,7 +32,7 @@ from fedapp.trees.stacked.head import (
 from fedapp.trees.stacked.model import from_json
 from fedapp.trees.stacked.outputs import tree_outputs
 from fedapp.trees.stacked.packed import pack_trees, unpack_trees
-from simulations.engines import run_local
+from simulations.local import run_local
 
 MakeSettings = Callable[..., Settings]
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES

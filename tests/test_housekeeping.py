@@ -23,7 +23,7 @@ from fedapp.housekeeping import found_runs, plan, site_states
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.part_file import PART
 from fedapp.site.store import SECONDS_A_DAY, STATE
-from simulations.engines import run_local
+from simulations.local import run_local
 
 MakeSettings = Callable[..., Settings]
 RUNS = Path("runs")
@@ -103,7 +103,7 @@ def test_a_run_that_is_going_on_is_running_until_its_process_lets_go(
 
 
 def test_a_run_is_running_while_its_parties_answer(settings: MakeSettings) -> None:
-    from simulations.engines import LocalGrid, simulated_contexts
+    from simulations.local import LocalGrid, simulated_contexts
 
     run, seen = settings(num_boost_round=1, parties=1, run_dir=str(RUNS / "one")), set()
 
@@ -122,7 +122,7 @@ def test_the_server_app_leaves_the_page_to_a_command_that_waits_for_the_run(
     settings: MakeSettings,
 ) -> None:
     from fedapp.server_app import app
-    from simulations.engines import LocalGrid, simulated_contexts
+    from simulations.local import LocalGrid, simulated_contexts
 
     pages = {}
     for name in ("waited for", "alone"):

@@ -23,7 +23,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.part_file import PART
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.sides import goes_left
-from simulations.engines import run_local
+from simulations.local import run_local
 from strategies.interactive import Interactive
 from tests.forests import joined, part_of
 from tests.pooled import Pooled

@@ -22,7 +22,7 @@ from fedapp.cli import cli
 from fedapp.commands.common import command_began
 from fedapp.config import app_folder
 from fedapp.run_folder import RunFolder
-from simulations.engines import LocalGrid
+from simulations.local import LocalGrid
 from tests.network import step_of
 from tests.test_edges import marked
 from tests.transcript import summary_of
@@ -185,7 +185,7 @@ main()
 CTRL_C = """
 import os, signal
 from fedapp.cli import main
-from simulations.engines import LocalGrid
+from simulations.local import LocalGrid
 
 push, begun = LocalGrid.push_messages, []
 

@@ -22,7 +22,7 @@ MAY_IMPORT_FLOWER = (
     "fedapp/client_app.py",
     "fedapp/wire/",
     "strategies/base.py",
-    "simulations/engines.py",
+    "simulations/local.py",
 )
 METHODS = {name.replace("-", "_") for name in all_strategies()}
 ANSWERING = sorted(

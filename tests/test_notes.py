@@ -16,7 +16,7 @@ from flwr.app import Context
 from fedapp.config import Settings
 from fedapp.data.load import load_table
 from fedapp.errors import PartyError
-from simulations.engines import run_local
+from simulations.local import run_local
 
 WriteTable = Callable[..., Path]
 MakeSettings = Callable[..., Settings]

@@ -21,7 +21,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.part_file import PART
 from fedapp.site.store import Store
 from fedapp.trees.divided.leaf_sets import compress, decompress, leaves_of, walk
-from simulations.engines import run_local
+from simulations.local import run_local
 from strategies.one_round import OneRound
 from tests.forests import joined
 from tests.letters import letters_sent

@@ -17,7 +17,7 @@ from fedapp.config import Settings, app_folder
 from fedapp.errors import ConfigError, PartyError
 from fedapp.messages.methods import all_methods
 from fedapp.packages import versions
-from simulations.engines import run_local
+from simulations.local import run_local
 from tests.conftest import needs_torch
 
 MakeSettings = Callable[..., Settings]

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from fedapp.config import load_settings
 from fedapp.data.datasets import find_dataset
 from fedapp.errors import ConfigError
-from simulations.engines import run_local
+from simulations.local import run_local
 from simulations.papers import fed_eini as paper
 
 SMALL = {"secureboost.key-bits": 256, "max-bin": 8, "max-depth": 2}

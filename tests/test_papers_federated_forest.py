@@ -16,7 +16,7 @@ from fedapp.config import load_settings
 from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
 from simulations.baselines import join_tables, run_baselines
-from simulations.engines import run_local
+from simulations.local import run_local
 from simulations.papers import federated_forest as paper
 from simulations.papers import one_round
 

@@ -21,7 +21,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.store import RAW
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
-from simulations.engines import run_local
+from simulations.local import run_local
 from strategies.pax import PAX, share_bins
 from tests.transcript import (
     arrays_of,

@@ -27,7 +27,7 @@ from fedapp.site.joined import read_joined
 from fedapp.site.likeness import check_range, quantiles, unlike_columns
 from fedapp.trees.divided.lookup import joint_names
 from simulations.contributions import contributions
-from simulations.engines import run_local
+from simulations.local import run_local
 from tests.transcript import summary_of
 
 MakeSettings = Callable[..., Settings]

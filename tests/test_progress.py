@@ -26,7 +26,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.run_state import RunState
 from fedapp.server_app import all_strategies
 from fedapp.stage import Stage, Stages
-from simulations.engines import run_local, simulated_contexts
+from simulations.local import run_local, simulated_contexts
 from tests.conftest import MakeSettings
 from tests.network import die, resumed, run
 from tests.test_report import round_line

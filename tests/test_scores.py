@@ -19,7 +19,7 @@ from fedapp.predict import predict_table
 from fedapp.report.summary import print_summary
 from fedapp.site.rows import Holdout, share_rows
 from simulations.baselines import run_baselines
-from simulations.engines import run_local
+from simulations.local import run_local
 from tests.transcript import summary_of
 
 MakeSettings = Callable[..., Settings]

@@ -26,7 +26,7 @@ from fedapp.site.store import Store
 from fedapp.trees.boosted.rounds import Sampling
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
-from simulations.engines import run_local
+from simulations.local import run_local
 from strategies.secureboost import SecureBoost
 from tests.pooled import Pooled, assert_xgboosts, made_columns, splits_of, write_rows
 from tests.test_exactness import PENALTIES

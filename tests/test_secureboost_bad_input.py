@@ -15,7 +15,7 @@ from fedapp.config import Settings
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.trees.boosted.rounds import Sampling
 from fedapp.trees.model import LEAF, load_model
-from simulations.engines import run_local
+from simulations.local import run_local
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
 from tests.transcript import summary_of

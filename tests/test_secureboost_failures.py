@@ -15,7 +15,7 @@ from fedapp.config import Settings, load_settings
 from fedapp.errors import FedappError, PartyError
 from fedapp.run_folder import RunFolder
 from fedapp.site import store
-from simulations.engines import simulated_contexts
+from simulations.local import simulated_contexts
 from tests.network import (
     NODE,
     die,

@@ -17,7 +17,7 @@ from fedapp.messages.methods import all_methods, messages_of
 from fedapp.site.check import kind_of
 from fedapp.site.config import SiteConfig, parse_node_config, site_config
 from fedapp.site.policy import check_policy, check_secure
-from simulations.engines import run_local
+from simulations.local import run_local
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 
 

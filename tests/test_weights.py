@@ -12,7 +12,7 @@ from fedapp.config import Settings
 from fedapp.errors import DataError, PartyError
 from fedapp.site.columns import read_columns
 from fedapp.site.config import site_config
-from simulations.engines import run_local
+from simulations.local import run_local
 
 MakeSettings = Callable[..., Settings]
 MakeSites = Callable[..., list]

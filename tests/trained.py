@@ -13,7 +13,7 @@ import pytest
 from fedapp.config import Settings
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from simulations.engines import run_local
+from simulations.local import run_local
 
 TrainOnce = Callable[[Settings], RunFolder]
 

@@ -19,7 +19,7 @@ from fedapp.messages.parcels import Parcels, SentReply
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
 from fedapp.wire.codec import from_records, to_records
-from simulations.engines import LocalGrid, simulated_contexts
+from simulations.local import LocalGrid, simulated_contexts
 
 # How a run of vertical parties opens: kinds of messages and their classes, without and with psi.
 ORDERED = {

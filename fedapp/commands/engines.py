@@ -82,11 +82,11 @@ def engine_of(name: str, tell: Tell) -> Callable[[Settings], RunFolder]:
     ------
     ConfigError : there is no such engine.
     """
-    from simulations import engines
+    from simulations import engines, local
 
     check_engine(name)
     if name == "local":
-        return engines.run_local
+        return local.run_local
     if name == "simulation":
         return lambda settings: engines.run_simulation(settings, tell)
     return lambda settings: engines.run_superlink(settings, name, tell)

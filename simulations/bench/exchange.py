@@ -38,7 +38,7 @@ from fedapp.config import Settings, load_settings
 from fedapp.deploy.folders import registered_sites
 from fedapp.packages import versions
 from simulations.deployment import Deployment, example_nodes, settings_of
-from simulations.engines import run_local, site_contexts
+from simulations.local import run_local, site_contexts
 
 SITES, WATCHED = ("bank", "insurer", "shop"), "bank"
 ROWS, ROUNDS, REPEATS = 200, 15, 5

@@ -28,7 +28,7 @@ from simulations.deployment import (
     example_nodes,
     settings_of,
 )
-from simulations.engines import run_local, site_contexts
+from simulations.local import run_local, site_contexts
 
 SITES = ("bank", "insurer", "shop")
 ROWS, SEED = 200, 1

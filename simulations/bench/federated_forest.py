@@ -39,7 +39,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.trees.forest.model import BaggedForest, from_json
 from simulations.baselines import join_tables, pooled_forest
 from simulations.bench import peak_bytes
-from simulations.engines import run_local
+from simulations.local import run_local
 
 DATA, TIMES, PARTIES = "spambase", 10, 2
 TREES, DEPTH, MAX_FEATURES, SEED, REPEATS, THREADS = 32, 8, "sqrt", 42, 5, 2

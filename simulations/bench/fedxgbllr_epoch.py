@@ -30,7 +30,7 @@ from fedapp.packages import versions
 from fedapp.trees.stacked.fit import HeadRows, Training, fit_head
 from fedapp.trees.stacked.head import Floats, HeadShape, Kind, initial_weights, split_weights
 from simulations.bench import peak_bytes
-from simulations.engines import run_local
+from simulations.local import run_local
 
 N_ROWS, N_TREES, N_COLUMNS = 50_000, 500, 20
 N_PARTIES, CHANNELS, BATCH, SEED = 5, 64, 64, 42

@@ -96,7 +96,7 @@ def settings_of(path: Path, run_dir: Path) -> Settings:
 def train_pax(path: Path, run_dir: Path) -> Measured:
     """One run by the local engine."""
     from fedapp.home import home
-    from simulations.engines import run_local
+    from simulations.local import run_local
 
     ready = peak_bytes()
     run = run_local(settings_of(path, run_dir))

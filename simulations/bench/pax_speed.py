@@ -38,7 +38,7 @@ from simulations.baselines import xgboost_parameters
 from simulations.bench import peak_bytes
 from simulations.bench.federated_plugin import Work, check_plugin, train_federated
 from simulations.bench.same_trees import count_same_nodes
-from simulations.engines import run_local
+from simulations.local import run_local
 
 N_PARTIES, N_TRAIN, N_TEST, N_COLUMNS = 3, 20_000, 10_000, 23
 N_TREES, MAX_BIN, ETA, DEPTHS = 20, 255, 0.3, (4, 6)

@@ -26,7 +26,7 @@ from fedapp.home import home
 from fedapp.predict import parts_of, predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.site.part_file import PART
-from simulations.engines import run_local
+from simulations.local import run_local
 
 DIGEST_BYTES = 16
 DRAWN = {"model_id", "salt", "parts"}  # by a run at random; "parts" are digests of salted files

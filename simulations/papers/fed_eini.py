@@ -37,7 +37,8 @@ from fedapp.report.canvas import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from simulations.compare import Engine, finished_cell
-from simulations.engines import run_local, run_simulation
+from simulations.engines import run_simulation
+from simulations.local import run_local
 from simulations.papers.tables import Row, console, grouped, new_grid, write_tables
 from strategies.eini import Eini
 

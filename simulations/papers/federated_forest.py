@@ -36,7 +36,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.trees.objective import REGRESSION
 from simulations.baselines import Pooled, forest_scores, join_tables
 from simulations.compare import finished_cell
-from simulations.engines import run_local
+from simulations.local import run_local
 from simulations.papers.fed_eini import run_and_keep, spent
 from simulations.papers.fedxgbllr import OBJECTIVES, run_and_tidy
 from simulations.papers.one_round import (

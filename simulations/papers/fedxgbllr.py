@@ -39,7 +39,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.trees.objective import REGRESSION
 from simulations.baselines import xgboost_parameters
 from simulations.compare import finished_cell
-from simulations.engines import run_local
+from simulations.local import run_local
 from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables
 
 HEADS, HEADS_CLIENTS = ("cnn", "cnn3", "fcnn"), 5

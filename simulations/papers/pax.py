@@ -25,7 +25,7 @@ from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
 from fedapp.home import home
 from simulations.baselines import run_baselines
-from simulations.engines import run_local
+from simulations.local import run_local
 from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables
 
 DATA = ("default-credit", "ijcnn1", "cod-rna", "airline")

@@ -37,7 +37,7 @@ from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from simulations.baselines import Pooled, join_tables
 from simulations.compare import finished_cell
-from simulations.engines import LocalGrid, simulated_contexts
+from simulations.local import LocalGrid, simulated_contexts
 from simulations.papers.fedxgbllr import run_and_tidy
 from simulations.papers.tables import Row, console, new_grid, write_tables
 from strategies.alignment import align
