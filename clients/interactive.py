@@ -27,7 +27,7 @@ from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.model import LEAF
-from fedapp.trees.sides import move_rows, rows_of
+from fedapp.trees.sides import moved, rows_of, slots_of
 
 Asked = dict[str, list[tuple[int, int, int]]]  # by party: place of the tree, node, record
 
@@ -128,16 +128,20 @@ def _questions(store: Store, places: list[tuple[int, int, int]]) -> Questions:
 
 def _take_answers(site: Site, mail: Mail, part: ActivePart) -> None:
     """Move the rows that were asked about."""
-    store, lefts, first = site.store, {}, site.store.facts["first_tree"]
-    for party, places in store.facts["asked"].items():
-        letter = mail.one(Answers, party)
+    store, asked = site.store, site.store.facts["asked"]
+    places = [place for own in asked.values() for place in own]
+    trees, nodes = (np.array([place[k] for place in places], dtype=np.int32) for k in (0, 1))
+    slots, sizes = slots_of(store["nodes"], trees, nodes)
+    sides, end = [np.empty(0, dtype=bool)], 0
+    for party, own in asked.items():
+        letter, start, end = mail.one(Answers, party), end, end + len(own)
         part.check(party, letter.part)
-        rows = [rows_of(store["nodes"], tree, node) for tree, node, _ in places]
-        sides = sent_bits(party, "Answers", "bits", letter.bits, [sum(map(len, rows))])[0]
-        ends = np.cumsum([len(each) for each in rows])[:-1]
-        for (tree, node, _), bits in zip(places, np.split(sides, ends), strict=True):
-            lefts[tree, node] = (int(part.model.trees[first + tree]["left"][node]), bits)
-    store["nodes"] = move_rows(store["nodes"], lefts)
+        n_rows = int(sizes[start:end].sum())
+        sides += sent_bits(party, "Answers", "bits", letter.bits, [n_rows])
+    known = part.model.trees[store.facts["first_tree"] :]
+    lefts = np.array([known[tree]["left"][node] for tree, node, _ in places], dtype=np.int32)
+    firsts = np.cumsum(sizes) - sizes
+    store["nodes"] = moved(store["nodes"], lefts, slots, firsts, np.concatenate(sides))
 
 
 HANDLERS: Mapping[type[Request], Handler] = {WalkRequest: walk, AnswerRequest: answer}

@@ -24,7 +24,8 @@ from fedapp.site.store import Store
 from fedapp.trees.divided.lookup import Lookup
 from fedapp.trees.forest.cart import Bins, Candidates, Rules, bin_columns, code_columns
 from fedapp.trees.forest.draws import row_counts
-from fedapp.trees.forest.levels import Places, Rows, Splits, search
+from fedapp.trees.forest.levels import Rows, Splits, search
+from fedapp.trees.sides import Places
 
 
 def begin(site: Site, request: SetupRequest) -> None:

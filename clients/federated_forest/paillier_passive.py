@@ -31,8 +31,9 @@ from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.forest.cart import LOWEST, Candidates, Ints
-from fedapp.trees.forest.levels import Places, by_tree, columns_of, inside_of
+from fedapp.trees.forest.levels import by_tree, columns_of, inside_of
 from fedapp.trees.forest.listing import Listing, OwnColumns, list_columns
+from fedapp.trees.sides import Places
 
 
 def take_labels(site: Site, mail: Mail) -> None:

@@ -20,8 +20,8 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.divided.lookup import Lookup
 from fedapp.trees.forest.cart import Candidates, Ints
-from fedapp.trees.forest.levels import Places, Splits, moved, number, sides_of, slots_of
-from fedapp.trees.sides import Bits
+from fedapp.trees.forest.levels import Splits, number
+from fedapp.trees.sides import Bits, Places, moved, sides_of, slots_of
 
 
 class Told(Protocol):
@@ -154,7 +154,7 @@ def take_splits(site: Site, told: Told) -> None:
         firsts[mine] = n_known + np.cumsum(sizes[mine]) - sizes[mine]
         sides.append(_sides(site, names[owner], int(sizes[mine].sum())))
         n_known += len(sides[-1])
-    store["nodes"] = moved(store["nodes"], splits, slots, firsts, np.concatenate(sides))
+    store["nodes"] = moved(store["nodes"], splits.lefts, slots, firsts, np.concatenate(sides))
     note_splits(store, splits, n_nodes)
 
 

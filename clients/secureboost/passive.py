@@ -10,8 +10,8 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from clients.secureboost.splits import nodes_after, own_sides
 from fedapp.crypto.keys import PublicKey as Key
 from fedapp.crypto.keys import check_public_key
 from fedapp.crypto.packing import PairLayout, grouped_layouts
@@ -45,7 +45,7 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.part_file import part_digest, write_part
 from fedapp.site.store import Store
 from fedapp.trees.divided.lookup import Lookup
-from fedapp.trees.sides import Bits, goes_left, move_rows, pack_bits, rows_of
+from fedapp.trees.sides import pack_bits
 
 SPLIT_ARRAYS = [field.name for field in fields(Splits) if field.name != "level"]
 
@@ -176,36 +176,6 @@ def _take_splits(site: Site, mail: Mail) -> Letters:
     return letters
 
 
-def own_sides(
-    store: Store,
-    trees: npt.NDArray[np.int32],
-    nodes: npt.NDArray[np.int32],
-    columns: npt.NDArray[np.int64],
-    first_rights: npt.NDArray[np.int64],
-    defaults: npt.NDArray[np.uint8],
-) -> tuple[list[Bits], npt.NDArray[np.int64]]:
-    """Note splits of own columns; which rows they send left, and their record ids.
-
-    Parameters
-    ----------
-    trees, nodes : shape (n_splits,): what is split.
-    columns : own numbers.
-    first_rights : lowest bin that goes right; 0 sends missing rows alone to the left.
-    defaults : 1 where missing goes left.
-    """
-    edges, offsets = store["edges"], store["offsets"]
-    sides, thresholds = [], np.empty(len(columns), dtype=np.float32)
-    for place, (column, n_left) in enumerate(zip(columns, first_rights, strict=True)):
-        found = edges[offsets[column] + n_left - 1] if n_left else store["minima"][column]
-        thresholds[place] = found
-        rows = rows_of(store["nodes"], int(trees[place]), int(nodes[place]))
-        sides.append(goes_left(store["values"][rows, column], found, bool(defaults[place])))
-    lookup = Lookup.kept(store)
-    lookup.plus(columns, thresholds, defaults).keep(store)
-    first = len(lookup.columns)
-    return sides, np.arange(first, first + len(columns), dtype=np.int64)
-
-
 def _check_splits(site: Site, letter: Splits) -> None:
     """Hold a level's splits against the party's trees and columns."""
     store, active = site.store, site.store.facts["active"]
@@ -224,8 +194,6 @@ def _move(site: Site, mail: Mail) -> None:
     """Move all rows to the children, once the sides of every split are known."""
     store, active = site.store, site.store.facts["active"]
     splits: dict[str, Any] = {name: store[f"splits.{name}"] for name in SPLIT_ARRAYS}
-    places = list(zip(splits["trees"].tolist(), splits["nodes"].tolist(), strict=True))
-    sizes = [len(rows_of(store["nodes"], *place)) for place in places]
     sources = [(active, splits["bits_of"], splits["bits"])]
     own = np.flatnonzero(splits["columns"] >= 0)
     if len(own):
@@ -234,38 +202,8 @@ def _move(site: Site, mail: Mail) -> None:
         if letter.level != store.facts["level"]:
             raise ProtocolError(sender, "Partition", "level", "must be the one being split")
         sources.append((sender, letter.bits_of, letter.bits))
-    sides = sides_of(sources, sizes)
-    lefts = {
-        place: (int(left), sides[number])
-        for number, (place, left) in enumerate(zip(places, splits["lefts"], strict=True))
-    }
-    store["nodes"] = move_rows(store["nodes"], lefts)
-
-
-def sides_of(
-    sources: list[tuple[str, npt.NDArray[np.int64], npt.NDArray[np.uint8]]], sizes: list[int]
-) -> dict[int, Bits]:
-    """Rows that go left, by place of the split.
-
-    Parameters
-    ----------
-    sources : who tells, the places of the splits told of, their bits.
-    sizes : rows of each split's node.
-
-    Raises
-    ------
-    ProtocolError : bits do not fit, or a split is told of by nobody or by two.
-    """
-    sides: dict[int, Bits] = {}
-    for sender, places, bits in sources:
-        known = places.tolist()
-        if any(not 0 <= place < len(sizes) or place in sides for place in known):
-            raise ProtocolError(sender, "Partition", "bits_of", "must be splits of its own")
-        found = sent_bits(sender, "Partition", "bits", bits, [sizes[place] for place in known])
-        sides |= dict(zip(known, found, strict=True))
-    if len(sides) != len(sizes):
-        raise ProtocolError(sources[0][0], "Partition", "bits_of", "must leave no split out")
-    return sides
+    told = splits["trees"], splits["nodes"], splits["lefts"]
+    store["nodes"] = nodes_after(store["nodes"], *told, sources)
 
 
 def _wanted(store: Store) -> tuple[int, Array, Array]:

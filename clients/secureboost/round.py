@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.secureboost.kept import GROWTH, Kept
-from clients.secureboost.passive import own_sides, sides_of
+from clients.secureboost.splits import nodes_after, own_sides
 from fedapp.crypto.packing import FixedPoint
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.sums import read_sums
@@ -26,7 +26,7 @@ from fedapp.trees.boosted.purity import last_seen, mean_purity
 from fedapp.trees.boosted.rounds import Sampling, n_leaves
 from fedapp.trees.boosted.routes import Routes
 from fedapp.trees.objective import REGRESSION, gradients
-from fedapp.trees.sides import move_rows, pack_bits, rows_of
+from fedapp.trees.sides import pack_bits
 
 Ints = npt.NDArray[np.int64]
 PENDING = ("pending.routes", "pending.own", "pending.bits", "pending.records")
@@ -227,7 +227,6 @@ def make_splits(kept: Kept, mail: Mail) -> None:
     routes, own, bits, own_records = (np.asarray(store[name]) for name in PENDING)
     last, nodes = not len(store["growth.wanted"]), store["nodes"]
     owners = np.array([kept.joint.owner(int(column))[0] for column in routes["column"]])
-    sizes = [len(rows_of(nodes, route["tree"], route["node"])) for route in routes]
     sources, records = [(kept.site.name, own, bits)], np.full(len(routes), -1, dtype=np.int64)
     records[own] = own_records
     for party, letter in mail.all(Partition).items():
@@ -239,15 +238,9 @@ def make_splits(kept: Kept, mail: Mail) -> None:
             raise ProtocolError(party, "Partition", "bits_of", "must be its own splits")
         sources.append((party, theirs, letter.bits))
         records[theirs] = letter.records
-    sides = sides_of(sources, sizes)
     store["before"], store["last.routes"], store["last.owners"] = nodes, routes, owners
-    store["nodes"] = move_rows(
-        nodes,
-        {
-            (int(route["tree"]), int(route["node"])): (int(route["left"]), sides[place])
-            for place, route in enumerate(routes)
-        },
-    )
+    split = routes["tree"], routes["node"], routes["left"]
+    store["nodes"] = nodes_after(nodes, *split, sources)
     found = np.stack((routes["tree"], routes["node"], records), axis=1).astype(np.int64)
     store["round.records"] = np.concatenate((store["round.records"], found))
     store.drop(*PENDING)

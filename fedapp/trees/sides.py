@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.trees.kernels import frozen
+
 Nodes = npt.NDArray[np.int32]  # shape (n_trees, n_rows): where each row is in each tree
+Places = npt.NDArray[np.int32]  # a tree, or a node of one, each
+Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.bool_]  # rows of one node in order; True goes left
 
 
@@ -60,14 +66,106 @@ def unpack_bits(packed: npt.NDArray[np.uint8], sizes: Sequence[int]) -> list[Bit
     return sides
 
 
-def move_rows(nodes: Nodes, lefts: Mapping[tuple[int, int], tuple[int, Bits]]) -> Nodes:
+def slots_of(nodes: Nodes, trees: Places, wanted: Places) -> tuple[Nodes, Ints]:
+    """Which of some nodes each row is in, and how many rows each of them has.
+
+    Parameters
+    ----------
+    nodes : int32, shape (n_trees, n_rows), >= 0: where each row is.
+    trees, wanted : shape (n_wanted,), >= 0: which nodes, of trees that there are; in any order.
+
+    Returns
+    -------
+    slots : int32, shape (n_trees, n_rows): places among the nodes, -1 for none.
+    sizes : int64, shape (n_wanted,).
+    """
+    slots = np.full(nodes.shape, -1, dtype=np.int32)
+    numbers = np.full(int(nodes.max(initial=0)) + 1, -1, dtype=np.int32)
+    sizes = np.zeros(len(wanted) + 1, dtype=np.int64)  # the last is of all others: place -1
+    order = np.argsort(trees, kind="stable")
+    order = order[wanted[order] < len(numbers)]  # no row is in any other
+    _find(*(*frozen(nodes, trees[order], wanted[order], order), numbers, slots, sizes))
+    return slots, sizes[:-1]
+
+
+@numba.njit(cache=True, nogil=True)
+def _find(
+    nodes: Any, trees: Any, wanted: Any, places: Any, numbers: Any, slots: Any, sizes: Any
+) -> None:
+    end = 0
+    while end < len(trees):
+        tree, first = trees[end], end
+        while end < len(trees) and trees[end] == tree:
+            numbers[wanted[end]] = places[end]
+            end += 1
+        for row in range(nodes.shape[1]):
+            slots[tree, row] = numbers[nodes[tree, row]]
+            sizes[slots[tree, row]] += 1
+        for each in range(first, end):
+            numbers[wanted[each]] = -1
+
+
+def sides_of(
+    values: npt.NDArray[np.float32],
+    columns: Ints,
+    thresholds: npt.NDArray[np.float32],
+    defaults: npt.NDArray[np.uint8],
+    slots: Nodes,
+    sizes: Ints,
+) -> Bits:
+    """Which rows go left: a bit a row of the nodes, node after node, rows ascending.
+
+    Parameters
+    ----------
+    values : float32, shape (n_rows, n_columns).
+    columns, thresholds, defaults : of the split of each node.
+    slots, sizes : see ``slots_of``.
+    """
+    sides = np.empty(sizes.sum(), dtype=np.bool_)
+    given = frozen(values, columns, thresholds, defaults, slots)
+    _cut(*(*given, np.cumsum(sizes) - sizes, sides))
+    return sides
+
+
+@numba.njit(cache=True, nogil=True)
+def _cut(
+    values: Any,
+    columns: Any,
+    thresholds: Any,
+    defaults: Any,
+    slots: Any,
+    ends: Any,
+    sides: Any,
+) -> None:
+    for tree in range(slots.shape[0]):
+        for row in range(slots.shape[1]):
+            slot = slots[tree, row]
+            if slot >= 0:
+                value = values[row, columns[slot]]
+                sides[ends[slot]] = defaults[slot] if np.isnan(value) else value < thresholds[slot]
+                ends[slot] += 1
+
+
+def moved(nodes: Nodes, lefts: Places, slots: Nodes, firsts: Ints, sides: Bits) -> Nodes:
     """Rows at the children of the nodes that were split.
 
     Parameters
     ----------
-    lefts : (tree, node) to its left child and the rows that go there; the right child is the next.
+    lefts : int32, shape (n_splits,): left child of each; the right one is the next.
+    slots : of the split nodes, see ``slots_of``.
+    firsts : int64, shape (n_splits,): where the bits of each split begin in ``sides``.
     """
-    moved = nodes.copy()
-    for (tree, node), (left, sides) in lefts.items():
-        moved[tree, rows_of(nodes, tree, node)] = np.where(sides, left, left + 1)
-    return moved
+    found = nodes.copy()
+    given = frozen(sides, np.ascontiguousarray(lefts))
+    _move(*(*frozen(slots), firsts.copy(), *given, found))
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
+def _move(slots: Any, ends: Any, sides: Any, lefts: Any, nodes: Any) -> None:
+    for tree in range(slots.shape[0]):
+        for row in range(slots.shape[1]):
+            slot = slots[tree, row]
+            if slot >= 0:
+                nodes[tree, row] = lefts[slot] if sides[ends[slot]] else lefts[slot] + 1
+                ends[slot] += 1

@@ -19,9 +19,7 @@ from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, Rules, best_
 from fedapp.trees.forest.draws import column_keys
 from fedapp.trees.forest.label_codes import exact_products, exact_weights
 from fedapp.trees.kernels import frozen
-from fedapp.trees.sides import Bits, Nodes
-
-Places = npt.NDArray[np.int32]
+from fedapp.trees.sides import Bits, Nodes, Places
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,105 +100,6 @@ def number(trees: Places, nodes: Places, owners: Ints, n_nodes: Ints) -> tuple[S
     firsts = np.cumsum(counts) - counts
     lefts = n_nodes[trees] + 2 * (np.arange(len(trees)) - firsts[trees])
     return Splits(trees, nodes, lefts.astype(np.int32), owners), n_nodes + 2 * counts
-
-
-def slots_of(nodes: Nodes, trees: Places, wanted: Places) -> tuple[Places, Ints]:
-    """Which of some nodes each row is in, and how many rows each of them has.
-
-    Parameters
-    ----------
-    nodes : int32, shape (n_trees, n_rows), >= 0: where each row is.
-    trees, wanted : shape (n_wanted,): which nodes, by tree.
-
-    Returns
-    -------
-    slots : int32, shape (n_trees, n_rows): places among the nodes, -1 for none.
-    sizes : int64, shape (n_wanted,).
-    """
-    slots = np.full(nodes.shape, -1, dtype=np.int32)
-    numbers = np.full(int(nodes.max(initial=0)) + 1, -1, dtype=np.int32)
-    sizes = np.zeros(len(wanted) + 1, dtype=np.int64)  # the last is of all others: place -1
-    _find(*(*frozen(nodes, trees, wanted), numbers, slots, sizes))
-    return slots, sizes[:-1]
-
-
-@numba.njit(cache=True, nogil=True)
-def _find(nodes: Any, trees: Any, wanted: Any, numbers: Any, slots: Any, sizes: Any) -> None:
-    place = 0
-    while place < len(trees):
-        tree, first = trees[place], place
-        while place < len(trees) and trees[place] == tree:
-            numbers[wanted[place]] = place
-            place += 1
-        for row in range(nodes.shape[1]):
-            slots[tree, row] = numbers[nodes[tree, row]]
-            sizes[slots[tree, row]] += 1
-        for each in range(first, place):
-            numbers[wanted[each]] = -1
-
-
-def sides_of(
-    values: npt.NDArray[np.float32],
-    columns: Ints,
-    thresholds: npt.NDArray[np.float32],
-    defaults: npt.NDArray[np.uint8],
-    slots: Places,
-    sizes: Ints,
-) -> Bits:
-    """Which rows go left: a bit a row of the nodes, node after node, rows ascending.
-
-    Parameters
-    ----------
-    values : float32, shape (n_rows, n_columns).
-    columns, thresholds, defaults : of the split of each node.
-    slots, sizes : see ``slots_of``.
-    """
-    sides = np.empty(sizes.sum(), dtype=np.bool_)
-    given = frozen(values, columns, thresholds, defaults, slots)
-    _cut(*(*given, np.cumsum(sizes) - sizes, sides))
-    return sides
-
-
-@numba.njit(cache=True, nogil=True)
-def _cut(
-    values: Any,
-    columns: Any,
-    thresholds: Any,
-    defaults: Any,
-    slots: Any,
-    ends: Any,
-    sides: Any,
-) -> None:
-    for tree in range(slots.shape[0]):
-        for row in range(slots.shape[1]):
-            slot = slots[tree, row]
-            if slot >= 0:
-                value = values[row, columns[slot]]
-                sides[ends[slot]] = defaults[slot] if np.isnan(value) else value < thresholds[slot]
-                ends[slot] += 1
-
-
-def moved(nodes: Nodes, splits: Splits, slots: Places, firsts: Ints, sides: Bits) -> Nodes:
-    """Rows at the children of the nodes that were split.
-
-    Parameters
-    ----------
-    slots : of the split nodes, see ``slots_of``.
-    firsts : int64, shape (n_splits,): where the bits of each split begin in ``sides``.
-    """
-    found = nodes.copy()
-    _move(*(*frozen(slots), firsts.copy(), *frozen(sides, splits.lefts), found))
-    return found
-
-
-@numba.njit(cache=True, nogil=True)
-def _move(slots: Any, ends: Any, sides: Any, lefts: Any, nodes: Any) -> None:
-    for tree in range(slots.shape[0]):
-        for row in range(slots.shape[1]):
-            slot = slots[tree, row]
-            if slot >= 0:
-                nodes[tree, row] = lefts[slot] if sides[ends[slot]] else lefts[slot] + 1
-                ends[slot] += 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,18 +17,15 @@ from fedapp.trees.forest.levels import (
     Rows,
     Splits,
     draw_columns,
-    moved,
     number,
     search,
-    sides_of,
-    slots_of,
     winners,
 )
 from fedapp.trees.kernels import frozen
 from fedapp.trees.model import LEAF, read_tree
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.predict import find_leaves
-from fedapp.trees.sides import Nodes
+from fedapp.trees.sides import Nodes, moved, sides_of, slots_of
 
 FORMAT = 1
 KIND = "bagged"
@@ -203,7 +200,7 @@ def grow(
         cut = found.columns[won], found.thresholds[won], found.defaults[won]
         slots, sizes = slots_of(nodes, splits.trees, splits.nodes)
         sides = sides_of(values, *cut, slots, sizes)
-        nodes = moved(nodes, splits, slots, np.cumsum(sizes) - sizes, sides)
+        nodes = moved(nodes, splits.lefts, slots, np.cumsum(sizes) - sizes, sides)
         all_splits, open_nodes = all_splits.plus(splits), splits.children()
         kept.append(cut)
     cuts = [np.concatenate(arrays) for arrays in zip(*kept, strict=True)]
