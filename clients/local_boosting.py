@@ -7,15 +7,15 @@ from typing import Any, cast
 import numpy as np
 
 from clients.scoring import score_fields
-from fedapp.errors import ProtocolError
+from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fields import Array
-from fedapp.messages.local_boosting import BoostOrder, check_forest, forest_of
+from fedapp.messages.local_boosting import BoostOrder, forest_of
 from fedapp.messages.parameters import parameters_of
 from fedapp.site.answer import Site
 from fedapp.site.store import Store
 from fedapp.trees.boosted.arrays import add_trees, forest_arrays, forest_trees
 from fedapp.trees.boosted.from_xgboost import grow_trees
-from fedapp.trees.model import Tree
+from fedapp.trees.model import Tree, check_trees
 from fedapp.trees.objective import Objective, n_outputs
 
 PARTS = ("train", "valid")
@@ -33,7 +33,9 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
     store = site.store
     objective = cast(Objective, store.facts["objective"])
     width = n_outputs(objective, request.n_classes)
-    check_forest(site.name, request, store["train.values"].shape[1])
+    with blaming(site.name, type(request).__name__, "trees"):
+        n_columns = store["train.values"].shape[1]
+        check_trees(request.lefts, request.offsets, request.columns, n_columns)
     if (len(request.offsets) - 1) % width:
         rule = f"must be a multiple of {width} trees, got {len(request.offsets) - 1}"
         raise ProtocolError(site.name, type(request).__name__, "offsets", rule)

@@ -10,12 +10,13 @@ import numpy as np
 
 from fedapp.config import Settings
 from fedapp.conversation import Check, Checkpoint, Conversation, Parties
+from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
-from fedapp.messages.local_boosting import BoostReport, check_report, forest_of
+from fedapp.messages.local_boosting import BoostReport, forest_of
 from fedapp.messages.parameters import parameters_of
 from fedapp.trees.boosted.arrays import forest_arrays, forest_trees
-from fedapp.trees.model import Ensemble, Tree, split_trees, stack_trees
+from fedapp.trees.model import Ensemble, Tree, check_trees, split_trees, stack_trees
 from fedapp.trees.objective import base_score
 from strategies.base import Summary
 from strategies.horizontal import ask_for_labels, common_table, label_sums
@@ -175,3 +176,22 @@ def finish(
     scored, summary = yield from evaluate(parties, model, best)
     yield from boosted.note_scores(scored)
     return summary
+
+
+def check_report(
+    party: str, reply: BoostReport, n_trees: int, n_columns: int, max_depth: int
+) -> None:
+    """Hold a party's new trees against what it was asked for.
+
+    Raises
+    ------
+    ProtocolError : another number of trees, trees too large, or no trees at all.
+    """
+    name, sizes = type(reply).__name__, np.diff(reply.offsets)
+    with blaming(party, name, "trees"):
+        check_trees(reply.lefts, reply.offsets, reply.columns, n_columns)
+    if len(sizes) != n_trees:
+        raise ProtocolError(party, name, "offsets", f"must be {n_trees} trees, got {len(sizes)}")
+    most = 2 ** (max_depth + 1) - 1
+    if (sizes > most).any():
+        raise ProtocolError(party, name, "offsets", f"must be at most {most} nodes a tree")

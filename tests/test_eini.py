@@ -26,8 +26,9 @@ from fedapp.messages.parcels import Parcel
 from fedapp.site import mail
 from fedapp.site.answer import Site
 from fedapp.site.store import Store
-from fedapp.trees.divided.candidates import are_trees, candidates, skeleton
+from fedapp.trees.divided.candidates import candidates, skeleton
 from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.model import check_trees
 from fedapp.wire.codec import from_records
 from fedapp.wire.content import enclosed
 from simulations.local import run_local
@@ -326,11 +327,17 @@ def test_columns_whose_values_have_few_ways_through_their_splits_are_refused(
 )
 def test_nodes_that_are_no_tree_are_told_from_a_tree(lefts: list[int]) -> None:
     tree = [1, -1, 3, -1, -1]
-    assert are_trees(np.array([*tree, -1, *tree]), np.array([5, 6, 11]))
-    assert not are_trees(np.array(lefts), np.array([len(lefts)]))
-    assert not are_trees(np.array([*tree, *lefts]), np.array([5, 5 + len(lefts)]))
-    assert not are_trees(np.array(tree), np.array([4]))
-    assert not are_trees(np.array(tree), np.array([0, 5]))
+    check_trees(np.array([*tree, -1, *tree]), np.array([0, 5, 6, 11]))
+    for broken, offsets in (
+        (lefts, [0, len(lefts)]),
+        ([*tree, *lefts], [0, 5, 5 + len(lefts)]),
+        (tree, [0, 4]),
+        (tree, [0, 0, 5]),
+        (tree, [1, 5]),
+        (tree, []),
+    ):
+        with pytest.raises(ValueError, match=r"^(lefts|trees) must "):
+            check_trees(np.array(broken), np.array(offsets, dtype=np.int64))
 
 
 def test_keys_come_back_from_their_arrays() -> None:

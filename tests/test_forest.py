@@ -12,10 +12,11 @@ import xgboost
 
 from fedapp.errors import ProtocolError
 from fedapp.messages.bagging import BagReply
-from fedapp.messages.local_boosting import Forest, check_forest, check_report
+from fedapp.messages.local_boosting import Forest
 from fedapp.trees.boosted.arrays import add_trees, forest_arrays, forest_trees, scaled
 from fedapp.trees.boosted.from_xgboost import trees_from_xgboost
-from fedapp.trees.model import LEAF, NODE, Ensemble, Tree
+from fedapp.trees.model import LEAF, NODE, Ensemble, Tree, check_trees
+from strategies.local_boosting import check_report
 from tests.reference import compare_trees
 
 
@@ -83,10 +84,10 @@ def stump(**changes: Any) -> Forest:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"offsets": np.array([0, 2])}, "offsets must divide 3 nodes into trees"),
-        ({"offsets": np.array([0, 3, 3])}, "offsets must divide 3 nodes into trees"),
-        ({"offsets": np.array([], np.int64)}, "offsets must divide 3 nodes into trees"),
-        ({"columns": np.int32([2, 0, 0])}, "columns must be < 2"),
+        ({"offsets": np.array([0, 2])}, "trees must divide 3 nodes"),
+        ({"offsets": np.array([0, 3, 3])}, "trees must divide 3 nodes"),
+        ({"offsets": np.array([], np.int64)}, "trees must divide 3 nodes"),
+        ({"columns": np.int32([2, 0, 0])}, "columns must be 0 to 1"),
         ({"lefts": np.int32([0, LEAF, LEAF])}, "lefts must lead to two later nodes"),
         ({"lefts": np.int32([2, LEAF, LEAF])}, "lefts must lead to two later nodes"),
         ({"lefts": np.int32([2**31 - 1, LEAF, LEAF])}, "lefts must lead to two later nodes"),
@@ -95,11 +96,12 @@ def stump(**changes: Any) -> Forest:
     ],
 )
 def test_broken_trees_are_refused(changes: dict[str, Any], rule: str) -> None:
-    check_forest("bank", stump(), 2)
-    with pytest.raises(ProtocolError) as caught:
-        check_forest("bank", stump(**changes), 2)
-    assert rule in str(caught.value)
-    assert "bank" in str(caught.value)
+    def check(forest: Forest) -> None:
+        check_trees(forest.lefts, forest.offsets, forest.columns, 2)
+
+    check(stump())
+    with pytest.raises(ValueError, match=f"^{rule}"):
+        check(stump(**changes))
 
 
 def test_a_reply_must_hold_the_trees_that_were_asked_for() -> None:
@@ -109,6 +111,10 @@ def test_a_reply_must_hold_the_trees_that_were_asked_for() -> None:
     arrays = {field.name: getattr(stump(), field.name) for field in fields(Forest)}
     reply = BagReply(**arrays, gains=zeros, hessians=zeros, weights=zeros, **nothing)
     check_report("bank", reply, 1, n_columns=1, max_depth=1)
+    with pytest.raises(ProtocolError, match=r"^bank: BagReply\.trees must divide 3 nodes"):
+        check_report("bank", replace(reply, offsets=np.array([0, 2])), 1, 1, max_depth=1)
+    with pytest.raises(ProtocolError, match=r"^bank: BagReply\.trees columns must be 0 to -1"):
+        check_report("bank", reply, 1, n_columns=0, max_depth=1)
     with pytest.raises(ProtocolError, match="offsets must be 2 trees, got 1"):
         check_report("bank", reply, 2, n_columns=1, max_depth=1)
     deep = replace(

@@ -173,6 +173,12 @@ def some_trees() -> tuple[Tree, ...]:
     return trees_from_xgboost(boosted(BINARY)[0])
 
 
+def second_pair_again(lefts: np.ndarray) -> np.ndarray:
+    """The first tree with a split whose children are its parent's."""
+    root, child = np.flatnonzero(lefts)[:2]
+    return np.where(np.arange(len(lefts)) == root, lefts[child], lefts)
+
+
 def test_trees_survive_packing(some_trees: tuple[Tree, ...]) -> None:
     back = unpack_trees(pack_trees(some_trees, with_gains=True), 30)
     assert len(back) == len(some_trees)
@@ -186,13 +192,14 @@ def test_trees_survive_packing(some_trees: tuple[Tree, ...]) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"sizes": np.int32([5])}, "sizes must divide"),
+        ({"sizes": np.int32([5])}, "trees must divide"),
         ({"values": np.float32([1.0])}, "values must be"),
         ({"defaults": np.uint8([1])}, "columns and defaults must be"),
         ({"gains": np.float32([1.0])}, "gains must be"),
         ({"columns": lambda was: was + 30}, "columns must be 0 to 29"),
         ({"lefts": lambda was: np.where(was > 0, 1, 0).astype(np.uint16)}, "lefts must lead"),
         ({"lefts": lambda was: np.where(was > 0, 999, 0).astype(np.uint16)}, "lefts must lead"),
+        ({"lefts": second_pair_again}, "lefts must reach every node once"),
     ],
 )
 def test_trees_that_would_lead_astray_are_refused(

@@ -101,13 +101,19 @@ def test_rubbish_is_no_model(change: dict[str, object], rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("left", [7, -1, -1]), ("left", [0, -1, -1]), ("column", [2, 0, 0]), ("column", [-1, 0, 0])],
+    ("field", "value", "rule"),
+    [
+        ("left", [7, -1, -1], "lefts must lead to two later nodes"),
+        ("left", [0, -1, -1], "lefts must lead to two later nodes"),
+        ("left", [-1, -1, -1], "lefts must reach every node once"),
+        ("column", [2, 0, 0], "columns must be 0 to 1"),
+        ("column", [-1, 0, 0], "columns must be 0 to 1"),
+    ],
 )
-def test_a_tree_that_leads_nowhere_is_refused(field: str, value: list[int]) -> None:
+def test_a_tree_that_leads_nowhere_is_refused(field: str, value: list[int], rule: str) -> None:
     document = json.loads(to_json(ensemble(stump())))
     document["trees"][0][field] = value
-    with pytest.raises(DataError, match="must lead"):
+    with pytest.raises(DataError, match=rule):
         from_json(json.dumps(document))
 
 

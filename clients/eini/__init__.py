@@ -29,7 +29,8 @@ from fedapp.messages.fields import Array, Request
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
-from fedapp.trees.divided.candidates import are_trees, candidates
+from fedapp.trees.divided.candidates import candidates
+from fedapp.trees.model import check_trees
 
 Bools = npt.NDArray[np.bool_]
 
@@ -73,8 +74,10 @@ def _keep_structure(site: Site, part: OwnPart, letter: Structure, request: StepR
     fits = len(letter.ends) == letter.n_terms and "n" not in store
     # A split stands once in a model.
     known = len(np.unique(own)) == len(own) and bool((own < len(part.lookup.columns)).all())
-    if not (fits and known and are_trees(letter.lefts, letter.ends)):
+    if not (fits and known):
         raise ProtocolError(active, "Structure", "lefts", "must be trees of this model, sent once")
+    with blaming(active, "Structure", "lefts"):
+        check_trees(letter.lefts, np.concatenate(([0], letter.ends)))
     with blaming(active, "Structure", "n"):
         key = PublicKey.from_array(letter.n)
         check_public_key(key, insecure_small_key=request.insecure_small_key)

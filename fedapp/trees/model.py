@@ -126,6 +126,41 @@ def split_trees(nodes: Tree, offsets: npt.NDArray[np.int64]) -> tuple[Tree, ...]
     return tuple(nodes[a:b] for a, b in pairwise(offsets))
 
 
+def check_trees(
+    lefts: npt.NDArray[Any],
+    offsets: npt.NDArray[np.int64],
+    columns: npt.NDArray[Any] | None = None,
+    n_columns: int = 0,
+) -> None:
+    """Hold that nodes are whole trees, one after the other, children behind their parents: a walk
+    down each ends at a leaf, may reach every node, and meets no column that is not there.
+
+    Parameters
+    ----------
+    lefts : shape (n_nodes,): left child within the tree, -1 at a leaf; the right child is the next.
+    offsets : shape (n_trees + 1,): where each tree begins, and the last ends.
+    columns : that may be met; None where no columns are told.
+
+    Raises
+    ------
+    ValueError : says which rule is broken.
+    """
+    lefts, n_nodes, sizes = lefts.astype(np.int64), len(lefts), np.diff(offsets)
+    whole = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == n_nodes
+    if not whole or (sizes < 1).any():
+        raise ValueError(f"trees must divide {n_nodes} nodes, one each at least")
+    if columns is not None and ((columns < 0) | (columns >= n_columns)).any():
+        raise ValueError(f"columns must be 0 to {n_columns - 1}")
+    starts, nodes, inner = np.repeat(offsets[:-1], sizes), np.arange(n_nodes), lefts != LEAF
+    children = starts + lefts
+    leads_on = (children > nodes) & (children + 1 < np.repeat(offsets[1:], sizes))
+    if not leads_on[inner].all():
+        raise ValueError("lefts must lead to two later nodes of the same tree")
+    n_parents = np.bincount(np.ravel([children[inner], children[inner] + 1]), minlength=n_nodes)
+    if not np.array_equal(n_parents, nodes > starts):
+        raise ValueError("lefts must reach every node once")
+
+
 def to_json(model: Ensemble) -> str:
     """The model as text; the same model always gives the same text."""
     document = {
@@ -182,11 +217,8 @@ def read_tree(
     tree = np.zeros(len(fields["left"]), dtype=nodes)
     for name in nodes.names or ():
         tree[name] = fields[name]
-    inner = np.flatnonzero(tree["left"] != LEAF)
-    lefts, columns = tree["left"][inner], tree["column"][inner]
-    fits = (lefts > inner) & (lefts + 1 < len(tree)) & (columns >= 0) & (columns < n_columns)
-    if not len(tree) or not fits.all():
-        raise ValueError("every split must lead to two later nodes by a known column")
+    columns = tree["column"][tree["left"] != LEAF]
+    check_trees(tree["left"], np.array([0, len(tree)]), columns, n_columns)
     return tree
 
 

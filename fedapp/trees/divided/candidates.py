@@ -67,24 +67,6 @@ def skeleton(lefts: npt.NDArray[np.int32], is_passive: npt.NDArray[np.bool_]) ->
     return Skeleton(np.array(found, dtype=np.int64), np.array(sources, dtype=np.int64))
 
 
-def are_trees(lefts: Ints, ends: Ints) -> bool:
-    """Whether nodes are whole trees, one after the other, children behind their parents.
-
-    Parameters
-    ----------
-    lefts : shape (n_nodes,): left child within the tree, -1 at an entry.
-    ends : shape (n_trees,), at least one: where each tree's nodes end.
-    """
-    if ends[-1] != len(lefts) or (np.diff(ends, prepend=0) <= 0).any():
-        return False
-    for tree in np.split(lefts, ends[:-1]):
-        inner = np.flatnonzero(tree != LEAF)
-        children = np.sort(np.concatenate((tree[inner], tree[inner] + 1)))
-        if (tree[inner] <= inner).any() or not np.array_equal(children, np.arange(1, len(tree))):
-            return False
-    return True
-
-
 def candidates(lefts: Ints, sides: Mapping[int, Sides], n_rows: int) -> npt.NDArray[np.bool_]:
     """Entries that rows may reach by the splits one party knows.
 

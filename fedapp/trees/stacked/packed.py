@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.model import LEAF, NODE, Tree, split_trees, stack_trees
+from fedapp.trees.model import LEAF, NODE, Tree, check_trees, split_trees, stack_trees
 
 MOST_NODES = 2**16  # of a tree: a left child fits 16 bits
 NO_CHILD = 0  # node 0 is the root and nobody's child
@@ -65,10 +65,13 @@ def unpack_trees(packed: PackedTrees, n_columns: int) -> tuple[Tree, ...]:
     ------
     ValueError : says which array breaks which rule.
     """
-    _check(packed, n_columns)
+    _check(packed)
     nodes = np.zeros(len(packed.lefts), dtype=NODE)
     inner = packed.lefts != NO_CHILD
     nodes["left"] = np.where(inner, packed.lefts.astype(np.int32), LEAF)
+    offsets = np.zeros(len(packed.sizes) + 1, dtype=np.int64)
+    np.cumsum(packed.sizes, out=offsets[1:])
+    check_trees(nodes["left"], offsets, packed.columns, n_columns)
     nodes["threshold"], nodes["value"] = (
         np.where(kind, packed.values, np.float32(0)) for kind in (inner, ~inner)
     )
@@ -76,26 +79,15 @@ def unpack_trees(packed: PackedTrees, n_columns: int) -> tuple[Tree, ...]:
     nodes["default_left"][inner] = packed.defaults
     if len(packed.gains):
         nodes["gain"][inner] = packed.gains
-    offsets = np.zeros(len(packed.sizes) + 1, dtype=np.int64)
-    np.cumsum(packed.sizes, out=offsets[1:])
     return split_trees(nodes, offsets)
 
 
-def _check(packed: PackedTrees, n_columns: int) -> None:
-    """Hold the arrays against each other."""
-    sizes, inner = packed.sizes.astype(np.int64), packed.lefts != NO_CHILD
-    n_splits = int(inner.sum())
-    if (sizes < 1).any() or sizes.sum() != len(inner):
-        raise ValueError(f"sizes must divide {len(inner)} nodes")
-    if len(packed.values) != len(inner):
-        raise ValueError(f"values must be {len(inner)}, got {len(packed.values)}")
+def _check(packed: PackedTrees) -> None:
+    """Hold the lengths of the arrays against each other."""
+    n_nodes, n_splits = len(packed.lefts), np.count_nonzero(packed.lefts != NO_CHILD)
+    if len(packed.values) != n_nodes:
+        raise ValueError(f"values must be {n_nodes}, got {len(packed.values)}")
     if len(packed.columns) != n_splits or len(packed.defaults) != n_splits:
         raise ValueError(f"columns and defaults must be {n_splits}, one a split")
     if len(packed.gains) not in {0, n_splits}:
         raise ValueError(f"gains must be {n_splits}, one a split, or none")
-    if ((packed.columns < 0) | (packed.columns >= n_columns)).any():
-        raise ValueError(f"columns must be 0 to {n_columns - 1}")
-    own = np.arange(len(inner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    leads_on = (packed.lefts > own) & (packed.lefts + np.int64(1) < np.repeat(sizes, sizes))
-    if not leads_on[inner].all():
-        raise ValueError("lefts must lead to two later nodes of the same tree")
