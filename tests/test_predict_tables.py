@@ -286,14 +286,27 @@ def test_a_whole_model_asks_for_the_parties_tables_by_name(train, tables) -> Non
     assert match in predict(folder, named(lacks))[1]
 
 
-def test_only_names_that_two_parties_have_say_whose_they_are() -> None:
-    assert joint_names({"bank": ["a", "b"], "shop": ["b", "c"]}) == ("a", "bank.b", "shop.b", "c")
-    odd = joint_names({"bank": ["a", "shop.a"], "shop": ["a"]})
-    assert odd == ("bank.a", "bank.shop.a", "shop.a")
+def test_names_say_whose_they_are_where_two_parties_have_one_name() -> None:
+    assert joint_names({"bank": ["a", "b"], "shop": ["c"]}) == ("a", "b", "c")
+    shared = joint_names({"bank": ["a", "b"], "shop": ["b", "c"]})
+    assert shared == ("bank.a", "bank.b", "shop.b", "shop.c")
     lone = joint_names({"bank": ["a"], "shop": ["bank.a", "b"]})
-    assert lone == ("a", "shop.bank.a", "b")
+    assert lone == ("bank.a", "shop.bank.a", "shop.b")
     with pytest.raises(DataError, match=r"told apart by party and name, got 'a\.b\.c' twice"):
         joint_names({"a": ["b.c"], "a.b": ["c"], "d": ["c", "b.c"]})
+
+
+def test_the_tables_of_a_whole_model_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
+    """Both parties have an x, so no column of the insurer is taken from the bank's table."""
+    (tmp_path / "bank.csv").write_text("x,id\n1,p\n")
+    (tmp_path / "insurer.csv").write_text("x,y,id\n2,3,p\n")
+    columns, roles = joint_names({"bank": ["x"], "insurer": ["x", "y"]}), Roles(id_column="id")
+    right = {party: str(tmp_path / f"{party}.csv") for party in ("bank", "insurer")}
+    assert read_joined(right, columns, roles, "bank")[0].values.tolist() == [[1, 2, 3]]
+    wrong = {"bank": right["insurer"], "insurer": right["bank"]}
+    rule = r"'insurer\.y' of the model must be in one of the tables, got none"
+    with pytest.raises(DataError, match=rule):
+        read_joined(wrong, columns, roles, "bank")
 
 
 @pytest.mark.parametrize("also", [[], ["a"]])

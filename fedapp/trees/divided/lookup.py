@@ -164,8 +164,9 @@ def split_owners(model: Ensemble | BaggedForest, part: Mapping[str, Any]) -> lis
 
 
 def joint_names(names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Names of all parties' columns, parties in turn: ``bank.balance`` where another party has a
-    ``balance`` too, or where the name begins with a party's and a dot; else as they are.
+    """Names of all parties' columns, parties in turn: as they are where that tells whose each is,
+    else all with their party, ``bank.balance``: where two parties have a column of one name, or a
+    name begins with a party's and a dot.
 
     Parameters
     ----------
@@ -175,13 +176,11 @@ def joint_names(names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     ------
     DataError : a column of one party and one of another would have the same name.
     """
-    counts = Counter(name for own in names.values() for name in own)
+    alone = [name for own in names.values() for name in own]
     owned = tuple(f"{party}." for party in names)
-    found = [
-        f"{party}.{name}" if counts[name] > 1 or name.startswith(owned) else name
-        for party, own in names.items()
-        for name in own
-    ]
+    if len(set(alone)) == len(alone) and not any(name.startswith(owned) for name in alone):
+        return tuple(alone)
+    found = [f"{party}.{name}" for party, own in names.items() for name in own]
     repeated = [name for name, count in Counter(found).items() if count > 1]
     if repeated:
         rule = "columns of all parties must be told apart by party and name, got '{}' twice"
