@@ -45,10 +45,13 @@ def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
 def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
     """Read the table, keep it where it is new, and say how large it is."""
     store = site.store
+    if "hello" in store.facts and request.model != store.facts.get("model", ""):
+        rule = "must be that of the run's first, whatever the server's start"
+        raise ProtocolError(site.name, "VerticalHelloRequest", "model", rule)
     reply, table, ids = look(site.config, request)
-    if request.model:
-        store.facts["model"] = request.model
     if "hello" not in store.facts:
+        if request.model:
+            store.facts["model"] = request.model
         store["ids"], store["values"] = ids, table.values
         if table.labels is not None:
             store["labels"], store["weights"] = table.labels, weights_of(table)

@@ -13,12 +13,14 @@ import pytest
 from flwr.app import Context
 
 from fedapp.config import Settings
+from fedapp.conversation import ask
 from fedapp.crypto.psi import hash_to_group
 from fedapp.crypto.sealed import fingerprint_of
 from fedapp.data.load import load_table
 from fedapp.data.partition import PARTS, split_rows
 from fedapp.errors import FedappError
 from fedapp.messages import alignment
+from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.site.columns import common_order, split_common
 from fedapp.site.mail import box_key
 from fedapp.site.rows import Holdout
@@ -403,6 +405,24 @@ def test_a_run_that_is_opened_twice_is_refused(
 
     monkeypatch.setattr("strategies.secureboost.align", twice)
     refuses(r"parcel\.names must be sent once$", vertical(parties=3), pinned(federation))
+
+
+def test_a_run_that_trains_cannot_pass_for_one_that_predicts(
+    vertical: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fewest rows hold for training alone: to name an old model later does not lift them."""
+    contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[:60])
+    old = summary_of(run(vertical(), contexts))["model_id"]
+    contexts[1].node_config["min-rows"] = "100"
+
+    def greeted_again(parties: Any, *given: Any) -> Any:
+        again = VerticalHelloRequest(True, 1000, 0, old)
+        yield from ask(parties.all(again), VerticalHelloReply)
+        return (yield from align(parties, *given))
+
+    monkeypatch.setattr("strategies.secureboost.align", greeted_again)
+    match = r"VerticalHelloRequest\.model must be that of the run's first"
+    refuses(rf"^(bank|shop) \(step 2\): {match}", vertical(), contexts)
 
 
 @pytest.mark.parametrize(
