@@ -157,7 +157,7 @@ def test_another_separator_is_recognised_and_noted(write: Write, mark: str, name
     table = load_table(write(f"a{mark}b{mark}y\n1{mark}2.5{mark}0\n"), label="y")
     assert table.columns == ("a", "b")
     assert table.values.tolist() == [[1, 2.5]]
-    rule = f"data file 'rows.csv' is read as one with {name} between its fields"
+    rule = f"data file is read as one with {name} between its fields"
     assert [note.told(shares_names=False) for note in table.notes] == [rule]
 
 

@@ -70,7 +70,7 @@ def notes_on_file(text: TextFile | None) -> list[Note]:
     if text is None or text.reader.delimiter not in DELIMITERS:
         return []
     mark = DELIMITERS[text.reader.delimiter]
-    return [Note(f"data file '{text.path.name}' is read as one with {mark} between its fields")]
+    return [Note(f"data file is read as one with {mark} between its fields")]
 
 
 def holds_numbers(type: Any) -> bool:
