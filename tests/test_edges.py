@@ -198,7 +198,7 @@ def test_a_prediction_names_its_class(settings: MakeSettings, tmp_path: Path) ->
 def test_the_id_is_no_feature(settings: MakeSettings, write_table: WriteTable) -> None:
     table = write_table()
     folder = run_local(settings(data=str(table), label="y", parties=1))
-    with pytest.raises(ConfigError, match="id must not be a feature of the model, got a"):
+    with pytest.raises(DataError, match="id must not be a feature of the model, got a"):
         predict_table(folder.path, str(table), "a", folder.path / "out.csv")
     with pytest.raises(ConfigError, match=r"output must end in \.csv or \.parquet, got out\.txt"):
         predict_table(folder.path, str(table), "", folder.path / "out.txt")

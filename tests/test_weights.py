@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import log_loss
+from typer.testing import CliRunner
 
+from fedapp.cli import cli
 from fedapp.config import Settings
 from fedapp.errors import DataError, PartyError
 from fedapp.site.columns import read_columns
@@ -71,8 +76,10 @@ def test_weights_of_a_site_without_labels_are_refused_without_their_name(
 
 def test_weights_of_the_party_without_labels_may_be_dropped(weighted, files) -> None:
     """Those beside the labels count all the same."""
-    alone = run_local(weighted(files(bank=WEIGHTS)))
-    both = run_local(weighted(files(bank=WEIGHTS, insurer=WEIGHTS), drop_columns="w"))
+    alone = run_local(weighted(files(bank=WEIGHTS), num_boost_round=1))
+    both = run_local(
+        weighted(files(bank=WEIGHTS, insurer=WEIGHTS), drop_columns="w", num_boost_round=1)
+    )
     models = [(folder.path / "model.json").read_bytes() for folder in (alone, both)]
     assert models[0] == models[1]
 
@@ -83,3 +90,48 @@ def test_a_site_is_told_of_lone_weights_by_their_name(files) -> None:
         read_columns(site_config({**node, "weight": "w"}, {}), seed=0)
     kept = read_columns(site_config({**node, "weight": "w", "drop-columns": "w"}, {}), seed=0)
     assert (kept.columns, kept.weights) == (("c",), None)
+
+
+# Rows to predict
+
+
+@pytest.fixture
+def predicted(
+    weighted, files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[str, str]]:
+    """``predicted(whole, bank=..., insurer=...)``: what the command says of tables with these
+    weights, under a model that was trained with all of them at the bank; and the exact log loss."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(whole: bool, **weights: Iterable[object]) -> tuple[str, str]:
+        shares = {"allow_export": whole, "share_column_names": whole}
+        folder = run_local(weighted(files(bank=WEIGHTS), num_boost_round=1, **shares))
+        tables = files(**weights)
+        data = ",".join(f"{party}={path}" for party, path in tables.items())
+        given = ["predict", str(folder.path), "--data", data, "--id", "id", "--output", "out.csv"]
+        result = CliRunner().invoke(cli, given)
+        assert result.exit_code == 0, result.output
+        with Path("out.csv").open() as file, tables["bank"].open() as rows:
+            p = [float(row["probability_1"]) for row in csv.DictReader(file)]
+            truth = [int(row["y"]) for row in csv.DictReader(rows)]
+        weighs = None if "unweighted" in result.output else WEIGHTS
+        return result.output, f"{log_loss(truth, p, sample_weight=weighs):.4f}"
+
+    return make
+
+
+def test_weights_of_another_table_than_the_labels_weight_the_scores(predicted) -> None:
+    text, exact = predicted(True, insurer=WEIGHTS)
+    assert "unweighted" not in text
+    assert exact in text
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "in parts"])
+def test_scores_without_weights_are_told_as_such_and_why(predicted, whole: bool) -> None:
+    text, exact = predicted(whole, bank=["", "", *WEIGHTS[2:]])
+    name = "'w'" if whole else r"\S+"
+    assert re.search(rf"unweighted: weight column {name} has no value in 2 of 80 rows", text)
+    assert exact in text
+    text, exact = predicted(whole)
+    assert re.search(rf"unweighted: weight column {name} is none of the table", text)
+    assert exact in text

@@ -31,18 +31,20 @@ def read_columns_of(data: str, columns: Sequence[str], roles: Roles, foreign: st
 
     Parameters
     ----------
-    roles : ids; labels and weights where the table has them for every row, else it is read without.
+    roles : ids; labels and weights where the table has them for every row, else it is read without;
+        weights count only beside labels, unless no labels are asked for.
     foreign : a column that no table of this party has.
 
     Raises
     ------
-    DataError : the table lacks a column, has the foreign one, or breaks a rule.
-    ConfigError : there is no such table, or the ids are a feature.
+    DataError : the table lacks a column, has the foreign one, or breaks a rule, or the ids are a
+        feature.
+    ConfigError : there is no such table.
     """
     if data in dataset_names():
-        return _only(read_source(data, id_column=roles.id_column), columns)
+        return _only(read_source(data, id_column=roles.id_column, weight=roles.weight), columns)
     if roles.id_column in columns:
-        raise ConfigError(f"id must not be a feature of the model, got {roles.id_column}")
+        raise DataError.naming("id must not be a feature of the model, got {}", roles.id_column)
     reader = Reader(n_features=len(columns))
     frame = read_frame(Path(data), roles, reader)
     _check_columns(columns, frame.column_names)
@@ -54,7 +56,8 @@ def read_columns_of(data: str, columns: Sequence[str], roles: Roles, foreign: st
     others = [name for name in frame.column_names if name not in kept]
     known = replace(known, drop=tuple(others))
     text = text_file(Path(data))
-    return _only(build_table(frame, known, text), columns, notes_on_file(text))
+    notes = [*notes_on_file(text), *_note_on_weights(frame, roles, known)]
+    return _only(build_table(frame, known, text), columns, notes)
 
 
 def _known_roles(frame: Any, roles: Roles, columns: Sequence[str]) -> Roles:
@@ -62,9 +65,20 @@ def _known_roles(frame: Any, roles: Roles, columns: Sequence[str]) -> Roles:
     names = set(frame.column_names) - set(columns)
     full = {name for name in names if not frame[name].null_count}
     label = roles.label if roles.label in full else ""
-    return replace(
-        roles, label=label, weight=roles.weight if label and roles.weight in full else ""
-    )
+    is_scored = bool(label) or not roles.label
+    weight = roles.weight if is_scored and roles.weight in full else ""
+    return replace(roles, label=label, weight=weight)
+
+
+def _note_on_weights(frame: Any, roles: Roles, known: Roles) -> list[Note]:
+    """That rows have labels but no weights, as the column is not there or does not fill them."""
+    is_scored = bool(known.label) or not roles.label
+    if not is_scored or not roles.weight or known.weight:
+        return []
+    why = "is none of the table beside its features"
+    if roles.weight in frame.column_names and (n_empty := frame[roles.weight].null_count):
+        why = f"has no value in {n_empty:,} of {frame.num_rows:,} rows"
+    return [Note(f"scores are unweighted: weight column {{}} {why}", f"'{roles.weight}'")]
 
 
 def named_predictions(

@@ -4,9 +4,10 @@ Reveals: the server learns each party's name, its numbers of rows and columns, w
 labels, a fingerprint of its table that means something to that party alone, its public key, the
 same in every run, the versions it runs, and what is odd about the table: that some features have
 one value or none, number the rows or are rounded as float32, and what separates the fields of the
-file; of a table to predict in how many columns its values are unlike those trained on; the names of
-its columns only where its owner shares them (``share-column-names``). A party learns whether names
-are shared and the names and public keys of the others.
+file; of a table to predict in how many columns its values are unlike those trained on, and whether
+some rows or all lack a weight; the names of its columns only where its owner shares them
+(``share-column-names``). A party learns whether names are shared and the names and public keys of
+the others.
 """
 
 from __future__ import annotations

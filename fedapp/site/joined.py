@@ -47,8 +47,21 @@ def read_joined(
         raise ConfigError('--id must name the column to match rows by, as in --id customer; got ""')
     names = {party: _column_names(source) for party, source in sources.items()}
     owners = [_owner(column, names, set(columns)) for column in columns]
+    own = {party: [name for at, name in owners if at == party] for party in sources}
+    others = {party: names[party].difference(own[party]) for party in (first, *sources)}
+    labels_at = next((party for party, there in others.items() if roles.label in there), first)
+    at_hand = [party for party in (labels_at, *others) if roles.weight in others[party]]
+    weights_at = next(iter(at_hand), labels_at)
     tables = {
-        party: read_columns_of(source, [name for own, name in owners if own == party], roles)
+        party: read_columns_of(
+            source,
+            own[party],
+            Roles(
+                roles.label if party == labels_at else "",
+                roles.id_column,
+                roles.weight if party == weights_at else "",
+            ),
+        )
         for party, source in sources.items()
     }
     ids = {
@@ -58,11 +71,15 @@ def read_joined(
     common = reduce(np.intersect1d, ids.values())
     is_common = np.isin(ids[first], common)
     wanted = ids[first][is_common]
-    taken = {party: tables[party].take(_places(own, wanted)) for party, own in ids.items()}
+    taken = {party: tables[party].take(_places(there, wanted)) for party, there in ids.items()}
     at = {party: iter(table.values.T) for party, table in taken.items()}
     values = np.column_stack([next(at[party]) for party, _ in owners])
-    labelled = next((table for table in taken.values() if table.labels is not None), taken[first])
-    joined = replace(labelled, columns=tuple(columns), values=np.ascontiguousarray(values))
+    joined = replace(
+        taken[labels_at],
+        columns=tuple(columns),
+        values=np.ascontiguousarray(values),
+        weights=taken[weights_at].weights,
+    )
     return joined, ids[first][~is_common].tolist(), tables
 
 
