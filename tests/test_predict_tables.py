@@ -176,8 +176,9 @@ def test_files_in_the_wrong_order_are_refused(train, tables) -> None:
     assert "must not have the label column 'y': is it the table of the party with labels?" in text
     without = {"bank": tables["insurer"], "insurer": some_rows(tables["bank"], 0, 200, drop="y")}
     status, text = predict(folder, named(without))
-    assert status
-    assert "must have values in the range that the model was trained on, got 200 of 200" in text
+    assert status == 0, text
+    for party, path in without.items():
+        assert f"{party} read {path} with values unlike those that the model was tr" in text
 
 
 def test_values_spread_unlike_those_trained_on_are_warned_of(train, tables) -> None:
@@ -374,9 +375,22 @@ def test_rows_of_the_same_table_are_never_called_unlike(n_rows: int, seed: int) 
 
 def test_columns_of_another_kind_are_called_unlike() -> None:
     rng = np.random.default_rng(1)
-    values = np.column_stack([rng.normal(size=500), rng.uniform(-1, 1, 500)]).astype(np.float32)
+    kinds = [rng.normal(size=500), rng.uniform(-1, 1, 500), rng.normal(size=500)]
+    values = np.column_stack(kinds).astype(np.float32)
     trained = quantiles(values)
-    assert unlike_columns(trained, np.abs(values)) == [0, 1]
+    assert unlike_columns(trained, np.abs(values)) == [0, 1, 2]
     with pytest.raises(DataError, match="got 500 of 500 rows with most columns outside of it"):
         check_range(trained, values + 100)
     check_range(trained, np.full_like(values, np.nan))
+
+
+@pytest.mark.parametrize("n_rows", [1, 3, 250])
+@pytest.mark.parametrize("n_columns", [1, 2])
+def test_a_column_that_drifts_is_warned_of_and_not_refused(n_rows: int, n_columns: int) -> None:
+    """Days since a date go on beyond those trained on."""
+    days = np.linspace(0, 1000, 500, dtype=np.float32)
+    trained = quantiles(np.column_stack([days] * n_columns))
+    later = np.linspace(1150, 1300, n_rows, dtype=np.float32)
+    values = np.column_stack([later] * n_columns)
+    check_range(trained, values)
+    assert unlike_columns(trained, values) == list(range(n_columns))
