@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
 import secrets
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from fedapp import folder_locks
 from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError
@@ -158,38 +157,28 @@ class RunFolder:
             return dict(json.loads((self.path / "checkpoint.json").read_text()))
         return None
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """Show others that the run is going on, while the block lasts and no longer than this
         process does; several may."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            with suppress(OSError):  # of a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-            yield
-        finally:
-            os.close(descriptor)
+        return folder_locks.held(self.path)
+
+    def written(self) -> AbstractContextManager[None]:
+        """The same for the one process that writes the folder; a second is refused."""
+        return folder_locks.written(self.path)
 
     @property
     def is_held(self) -> bool:
-        """Whether the run is going on, on this machine."""
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        finally:
-            os.close(descriptor)
-        return False
+        """Whether the run is going on, on this machine; also where that cannot be told."""
+        return folder_locks.is_held(self.path)
 
     @property
     def state(self) -> State:
         """How far the run has come."""
-        if self.is_held:
-            return State.RUNNING
+        return State.RUNNING if self.is_held else self.state_of_files
+
+    @property
+    def state_of_files(self) -> State:
+        """How far the run has come if it is not going on."""
         if (self.path / "summary.json").exists():
             return State.FINISHED
         failure = self.path / "failure.json"
@@ -201,6 +190,16 @@ class RunFolder:
     def has_ended(self) -> bool:
         """Whether the run has written how it ended, which one that was killed has not."""
         return any((self.path / name).exists() for name in ("summary.json", "failure.json"))
+
+    def check_unfinished(self) -> None:
+        """Hold that a run can go on.
+
+        Raises
+        ------
+        ConfigError : it is finished.
+        """
+        if (self.path / "summary.json").exists():
+            raise ConfigError(f"resume must be the folder of an unfinished run, got {self.path}")
 
     def forget_failure(self) -> None:
         """Drop what an earlier attempt wrote of its end."""
@@ -268,8 +267,7 @@ def resumed_settings(settings: Settings) -> Settings:
     path = Path(settings.resume).resolve() / "config.toml"
     if not path.is_file():
         raise ConfigError(f"resume must be the folder of a run, got {settings.resume}")
-    if (path.parent / "summary.json").exists():
-        raise ConfigError(f"resume must be the folder of an unfinished run, got {settings.resume}")
+    RunFolder(path.parent).check_unfinished()
     stored = flatten(tomllib.loads(path.read_text()))
     place = {"run-dir": str(path.parent), "resume": str(path.parent)}
     given = {

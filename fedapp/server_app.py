@@ -41,6 +41,7 @@ def train(grid: Grid, settings: Settings) -> RunFolder:
 
     Raises
     ------
+    ConfigError : another process writes the folder.
     FedappError : the run cannot go on; the folder's ``failure.json`` says why.
     """
     settings = resumed_settings(settings)
@@ -49,19 +50,21 @@ def train(grid: Grid, settings: Settings) -> RunFolder:
     folder = RunFolder(
         Path(settings.run_dir) if settings.run_dir else new_run_dir(settings.strategy)
     )
-    if settings.resume:
-        folder.forget_failure()
-    else:
-        folder.begin(settings)
-    try:
-        with folder.held():
+    with folder.written():
+        if settings.resume:
+            folder.check_unfinished()  # by another process, since its settings were read
+            folder.forget_failure()
+        else:
+            folder.begin(settings)
+        try:
             strategy = strategy_class(settings, folder)
             strategy.start(grid)
-    except BaseException as error:
-        folder.write_json("failure.json", {"error": type(error).__name__, "message": str(error)})
-        raise
-    folder.write_json("summary.json", summarise(strategy, engine_name(grid)))
-    folder.finish()
+        except BaseException as error:
+            failure = {"error": type(error).__name__, "message": str(error)}
+            folder.write_json("failure.json", failure)
+            raise
+        folder.write_json("summary.json", summarise(strategy, engine_name(grid)))
+        folder.finish()
     logging.getLogger("fedapp").info("the run lies in %s", folder.path)
     return folder
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedapp.commands.common import carry_out, new_follower
+from fedapp.config import Settings, load_settings
 from fedapp.conversation import Checkpoint
-from fedapp.run_folder import RunFolder
+from fedapp.errors import ConfigError
+from fedapp.run_folder import RunFolder, State
 from fedapp.run_state import RunState
+from simulations.local import run_local
+
+MakeSettings = Callable[..., Settings]
 
 STATE = RunState("f00d", step=3)
 
@@ -45,3 +54,40 @@ def test_arrays_are_those_of_the_facts_where_a_step_is_saved_again(
     assert (saved[0].arrays["margins"].tolist(), saved[0].facts) == ([0.0, 0.0], {"trees": 1})
     folder.save(Checkpoint({"margins": np.ones(2)}, {"trees": 2}), STATE)
     assert len(list(tmp_path.glob("checkpoint-*.npz"))) == 1
+
+
+def test_a_second_writer_is_refused_and_changes_nothing(settings: MakeSettings) -> None:
+    run = settings(num_boost_round=1)
+    folder = RunFolder(Path(run.run_dir))
+    folder.begin(run)
+    folder.write_json("failure.json", {"error": "SystemExit", "message": ""})
+    again = load_settings({"resume": run.run_dir})
+    refused = f"^run folder must be free, got one that another process writes: {run.run_dir}$"
+    with folder.written():
+        with pytest.raises(ConfigError, match=refused):
+            run_local(again)
+        with pytest.raises(ConfigError, match=refused):
+            run_local(run)
+        with pytest.raises(ConfigError, match=refused):
+            carry_out(again.model_copy(update={"run_dir": run.run_dir}), "local", new_follower())
+        assert (folder.path / "failure.json").exists()
+    assert run_local(again).state is State.FINISHED
+
+
+def test_a_command_that_waits_does_not_lock_out_its_server_app(settings: MakeSettings) -> None:
+    run = settings(num_boost_round=1)
+    with RunFolder(Path(run.run_dir)).held():
+        assert (run_local(run).path / "summary.json").exists()
+
+
+def test_a_folder_that_cannot_be_locked_counts_as_held_and_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    folder = RunFolder(tmp_path)
+    assert folder.is_held
+    with folder.written():
+        assert folder.state is State.RUNNING

@@ -16,6 +16,7 @@ from rich.console import Console
 from fedapp.commands.engines import SIMULATED, check_engine, engine_of
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, FedappError
+from fedapp.folder_locks import check_free
 from fedapp.home import shown
 from fedapp.packages import check_extra
 from fedapp.report.progress import Follower
@@ -121,6 +122,7 @@ def carry_out(settings: Settings, engine: str, follower: Follower) -> RunFolder:
     if not settings.run_dir:
         return run(settings)
     folder = RunFolder(Path(settings.run_dir))
+    check_free(folder.path)  # before Flower is started
     with folder.held(), follower.run(folder, default_metric(settings.objective)):
         return run(settings)
 

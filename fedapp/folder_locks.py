@@ -1,0 +1,113 @@
+"""Locks on a run's folder: any number of processes hold it, one writes it, or one deletes it.
+
+Whoever holds or writes a folder shares the lock of the folder itself; whoever deletes it has that
+lock alone. Writers exclude each other by a file in the folder, so that a command may hold the
+folder that its own ServerApp, another process, writes. Locks end with their process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fedapp.errors import ConfigError
+
+LOCK = ".lock"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make a folder, and share its lock while the block lasts."""
+    descriptor = _shared(folder)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def written(folder: Path) -> Iterator[None]:
+    """Hold a folder as the only one who writes it.
+
+    Raises
+    ------
+    ConfigError : another process does.
+    """
+    with held(folder):
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _lock_alone(descriptor, folder, may_lack_locks=True)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Have a folder that nobody holds, to delete it.
+
+    Raises
+    ------
+    ConfigError : somebody holds it, or its file system has no locks to tell.
+    OSError : the folder cannot be read.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _lock_alone(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process on this machine holds a folder; also where that cannot be told."""
+    try:
+        with alone(folder):
+            return False
+    except ConfigError:
+        return True
+
+
+def check_free(folder: Path) -> None:
+    """Hold that nobody writes a folder.
+
+    Raises
+    ------
+    ConfigError : somebody does.
+    """
+    with suppress(FileNotFoundError):
+        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+        try:
+            _lock_alone(descriptor, folder, may_lack_locks=True)
+        finally:
+            os.close(descriptor)
+
+
+def _lock_alone(descriptor: int, folder: Path, may_lack_locks: bool = False) -> None:
+    """Lock an open file or folder for this process only, without waiting."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        rule = "must be free, got one that another process writes"
+        raise ConfigError(f"run folder {rule}: {folder}") from None
+    except OSError:
+        if not may_lack_locks:
+            rule = "must be on a file system with locks to be deleted"
+            raise ConfigError(f"run folder {rule}, got {folder}") from None
+
+
+def _shared(folder: Path) -> int:
+    """An open folder whose lock is shared."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):  # of a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        # Who had the lock may have deleted the folder.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                return descriptor
+        os.close(descriptor)
