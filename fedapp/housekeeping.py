@@ -7,12 +7,16 @@ import re
 import shutil
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapp.home import home
+from fedapp.config import defaults, flatten
+from fedapp.errors import ConfigError
+from fedapp.folder_locks import LOCK, alone
+from fedapp.home import home, shown
 from fedapp.metrics import default_metric
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.answer import MODEL_ID
@@ -23,6 +27,20 @@ RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes i
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})
 STATE_DAYS = 7.0  # how long what a site keeps of a run is left alone, if nothing else is said
 IN_USE_SECONDS = 3600.0  # a run elsewhere may still be working on a state so young
+BROKEN = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ConfigError,
+)  # what reading a run may raise
+
+Tell = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    """For those who do not want to know what was skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,45 +87,145 @@ class Cleaning:
 
     Parameters
     ----------
+    parent : folder of the runs.
     runs : that failed or were interrupted.
     states : of sites.
     needed : parts among ``states`` that a finished run predicts with.
     kept : parts that stay, as nobody asked for all.
+    finished : models of finished runs.
     """
 
+    parent: Path
     runs: tuple[FoundRun, ...]
     states: tuple[SiteState, ...]
     needed: tuple[SiteState, ...]
     kept: tuple[SiteState, ...]
+    finished: frozenset[str]
 
     @property
     def n_bytes(self) -> int:
         """Of everything that may go."""
         return sum(run.n_bytes for run in self.runs) + sum(one.n_bytes for one in self.states)
 
-    def carry_out(self) -> None:
-        """Delete it."""
-        for path in (*(run.path for run in self.runs), *(state.path for state in self.states)):
-            shutil.rmtree(path)
+    def carry_out(self, tell: Tell = _silent) -> int:
+        """Delete what is still as it was, and say how many bytes that were.
+
+        Parameters
+        ----------
+        tell : told of what has changed since, and stays.
+        """
+        n_bytes = 0
+        for run in self.runs:
+            with _skipping(run.path, tell):
+                delete_run(run.path, run)
+                n_bytes += run.n_bytes
+        staying = {run.model_id for run in _all_runs(self.parent)} - self.finished
+        for state in self.states:
+            with _skipping(state.path, tell):
+                if state.path.name in staying or _state(state.path) != state:
+                    raise ConfigError("it has changed or is in use")
+                shutil.rmtree(state.path)
+                n_bytes += state.n_bytes
+        return n_bytes
 
 
-def found_runs(parent: Path, deep: bool = False) -> list[FoundRun]:
+@contextmanager
+def _skipping(path: Path, tell: Tell) -> Iterator[None]:
+    """Tell of a folder that cannot be read or must not go, and go on."""
+    try:
+        yield
+    except BROKEN as error:
+        tell(f"skipped: {shown(path)}: {error}")
+
+
+def delete_run(path: Path, as_found: FoundRun | None = None) -> None:
+    """Delete the folder of an unfinished run, as nobody holds it.
+
+    Parameters
+    ----------
+    as_found : how it must still be.
+
+    Raises
+    ------
+    ConfigError : it is another folder than that, or somebody holds it.
+    """
+    check_own(path)
+    with alone(path):
+        _check_flat(path)
+        found = _found(path, RunFolder(path).state_of_files)
+        if found.state not in UNFINISHED or (as_found and found != as_found):
+            raise ConfigError("run folder must be as it was listed, got a changed one")
+        shutil.rmtree(path)
+
+
+def check_own(path: Path) -> None:
+    """Hold that a folder is a run's.
+
+    Raises
+    ------
+    ConfigError : it is a symbolic link, or its ``config.toml`` is not that of a run.
+    OSError, ValueError : it cannot be read.
+    """
+    if path.is_symlink():
+        raise ConfigError("run folder must be no symbolic link, got one")
+    config = path / "config.toml"
+    if not config.is_file():
+        # Made by a command that was stopped before it began the run.
+        if others := [one.name for one in path.iterdir() if not _is_scrap(one.name)]:
+            raise ConfigError(f"run folder must have a config.toml, got {others[0]}")
+        return
+    settings = flatten(tomllib.loads(config.read_text()))
+    if unknown := sorted(set(settings) - set(defaults())):
+        raise ConfigError(f"config.toml must hold settings of fedapp, got {unknown[0]}")
+    if "strategy" not in settings:
+        raise ConfigError("config.toml must name a strategy, got none")
+
+
+def _check_flat(path: Path) -> None:
+    """Hold that a run's folder holds no other, in which somebody may keep runs."""
+    if below := [one.name for one in path.iterdir() if one.is_dir()]:
+        raise ConfigError(f"run folder must hold no folder to be deleted, got {below[0]}")
+
+
+def _is_scrap(name: str) -> bool:
+    """Whether a file may lie in a folder whose run has not begun."""
+    return name == LOCK or name.startswith(".config.toml.")
+
+
+def found_runs(parent: Path, deep: bool = False, tell: Tell = _silent) -> list[FoundRun]:
     """The runs in a folder, the one that changed last first.
 
     Parameters
     ----------
     deep : also those one folder further down, where comparisons have theirs.
+    tell : told of links, and of what looks like a run and is none, or cannot be read.
     """
-    folders = [path for form in ("*", "*/*")[: 1 + deep] for path in parent.glob(form)]
-    found = [
-        _found(path)
-        for path in folders
-        if (path / "config.toml").is_file() or (path.is_dir() and RUN_NAME.fullmatch(path.name))
-    ]
+    found = []
+    for path in _folders(parent, deep, tell):
+        with _skipping(path, tell):
+            if RUN_NAME.fullmatch(path.name) or (path / "config.toml").is_file():
+                check_own(path)
+                found.append(_found(path, RunFolder(path).state))
     return sorted(found, key=lambda run: run.changed, reverse=True)
 
 
-def _found(path: Path) -> FoundRun:
+def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
+    """Folders in a folder, and in these; links are not followed."""
+    children: list[Path] = []
+    with _skipping(parent, tell):
+        children = sorted(parent.iterdir()) if parent.is_dir() else []
+    for path in children:
+        if not path.is_dir():
+            continue
+        if path.is_symlink():
+            tell(f"skipped: {shown(path)}: a symbolic link")
+            continue
+        yield path
+        if deep:
+            yield from _folders(path, False, tell)
+
+
+def _found(path: Path, state: State) -> FoundRun:
     named = RUN_NAME.fullmatch(path.name)
     config = path / "config.toml"
     settings: dict[str, Any] = tomllib.loads(config.read_text()) if config.is_file() else {}
@@ -115,7 +233,7 @@ def _found(path: Path) -> FoundRun:
     n_bytes, times = _measured(path)
     return FoundRun(
         path=path,
-        state=RunFolder(path).state,
+        state=state,
         method=settings.get("strategy") or (named[1] if named else ""),
         data=str(summary.get("data") or settings.get("data", "")),
         score=_score(summary),
@@ -135,13 +253,16 @@ def _score(summary: dict[str, Any]) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    if not isinstance(found, dict):
+        raise TypeError(f"{path.name} must hold an object, got {type(found).__name__}")
     return found
 
 
 def _measured(folder: Path) -> tuple[int, list[float]]:
     """Bytes of a folder, and when each file in it, or else the folder, was written."""
-    stats = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+    stats = [path.lstat() for path in files]
     times = [stat.st_mtime for stat in stats] or [folder.stat().st_mtime]
     return sum(stat.st_size for stat in stats), times
 
@@ -157,7 +278,20 @@ def _state(path: Path) -> SiteState:
     return SiteState(path, (path / PART).is_file(), n_bytes, max(times))
 
 
-def plan(parent: Path, days: float | None = None, all_parts: bool = False) -> Cleaning:
+def _all_runs(parent: Path, tell: Tell = _silent) -> list[FoundRun]:
+    """Those in a folder, of comparisons too, and predictions."""
+    return [
+        *found_runs(parent, deep=True, tell=tell),
+        *found_runs(predictions_folder(), tell=tell),
+    ]
+
+
+def plan(
+    parent: Path,
+    days: float | None = None,
+    all_parts: bool = False,
+    tell: Tell = _silent,
+) -> Cleaning:
     """What may go of the runs in a folder, of predictions that failed, and of the sites' states.
 
     A run that is going on, what it works with, and what a run that stays would resume from are
@@ -168,11 +302,17 @@ def plan(parent: Path, days: float | None = None, all_parts: bool = False) -> Cl
     days : only what has not changed for so long; by default unfinished runs of any age, and states
         of ``STATE_DAYS``.
     all_parts : parts of models too, also those that finished runs predict with.
+    tell : told of what is skipped, and why.
     """
     now = time.time()
-    runs = [*found_runs(parent, deep=True), *found_runs(predictions_folder())]
+    runs = _all_runs(parent, tell)
     before = now - (days or 0.0) * SECONDS_A_DAY
-    going = {run.path for run in runs if run.state in UNFINISHED and run.changed <= before}
+    going = set()
+    for run in runs:
+        if run.state in UNFINISHED and run.changed <= before:
+            with _skipping(run.path, tell):
+                _check_flat(run.path)
+                going.add(run.path)
     gone = {run.model_id for run in runs if run.path in going} - {""}
     staying = {run.model_id for run in runs if run.path not in going}
     finished = {run.model_id for run in runs if run.state is State.FINISHED}
@@ -188,9 +328,8 @@ def plan(parent: Path, days: float | None = None, all_parts: bool = False) -> Cl
         keeps = state.is_part and not (all_parts or model in gone)
         (kept if keeps else chosen).append(state)
     needed = tuple(one for one in chosen if one.is_part and one.path.name in finished)
-    return Cleaning(
-        tuple(run for run in runs if run.path in going), tuple(chosen), needed, tuple(kept)
-    )
+    unfinished = tuple(run for run in runs if run.path in going)
+    return Cleaning(parent, unfinished, tuple(chosen), needed, tuple(kept), frozenset(finished))
 
 
 def predictions_folder() -> Path:

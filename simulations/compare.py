@@ -7,7 +7,6 @@ finished is not run again.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from fedapp.config import Settings, Value, flatten, load_settings
 from fedapp.errors import ConfigError
+from fedapp.housekeeping import delete_run
 from fedapp.metrics import BETTER, default_metric
 from fedapp.report.summary import read_run
 from fedapp.report.tradeoff import Comparison, Line
@@ -122,8 +122,8 @@ def finished_cell(
         _check_same(settings, folder)
         tell(f"{name}: finished before")
     else:
-        # What is left of a run that was interrupted, or that failed.
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():  # What is left of a run that was interrupted, or that failed.
+            delete_run(folder)
         engine(settings.model_copy(update={"run_dir": str(folder)}))
         tell(f"{name}: done")
     return dict(read_run(folder).summary)

@@ -96,6 +96,21 @@ def test_an_interrupted_cell_is_run_anew(tmp_path: Path) -> None:
     assert engine.runs == ["pax-42"]
 
 
+def test_a_cell_that_another_process_writes_or_that_is_no_runs_stays(tmp_path: Path) -> None:
+    output, engine = tmp_path / "out", Counted()
+    compared(output, engine, n_seeds=1)
+    cell = output / "pax-42"
+    (cell / "summary.json").unlink()
+    rule = f"^run folder must be free, got one that another process writes: {cell}$"
+    with RunFolder(cell).written(), pytest.raises(ConfigError, match=rule):
+        compared(output, engine, n_seeds=1)
+    (cell / "config.toml").unlink()
+    with pytest.raises(ConfigError, match=r"^run folder must have a config\.toml, got "):
+        compared(output, engine, n_seeds=1)
+    assert (cell / "model.json").exists()
+    assert engine.runs == ["pax-42"]
+
+
 def test_runs_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
     output = tmp_path / "out"
     compared(output, Counted(), n_seeds=1)

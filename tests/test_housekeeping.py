@@ -260,6 +260,92 @@ def test_parts_of_models_stay_unless_all_are_asked_for(
     assert (RUNS / "good" / "model.json").exists()
 
 
+def test_what_changed_after_the_plan_stays(unfinished: Callable[..., RunFolder]) -> None:
+    names = ("resumed", "finished", "saved", "gone")
+    models = dict(zip(names, (digit * 16 for digit in "abcd"), strict=True))
+    made = {name: unfinished(name, model_id=models[name]) for name in names}
+    states = [state_of("bank", models[name]) for name in names]
+    found, told = plan(RUNS), list[str]()
+    assert len(found.runs) == len(found.states) == len(names)
+    summary = {"model_id": models["finished"], "objective": "binary:logistic", "metrics": {}}
+    made["finished"].write_json("summary.json", summary)
+    made["saved"].write_json("checkpoint.json", {"model_id": models["saved"], "step": 1})
+    with made["resumed"].written():
+        found.carry_out(told.append)
+    assert [name for name in names if made[name].path.exists()] == [*names[:3]]
+    assert [path.exists() for path in states] == [True, True, True, False]
+    busy = "run folder must be free, got one that another process writes: runs/resumed"
+    assert f"skipped: runs/resumed: {busy}" in told
+    assert "skipped: runs/saved: run folder must be as it was listed, got a changed one" in told
+
+
+@pytest.mark.parametrize(
+    ("config", "rule"),
+    [
+        ("learning_rate = 0.1\n", "config.toml must hold settings of fedapp, got learning_rate"),
+        ("seed = 1\n", "config.toml must name a strategy, got none"),
+        ("strategy = \n", "Invalid value (at line 1, column 12)"),
+    ],
+)
+def test_folders_of_others_are_named_and_stay(config: str, rule: str) -> None:
+    other = RUNS / "tensorboard"
+    other.mkdir(parents=True)
+    (other / "config.toml").write_text(config)
+    for words in (["runs"], ["clean", "--yes"]):
+        done = invoked(*words)
+        assert done.exit_code == 0
+        assert f"skipped: runs/tensorboard: {rule}" in done.output
+    assert other.exists()
+
+
+def test_a_folder_that_holds_another_stays(
+    unfinished: Callable[..., RunFolder], settings: MakeSettings
+) -> None:
+    unfinished("bad", "DataError")
+    for parent in ("20260101-000000-pax", "bad"):
+        run_local(settings(num_boost_round=1, run_dir=str(RUNS / parent / "good")))
+    shown = invoked("clean", "--yes").output
+    rule = "run folder must have a config.toml, got good"
+    assert f"skipped: runs/20260101-000000-pax: {rule}" in shown
+    assert "skipped: runs/bad: run folder must hold no folder to be deleted, got good" in shown
+    assert len(list(RUNS.glob("*/good/summary.json"))) == 2
+
+
+def test_links_are_named_and_not_followed(
+    unfinished: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    target = unfinished("../elsewhere/bad", "DataError")
+    RUNS.mkdir(exist_ok=True)
+    for name in ("link", "20260101-000000-pax"):
+        (RUNS / name).symlink_to(target.path.resolve())
+    (RUNS / "above").symlink_to(tmp_path / "elsewhere")
+    shown = invoked("clean", "--yes").output
+    assert "skipped: runs/link: a symbolic link" in shown
+    assert "skipped: runs/above: a symbolic link" in shown
+    assert target.path.exists()
+    assert "skipped: runs/link: a symbolic link" in invoked("runs").output
+
+
+def test_a_folder_that_cannot_be_read_is_named(
+    unfinished: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    closed = unfinished("closed", "DataError")
+    unfinished("bad", "DataError")
+    tmp_path.chmod(0o755)
+    closed.path.chmod(0)
+    user, told = os.geteuid(), list[str]()
+    try:
+        if not user:  # whom no mode stops
+            os.seteuid(65534)
+        found = found_runs(Path("runs"), tell=told.append)
+    finally:
+        os.seteuid(user)
+        closed.path.chmod(0o755)
+    assert states_of(found) == {"bad": "failed"}
+    assert len(told) == 1
+    assert re.match(r"skipped: .*closed: \[Errno 13\] Permission denied", told[0])
+
+
 # fedapp predict
 
 

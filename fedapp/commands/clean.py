@@ -39,7 +39,7 @@ def clean(
     from fedapp.housekeeping import plan
     from fedapp.report.summary import human_bytes
 
-    found = plan(RUNS, older_than, all_parts)
+    found = plan(RUNS, older_than, all_parts, say)
     if found.kept:
         size = human_bytes(sum(one.n_bytes for one in found.kept))
         say(f"kept: parts of models at sites ({len(found.kept)}), {size}; --all deletes them too")
@@ -52,8 +52,7 @@ def clean(
         say(f"WARNING: finished runs in {RUNS} that cannot predict without these parts: {models}")
     if not yes:
         typer.confirm(f"Delete all this, {human_bytes(found.n_bytes)}?", abort=True)
-    found.carry_out()
-    say(f"deleted, {human_bytes(found.n_bytes)}")
+    say(f"deleted, {human_bytes(found.carry_out(say))}")
 
 
 def _list(found: Cleaning) -> None:

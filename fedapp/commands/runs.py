@@ -25,7 +25,7 @@ def runs(
     from fedapp.report.summary import human_bytes
     from fedapp.run_folder import State
 
-    found = found_runs(RUNS, deep=show_all)
+    found = found_runs(RUNS, deep=show_all, tell=_say)
     shown = found if show_all else found[:MOST]
     if not found:
         console.print(f"no runs in {RUNS}")
@@ -43,3 +43,8 @@ def runs(
     for run in resumable[:1]:
         command = f"fedapp run {run.method} -c resume={run.path}"
         console.print(f"to resume: {command}", soft_wrap=True, highlight=False)
+
+
+def _say(text: str) -> None:
+    """Print a line as it is."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
