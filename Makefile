@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 READY_ALL := $(VENV)/.ready-all
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # A worker a core; more than 8 would wait for the tests that start Flower's servers, which one runs.
-WORKERS := --numprocesses logical --maxprocesses 8 --dist loadgroup
+WORKERS := --numprocesses logical --maxprocesses 8
 PINS := pyproject.toml constraints.txt
 
 .PHONY: run test test-all check setup clean

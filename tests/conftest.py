@@ -30,21 +30,17 @@ TrainOnce = Callable[["Settings"], "RunFolder"]
 Simulate = Callable[["Settings"], "RunFolder"]
 
 
-# What starts Flower's servers: one worker runs these, so that a SuperLink starts once and no two
-# of them look for ports at a time.
+# What starts Flower's servers; a worker starts its SuperLink of simulations once.
 SERVERS = {"simulate", "deployment"}
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that train FedXGBllr bear its name, in a file's or a parameter's; those on Flower's
-    servers stay together and come first, as they take longest."""
+    servers come first, as they take longest."""
     for item in items:
         if "fedxgbllr" in item.nodeid:
             item.add_marker(needs_torch)
-        if SERVERS & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group("servers"))
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    items.sort(key=lambda item: not SERVERS & set(getattr(item, "fixturenames", ())))
 
 
 @pytest.fixture(autouse=True)
