@@ -41,7 +41,7 @@ from fedapp.wire.content import Content, take_apart
 from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.ledger import Ledger
 from fedapp.wire.replies import read_reply
-from strategies.meeting import check_tables, meet, oddities
+from strategies.meeting import check_tables, check_texts, meet, oddities
 from strategies.settings import ReadsSettings
 
 log = logging.getLogger("fedapp")
@@ -226,6 +226,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         """Meet the parties, then let the method talk to them."""
         greetings = dict.fromkeys(self._addresses, self.greeting())
         replies = yield from ask(greetings, self.introduction, may_fail=len(self._state.left_out))
+        check_texts(replies.values())
         names = {label: reply.name for label, reply in replies.items()}
         self._note(asked=dict.fromkeys(names.values(), self._state.step))
         self.ledger.flush(names)

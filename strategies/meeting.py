@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from fedapp.conversation import Parties
-from fedapp.errors import DataError, PartyError
+from fedapp.data.names import NAME, NAME_RULE
+from fedapp.data.notes import LONGEST, is_plain
+from fedapp.errors import DataError, PartyError, ProtocolError
 from fedapp.messages.fields import Introduction
 from fedapp.run_state import RunState
 
@@ -28,6 +30,22 @@ def meet(replies: Iterable[I]) -> Parties[I]:
             )
         members[reply.name] = reply
     return Parties(members)
+
+
+def check_texts(replies: Iterable[Introduction]) -> None:
+    """Hold what parties say of themselves to what a terminal shows as it is.
+
+    Raises
+    ------
+    ProtocolError : a name or a note is none that may be printed.
+    """
+    for reply in replies:
+        message = type(reply).__name__
+        if not NAME.fullmatch(reply.name):
+            raise ProtocolError(ascii(reply.name), message, "name", f"must be {NAME_RULE}")
+        if not all(is_plain(note) for note in reply.notes):
+            rule = f"must be printable, each {LONGEST} letters at most"
+            raise ProtocolError(reply.name, message, "notes", rule)
 
 
 def check_tables(parties: Mapping[str, Introduction], state: RunState) -> None:

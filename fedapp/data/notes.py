@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fedapp.data.schema import listed
 from fedapp.errors import WITHHELD
 
+LONGEST = 300  # letters of a note as it is told
 EXACT = 2**24  # up to here float32 has every whole number
 FEWEST_ROWS = 10  # with less, whole numbers in a row are no surprise
 Floats = npt.NDArray[np.float32]
@@ -31,8 +32,16 @@ class Note:
     columns: str = ""
 
     def told(self, shares_names: bool) -> str:
-        """In words; without names of columns unless others may learn them."""
-        return self.rule.replace("{}", self.columns if shares_names else WITHHELD)
+        """In words, as ``is_plain`` wants them; without names of columns unless others may learn
+        them."""
+        text = self.rule.replace("{}", self.columns if shares_names else WITHHELD)
+        shown = "".join(letter if letter.isprintable() else "?" for letter in text)
+        return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text can be printed on a terminal as it is, and is no longer than a note."""
+    return text.isprintable() and len(text) <= LONGEST
 
 
 def notes_on_features(

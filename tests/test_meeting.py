@@ -1,0 +1,39 @@
+"""What a party says of itself is fit for the coordinator's terminal, or refused by its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fedapp.data.notes import LONGEST, Note
+from fedapp.errors import ProtocolError
+from fedapp.messages.hello import HelloReply
+from strategies.meeting import check_texts
+
+REPLY = HelloReply(
+    *("bank", 9, 0, 3, ("a",), ("0", "1"), 0.0, 0.0, False, "0" * 32, ("fedapp 0.1.0",), ()),
+)
+
+
+@pytest.mark.parametrize("note", ["\x1b[2Jgone", "two\nlines", "x" * (LONGEST + 1)])
+def test_a_note_that_is_not_fit_to_print_is_refused_by_the_partys_name(note: str) -> None:
+    check_texts([replace(REPLY, notes=("odd: \u00fc",))])
+    with pytest.raises(
+        ProtocolError, match=r"^bank: HelloReply\.notes must be printable, each 300"
+    ):
+        check_texts([replace(REPLY, notes=("fine", note))])
+
+
+@pytest.mark.parametrize("name", ["\x1b[31mbank", "a b", "../bank"])
+def test_a_name_that_is_none_is_refused_and_quoted(name: str) -> None:
+    with pytest.raises(ProtocolError, match=r"HelloReply\.name must be letters, digits") as caught:
+        check_texts([replace(REPLY, name=name)])
+    assert str(caught.value).isprintable()
+
+
+def test_a_site_tells_names_of_columns_so_that_they_can_be_printed() -> None:
+    told = Note("columns {} are odd", "'\x1b[2J', " + ", ".join(["'long'"] * 99)).told(True)
+    assert told.startswith("columns '?[2J', 'long'")
+    assert len(told) == LONGEST
+    assert told.isprintable()
