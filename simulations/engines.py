@@ -79,11 +79,15 @@ def run_simulated(
     RunFailedError : the run failed, or Flower could not start it.
     """
     federation = {"num-supernodes": settings.parties, "client-resources-num-cpus": 1}
-    return _flwr_run(settings, "local", environment, federation, tell)
+    _flwr_run(settings, "local", environment, federation, tell)
+    return RunFolder(Path(settings.run_dir))
 
 
-def run_superlink(settings: Settings, name: str, tell: Tell = _silent) -> RunFolder:
+def run_superlink(settings: Settings, name: str, tell: Tell = _silent) -> RunFolder | None:
     """Train across sites, through a SuperLink that Flower's config names.
+
+    Without ``run-dir`` the ServerApp chooses the folder, wherever it runs, and None is returned: a
+    run that lies in the working folder is another one.
 
     Parameters
     ----------
@@ -98,11 +102,12 @@ def run_superlink(settings: Settings, name: str, tell: Tell = _silent) -> RunFol
     environment = _environment()
     check_programs(environment, "flwr")
     try:
-        return _flwr_run(settings, name, environment, {}, tell)
+        _flwr_run(settings, name, environment, {}, tell)
     except RunFailedError as error:
         gone = ", ".join(_not_connected(name, environment))
         cause = f"{error}; not connected: {gone}" if gone else str(error)
         raise RunFailedError(cause, error.log_lines) from None
+    return RunFolder(Path(settings.run_dir)) if settings.run_dir else None
 
 
 def _not_connected(name: str, environment: dict[str, str]) -> list[str]:
@@ -213,7 +218,7 @@ def _flwr_run(
     environment: dict[str, str],
     federation: Mapping[str, int],
     tell: Tell,
-) -> RunFolder:
+) -> None:
     """Start a run with ``flwr run`` and wait for its end."""
     tell("handing the app to Flower")
     command = ["flwr", "run", str(app_folder()), name, "--format", "json"]
@@ -226,7 +231,7 @@ def _flwr_run(
     if not run_id:
         printed = started.stdout + started.stderr
         raise failed(printed, name, "flwr run could not start the run")
-    folder = RunFolder(Path(settings.run_dir or "."))
+    folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
     tell("waiting for Flower to start the run")
     try:
         status = _wait_for(run_id, name, environment, folder, tell)
@@ -243,7 +248,6 @@ def _flwr_run(
             raise RunFailedError(cause, [])
         gone = GONE.format(name=name) if status == UNKNOWN else f"Flower says {status}"
         raise RunFailedError(gone, lines)
-    return folder
 
 
 def _toml_pairs(config: Mapping[str, Any]) -> str:
@@ -262,7 +266,7 @@ def _json_of(text: str) -> dict[str, Any]:
 
 
 def _wait_for(
-    run_id: str, name: str, environment: dict[str, str], folder: RunFolder, tell: Tell
+    run_id: str, name: str, environment: dict[str, str], folder: RunFolder | None, tell: Tell
 ) -> str:
     """Ask for a run's status until it has ended; tell of it where the run's folder does not."""
     command = ["flwr", "list", name, "--run-id", run_id, "--format", "json"]
@@ -275,27 +279,30 @@ def _wait_for(
         status = str(runs[0].get("status", UNKNOWN))
         if status.startswith("finished"):
             return status
-        if status != told and folder.stage is None and not folder.has_ended():
+        says_more = folder is not None and (folder.stage is not None or folder.has_ended())
+        if status != told and not says_more:
             tell(f"the run is {status}, says Flower")
             told = status
         n_failures = n_failures + 1 if status == UNKNOWN else 0
         _pause(ENDING_POLL_SECONDS if n_failures else STATUS_POLL_SECONDS, folder)
-        if folder.has_ended() and told != "ended":
+        if folder and folder.has_ended() and told != "ended":
             tell("waiting for Flower to end the run")
             told = "ended"
     return UNKNOWN
 
 
-def _pause(longest: float, folder: RunFolder) -> None:
+def _pause(longest: float, folder: RunFolder | None) -> None:
     """Wait so many seconds, or one where the run's folder lies here and says that it ends."""
     began = time.monotonic()
     time.sleep(ENDING_POLL_SECONDS)
-    while time.monotonic() - began < longest and not folder.has_ended():
+    while time.monotonic() - began < longest and not (folder and folder.has_ended()):
         time.sleep(0.1)
 
 
-def _cause(folder: RunFolder) -> str:
-    """Why a run failed, in its own words."""
+def _cause(folder: RunFolder | None) -> str:
+    """Why a run failed, in its own words; empty where its folder lies elsewhere."""
+    if folder is None:
+        return ""
     path = folder.path / "failure.json"
     failure = json.loads(path.read_text()) if path.exists() else {"error": "", "message": ""}
     if failure["error"] in STOPPED:

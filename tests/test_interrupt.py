@@ -22,7 +22,8 @@ from fedapp.cli import cli
 from fedapp.commands.common import command_began
 from fedapp.config import app_folder
 from fedapp.run_folder import RunFolder
-from simulations.local import LocalGrid
+from simulations.local import LocalGrid, run_local
+from tests.conftest import MakeSettings
 from tests.network import step_of
 from tests.test_edges import marked
 from tests.transcript import summary_of
@@ -115,6 +116,22 @@ def test_a_run_that_goes_on_elsewhere_is_told_by_who_carries_it(
     assert told.output.endswith("its state is told by\n  flwr list hospitals\n")
     monkeypatch.setattr("simulations.engines.run_superlink", stop("the run goes on"))
     assert fedapp(*words).output.endswith("interrupted: the run goes on\n")
+
+
+def test_a_run_whose_folder_lies_elsewhere_leaves_the_one_in_the_working_folder_alone(
+    settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SuperLink's part of the run is left away: what the command reads afterwards is meant."""
+    run_local(settings(strategy="bagging", run_dir=str(tmp_path / "old")))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
+    (tmp_path / "config.toml").write_text('[superlink.hospitals]\naddress = "localhost:9093"\n')
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setattr("simulations.engines._flwr_run", lambda *given: None)
+    monkeypatch.chdir(tmp_path / "old")
+    told = fedapp("run", "pax", "--engine", "hospitals")
+    assert told.exit_code == 0
+    assert told.output.endswith("its folder lies where the ServerApp runs.\n")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
 
 
 def test_interrupted_baselines_leave_the_run_complete(

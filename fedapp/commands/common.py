@@ -108,8 +108,8 @@ def new_follower() -> Follower:
     return Follower(console, command_began.get())
 
 
-def carry_out(settings: Settings, engine: str, follower: Follower) -> RunFolder:
-    """Have an engine carry out a run, and show where it is.
+def carry_out(settings: Settings, engine: str, follower: Follower) -> RunFolder | None:
+    """Have an engine carry out a run, and show where it is; its folder, where that is known here.
 
     Parameters
     ----------

@@ -46,7 +46,9 @@ def compare(
     follower = new_follower()
 
     def run(settings: Settings) -> RunFolder:
-        return carry_out(settings, engine, follower)
+        folder = carry_out(settings, engine, follower)
+        assert folder is not None  # of a simulated run
+        return folder
 
     with interruptible(lambda: FINISHED_CELLS), follower.alive():
         follower.begin("reading the settings")

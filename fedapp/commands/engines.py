@@ -75,7 +75,7 @@ def told(name: str) -> str:
     return f"engine {name}: the SuperLink at {superlinks()[name].get('address', 'no address')}"
 
 
-def engine_of(name: str, tell: Tell) -> Callable[[Settings], RunFolder]:
+def engine_of(name: str, tell: Tell) -> Callable[[Settings], RunFolder | None]:
     """What carries the messages; ``tell`` is told what it does beside that.
 
     Raises

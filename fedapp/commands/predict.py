@@ -163,7 +163,7 @@ def _predict_together(
             placed = settings.model_copy(update={"run_dir": place})
             folder = carry_out(placed, engine, follower)
             predicted = None
-            if engine in SIMULATED:
+            if folder and engine in SIMULATED:
                 predicted = _collect(folder, parts["active"], settings, Path(output))
     where = shown(home() / "sites") if predicted else "home/sites of its site's folder"
     if settings.explain:

@@ -53,7 +53,7 @@ def run(
         follower.tell(told(engine))
         earlier = begun.earlier_seconds
         folder = carry_out(settings, engine, follower)
-        if not (folder.path / "summary.json").exists():
+        if folder is None or not (folder.path / "summary.json").exists():
             follower.tell("The run has finished; its folder lies where the ServerApp runs.")
             return
         if baselines:
