@@ -325,10 +325,13 @@ def test_the_tour_works_word_by_word(tmp_path: Path) -> None:
 # How long an exchange takes, and how many there are
 
 
-def test_a_process_that_answers_is_ready_in_a_second_and_a_half_of_cpu_beyond_flowers_own() -> None:
+def test_a_process_that_answers_imports_what_it_needs_at_less_than_flowers_own_cost() -> None:
     modules = ", ".join(f"clients.{name.replace('-', '_')}" for name in EXCHANGES)
+    heavy = "{'ray', 'torch', 'xgboost', 'sklearn', 'pandas', 'matplotlib'}"
+    code = f"import sys, fedapp.client_app, {modules}; assert not {heavy} & set(sys.modules)"
     flower = cpu_seconds("", repeats=1)
-    assert cpu_seconds(f"import fedapp.client_app, {modules}", repeats=1) - flower < 1.5
+    # Seconds of CPU on a loaded machine are more of both.
+    assert cpu_seconds(code, repeats=1) - flower < flower
 
 
 def exchanges_of(run_dir: Path, nodes: Mapping[str, Any], settings: Mapping[str, Any]) -> int:

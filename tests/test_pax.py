@@ -14,6 +14,7 @@ from flwr.app import Message
 from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Model, Parties
 from fedapp.errors import ConfigError
+from fedapp.folder_locks import LOCK
 from fedapp.messages import pax
 from fedapp.messages import scoring as booster
 from fedapp.messages.hello import HelloReply
@@ -326,6 +327,7 @@ def test_a_finished_run_keeps_no_checkpoint(settings: MakeSettings) -> None:
     assert not list(folder.path.glob("checkpoint*"))
     names = {path.name for path in folder.path.iterdir()}
     assert names == {
+        LOCK,
         "config.toml",
         "ledger.jsonl",
         "model.json",
