@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.crypto.psi import draw_scalar, hash_to_group, intersect, mask, places
-from fedapp.data.partition import PARTS
+from fedapp.data.partition import SUBSETS
 from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.messages.alignment import (
     CommonRows,
@@ -90,7 +90,7 @@ def match(site: Site, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Le
     letters: Letters = [
         (name, CommonRows(common.get(name, np.empty(0, np.uint8)), key)) for name in _passive(site)
     ]
-    sizes = {f"n_{part}": store.facts[f"n_{part}"] for part in PARTS}
+    sizes = {f"n_{subset}": store.facts[f"n_{subset}"] for subset in SUBSETS}
     return MatchReply(**sizes), letters
 
 
@@ -147,9 +147,9 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
     if len(split.train) < least:
         rule = f"must have {least} training rows in common at least (min-rows of {site.name})"
         raise DataError(f"ids {rule}, got {len(split.train)}")
-    for part in PARTS:
-        store.facts[f"n_{part}"] = len(getattr(split, part))
-    rows = np.concatenate([getattr(split, part) for part in PARTS])
+    for subset in SUBSETS:
+        store.facts[f"n_{subset}"] = len(getattr(split, subset))
+    rows = np.concatenate([getattr(split, subset) for subset in SUBSETS])
     store["places"] = rows  # in the party's own table
     for name in ROWS:
         if name in store:

@@ -7,6 +7,7 @@ from typing import cast
 
 from clients.labels import code_labels
 from clients.scoring import score_fields, score_model
+from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError
 from fedapp.linear import (
     Descent,
@@ -50,8 +51,8 @@ def train(site: Site, request: AverageRequest) -> AverageReply:
         request.epochs, request.batch_size, request.learning_rate, request.decay, request.l2
     )
     rng = site.random(request.seed, request.round_id)
-    parts = (site.store[f"train.{name}"] for name in ("values", "labels", "weights"))
-    values, labels, weights = parts
+    arrays = (site.store[f"train.{name}"] for name in ("values", "labels", "weights"))
+    values, labels, weights = arrays
     trained = descend(model, (values, labels, weights), descent, rng)
     return AverageReply(
         weights=trained.weights, bias=trained.bias, **_scores(site.store, model, request)
@@ -75,9 +76,9 @@ def _model(site: Site, request: AverageRequest) -> LinearModel:
 def _scores(store: Store, model: LinearModel, request: AverageRequest) -> dict[str, Array]:
     """Scores of the model that was sent."""
     scores: dict[str, Array] = {}
-    for part in ("train", "valid"):
-        margins, center = predict_linear(model, store[f"{part}.values"]), float(model.base_margin)
-        scores |= score_fields(store, part, model.objective, margins, request.score_bins, center)
+    for subset in WATCHED:
+        margins, center = predict_linear(model, store[f"{subset}.values"]), float(model.base_margin)
+        scores |= score_fields(store, subset, model.objective, margins, request.score_bins, center)
     return scores
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from clients.scoring import score_fields
 from fedapp import metrics
-from fedapp.data.partition import PARTS
+from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.home import write_whole
 from fedapp.messages.fedxgbllr import (
@@ -108,9 +108,10 @@ def share(site: Site, request: ShareRequest) -> ShareReply:
     store.facts["model"] = {name: getattr(request, name) for name in scalars}
     with blaming(site.name, "ShareRequest", "trees"):
         ensembles, shape = _ensembles(store), _shape(store)
-    for part in PARTS:
-        store[f"{part}.outputs"] = tree_outputs(ensembles, shape.n_trees, store[f"{part}.values"])
-        store.drop(f"{part}.values")
+    for subset in SUBSETS:
+        values = store[f"{subset}.values"]
+        store[f"{subset}.outputs"] = tree_outputs(ensembles, shape.n_trees, values)
+        store.drop(f"{subset}.values")
     return ShareReply(n_rows=len(store["train.labels"]))
 
 
@@ -132,8 +133,8 @@ def average(site: Site, request: AverageRequest) -> AverageReply:
     store, shape = site.store, _shape(site.store)
     _check_weights(site, request, shape)
     scores: dict[str, Array] = {}
-    for part in ("train", "valid"):
-        scores |= _scores(store, part, request.weights, request.score_bins, 1.0)
+    for subset in WATCHED:
+        scores |= _scores(store, subset, request.weights, request.score_bins, 1.0)
     weights, loss = request.weights, 0.0
     if request.epochs:
         weights, loss = _train(site, request, shape)
@@ -147,8 +148,8 @@ def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array
     store = site.store
     objective, base, unit = _scale(store)
     rows = {
-        part: HeadRows(*_labelled(store, part), base_margin=base, unit=unit)
-        for part in ("train", "valid")
+        subset: HeadRows(*_labelled(store, subset), base_margin=base, unit=unit)
+        for subset in WATCHED
     }
     settings = (field.name for field in fields(Training))
     training = Training(**{name: getattr(request, name) for name in settings})
@@ -157,9 +158,9 @@ def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array
     return fit_head(objective, shape, request.weights, rows["train"], training, rng, held_back)
 
 
-def _labelled(store: Store, part: str) -> tuple[Array, Array, Array]:
-    """Tree outputs, labels and weights of one part of the rows."""
-    return store[f"{part}.outputs"], store[f"{part}.labels"], store[f"{part}.weights"]
+def _labelled(store: Store, subset: str) -> tuple[Array, Array, Array]:
+    """Tree outputs, labels and weights of one subset of the rows."""
+    return store[f"{subset}.outputs"], store[f"{subset}.labels"], store[f"{subset}.weights"]
 
 
 def _scale(store: Store) -> tuple[Objective, np.float32, np.float32]:
@@ -170,13 +171,13 @@ def _scale(store: Store) -> tuple[Objective, np.float32, np.float32]:
 
 
 def _scores(
-    store: Store, part: str, weights: Array, n_bins: int, residual_range: float
+    store: Store, subset: str, weights: Array, n_bins: int, residual_range: float
 ) -> dict[str, Array]:
-    """Sums and score histogram of one part of the rows."""
+    """Sums and score histogram of one subset of the rows."""
     (objective, base, unit), shape = _scale(store), _shape(store)
     scaled = weights_in_unit(shape, weights, unit)
-    margins = base + head_margins(shape, scaled, store[f"{part}.outputs"])
-    return score_fields(store, part, objective, margins, n_bins, float(base), residual_range)
+    margins = base + head_margins(shape, scaled, store[f"{subset}.outputs"])
+    return score_fields(store, subset, objective, margins, n_bins, float(base), residual_range)
 
 
 def final(site: Site, request: FinalRequest) -> FinalReply:
@@ -185,8 +186,10 @@ def final(site: Site, request: FinalRequest) -> FinalReply:
     shape = _shape(store)
     _check_weights(site, request, shape)
     scores: dict[str, Array] = {}
-    for part in PARTS:
-        scores |= _scores(store, part, request.weights, request.score_bins, request.residual_range)
+    for subset in SUBSETS:
+        scores |= _scores(
+            store, subset, request.weights, request.score_bins, request.residual_range
+        )
     scaled = weights_in_unit(shape, request.weights, _scale(store)[2])
     scores["rates"] = learned_rates(shape, scaled, store["train.outputs"])
     write_whole(store.folder / "model.json", to_json(_model(store, request.weights)).encode())

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 
 from fedapp.data.labels import Labels, class_names
-from fedapp.data.partition import PARTS
+from fedapp.data.partition import SUBSETS
 from fedapp.data.table import Table
 from fedapp.errors import DataError
 from fedapp.home import home, secret_at
@@ -18,7 +18,7 @@ from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.packages import versions
 from fedapp.site.answer import Handler, Site
 from fedapp.site.config import SiteConfig
-from fedapp.site.rows import Holdout, fingerprint, read_parts
+from fedapp.site.rows import Holdout, fingerprint, read_subsets
 from fedapp.site.store import drop_abandoned
 
 FEWEST_ROWS = 2
@@ -31,11 +31,11 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
     drop_abandoned(site.store.folder.parent, KEEP_DAYS)
     if "hello" in site.store.facts:
         # The server holds the fingerprint against the one the run began with.
-        parts = read_parts(site.config, _holdout(request))
-        now = {"fingerprint": fingerprint(parts, site_key(site.name))}
+        subsets = read_subsets(site.config, _holdout(request))
+        now = {"fingerprint": fingerprint(subsets, site_key(site.name))}
         return _reply(site.name, site.store.facts["hello"] | now)
-    reply, parts = look(site.config, request)
-    for name, table in parts.items():
+    reply, subsets = look(site.config, request)
+    for name, table in subsets.items():
         site.store[f"{name}.values"] = table.values
         site.store[f"{name}.weights"] = weights_of(table)
         if table.labels is not None:
@@ -51,39 +51,39 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
 
     Returns
     -------
-    What the site says of it, and its parts.
+    What the site says of it, and its subsets.
 
     Raises
     ------
     DataError, ConfigError : there is no such table, or it breaks a rule.
     """
-    parts = read_parts(config, _holdout(request))
-    labels = _labels(parts, max(FEWEST_ROWS, config.min_rows))
+    subsets = read_subsets(config, _holdout(request))
+    labels = _labels(subsets, max(FEWEST_ROWS, config.min_rows))
     classes = class_names(labels, request.objective)
     told = {
-        **{f"n_{name}": parts[name].n_rows for name in PARTS},
-        "columns": parts["train"].columns,
+        **{f"n_{name}": subsets[name].n_rows for name in SUBSETS},
+        "columns": subsets["train"].columns,
         "classes": classes,
         "label_low": 0.0 if classes else float(labels.min()),
         "label_high": 0.0 if classes else float(labels.max()),
         "simulated": config.simulated,
-        "fingerprint": fingerprint(parts, site_key(config.name)),
+        "fingerprint": fingerprint(subsets, site_key(config.name)),
         "versions": tuple(told_versions()),
-        "notes": tuple(note.told(shares_names=True) for note in parts["train"].notes),
+        "notes": tuple(note.told(shares_names=True) for note in subsets["train"].notes),
     }
-    return _reply(config.name, told), parts
+    return _reply(config.name, told), subsets
 
 
 def _holdout(request: HelloRequest) -> Holdout:
     return Holdout(request.test_fraction, request.valid_fraction, request.seed)
 
 
-def _labels(parts: Mapping[str, Table], fewest: int) -> Labels:
+def _labels(subsets: Mapping[str, Table], fewest: int) -> Labels:
     """All labels of the site, checked to be there, with enough rows to train on."""
-    n_train = parts["train"].n_rows
+    n_train = subsets["train"].n_rows
     if n_train < fewest:
         raise DataError(f"table must have at least {fewest} training rows, got {n_train}")
-    found = [table.labels for table in parts.values() if table.labels is not None]
+    found = [table.labels for table in subsets.values() if table.labels is not None]
     if not found:
         raise DataError('label must name the label column, as in label="y"; got none')
     return cast(Labels, np.concatenate(found))

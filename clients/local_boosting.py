@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from clients.scoring import score_fields
+from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fields import Array
 from fedapp.messages.local_boosting import BoostOrder, forest_of
@@ -17,8 +18,6 @@ from fedapp.trees.boosted.arrays import add_trees, forest_arrays, forest_trees
 from fedapp.trees.boosted.from_xgboost import grow_trees
 from fedapp.trees.model import Tree, check_trees
 from fedapp.trees.objective import Objective, n_outputs
-
-PARTS = ("train", "valid")
 
 
 def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
@@ -40,9 +39,9 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
         rule = f"must be a multiple of {width} trees, got {len(request.offsets) - 1}"
         raise ProtocolError(site.name, type(request).__name__, "offsets", rule)
     if "train.margins" not in store:
-        for part in PARTS:
-            shape = (len(store[f"{part}.labels"]), width)
-            store[f"{part}.margins"] = np.full(shape, request.base_margin, dtype=np.float32)
+        for subset in WATCHED:
+            shape = (len(store[f"{subset}.labels"]), width)
+            store[f"{subset}.margins"] = np.full(shape, request.base_margin, dtype=np.float32)
     scores = _learn(store, objective, forest_trees(forest_of(request)), request)
     trees = grow_trees(
         objective,
@@ -60,13 +59,13 @@ def _learn(
 ) -> dict[str, Array]:
     """Add trees to the margins; returns the scores after them."""
     scores: dict[str, Array] = {}
-    for part in PARTS:
-        margins = store[f"{part}.margins"]
+    for subset in WATCHED:
+        margins = store[f"{subset}.margins"]
         if trees:
-            margins = add_trees(margins, trees, store[f"{part}.values"])
-            store[f"{part}.margins"] = margins
+            margins = add_trees(margins, trees, store[f"{subset}.values"])
+            store[f"{subset}.margins"] = margins
         scores |= score_fields(
-            store, part, objective, margins, request.score_bins, request.base_margin
+            store, subset, objective, margins, request.score_bins, request.base_margin
         )
     return scores
 

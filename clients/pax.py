@@ -14,6 +14,7 @@ import numpy as np
 
 from clients.labels import code_labels
 from clients.scoring import score_fields
+from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.build import build_all_histograms
@@ -61,11 +62,11 @@ def grow(site: Site, request: GrowRequest) -> GrowReply:
 
 def _begin(store: Store, request: GrowRequest) -> None:
     """Margins before the first tree, for the rows that train and those that validate."""
-    for part in ("train", "valid"):
-        n_rows = len(store[f"{part}.labels"])
+    for subset in WATCHED:
+        n_rows = len(store[f"{subset}.labels"])
         shape = (n_rows, request.n_trees)
-        store[f"{part}.margins"] = np.full(shape, request.base_margin, dtype=np.float32)
-        store[f"{part}.nodes"] = np.zeros((request.n_trees, n_rows), dtype=np.int32)
+        store[f"{subset}.margins"] = np.full(shape, request.base_margin, dtype=np.float32)
+        store[f"{subset}.nodes"] = np.zeros((request.n_trees, n_rows), dtype=np.int32)
 
 
 def _route(store: Store, request: GrowRequest) -> None:
@@ -104,15 +105,15 @@ def _start_round(site: Site, request: GrowRequest) -> dict[str, Array]:
     store = site.store
     objective = cast(Objective, store.facts["objective"])
     scores: dict[str, Array] = {}
-    for part in ("train", "valid"):
-        margins, nodes = store[f"{part}.margins"], store[f"{part}.nodes"]
+    for subset in WATCHED:
+        margins, nodes = store[f"{subset}.margins"], store[f"{subset}.nodes"]
         if len(request.leaf_values):
             starts = request.leaf_offsets[:-1, None]
             margins = margins + request.leaf_values[starts + nodes].T
-            store[f"{part}.margins"] = margins
-        store[f"{part}.nodes"] = np.zeros_like(nodes)
+            store[f"{subset}.margins"] = margins
+        store[f"{subset}.nodes"] = np.zeros_like(nodes)
         scores |= score_fields(
-            store, part, objective, margins, request.score_bins, request.base_margin
+            store, subset, objective, margins, request.score_bins, request.base_margin
         )
     pairs = gradients(
         objective, store["train.margins"], store["train.labels"], store["train.weights"]

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from fedapp import metrics
-from fedapp.data.partition import PARTS
+from fedapp.data.partition import SUBSETS
 from fedapp.errors import DataError, ProtocolError
 from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_whole
@@ -75,42 +75,42 @@ def _scores(
 ) -> dict[str, Array]:
     """The fields of the reply."""
     scores: dict[str, Array] = {}
-    for part in PARTS:
-        batches = [predict(model, values) for values in _batches(store, part)]
+    for subset in SUBSETS:
+        batches = [predict(model, values) for values in _batches(store, subset)]
         margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
         center, widest = float(model.base_margin), request.residual_range
         scores |= score_fields(
-            store, part, model.objective, margins, request.score_bins, center, widest
+            store, subset, model.objective, margins, request.score_bins, center, widest
         )
     return scores
 
 
 def score_fields(
     store: Store,
-    part: str,
+    subset: str,
     objective: Objective,
     margins: Array,
     n_bins: int,
     center: float,
     residual_range: float = 1.0,
 ) -> dict[str, Array]:
-    """Scores of one part of the rows, as the fields of a reply.
+    """Scores of one subset of the rows, as the fields of a reply.
 
     Parameters
     ----------
-    part : "train", "valid" or "test".
+    subset : "train", "valid" or "test".
     margins : of its rows, float32, shape (n_rows, n_outputs).
     n_bins, center, residual_range : see ``metrics.statistics``.
     """
-    labels, weights = store[f"{part}.labels"], store[f"{part}.weights"]
+    labels, weights = store[f"{subset}.labels"], store[f"{subset}.weights"]
     found = metrics.statistics(objective, margins, labels, weights, n_bins, residual_range, center)
-    return {f"{part}_sums": found.sums, f"{part}_scores": found.histogram}
+    return {f"{subset}_sums": found.sums, f"{subset}_scores": found.histogram}
 
 
-def _batches(store: Store, part: str) -> Iterator[Array]:
+def _batches(store: Store, subset: str) -> Iterator[Array]:
     """Values of the rows, some at a time."""
-    replaced = f"{part}.values" not in store
-    rows = store["codes" if replaced else f"{part}.values"]
+    replaced = f"{subset}.values" not in store
+    rows = store["codes" if replaced else f"{subset}.values"]
     for start in range(0, len(rows), BATCH_ROWS):
         batch = rows[start : start + BATCH_ROWS]
         if replaced:

@@ -75,13 +75,13 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Model:
+class ModelFiles:
     """The finished model: text files of the run's folder by name, the model itself first."""
 
     files: Mapping[str, str]
 
 
-Step = Exchange | Checkpoint | Progress | Model
+Step = Exchange | Checkpoint | Progress | ModelFiles
 Conversation = Generator[Step, Mapping[str, Reply], T]
 
 

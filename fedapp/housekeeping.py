@@ -20,7 +20,7 @@ from fedapp.home import home, shown
 from fedapp.metrics import default_metric
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.answer import MODEL_ID
-from fedapp.site.part_file import PART
+from fedapp.site.part_file import PART_FILE
 from fedapp.site.store import SECONDS_A_DAY
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
@@ -275,7 +275,7 @@ def site_states() -> list[SiteState]:
 
 def _state(path: Path) -> SiteState:
     n_bytes, times = _measured(path)
-    return SiteState(path, (path / PART).is_file(), n_bytes, max(times))
+    return SiteState(path, (path / PART_FILE).is_file(), n_bytes, max(times))
 
 
 def _all_runs(parent: Path, tell: Tell = _silent) -> list[FoundRun]:

@@ -67,13 +67,13 @@ def _moments(values: Floats, weights: Floats) -> Moments:
     return Moments(counts, means, (there * (known - means) ** 2).sum(axis=0))
 
 
-def merge_moments(parts: Iterable[Moments]) -> Moments:
-    """Moments of the rows of all parts together, without the cancellation of plain square sums.
+def merge_moments(moments: Iterable[Moments]) -> Moments:
+    """Moments of the rows of all together, without the cancellation of plain square sums.
 
     Source: Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing
     Sample Variances", Eq. 2.1.
     """
-    return reduce(_merge, parts)
+    return reduce(_merge, moments)
 
 
 def _merge(a: Moments, b: Moments) -> Moments:

@@ -26,7 +26,7 @@ from fedapp.errors import ConfigError
 from fedapp.linear import KIND as LINEAR
 from fedapp.linear import LinearModel, linear_from_json, predict_linear
 from fedapp.site.joined import read_joined
-from fedapp.trees.divided.lookup import PARTS
+from fedapp.trees.divided.lookup import DIVIDED
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import KIND as BOOSTED
 from fedapp.trees.model import Ensemble, from_json, kind_of, model_text
@@ -142,7 +142,7 @@ def parts_of(run_dir: Path) -> dict[str, Any] | None:
     """Where the parts of a run's model lie; None where the run's folder has the whole model."""
     path = run_dir / "model.json"
     text = path.read_text() if path.is_file() else ""
-    if kind_of(text) != PARTS:
+    if kind_of(text) != DIVIDED:
         return None
     found: dict[str, Any] = json.loads(text)
     return found

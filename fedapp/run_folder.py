@@ -221,9 +221,9 @@ class RunFolder:
 def without_nan(value: Any) -> Any:
     """The same content with None for numbers JSON cannot hold."""
     if isinstance(value, Mapping):
-        return {key: without_nan(part) for key, part in value.items()}
+        return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [without_nan(part) for part in value]
+        return [without_nan(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

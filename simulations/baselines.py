@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.data.labels import class_ids, class_names
-from fedapp.data.partition import PARTS, Split
+from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
 from fedapp.messages.methods import all_methods
 from fedapp.messages.parameters import parameters_of
@@ -84,7 +84,7 @@ class Pooled:
     values : float32, shape (n_rows, n_columns).
     labels : float32, shape (n_rows,): class ids, or numbers.
     weights : float32, shape (n_rows,).
-    split : which rows are for what, each part in the order of the run.
+    split : which rows are for what, each subset in the order of the run.
     columns : names of the columns.
     """
 
@@ -95,9 +95,9 @@ class Pooled:
     columns: tuple[str, ...]
 
     def in_table_order(self) -> Pooled:
-        """Each part in the order of the table, for the last digits of a sum follow the order."""
-        parts = (np.sort(getattr(self.split, part)) for part in PARTS)
-        return replace(self, split=Split(*parts))
+        """Each subset in the order of the table, for the last digits of a sum follow the order."""
+        subsets = (np.sort(getattr(self.split, subset)) for subset in SUBSETS)
+        return replace(self, split=Split(*subsets))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,13 +119,13 @@ class Trained:
         """Scores on the test rows; a threshold of two classes is chosen on the rows that choose the
         run's."""
         chosen = metrics.threshold_rows(len(rows.split.valid) > 0)
-        parts = {part: getattr(rows.split, part) for part in (chosen, "test")}
+        subsets = {subset: getattr(rows.split, subset) for subset in (chosen, "test")}
         given = {
-            part: (self.margins(of), rows.labels[of], rows.weights[of])
-            for part, of in parts.items()
+            subset: (self.margins(of), rows.labels[of], rows.weights[of])
+            for subset, of in subsets.items()
             if len(of)
         }
-        return metrics.pooled_parts(objective, given).get("test", {})
+        return metrics.pooled_subsets(objective, given).get("test", {})
 
     def curves(self, objective: str, rows: Pooled) -> dict[str, Any]:
         """Curves on the test rows, from as many bins as a run's; none where there are no rows."""
@@ -164,7 +164,7 @@ def run_baselines(settings: Settings) -> dict[str, Any]:
     test = np.concatenate([rows["test"] for rows in shares.values()])
 
     def of(parties: Iterable[PartRows]) -> Pooled:
-        train, valid = (_all([rows[part] for rows in parties]) for part in ("train", "valid"))
+        train, valid = (_all([rows[subset] for rows in parties]) for subset in ("train", "valid"))
         return _pooled(settings, table, Split(train, valid, test))
 
     return _found(
@@ -188,7 +188,7 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
     places = [{name: row for row, name in enumerate(each.tolist())} for each in ids]
     rows = [np.array([found[name] for name in common]) for found in places]
     taken = [table.take(each) for table, each in zip(tables, rows, strict=True)]
-    active = next(part for part, table in enumerate(taken) if table.labels is not None)
+    active = next(place for place, table in enumerate(taken) if table.labels is not None)
     joined = replace(
         taken[active],
         values=np.hstack([table.values for table in taken]),

@@ -19,7 +19,7 @@ from clients.labels import code_labels
 from fedapp.config import Settings, defaults
 from fedapp.data.labels import check_weights, class_names, number_labels
 from fedapp.data.load import column_names
-from fedapp.data.partition import PARTS
+from fedapp.data.partition import SUBSETS
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.fields import Introduction
@@ -118,9 +118,9 @@ def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:
     replies = {name: cast(HelloReply, reply) for name, (reply, _) in looked.items()}
     _, classes = common_table(replies, settings)
     sums = {}
-    for name, (_, parts) in looked.items():
-        kept = {f"{part}.labels": parts[part].labels for part in PARTS}
-        kept["train.weights"] = weights_of(parts["train"])
+    for name, (_, subsets) in looked.items():
+        kept = {f"{subset}.labels": subsets[subset].labels for subset in SUBSETS}
+        kept["train.weights"] = weights_of(subsets["train"])
         sums[name] = LabelsReply(*code_labels(kept, classes))
     label_sums(sums, len(classes))
 
@@ -144,7 +144,7 @@ def _check_rows(
         return
     holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
     split = split_common(rows, ids[rows].tolist(), holdout, configs[0].is_share)
-    order = np.concatenate([getattr(split, part) for part in PARTS])
+    order = np.concatenate([getattr(split, subset) for subset in SUBSETS])
     assert table.labels is not None
     number_labels(table.labels[order], settings.objective, len(split.train))
     check_weights(weights_of(table)[split.train])

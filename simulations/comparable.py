@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import Settings, Value, defaults, flatten
-from fedapp.data.partition import PARTS, Split
+from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
@@ -64,24 +64,24 @@ def same_rows(runs: Sequence[Settings]) -> dict[str, int]:
         raise ConfigError(
             f"test-fraction must leave test rows to compare by, got {runs[0].test_fraction}"
         )
-    for part in PARTS:
-        n_rows = sorted(len(getattr(split, part)) for split in splits.values())
+    for subset in SUBSETS:
+        n_rows = sorted(len(getattr(split, subset)) for split in splits.values())
         if n_rows[0] != n_rows[-1]:
-            rule = f"must deal out all {n_rows[-1]} rows that {part}, because {_beside(kinds)}"
+            rule = f"must deal out all {n_rows[-1]} rows that {subset}, because {_beside(kinds)}"
             left = f"{n_rows[-1] - n_rows[0]} of them are left over"
             raise ConfigError(f"partition {rule} has them all, got '{runs[0].partition}': {left}")
     assert all(np.array_equal(split.test, first.test) for split in splits.values())
-    return {part: len(getattr(first, part)) for part in PARTS}
+    return {subset: len(getattr(first, subset)) for subset in SUBSETS}
 
 
 def _split_of(run: Settings, kind: str) -> Split:
     """The rows of all parties of a run, in the order of the table."""
     if kind == BY_COLUMNS:
         split = join_tables(run)[0].split
-        return Split(*(np.sort(getattr(split, part)) for part in PARTS))
+        return Split(*(np.sort(getattr(split, subset)) for subset in SUBSETS))
     _, shares = stacked_tables(run)
     return Split(
-        *(np.sort(np.concatenate([rows[part] for rows in shares.values()])) for part in PARTS)
+        *(np.sort(np.concatenate([rows[subset] for rows in shares.values()])) for subset in SUBSETS)
     )
 
 

@@ -94,12 +94,12 @@ def simulated_contexts(settings: Settings) -> list[Context]:
     return [
         Context(
             run_id=0,
-            node_id=SERVER_NODE + 1 + part,
-            node_config={"partition-id": part, "num-partitions": settings.parties},
+            node_id=SERVER_NODE + 1 + share,
+            node_config={"partition-id": share, "num-partitions": settings.parties},
             state=RecordDict(),
             run_config=run_config,
         )
-        for part in range(settings.parties)
+        for share in range(settings.parties)
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedapp.config import Settings, flatten
 from fedapp.data.labels import Labels, label_texts
-from fedapp.data.partition import PARTS, split_rows
+from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.rows import Holdout, Rows, read_table, share_rows
@@ -22,8 +22,8 @@ def party_configs(settings: Settings) -> list[SiteConfig]:
     """Tables and names of the simulated parties, in the order of the names."""
     run = flatten(settings.as_config())
     return [
-        site_config({"partition-id": part, "num-partitions": settings.parties}, run)
-        for part in range(settings.parties)
+        site_config({"partition-id": share, "num-partitions": settings.parties}, run)
+        for share in range(settings.parties)
     ]
 
 
@@ -45,7 +45,8 @@ def stacked_tables(settings: Settings) -> tuple[Table, dict[str, PartRows]]:
         table = read_table(configs[0])
         shares = share_rows(table, holdout, settings.partition, settings.parties)
         return table, {
-            config.name: {part: shares[part][config.part] for part in PARTS} for config in configs
+            config.name: {subset: shares[subset][config.share] for subset in SUBSETS}
+            for config in configs
         }
     tables = {config.name: read_table(config) for config in configs}
     check_same_columns({name: table.columns for name, table in tables.items()})
@@ -54,7 +55,7 @@ def stacked_tables(settings: Settings) -> tuple[Table, dict[str, PartRows]]:
     for name, table in tables.items():
         fractions = holdout.test_fraction, holdout.valid_fraction
         split = split_rows(table.n_rows, *fractions, holdout.seed)
-        rows[name] = {part: start + getattr(split, part) for part in PARTS}
+        rows[name] = {subset: start + getattr(split, subset) for subset in SUBSETS}
         start += table.n_rows
     return _stack(list(tables.values())), rows
 

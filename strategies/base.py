@@ -25,7 +25,7 @@ from fedapp.conversation import (
     Checkpoint,
     Conversation,
     Exchange,
-    Model,
+    ModelFiles,
     Parties,
     Progress,
     ask,
@@ -279,7 +279,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                     self._save(event)
                 case Progress():
                     self._report(event)
-                case Model(files):
+                case ModelFiles(files):
                     self._write(files)
 
     def _read(self, message: Message | None, party: str) -> tuple[Reply, list[Parcel]]:

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, Model, Parties, ask
+from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
 from fedapp.linear import LinearModel, Moments, linear_to_json, merge_moments
 from fedapp.messages.fedavg_linear import (
     AverageReply,
@@ -182,7 +182,7 @@ class FedAvgLinear(HorizontalStrategy):
         yield self._checkpoint()
         model = self.best if best_round else self.model
         text = linear_to_json(model)
-        yield Model({"model.json": text})
+        yield ModelFiles({"model.json": text})
         spread = label_spread(parties)
         scored = yield from ask(
             parties.all(

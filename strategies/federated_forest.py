@@ -33,9 +33,9 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress
+from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
-from fedapp.data.partition import PARTS
+from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.federated_forest import (
     ENCODED,
@@ -317,8 +317,8 @@ class FederatedForest(VerticalStrategy):
         split = np.argsort(-reply.column_gains, kind="stable")
         split = split[counts[split] > 0]
         scores = {
-            part: named_scores(reply.score_names, getattr(reply, f"{part}_scores"))
-            for part in PARTS
+            subset: named_scores(reply.score_names, getattr(reply, f"{subset}_scores"))
+            for subset in SUBSETS
         }
         return {
             "metrics": scores,
@@ -334,7 +334,9 @@ class FederatedForest(VerticalStrategy):
             "best_round": None,
         }
 
-    def _written(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox, kept: Kept) -> Model:
+    def _written(
+        self, parties: Parties[VerticalHelloReply], mailbox: Mailbox, kept: Kept
+    ) -> ModelFiles:
         """The whole model where the master keeps it, else where its parts lie."""
         if not self.own.master_keeps_model:
             return parts_file(self.state.model_id, self.settings, mailbox.active, mailbox.passive)
@@ -355,7 +357,7 @@ class FederatedForest(VerticalStrategy):
         names = joint_names({party: kept[party].names for party in parties})
         values = tuple(np.split(reply.leaf_values, np.cumsum(self.n_nodes)[:-1]))
         model = BaggedForest(self.settings.objective, names, reply.classes, trees, values)
-        return Model({"model.json": to_json(model)})
+        return ModelFiles({"model.json": to_json(model)})
 
     def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
         """Splits so far, and the letters on their way."""

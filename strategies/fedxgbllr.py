@@ -29,8 +29,8 @@ import numpy as np
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, Model, Parties, ask
-from fedapp.data.partition import PARTS
+from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
+from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fedxgbllr import (
     TREES,
@@ -220,14 +220,14 @@ class FedXGBllr(HorizontalStrategy):
             if np.isnan(self.history.scores).all():
                 best_round = None
         finished = replace(model, weights=self.best) if best_round else model
-        yield Model({"model.json": to_json(finished)})
+        yield ModelFiles({"model.json": to_json(finished)})
         widest = WIDEST_RESIDUAL * float(model.unit)
         request = FinalRequest(finished.weights, FINAL_BINS, widest)
         shape = model.shape
 
         def hold(party: str, reply: FinalReply) -> None:
             check_final(party, reply, (shape.n_parties, shape.n_trees))
-            check_scores(party, reply, model.objective, model.n_outputs, PARTS)
+            check_scores(party, reply, model.objective, model.n_outputs, SUBSETS)
 
         scored = yield from ask(parties.all(request), FinalReply, hold)
         yield from self._note_scores(scored, model)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fedapp.config import Settings
 from fedapp.conversation import Conversation, Parties, ask
 from fedapp.data.labels import merge_classes
-from fedapp.data.partition import PARTS
+from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.messages.labels import LabelsReply, LabelsRequest, check_label_sum
@@ -31,8 +31,8 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     def row_counts(self) -> dict[str, int]:
         """Sums over the parties."""
         return {
-            part: sum(getattr(hello, f"n_{part}") for hello in self.parties.values())
-            for part in PARTS
+            subset: sum(getattr(hello, f"n_{subset}") for hello in self.parties.values())
+            for subset in SUBSETS
         }
 
 

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from fedapp.config import Settings
-from fedapp.conversation import Conversation, Model, Parties, ask
+from fedapp.conversation import Conversation, ModelFiles, Parties, ask
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.messages.explain import MOST_ROWS, ExplainReply, ExplainRequest
@@ -73,7 +73,7 @@ class InferenceStrategy(VerticalStrategy):
     ) -> Conversation[Summary]:
         """What the run's folder says: which model, of which rows; predictions lie elsewhere."""
         model = f'{{"format":1,"kind":"model","id":"{self.settings.model}"}}\n'
-        yield Model({"model.json": model})
+        yield ModelFiles({"model.json": model})
         return {
             "metrics": {},
             "active": active,

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedapp import metrics
-from fedapp.conversation import Conversation, Model, Parties, Progress, ask
-from fedapp.data.partition import PARTS
+from fedapp.conversation import Conversation, ModelFiles, Parties, Progress, ask
+from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
@@ -36,14 +36,14 @@ class Scored(Protocol):
     def base_margin(self) -> np.float32: ...
 
 
-def own_statistics(reply: Reply, part: str) -> metrics.Statistics:
-    """One party's sums of one part of its rows."""
-    return metrics.Statistics(getattr(reply, f"{part}_sums"), getattr(reply, f"{part}_scores"))
+def own_statistics(reply: Reply, subset: str) -> metrics.Statistics:
+    """One party's sums of one subset of its rows."""
+    return metrics.Statistics(getattr(reply, f"{subset}_sums"), getattr(reply, f"{subset}_scores"))
 
 
-def pooled_statistics(replies: Iterable[Reply], part: str) -> metrics.Statistics:
-    """What the parties' sums of one part of the rows add up to, in the order of the parties."""
-    first, *others = [own_statistics(reply, part) for reply in replies]
+def pooled_statistics(replies: Iterable[Reply], subset: str) -> metrics.Statistics:
+    """What the parties' sums of one subset of the rows add up to, in the order of the parties."""
+    first, *others = [own_statistics(reply, subset) for reply in replies]
     return sum(others, start=first)
 
 
@@ -52,9 +52,9 @@ def found_scores(objective: str, found: metrics.Statistics) -> Scores:
     return metrics.scores(objective, found) if found.sums[0] > 0 else {}
 
 
-def pooled_scores(objective: str, replies: Iterable[Reply], part: str) -> Scores:
+def pooled_scores(objective: str, replies: Iterable[Reply], subset: str) -> Scores:
     """Scores of all parties' rows together; none where there are no rows."""
-    return found_scores(objective, pooled_statistics(replies, part))
+    return found_scores(objective, pooled_statistics(replies, subset))
 
 
 def round_scores(objective: str, replies: Mapping[str, Reply]) -> tuple[Scores, Scores]:
@@ -64,7 +64,7 @@ def round_scores(objective: str, replies: Mapping[str, Reply]) -> tuple[Scores, 
 
 
 def check_scores(
-    party: str, reply: Reply, objective: str, n_outputs: int, parts: Sequence[str] = PARTS
+    party: str, reply: Reply, objective: str, n_outputs: int, subsets: Sequence[str] = SUBSETS
 ) -> None:
     """Hold a party's score sums against the form that its objective gives them.
 
@@ -74,11 +74,11 @@ def check_scores(
     """
     nothing = np.empty((0, n_outputs), np.float32), *(np.empty(0, np.float32),) * 2
     form = metrics.statistics(objective, *nothing, 2)
-    for part in parts:
-        sums, scores = getattr(reply, f"{part}_sums"), getattr(reply, f"{part}_scores")
+    for subset in subsets:
+        sums, scores = getattr(reply, f"{subset}_sums"), getattr(reply, f"{subset}_scores")
         if sums.shape != form.sums.shape or len(scores) != len(form.histogram):
             rule = f"must be {len(form.sums)} sums and {len(form.histogram)} rows of scores"
-            raise ProtocolError(party, type(reply).__name__, f"{part}_sums", rule)
+            raise ProtocolError(party, type(reply).__name__, f"{subset}_sums", rule)
 
 
 class History:
@@ -189,9 +189,9 @@ def shares(weights: Mapping[str, float], parties: Iterable[str]) -> dict[str, fl
     return {party: weight / total for party, weight in found.items()}
 
 
-def model_files(model: Ensemble) -> Model:
+def model_files(model: Ensemble) -> ModelFiles:
     """A boosted model as it is written."""
-    return Model({"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)})
+    return ModelFiles({"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)})
 
 
 def evaluate(
@@ -243,18 +243,20 @@ def score_summary(model: Scored, replies: Mapping[str, Reply], residual_range: f
     Those of single parties are read off the sums that each has sent for its share of the rows.
     """
     objective = model.objective
-    pooled = {part: pooled_statistics(replies.values(), part) for part in PARTS}
+    pooled = {subset: pooled_statistics(replies.values(), subset) for subset in SUBSETS}
     rows, first = _threshold(objective, pooled)
 
     def scored(found: Mapping[str, metrics.Statistics]) -> dict[str, Scores]:
-        scores = {part: found_scores(objective, each) for part, each in found.items()}
-        for part in (part for part in PARTS if first is not None and scores[part]):
+        scores = {subset: found_scores(objective, each) for subset, each in found.items()}
+        for subset in (subset for subset in SUBSETS if first is not None and scores[subset]):
             assert first is not None
-            scores[part] |= metrics.scores_from_bin(found[part], first, float(model.base_margin))
+            scores[subset] |= metrics.scores_from_bin(
+                found[subset], first, float(model.base_margin)
+            )
         return scores
 
     by_party = {
-        name: scored({part: own_statistics(reply, part) for part in PARTS})
+        name: scored({subset: own_statistics(reply, subset) for subset in SUBSETS})
         for name, reply in replies.items()
     }
     overall, test = scored(pooled), pooled["test"]
@@ -288,8 +290,8 @@ def threshold_note(scores: Mapping[str, Scores], rows: str) -> dict[str, Any]:
 
     Parameters
     ----------
-    scores : by part.
-    rows : the part it was chosen on.
+    scores : by subset.
+    rows : the subset it was chosen on.
     """
     value = scores[rows].get("threshold")
     return {} if value is None else {"value": value, "best": "f1", "rows": rows}

@@ -20,9 +20,9 @@ import numpy as np
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, Model, Parties, Progress
+from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
-from fedapp.data.partition import PARTS
+from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
 from fedapp.messages.parameters import parameters_of
 from fedapp.messages.parcels import SentReply
@@ -189,8 +189,8 @@ class SecureBoost(VerticalStrategy):
         reply = replies[active]
         yield self._written(active, passive, reply)
         scores = {
-            part: named_scores(reply.score_names, getattr(reply, f"{part}_scores"))
-            for part in PARTS
+            subset: named_scores(reply.score_names, getattr(reply, f"{subset}_scores"))
+            for subset in SUBSETS
         }
         return {
             "metrics": scores,
@@ -210,7 +210,7 @@ class SecureBoost(VerticalStrategy):
         views = ("leaves", *passive)
         return {view: [each[place] for each in self.purities] for place, view in enumerate(views)}
 
-    def _written(self, active: str, passive: tuple[str, ...], reply: FinishReply) -> Model:
+    def _written(self, active: str, passive: tuple[str, ...], reply: FinishReply) -> ModelFiles:
         """The whole model where all parties allow it, else where its parts lie."""
         if len(reply.model):
             return model_files(from_json(reply.model.tobytes().decode()))

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedapp.config import Settings
-from fedapp.conversation import Check, Conversation, Model, Parties, ask
+from fedapp.conversation import Check, Conversation, ModelFiles, Parties, ask
 from fedapp.crypto.keys import SMALLEST_BITS
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.parcels import Parcel
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
-from fedapp.trees.divided.lookup import PARTS
+from fedapp.trees.divided.lookup import DIVIDED
 from strategies.base import TreeStrategy
 
 FEWEST_PARTIES = 2
@@ -168,15 +168,17 @@ def named_scores(names: tuple[str, ...], values: Array) -> dict[str, float]:
     return dict(zip(names, values.tolist(), strict=True)) if len(values) else {}
 
 
-def parts_file(model_id: str, settings: Settings, active: str, passive: Sequence[str]) -> Model:
+def parts_file(
+    model_id: str, settings: Settings, active: str, passive: Sequence[str]
+) -> ModelFiles:
     """What the run's folder says of a model whose parts stay with the parties."""
     document = {
         "format": 1,
-        "kind": PARTS,
+        "kind": DIVIDED,
         "method": settings.strategy,
         "model_id": model_id,
         "objective": settings.objective,
         "active": active,
         "passive": list(passive),
     }
-    return Model({"model.json": json.dumps(document, separators=(",", ":")) + "\n"})
+    return ModelFiles({"model.json": json.dumps(document, separators=(",", ":")) + "\n"})

@@ -12,7 +12,7 @@ import numpy as np
 from fedapp.config import Settings
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.site.part_file import PART
+from fedapp.site.part_file import PART_FILE
 from fedapp.trees.divided.lookup import Lookup, split_owners
 from fedapp.trees.forest.levels import Rows
 from fedapp.trees.forest.model import BaggedForest, from_json
@@ -22,7 +22,9 @@ from tests.transcript import summary_of
 
 
 def part_of(party: str, model_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((home() / "sites" / party / model_id / PART).read_text())
+    found: dict[str, Any] = json.loads(
+        (home() / "sites" / party / model_id / PART_FILE).read_text()
+    )
     return found
 
 

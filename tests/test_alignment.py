@@ -17,7 +17,7 @@ from fedapp.conversation import ask
 from fedapp.crypto.psi import hash_to_group
 from fedapp.crypto.sealed import fingerprint_of
 from fedapp.data.load import load_table
-from fedapp.data.partition import PARTS, split_rows
+from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.errors import FedappError
 from fedapp.messages import alignment
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
@@ -471,8 +471,8 @@ def test_shared_rows_are_drawn_by_their_numbers_and_others_by_their_places_in_th
     rows, holdout = np.arange(100), Holdout(0.3, 0.25, 7)
     split = split_common(rows, PEOPLE[:100], holdout, is_share)
     order, drawn = common_order(PEOPLE[:100], 7), split_rows(100, 0.3, 0.25, 7)
-    for part in PARTS:
-        found, places = getattr(split, part), getattr(drawn, part)
+    for subset in SUBSETS:
+        found, places = getattr(split, subset), getattr(drawn, subset)
         expected = places if is_share else np.sort(order[places])
         np.testing.assert_array_equal(np.sort(found), expected)
         assert (np.diff(np.argsort(order)[found]) > 0).all()

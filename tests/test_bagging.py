@@ -17,7 +17,7 @@ from fedapp.data.load import load_table
 from fedapp.errors import ConfigError, PartyError
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import SiteConfig
-from fedapp.site.rows import Holdout, read_parts
+from fedapp.site.rows import Holdout, read_subsets
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import base_score
 from fedapp.trees.predict import predict_margins
@@ -112,18 +112,18 @@ class Reference:
         holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
         n = settings.parties
         return [
-            read_parts(
+            read_subsets(
                 SiteConfig(
-                    f"party-{part + 1}",
+                    f"party-{share + 1}",
                     settings.data,
                     settings.label,
                     partition=settings.partition,
-                    part=part,
-                    n_parts=n,
+                    share=share,
+                    n_shares=n,
                 ),
                 holdout,
             )["train"]
-            for part in range(n)
+            for share in range(n)
         ]
 
     def _round(self) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedapp.crypto.keys import generate_key
 from fedapp.crypto.packing import whole_layout
 from fedapp.crypto.paillier import encrypt
-from fedapp.crypto.sums import Terms, pack_terms, read_parts
+from fedapp.crypto.sums import Terms, pack_terms, read_terms
 from fedapp.crypto.workers import Workers
 from fedapp.trees.forest.cart import NO_RANK, Rules, bin_columns, code_columns
 from fedapp.trees.forest.column_sums import NodeTotals, choose_cuts
@@ -138,14 +138,14 @@ def test_encrypted_terms_add_up_part_by_part_as_often_as_they_count(n_workers: i
     counts = np.array([1, 2, 0, 3], dtype=np.uint8)
     rows, places = np.array([0, 1, 3, 1], np.int32), np.array([0, 0, 1, 2], np.int32)
     one = Terms(rows, places, counts, 3)
-    parts = [one, Terms(rows[:1], places[:1], counts, 1), replace(one, counts=counts + 1)]
+    jobs = [one, Terms(rows[:1], places[:1], counts, 1), replace(one, counts=counts + 1)]
     with Workers(n_workers) as workers:
         encrypted = encrypt(key, layout.pack(numbers), workers)
-        packed = pack_terms(key.public, encrypted, parts, layout, workers)
+        packed = pack_terms(key.public, encrypted, jobs, layout, workers)
         wanted = [np.array([False, False, True]), np.array([True]), np.zeros(3, dtype=bool)]
-        found = read_parts(key, packed, layout, wanted, workers)
+        found = read_terms(key, packed, layout, wanted, workers)
         with pytest.raises(ValueError, match="ciphertexts must be 3, got 2"):
-            read_parts(key, packed[:-1], layout, wanted, workers)
+            read_terms(key, packed[:-1], layout, wanted, workers)
     assert layout.n_slots > 3
     assert len(packed) == 3
     np.testing.assert_array_equal(found[0], [[5, 1995], [6, -2997], [2, 2000]])

@@ -26,7 +26,7 @@ from fedapp.config import app_folder, load_settings
 from fedapp.deploy.folders import registered_sites
 from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.site.part_file import PART
+from fedapp.site.part_file import PART_FILE
 from simulations.bench.exchange import EXCHANGES, cpu_seconds
 from simulations.deployment import RUN_SECONDS, Deployment, ended, settings_of
 from simulations.local import run_local, site_contexts
@@ -195,7 +195,8 @@ def test_a_run_that_a_site_does_not_allow_ends_with_the_sites_words(
 def parts_of(places: Mapping[str, Path], model: str) -> dict[str, dict[str, Any]]:
     """What each site keeps of a model."""
     texts = {
-        name: (place / "sites" / name / model / PART).read_text() for name, place in places.items()
+        name: (place / "sites" / name / model / PART_FILE).read_text()
+        for name, place in places.items()
     }
     return {name: without_salt(json.loads(text)) for name, text in texts.items()}
 

@@ -20,7 +20,7 @@ from fedapp.home import home
 from fedapp.messages import eini
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters
-from fedapp.site.part_file import PART, part_digest, read_part, write_part
+from fedapp.site.part_file import PART_FILE, part_digest, read_part, write_part
 from simulations.local import run_local
 from strategies.eini import Eini
 from tests.encrypted import KINDS_OF_MODELS, SMALL, MakeSettings, Train, encrypted, trainer
@@ -48,7 +48,7 @@ def train(settings: MakeSettings, strategy: str, tmp_path: Path, trained_once: T
 
 def test_a_part_of_another_model_is_refused(train: Train, settings: MakeSettings) -> None:
     trained, folder = train()
-    path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART
+    path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE
     part = json.loads(path.read_text())
     part["records"][0][1] += 1.0
     path.write_text(json.dumps(part) + "\n")

@@ -17,7 +17,7 @@ from fedapp.data.labels import class_ids, class_names
 from fedapp.data.load import load_table
 from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig
-from fedapp.site.rows import Holdout, read_parts
+from fedapp.site.rows import Holdout, read_subsets
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.predict import predict_margins
 from simulations.baselines import xgboost_parameters
@@ -35,7 +35,7 @@ def pooled_booster(settings: Settings) -> xgboost.Booster:
         "all", settings.data, settings.label, weight=settings.weight, dropped=settings.dropped
     )
     holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
-    table = read_parts(whole, holdout)["train"]
+    table = read_subsets(whole, holdout)["train"]
     assert table.labels is not None
     labels = class_ids(table.labels, class_names(table.labels, settings.objective))
     weights = np.ones(table.n_rows, np.float32) if table.weights is None else table.weights

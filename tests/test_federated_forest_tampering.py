@@ -24,7 +24,7 @@ from fedapp.messages import federated_forest as messages
 from fedapp.messages.fields import Letter
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import Site
-from fedapp.site.part_file import PART
+from fedapp.site.part_file import PART_FILE
 from fedapp.site.store import RAW
 from fedapp.trees.forest.cart import NO_RANK
 from simulations.local import simulated_contexts
@@ -308,7 +308,7 @@ def test_the_key_is_forgotten_with_the_rows(made: MakeSettings) -> None:
     summary = summary_of(run(made()))
     for party in ("party-1", "party-2"):
         site = home() / "sites" / party / summary["model_id"]
-        assert (site / PART).exists()
+        assert (site / PART_FILE).exists()
         state = json.loads((site / "state.json").read_text())
         names = {*state["forms"], *(path.stem for path in site.glob(f"*{RAW}*"))}
         assert "reply" in names

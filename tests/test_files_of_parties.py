@@ -12,7 +12,7 @@ from flwr.app import Context
 
 from fedapp.config import Settings
 from fedapp.data.load import load_table
-from fedapp.data.partition import PARTS, split_rows
+from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.errors import DataError
 from simulations.baselines import run_baselines
 from simulations.local import run_local, site_contexts
@@ -67,11 +67,11 @@ def test_the_baselines_have_the_rows_that_the_run_held_back(
     for name, path in files.items():
         own = load_table(path, label="y")
         split = split_rows(own.n_rows, *fractions, settings.seed)
-        for part in PARTS:
-            held = own.take(getattr(split, part))
-            assert np.array_equal(table.values[rows[name][part]], held.values)
+        for subset in SUBSETS:
+            held = own.take(getattr(split, subset))
+            assert np.array_equal(table.values[rows[name][subset]], held.values)
             assert table.labels is not None
-            assert np.array_equal(table.labels[rows[name][part]], held.labels)
+            assert np.array_equal(table.labels[rows[name][subset]], held.labels)
 
 
 def test_every_party_trains_alone_on_its_file(own_files: MakeSettings) -> None:

@@ -21,7 +21,7 @@ from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
 from fedapp.housekeeping import found_runs, plan, site_states
 from fedapp.run_folder import RunFolder, State
-from fedapp.site.part_file import PART
+from fedapp.site.part_file import PART_FILE
 from fedapp.site.store import SECONDS_A_DAY, STATE
 from simulations.local import run_local
 
@@ -55,7 +55,7 @@ def state_of(site: str, model_id: str, days: float = 0.0, is_part: bool = False)
     """What a site keeps of a model, so many days old."""
     folder = home() / "sites" / site / model_id
     folder.mkdir(parents=True)
-    for name in (STATE, *([PART] if is_part else [])):
+    for name in (STATE, *([PART_FILE] if is_part else [])):
         (folder / name).write_text("{}")
         then = time.time() - days * SECONDS_A_DAY
         os.utime(folder / name, (then, then))
@@ -361,7 +361,7 @@ def test_a_prediction_together_leaves_no_run_behind(vertical: MakeSettings) -> N
 
 def test_a_prediction_that_fails_keeps_its_run_and_names_it(vertical: MakeSettings) -> None:
     run_local(vertical(num_boost_round=1, allow_export=False, run_dir=str(RUNS / "good")))
-    (path,) = (home() / "sites" / "party-2").glob(f"*/{PART}")
+    (path,) = (home() / "sites" / "party-2").glob(f"*/{PART_FILE}")
     part = json.loads(path.read_text())
     part["records"][0][1] += 1.0
     path.write_text(json.dumps(part) + "\n")

@@ -20,7 +20,7 @@ from fedapp.home import home
 from fedapp.messages import interactive
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
-from fedapp.site.part_file import PART
+from fedapp.site.part_file import PART_FILE
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.sides import goes_left
 from simulations.local import run_local
@@ -185,7 +185,7 @@ def test_a_part_of_another_model_is_refused(
 ) -> None:
     trained, folder = train(data="breast-cancer", label="")
     model = summary_of(folder)["model_id"]
-    path = home() / "sites" / "party-2" / model / PART
+    path = home() / "sites" / "party-2" / model / PART_FILE
     part = json.loads(path.read_text())
     part["records"][0][1] += 1.0
     path.write_text(json.dumps(part) + "\n")
@@ -198,7 +198,7 @@ def test_a_party_without_its_part_is_named(
     train: Callable[..., Any], settings: MakeSettings
 ) -> None:
     trained, folder = train()
-    (home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART).unlink()
+    (home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE).unlink()
     with pytest.raises(PartyError, match=r"party-2 \(step 1\): model must have a part at this"):
         run_local(inference(settings, trained))
 

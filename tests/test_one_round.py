@@ -18,7 +18,7 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import one_round as messages
 from fedapp.run_folder import RunFolder
-from fedapp.site.part_file import PART
+from fedapp.site.part_file import PART_FILE
 from fedapp.site.store import Store
 from fedapp.trees.divided.leaf_sets import compress, decompress, leaves_of, walk
 from simulations.local import run_local
@@ -144,7 +144,7 @@ def test_a_boosted_model_is_refused_because_passive_parties_do_not_know_its_stru
 
 def test_a_part_of_another_model_is_refused(train: Train, settings: MakeSettings) -> None:
     trained, folder = train()
-    path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART
+    path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE
     path.write_text(path.read_text().replace("}", "} ", 1))
     with pytest.raises(PartyError, match="party-2: model must be the one this run was trained"):
         run_local(prediction(settings, trained))
@@ -152,7 +152,7 @@ def test_a_part_of_another_model_is_refused(train: Train, settings: MakeSettings
 
 def test_a_party_without_its_part_is_named(train: Train, settings: MakeSettings) -> None:
     trained, folder = train()
-    (home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART).unlink()
+    (home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE).unlink()
     with pytest.raises(PartyError, match=r"party-2 \(step 1\): model must have a part at this"):
         run_local(prediction(settings, trained))
 

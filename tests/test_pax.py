@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Message
 
 from fedapp.config import Settings
-from fedapp.conversation import Checkpoint, Model, Parties
+from fedapp.conversation import Checkpoint, ModelFiles, Parties
 from fedapp.errors import ConfigError
 from fedapp.folder_locks import LOCK
 from fedapp.messages import pax
@@ -100,13 +100,13 @@ def test_the_summary_scores_the_model_that_was_written(settings: MakeSettings) -
     folder = run_local(run)
     table = read_source("breast-cancer")
     shares = share_rows(table, Holdout(0.2, 0.1, 42), "iid", 3)
-    for part in ("test", "valid"):
-        rows = np.concatenate(shares[part])
+    for subset in ("test", "valid"):
+        rows = np.concatenate(shares[subset])
         margins = predict_margins(load_model(folder.path / "model.json"), table.values[rows])
         assert table.labels is not None
         labels = table.labels[rows].astype(np.float32)
         exact = metrics.pooled("binary:logistic", margins, labels, np.ones(len(rows), np.float32))
-        found = summary_of(folder)["metrics"][part]
+        found = summary_of(folder)["metrics"][subset]
         for name in ("logloss", "accuracy", "f1", "precision", "recall"):
             assert found[name] == pytest.approx(exact[name], rel=1e-6)
         assert found["auc"] == pytest.approx(exact["auc"], abs=1e-4)
@@ -185,7 +185,7 @@ def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) 
     event = talk.send({"a": _grow([0.5, 0.5]), "b": _grow([-0.5, -0.5])})
     assert isinstance(event, Checkpoint)
     assert isinstance(next(talk), Checkpoint)
-    assert isinstance(next(talk), Model)
+    assert isinstance(next(talk), ModelFiles)
     exchange = next(talk)
     assert {type(request) for request in exchange.requests.values()} == {booster.EvaluateRequest}
     model = json.loads(exchange.requests["a"].model.tobytes())

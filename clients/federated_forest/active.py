@@ -24,7 +24,7 @@ from clients.federated_forest.splits import (
 )
 from fedapp import metrics
 from fedapp.data.labels import number_labels
-from fedapp.data.partition import PARTS
+from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.federated_forest import (
     FinishReply,
@@ -105,17 +105,17 @@ def level_scores(store: Store) -> tuple[Scores, Scores]:
     return _scores(store, model, "train"), _scores(store, model, "valid")
 
 
-def _rows(store: Store, model: BaggedForest, part: str) -> Scored:
-    """Margins, labels and weights of a part of the rows."""
-    start = sum(store.facts[f"n_{name}"] for name in PARTS[: PARTS.index(part)])
-    rows = slice(start, start + store.facts[f"n_{part}"])
+def _rows(store: Store, model: BaggedForest, subset: str) -> Scored:
+    """Margins, labels and weights of a subset of the rows."""
+    start = sum(store.facts[f"n_{name}"] for name in SUBSETS[: SUBSETS.index(subset)])
+    rows = slice(start, start + store.facts[f"n_{subset}"])
     margins = margins_of(model.objective, model.predictions(store["nodes"][:, rows]))
     return margins, store["labels"][rows], store["weights"][rows]
 
 
-def _scores(store: Store, model: BaggedForest, part: str) -> Scores:
-    """Scores of a part of the rows, by a histogram; none without rows."""
-    given = _rows(store, model, part)
+def _scores(store: Store, model: BaggedForest, subset: str) -> Scores:
+    """Scores of a subset of the rows, by a histogram; none without rows."""
+    given = _rows(store, model, subset)
     if not len(given[1]):
         return {}
     return metrics.scores(model.objective, metrics.statistics(model.objective, *given, SCORE_BINS))
@@ -138,8 +138,9 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
         make_last(site, request, mail)
     model = forest(store)
     kept = {name: mail.one(PartKept, name) for name in store.facts["peers"] if name != site.name}
-    rows = {part: _rows(store, model, part) for part in PARTS} | {"oob": _oob_rows(store, model)}
-    scores = metrics.pooled_parts(model.objective, rows)
+    rows = {subset: _rows(store, model, subset) for subset in SUBSETS}
+    rows["oob"] = _oob_rows(store, model)
+    scores = metrics.pooled_subsets(model.objective, rows)
     threshold = scores["train"].get("threshold")
     write_part(store.folder, {**_part(site, model, kept), "threshold": threshold})
     names, gains, counts = _importance(site, kept)

@@ -22,7 +22,7 @@ from clients.federated_forest.splits import (
 from fedapp.crypto.keys import PrivateKey, PublicKey, generate_key
 from fedapp.crypto.packing import SumLayout, whole_layout
 from fedapp.crypto.paillier import encrypt
-from fedapp.crypto.sums import read_parts, self_test
+from fedapp.crypto.sums import read_terms, self_test
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ConfigError, ProtocolError, blaming
 from fedapp.messages.federated_forest import (
@@ -150,28 +150,28 @@ def _read_offers(
     site: Site, mail: Mail, trees: Places, nodes: Places
 ) -> dict[str, tuple[Listing, Choices]]:
     """Every other party's columns, and its best splits of the open nodes."""
-    store, parts = site.store, by_tree(trees)
+    store, spans = site.store, by_tree(trees)
     fields = RowFields.of(store["targets"], store["row_weights"], store.facts["n_classes"])
-    known = [_totals(store, fields, int(trees[a]), nodes[a:b]) for a, b in parts]
+    known = [_totals(store, fields, int(trees[a]), nodes[a:b]) for a, b in spans]
     found = {}
     for name in store.facts["peers"]:
         if name != site.name:
             listing, ciphertexts = _listing(site, mail, name, known)
-            by_part = [listing.of_nodes(*part) for part in parts]
-            sums = _sums(store, name, ciphertexts, fields, by_part, known)
-            found[name] = listing, _best_cuts(by_part, sums, known, fields, rules_of(store))
+            listings = [listing.of_nodes(*span) for span in spans]
+            sums = _sums(store, name, ciphertexts, fields, listings, known)
+            found[name] = listing, _best_cuts(listings, sums, known, fields, rules_of(store))
     return found
 
 
 def _best_cuts(
-    parts: list[Listing],
+    listings: list[Listing],
     sums: list[Sums],
     known: list[NodeTotals],
     fields: RowFields,
     rules: Rules,
 ) -> Choices:
     """Another party's best splits, tree by tree."""
-    each = zip(parts, sums, known, strict=True)
+    each = zip(listings, sums, known, strict=True)
     return Choices.joined([(one[0], choose_cuts(*one, fields.units, rules)) for one in each])
 
 
@@ -225,7 +225,7 @@ def _sums(
     party: str,
     ciphertexts: Array,
     fields: RowFields,
-    parts: list[Listing],
+    listings: list[Listing],
     known: list[NodeTotals],
 ) -> list[Sums]:
     """Another party's sums of each tree, in whole numbers, held against what they must add up to.
@@ -235,14 +235,17 @@ def _sums(
     ProtocolError : they are no sums of the rows of the open nodes.
     """
     key = PrivateKey.from_array(store["key"])
-    pairs = list(zip(parts, known, strict=True))
-    read = [totals.is_open[part.nodes] for part, totals in pairs]
-    wanted = [np.repeat(r, part.n_bins + part.missing) for r, part in zip(read, parts, strict=True)]
+    pairs = list(zip(listings, known, strict=True))
+    read = [totals.is_open[listing.nodes] for listing, totals in pairs]
+    wanted = [
+        np.repeat(r, listing.n_bins + listing.missing)
+        for r, listing in zip(read, listings, strict=True)
+    ]
     layout = _layout(key.public, fields)
     with blaming(party, "ColumnSums", "ciphertexts"):
-        found = read_parts(key, ciphertexts, layout, wanted, shared_workers())
-    for (part, totals), sums, columns, mine in zip(pairs, found, read, wanted, strict=True):
-        right = part.per_column(sums)[columns] == totals.totals[part.nodes][columns]
+        found = read_terms(key, ciphertexts, layout, wanted, shared_workers())
+    for (listing, totals), sums, columns, mine in zip(pairs, found, read, wanted, strict=True):
+        right = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
         if not right.all() or not _possible(sums[mine], bool(store.facts["n_classes"])):
             rule = "must add up to the labels of each node"
             raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)

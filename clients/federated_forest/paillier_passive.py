@@ -113,19 +113,19 @@ def _won(site: Site, told: Told, mail: Mail) -> Candidates:
 def sum_columns(site: Site, request: SumRequest) -> ColumnSums:
     """Algorithm 1 under encryption: labels of the open nodes' rows, a sum a bin."""
     store, (trees, nodes) = site.store, open_to(site, request)
-    listings, parts = [], []
+    listings, jobs = [], []
     for first, end in by_tree(trees):
         given = int(trees[first]), nodes[first:end], request.n_drawn[first:end]
         listing, own, terms = _list_tree(store, *given)
         listings.append((listing, own.thresholds))
-        parts.append(terms)
+        jobs.append(terms)
     listing = Listing.joined([one for one, _ in listings])
     for name in Listing.__slots__:
         store[f"listed.{name}"] = getattr(listing, name)
     store["listed.thresholds"] = np.concatenate([one for _, one in listings])
     key = PublicKey.from_array(store["n"])
     layout, workers = _layout(store, key), shared_workers()
-    ciphertexts = pack_terms(key, store["ciphertexts"], parts, layout, workers)
+    ciphertexts = pack_terms(key, store["ciphertexts"], jobs, layout, workers)
     told = {field.name: getattr(listing, field.name) for field in fields(Listing)}
     return ColumnSums(level=store.facts["level"] + 1, **told, ciphertexts=ciphertexts)
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedapp import metrics
 from fedapp.crypto.keys import PrivateKey
 from fedapp.crypto.packing import FixedPoint, PairLayout, grouped_layouts
-from fedapp.data.partition import PARTS
+from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError
 from fedapp.histograms.joint import JointColumns
 from fedapp.messages.fields import Array
@@ -207,13 +207,13 @@ class Kept:
         return joined(model, records, owners, [lookups[party] for party in order], columns)
 
     def scores(self, margins: Array) -> dict[str, dict[str, float]]:
-        """Scores of all parts; nothing for a part without rows."""
+        """Scores by subset of the rows; nothing for one without rows."""
         store, rows, start = self.store, dict[str, tuple[Array, Array, Array]](), 0
-        for part in PARTS:
-            own = slice(start, start + store.facts[f"n_{part}"])
-            rows[part] = margins[own], store["labels"][own], store["weights"][own]
+        for subset in SUBSETS:
+            own = slice(start, start + store.facts[f"n_{subset}"])
+            rows[subset] = margins[own], store["labels"][own], store["weights"][own]
             start = own.stop
-        return metrics.pooled_parts(self.objective, rows)
+        return metrics.pooled_subsets(self.objective, rows)
 
     def note_best(self, valid: dict[str, float]) -> None:
         """Keep the margins of the round with the best validation score, the first of equals."""

@@ -228,8 +228,8 @@ def _encrypted_sums(site: Site, level: int, trees: Array, nodes: Array) -> Encry
     packed = [np.empty((0, key.ciphertext_bytes), dtype=np.uint8)]
     for group, tree, wanted in sum_jobs(layouts, level, trees, nodes) if len(columns) else ():
         slots = slots_by_node(inside[tree], wanted)[inside[tree]]
-        part = store["ciphertexts"][group * len(drawn) : (group + 1) * len(drawn)]
-        sums = sum_rows(key, part, codes, offsets, slots, len(wanted), workers)
+        own = store["ciphertexts"][group * len(drawn) : (group + 1) * len(drawn)]
+        sums = sum_rows(key, own, codes, offsets, slots, len(wanted), workers)
         kept = [one for place, one in enumerate(sums) if present[place % len(present)]]
         packed.append(pack_sums(key, kept, layouts[group], workers))
     missing = _n_missing(codes == widths, inside, trees, nodes)

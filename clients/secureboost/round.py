@@ -81,12 +81,12 @@ def _encrypt(kept: Kept, pairs: Array, columns: dict[str, Ints]) -> Letters:
     drawn = (pairs != 0).any(axis=(1, 2))
     scale = FixedPoint.covering(pairs[drawn])
     kept.store.facts["scale"] = list(scale.exponents)
-    integers, first, parts = scale.encode(pairs[drawn]), 0, []
+    integers, first, encrypted = scale.encode(pairs[drawn]), 0, []
     for layout in kept.layouts:
         group = integers[:, first : first + layout.n_outputs]
-        parts.append(encrypt(kept.key, layout.pack(group), shared_workers()))
+        encrypted.append(encrypt(kept.key, layout.pack(group), shared_workers()))
         first += layout.n_outputs
-    ciphertexts, bits = np.concatenate(parts), np.packbits(drawn)
+    ciphertexts, bits = np.concatenate(encrypted), np.packbits(drawn)
     return [
         (name, EncryptedGradients(kept.n_rounds, bits, own, ciphertexts[: _all_if(own)]))
         for name, own in columns.items()
@@ -162,9 +162,9 @@ def _decrypt(
     histograms, taken = np.zeros((len(wanted), n_bins, 2)), 0
     for group, tree, nodes in sum_jobs(layouts, level, *wanted.T) if n_bins else ():
         layout, n_sums = layouts[group], len(nodes) * n_bins
-        part = ciphertexts[taken : taken + layout.n_plaintexts(n_sums)]
+        own = ciphertexts[taken : taken + layout.n_plaintexts(n_sums)]
         taken += layout.n_plaintexts(n_sums)
-        sums = read_sums(key, part, layout, scale, n_sums, shared_workers())
+        sums = read_sums(key, own, layout, scale, n_sums, shared_workers())
         # At the root one job is for all trees of the group.
         for member in (tree,) if level else range(firsts[group], firsts[group + 1]):
             found = sums[:, member - firsts[group]].reshape(len(nodes), n_bins, 2)

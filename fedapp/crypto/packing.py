@@ -381,7 +381,7 @@ def grouped_layouts(
     """
     single = PairLayout(key_bits, n_rows, 1, precision)
     n_groups = -(-n_outputs // single.n_slots)
-    sizes = [len(part) for part in np.array_split(np.arange(n_outputs), n_groups)]
+    sizes = [len(group) for group in np.array_split(np.arange(n_outputs), n_groups)]
     return tuple(PairLayout(key_bits, n_rows, size, precision) for size in sizes)
 
 

@@ -47,8 +47,8 @@ def encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int], workers: Wor
         raise ValueError(f"plaintexts must be within n / 2, got {n_wrong} that are not")
     function = _encrypt_owned if isinstance(key, PrivateKey) else _encrypt_public
     shares = share_out(len(plaintexts), workers)
-    parts = workers.run(function, [(key, plaintexts[first:last]) for first, last in shares])
-    return _stack(parts, public)
+    chunks = workers.run(function, [(key, plaintexts[first:last]) for first, last in shares])
+    return _stack(chunks, public)
 
 
 def rerandomise(key: PublicKey, ciphertexts: Bytes, workers: Workers) -> Bytes:
@@ -64,8 +64,8 @@ def rerandomise(key: PublicKey, ciphertexts: Bytes, workers: Workers) -> Bytes:
     uint8, shape (n, ciphertext_bytes).
     """
     shares = share_out(len(ciphertexts), workers)
-    parts = workers.run(_rerandomise, [(key, ciphertexts[first:last]) for first, last in shares])
-    return _stack(parts, key)
+    chunks = workers.run(_rerandomise, [(key, ciphertexts[first:last]) for first, last in shares])
+    return _stack(chunks, key)
 
 
 def decrypt(key: PrivateKey, ciphertexts: Bytes, workers: Workers) -> list[int]:
@@ -81,8 +81,8 @@ def decrypt(key: PrivateKey, ciphertexts: Bytes, workers: Workers) -> list[int]:
     Integers m, -n / 2 < m < n / 2 for the modulus n, as given to ``encrypt``.
     """
     shares = share_out(len(ciphertexts), workers)
-    parts = workers.run(_decrypt, [(key, ciphertexts[first:last]) for first, last in shares])
-    return [plaintext for part in parts for plaintext in part]
+    chunks = workers.run(_decrypt, [(key, ciphertexts[first:last]) for first, last in shares])
+    return [plaintext for chunk in chunks for plaintext in chunk]
 
 
 def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
@@ -119,9 +119,9 @@ def share_out(n_rows: int, workers: Workers) -> list[tuple[int, int]]:
     return list(itertools.pairwise(ends))
 
 
-def _stack(parts: Sequence[Bytes], key: PublicKey) -> Bytes:
+def _stack(chunks: Sequence[Bytes], key: PublicKey) -> Bytes:
     """The rows of all calls."""
-    return np.concatenate([np.empty((0, key.ciphertext_bytes), np.uint8), *parts])
+    return np.concatenate([np.empty((0, key.ciphertext_bytes), np.uint8), *chunks])
 
 
 def _encrypt_public(key: PublicKey, plaintexts: Sequence[int]) -> Bytes:

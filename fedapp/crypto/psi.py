@@ -145,8 +145,8 @@ def mask(points: Points, scalar: bytes) -> Points:
     _group()  # loaded here, not by all threads at once
     starts = range(0, len(points), CHUNK)
     with ThreadPoolExecutor(n_cores()) as threads:
-        parts = list(threads.map(lambda start: _mask_chunk(points, start, scalar), starts))
-    return _from_encodings([point for part in parts for point in part])
+        chunks = list(threads.map(lambda start: _mask_chunk(points, start, scalar), starts))
+    return _from_encodings([point for chunk in chunks for point in chunk])
 
 
 def intersect(lists: Sequence[Points]) -> Points:

@@ -74,12 +74,12 @@ def sum_rows(
     """
     _check_rows(len(ciphertexts), codes, offsets, nodes, n_nodes)
     rows = np.flatnonzero(nodes >= 0)
-    n_parts = min(workers.n_workers, max(1, len(rows) // FEWEST_ROWS))
+    n_chunks = min(workers.n_workers, max(1, len(rows) // FEWEST_ROWS))
     calls = [
-        (key.n_squared, ciphertexts[part], codes[part], offsets, nodes[part], n_nodes)
-        for part in np.array_split(rows, n_parts)
+        (key.n_squared, ciphertexts[chunk], codes[chunk], offsets, nodes[chunk], n_nodes)
+        for chunk in np.array_split(rows, n_chunks)
     ]
-    first, *others = workers.run(_sum_part, calls)
+    first, *others = workers.run(_sum_rows_of, calls)
     sums: Sums = first
     for other in others:
         _multiply_into(sums, range(len(other)), other, key.n_squared)
@@ -123,8 +123,8 @@ def pack_sums(
     slots = layout.n_slots
     shares = share_out(layout.n_plaintexts(len(sums)), workers)
     calls = [(key, sums[first * slots : last * slots], layout) for first, last in shares]
-    parts = workers.run(_pack, calls)
-    return to_bytes_array(itertools.chain.from_iterable(parts), key.ciphertext_bytes)
+    packed = workers.run(_pack, calls)
+    return to_bytes_array(itertools.chain.from_iterable(packed), key.ciphertext_bytes)
 
 
 def read_sums(
@@ -178,38 +178,38 @@ class Terms:
 def pack_terms(
     key: PublicKey,
     ciphertexts: Bytes,
-    parts: Sequence[Terms],
+    jobs: Sequence[Terms],
     layout: SumLayout,
     workers: Workers,
 ) -> Bytes:
-    """Sum encrypted rows, and put the sums of each part side by side, under fresh masks.
+    """Sum encrypted rows, and put the sums of each job side by side, under fresh masks.
 
     Parameters
     ----------
     ciphertexts : uint8, shape (n_rows, ciphertext_bytes), checked.
-    parts : what to sum; no ciphertext has sums of two of them.
-    workers : processes to share the parts.
+    jobs : what to sum; no ciphertext has sums of two of them.
+    workers : processes to share the jobs.
 
     Returns
     -------
-    uint8, shape (n, ciphertext_bytes): ``layout.n_plaintexts(n_sums)`` rows a part.
+    uint8, shape (n, ciphertext_bytes): ``layout.n_plaintexts(n_sums)`` rows a job.
     """
     packed = [np.empty((0, key.ciphertext_bytes), np.uint8)]
     # A call takes its rows along, so few are made at a time.
     n_calls = CALLS_PER_WORKER * workers.n_workers
-    for first in range(0, len(parts), n_calls):
-        own = [_own_rows(ciphertexts, part) for part in parts[first : first + n_calls]]
+    for first in range(0, len(jobs), n_calls):
+        own = [_own_rows(ciphertexts, job) for job in jobs[first : first + n_calls]]
         packed += workers.run(_pack_terms, [(key, *rows, layout) for rows in own])
     return np.concatenate(packed)
 
 
-def _own_rows(ciphertexts: Bytes, part: Terms) -> tuple[Bytes, Terms]:
-    """The rows of one part alone, and its terms in their numbers."""
-    used, rows = np.unique(part.rows, return_inverse=True)
-    return ciphertexts[used], replace(part, rows=rows.astype(np.int32), counts=part.counts[used])
+def _own_rows(ciphertexts: Bytes, job: Terms) -> tuple[Bytes, Terms]:
+    """The rows of one job alone, and its terms in their numbers."""
+    used, rows = np.unique(job.rows, return_inverse=True)
+    return ciphertexts[used], replace(job, rows=rows.astype(np.int32), counts=job.counts[used])
 
 
-def read_parts(
+def read_terms(
     key: PrivateKey,
     ciphertexts: Bytes,
     layout: SumLayout,
@@ -221,33 +221,33 @@ def read_parts(
     Parameters
     ----------
     ciphertexts : uint8, shape (n, ciphertext_bytes); checked here.
-    wanted : of each part, bool, shape (n_sums,): which sums are to be read.
+    wanted : of each job, bool, shape (n_sums,): which sums are to be read.
 
     Returns
     -------
-    Of each part, float64, shape (n_sums, n_fields); what shares no ciphertext with a wanted sum is
+    Of each job, float64, shape (n_sums, n_fields); what shares no ciphertext with a wanted sum is
     0 unread.
 
     Raises
     ------
     ValueError : not ciphertexts under this key, another number of them, or a sum out of range.
     """
-    sizes = [layout.n_plaintexts(len(part)) for part in wanted]
+    sizes = [layout.n_plaintexts(len(job)) for job in wanted]
     if len(ciphertexts) != sum(sizes):
         raise ValueError(f"ciphertexts must be {sum(sizes)}, got {len(ciphertexts)}")
     check_ciphertexts(key.public, ciphertexts)
     ends = np.cumsum([0, *sizes]).tolist()
     read = np.zeros(len(ciphertexts), dtype=np.bool_)
-    for part, end in zip(wanted, ends, strict=False):
-        read[end + np.flatnonzero(part) // layout.n_slots] = True
+    for job, end in zip(wanted, ends, strict=False):
+        read[end + np.flatnonzero(job) // layout.n_slots] = True
     plaintexts = [0] * len(ciphertexts)
     for place, found in zip(
         np.flatnonzero(read), decrypt(key, ciphertexts[read], workers), strict=True
     ):
         plaintexts[place] = found
     return [
-        layout.unpack(plaintexts[start:end], len(part))
-        for part, start, end in zip(wanted, ends, ends[1:], strict=False)
+        layout.unpack(plaintexts[start:end], len(job))
+        for job, start, end in zip(wanted, ends, ends[1:], strict=False)
     ]
 
 
@@ -332,7 +332,7 @@ def group_columns(bin_ids: Ints) -> list[Cells]:
     return groups
 
 
-def _sum_part(
+def _sum_rows_of(
     n_squared: mpz,
     ciphertexts: Bytes,
     codes: npt.NDArray[np.uint8 | np.uint16],
@@ -365,16 +365,16 @@ def _multiply_into(sums: Sums, places: Sequence[int], values: Sums, modulus: mpz
 
 def _pack(key: PublicKey, sums: Sums, layout: PairLayout | SumLayout) -> list[mpz]:
     """One call's ciphertexts, each of several sums and under a fresh mask."""
-    parts = [sums[first : first + layout.n_slots] for first in range(0, len(sums), layout.n_slots)]
-    masks, n_squared = public_masks(key).draw(len(parts)), key.n_squared
+    groups = [sums[first : first + layout.n_slots] for first in range(0, len(sums), layout.n_slots)]
+    masks, n_squared = public_masks(key).draw(len(groups)), key.n_squared
     return [
-        _side_by_side(part, layout.slot_bits, n_squared) * mask % n_squared
-        for part, mask in zip(parts, masks, strict=True)
+        _side_by_side(group, layout.slot_bits, n_squared) * mask % n_squared
+        for group, mask in zip(groups, masks, strict=True)
     ]
 
 
 def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: Terms, layout: SumLayout) -> Bytes:
-    """One part's sums."""
+    """One job's sums."""
     n_squared = key.n_squared
     sums: Sums = [None] * terms.n_sums
     pairs = zip(from_bytes_array(ciphertexts), terms.counts.tolist(), strict=True)

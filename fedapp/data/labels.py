@@ -107,7 +107,7 @@ def label_texts(labels: Labels) -> npt.NDArray[np.str_]:
 
 def merge_classes(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
     """All class names once, in the order of their numbers where all are, else of the text."""
-    merged = sorted({name for part in names for name in part})
+    merged = sorted({name for own in names for name in own})
     try:
         return tuple(sorted(merged, key=float))
     except ValueError:

@@ -15,7 +15,8 @@ Rows = npt.NDArray[np.int64]
 
 RULES = ("iid", "dirichlet:ALPHA", "sizes:A,B,...", "column:NAME")
 DRAWS = 100
-PARTS = ("train", "valid", "test")
+SUBSETS = ("train", "valid", "test")
+WATCHED = ("train", "valid")  # scored in every round
 # A float label with more distinct values than this is cut into bins of equal size.
 MAX_CLASSES = 20
 N_LABEL_BINS = 10
@@ -105,16 +106,16 @@ def partition_rows(
         raise ConfigError(f"number of parties must be in [1, {len(rows)}] (rows), got {n_parties}")
     name, colon, argument = rule.partition(":")
     if name == "iid" and not colon:
-        parts: Sequence[Rows] = np.array_split(rng.permutation(rows), n_parties)
+        shares: Sequence[Rows] = np.array_split(rng.permutation(rows), n_parties)
     elif name == "dirichlet":
-        parts = _dirichlet(rule, _alpha(rule, argument), rows, n_parties, rng, labels)
+        shares = _dirichlet(rule, _alpha(rule, argument), rows, n_parties, rng, labels)
     elif name == "sizes":
-        parts = _cut(rng.permutation(rows), _counts(rule, argument, len(rows), n_parties))
+        shares = _cut(rng.permutation(rows), _counts(rule, argument, len(rows), n_parties))
     elif name == "column" and bool(colon) == bool(argument):
-        parts = _natural(rule, rows, n_parties, groups)
+        shares = _natural(rule, rows, n_parties, groups)
     else:
         raise _broken(f"be one of {', '.join(RULES)}", rule)
-    return tuple(np.sort(part) for part in parts)
+    return tuple(np.sort(share) for share in shares)
 
 
 def partition_columns(
@@ -144,8 +145,8 @@ def partition_columns(
     if rule == "even":
         return tuple(np.array_split(columns, n_parties))
     if rule == "random":
-        parts = np.array_split(rng.permutation(columns), n_parties)
-        return tuple(np.sort(part) for part in parts)
+        shares = np.array_split(rng.permutation(columns), n_parties)
+        return tuple(np.sort(share) for share in shares)
     sizes = argument.split(",")
     if name != "sizes" or not all(size.strip().isdigit() and int(size) for size in sizes):
         raise ConfigError(f"columns must be one of even, random, sizes:A,B,..., got '{rule}'")
@@ -196,9 +197,9 @@ def _dirichlet(
     classes = _classes(labels[rows])
     least = min(10.0, len(rows) / n_parties / 10)
     for _ in range(DRAWS):
-        parts = _dirichlet_draw(alpha, rows, classes, n_parties, rng)
-        if min(map(len, parts)) >= least:
-            return parts
+        shares = _dirichlet_draw(alpha, rows, classes, n_parties, rng)
+        if min(map(len, shares)) >= least:
+            return shares
     raise _broken(f"leave each of {n_parties} parties {least:g} rows in one of {DRAWS} draws", rule)
 
 

@@ -37,7 +37,7 @@ def party_sources(data: str, n_parties: int) -> dict[str, str]:
         rule = f"data must be one table to split, or a table for each of parties={n_parties}"
         raise ConfigError(f"{rule}, got {len(entries)}: set parties={len(entries)}")
     if named[0][0] is None:
-        return {party_name(part, n_parties): source for part, (_, source) in enumerate(named)}
+        return {party_name(share, n_parties): source for share, (_, source) in enumerate(named)}
     return dict(sorted((name, source) for name, source in named if name is not None))
 
 

@@ -98,8 +98,8 @@ def write_federation(folder: Path, federation: Federation) -> None:
     write_new(folder / "server.key", server.secret, SECRET)
     write_new(folder / "server.crt", server.public, PUBLIC)
     _write_superexec_secret(folder)
-    for part in ("sites", "flower", "home"):
-        (folder / part).mkdir(mode=0o700)
+    for name in ("sites", "flower", "home"):
+        (folder / name).mkdir(mode=0o700)
     texts = {
         "env.sh": (templates.ENVIRONMENT, SECRET),
         "start-superlink.sh": (templates.START_SUPERLINK, SCRIPT),
@@ -163,8 +163,8 @@ def write_site(folder: Path, site: SiteConfig, superlink: str, ca: str, port: in
     if ca:
         write_new(folder / "ca.crt", Path(ca).read_bytes(), PUBLIC)
     write_new(folder / "site.toml", _node_config(site, data).encode(), SECRET)
-    for part in ("flower", "home"):
-        (folder / part).mkdir(mode=0o700)
+    for name in ("flower", "home"):
+        (folder / name).mkdir(mode=0o700)
     mounted = ["supernode.key", "site.toml", "superexec.secret", *(["ca.crt"] if ca else [])]
     volumes = [f"{folder}/{name}:{folder}/{name}:ro" for name in mounted]
     values = _values(folder) | {

@@ -57,11 +57,11 @@ class Cuts:
         return self.edges[self.offsets[column_id] : self.offsets[column_id + 1]]
 
 
-def ragged(parts: list[npt.NDArray[np.float32]]) -> tuple[Floats, Ints]:
-    """Lay arrays one after the other; returns the flat array and where each part begins."""
-    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
-    flat = np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
+def ragged(arrays: list[npt.NDArray[np.float32]]) -> tuple[Floats, Ints]:
+    """Lay arrays one after the other; returns the flat array and where each begins."""
+    offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+    np.cumsum([len(array) for array in arrays], out=offsets[1:])
+    flat = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.float32)
     return flat.astype(np.float32, copy=False), offsets
 
 

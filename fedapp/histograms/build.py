@@ -122,17 +122,17 @@ def _accumulate(
 
 
 @numba.njit(cache=True, nogil=True)
-def add_histograms(total: Any, part: Any, places: Any) -> None:
-    """Add histograms of one layout into another: bin b of ``part`` goes to ``places[b]`` of
+def add_histograms(total: Any, added: Any, places: Any) -> None:
+    """Add histograms of one layout into another: bin b of ``added`` goes to ``places[b]`` of
     ``total``.
 
     Parameters
     ----------
     total : float64, shape (n_nodes, n_bins, 2), changed in place.
-    part : float64, shape (n_nodes, n_part_bins, 2).
-    places : int64, shape (n_part_bins,).
+    added : float64, shape (n_nodes, n_added_bins, 2).
+    places : int64, shape (n_added_bins,).
     """
-    for node in range(part.shape[0]):
-        for bin_id in range(part.shape[1]):
-            total[node, places[bin_id], 0] += part[node, bin_id, 0]
-            total[node, places[bin_id], 1] += part[node, bin_id, 1]
+    for node in range(added.shape[0]):
+        for bin_id in range(added.shape[1]):
+            total[node, places[bin_id], 0] += added[node, bin_id, 0]
+            total[node, places[bin_id], 1] += added[node, bin_id, 1]

@@ -59,8 +59,8 @@ class JointColumns:
     def bins(self, party: str, columns: Sequence[int] | Ints) -> Ints:
         """Places in the joint histogram of a party's bins of some of its columns."""
         offsets, first = self.cuts.offsets, self.firsts[party]
-        parts = [np.arange(offsets[first + c], offsets[first + c + 1]) for c in columns]
-        return np.concatenate([*parts, np.empty(0, dtype=np.int64)]).astype(np.int64)
+        bins = [np.arange(offsets[first + c], offsets[first + c + 1]) for c in columns]
+        return np.concatenate([*bins, np.empty(0, dtype=np.int64)]).astype(np.int64)
 
 
 class Group(Protocol):

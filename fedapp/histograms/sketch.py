@@ -34,8 +34,8 @@ class Sketch:
 
     def column(self, column_id: int) -> tuple[Floats, Floats]:
         """Representatives and masses of one column."""
-        part = slice(self.offsets[column_id], self.offsets[column_id + 1])
-        return self.representatives[part], self.masses[part]
+        own = slice(self.offsets[column_id], self.offsets[column_id + 1])
+        return self.representatives[own], self.masses[own]
 
 
 def quantile_cuts(values: Floats, weights: Floats | None, max_bin: int) -> Cuts:
@@ -151,7 +151,7 @@ def fuse_sketches(sketches: Sequence[Sketch], n_bins: int) -> Cuts:
     """
     n_columns = len(sketches[0].maxima)
     merged = [_fuse_column(sketches, column_id, n_bins) for column_id in range(n_columns)]
-    edges, offsets = ragged([part for part, _ in merged])
+    edges, offsets = ragged([edges for edges, _ in merged])
     return Cuts(edges, offsets, np.array([low for _, low in merged], dtype=np.float32))
 
 
@@ -159,9 +159,9 @@ def _fuse_column(
     sketches: Sequence[Sketch], column_id: int, n_bins: int
 ) -> tuple[Floats, np.float32]:
     """Upper edges of one column, and a value below all its values."""
-    parts = [sketch.column(column_id) for sketch in sketches]
-    points = np.concatenate([representatives for representatives, _ in parts])
-    masses = np.concatenate([mass for _, mass in parts])
+    columns = [sketch.column(column_id) for sketch in sketches]
+    points = np.concatenate([representatives for representatives, _ in columns])
+    masses = np.concatenate([mass for _, mass in columns])
     if not len(points):
         return np.array([beyond(np.float32(0))], dtype=np.float32), -beyond(np.float32(0))
     points, places = np.unique(points, return_inverse=True)

@@ -35,7 +35,7 @@ class EvaluateRequest(Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluateReply(Reply):
-    """What metrics.py adds up, for each part of a party's rows."""
+    """What metrics.py adds up, for each subset of a party's rows."""
 
     train_sums: Sums
     train_scores: Scores

@@ -22,7 +22,7 @@ from fedapp.metrics.sums import Array, Rows, Statistics, confusion, statistics
 from fedapp.metrics.threshold import (
     best_bin,
     best_margin,
-    pooled_parts,
+    pooled_subsets,
     scores_from_bin,
     scores_from_margin,
     threshold_rows,
@@ -43,7 +43,7 @@ __all__ = [
     "curves",
     "default_metric",
     "pooled",
-    "pooled_parts",
+    "pooled_subsets",
     "score_errors",
     "scores",
     "scores_from_bin",

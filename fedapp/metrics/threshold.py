@@ -106,28 +106,28 @@ def _named(margin: float, hits: float, alarms: float, n_positives: float) -> dic
     return dict(zip(AT_THRESHOLD, values, strict=True))
 
 
-def pooled_parts(
+def pooled_subsets(
     objective: str, rows: Mapping[str, tuple[Rows, Rows, Rows]]
 ) -> dict[str, dict[str, float]]:
-    """``pooled`` of every part of the rows; of two classes with the scores at the threshold.
+    """``pooled`` of every subset of the rows; of two classes with the scores at the threshold.
 
     Parameters
     ----------
-    rows : margins, labels and weights by part ("train", "valid", "test"; "train" and "valid" choose
-        the threshold).
+    rows : margins, labels and weights by subset ("train", "valid", "test"; the first two choose the
+        threshold).
 
     Returns
     -------
-    Scores by part; none for a part without rows.
+    Scores by subset; none for a subset without rows.
     """
     scores = {
-        part: pooled(objective, *given) if len(given[1]) else {} for part, given in rows.items()
+        subset: pooled(objective, *given) if len(given[1]) else {} for subset, given in rows.items()
     }
     if objective != BINARY:
         return scores
     chosen = rows.get(threshold_rows(bool(scores.get("valid"))))
     margin = best_margin(*chosen) if chosen is not None else None
     if margin is not None:
-        for part in (part for part, found in scores.items() if found):
-            scores[part] |= scores_from_margin(*rows[part], margin)
+        for subset in (subset for subset, found in scores.items() if found):
+            scores[subset] |= scores_from_margin(*rows[subset], margin)
     return scores

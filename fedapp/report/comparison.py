@@ -41,7 +41,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
         raise DataError(f"runs must share one objective, got {', '.join(objectives)}")
     named = named_runs(runs)
     warnings = [f'<p class="warning">{escaped(line)}</p>' for line in row_warnings(named)]
-    parts = [
+    sections = [
         *warnings,
         section("Scores on test rows", _scores(named)),
         section("What is compared", _facts(named)),
@@ -52,7 +52,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
         section("Settings that differ", _differences(named)),
     ]
     data = " · ".join(dict.fromkeys(run.summary["data"] for run in runs))
-    return page(f"{len(runs)} runs compared", data, parts)
+    return page(f"{len(runs)} runs compared", data, sections)
 
 
 def named_runs(runs: Sequence[Run]) -> dict[str, Run]:

@@ -43,13 +43,13 @@ class Name(str):
     __slots__ = ()
 
 
-def page(title: str, subtitle: str, parts: Sequence[str]) -> str:
-    """The whole page; title and subtitle are plain text, parts are HTML."""
+def page(title: str, subtitle: str, sections: Sequence[str]) -> str:
+    """The whole page; title and subtitle are plain text, sections are HTML."""
     return _PAGE.substitute(
         style=STYLE,
         title=escaped(title),
         subtitle=escaped(subtitle),
-        body="\n".join(filter(None, parts)),
+        body="\n".join(filter(None, sections)),
     )
 
 

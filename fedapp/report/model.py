@@ -15,7 +15,7 @@ from fedapp.report.markup import Name, Strong, arrow, figures, folded, quiet, ta
 from fedapp.report.matrix import confusion_table
 from fedapp.report.summary import Run, score_names, score_notes, score_rows, score_text
 from fedapp.report.tree import first_tree, tree_html
-from fedapp.trees.divided.lookup import PARTS
+from fedapp.trees.divided.lookup import DIVIDED
 from fedapp.trees.model import kind_of
 
 Fields = Mapping[str, Any]
@@ -52,14 +52,14 @@ def scores(summary: Fields) -> str:
 def _by_party(summary: Fields, names: Sequence[str]) -> str:
     """The run's model on the test rows of each party, or what rows there are."""
     of_parties = summary["metrics"].get("by_party") or {}
-    part = next((p for p in ("test", "valid", "train") if summary["metrics"].get(p)), "test")
-    found = {name: scores.get(part) or {} for name, scores in of_parties.items()}
+    subset = next((p for p in ("test", "valid", "train") if summary["metrics"].get(p)), "test")
+    found = {name: scores.get(subset) or {} for name, scores in of_parties.items()}
     found = {name: scores for name, scores in found.items() if scores}
     if len(found) < 2:
         return ""
     names = [name for name in names if any(name in each for each in found.values())]
     rows = [[Name(p), *(score_text(each.get(n)) for n in names)] for p, each in found.items()]
-    title = f"<h3>The model on the {part} rows of each party</h3>"
+    title = f"<h3>The model on the {subset} rows of each party</h3>"
     return title + table(["party", *map(arrow, names)], rows)
 
 
@@ -143,7 +143,7 @@ def foundations(run: Run) -> str:
     summary, path = run.summary, run.path / "model.json"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     images = _importance(summary) | _weights(text) | _contributions(summary) | _learned(summary)
-    tree = first_tree(text) if text and kind_of(text) not in (PARTS, LINEAR) else None
+    tree = first_tree(text) if text and kind_of(text) not in (DIVIDED, LINEAR) else None
     drawn = f"<h3>One tree</h3>{tree_html(tree)}" if tree else ""
     return figures(images) + _columns(summary) + quiet(_missing(run, text)) + drawn
 
@@ -208,9 +208,11 @@ def _contributions(summary: Fields) -> dict[str, str]:
 def _missing(run: Run, text: str) -> str:
     """Why there is no tree, or no SHAP summary."""
     summary = run.summary
-    if text and kind_of(text) == PARTS:
-        parts = "The parts of the model lie at the parties"
-        return f"{parts}: there is no tree to draw, and there are no SHAP values."
+    if text and kind_of(text) == DIVIDED:
+        return (
+            "The parts of the model lie at the parties: there is no tree to draw, and there are no "
+            "SHAP values."
+        )
     if not (run.path / "model.xgb.json").is_file() or summary.get("contributions"):
         return ""
     if summary.get("engine") == DEPLOYMENT:

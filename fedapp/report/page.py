@@ -81,7 +81,7 @@ def _run_page(run: Run) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in summary.get("versions", {}).items())
     known = {"model": summary.get("model_id"), "engine": summary.get("engine")}
     known |= {"seed": summary.get("seed"), "versions": versions or None}
-    parts = [
+    sections = [
         _warnings(run),
         _key_numbers(summary),
         section("Scores", model.scores(summary)),
@@ -92,7 +92,7 @@ def _run_page(run: Run) -> str:
         section("What was run", _setup(run)),
     ]
     subtitle = " · ".join(f"{k} {v}" for k, v in known.items() if v is not None)
-    return page(f"{summary['strategy']} on {summary['data']}", subtitle, parts)
+    return page(f"{summary['strategy']} on {summary['data']}", subtitle, sections)
 
 
 def _warnings(run: Run) -> str:

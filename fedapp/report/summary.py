@@ -145,12 +145,12 @@ def score_notes(summary: Mapping[str, Any]) -> list[str]:
 def _at_threshold(summary: Mapping[str, Any]) -> str:
     """F1, precision and recall of the test rows, or of those that chose the threshold."""
     splits = summary["metrics"]
-    part = "test" if splits.get("test") else summary["threshold"]["rows"]
+    subset = "test" if splits.get("test") else summary["threshold"]["rows"]
     found = (
-        f"{name.partition('_')[0]} {score_text(splits[part].get(name))}"
+        f"{name.partition('_')[0]} {score_text(splits[subset].get(name))}"
         for name in AT_THRESHOLD[1:]
     )
-    return f"{part} {', '.join(found)}"
+    return f"{subset} {', '.join(found)}"
 
 
 def row_counts(summary: Mapping[str, Any]) -> dict[str, int]:
@@ -226,7 +226,7 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
         facts["classes"] = f"{', '.join(classes)}; scores take {classes[1]} as positive"
     if summary.get("matched_rows"):
         matched = summary["matched_rows"]
-        facts["matched"] = ", ".join(f"{n:,} {part}" for part, n in matched.items())
+        facts["matched"] = ", ".join(f"{n:,} {subset}" for subset, n in matched.items())
     facts |= {
         "trees": f"{summary['trees']}" + (f", of the best round, {best}" if best else ""),
         "exchanges": f"{summary['exchanges']:,}",

@@ -130,13 +130,13 @@ def tradeoff_page(found: Comparison) -> str:
     rows[0] = [Strong(cell) for cell in rows[0]]
     facts = table(["", "the same for every line"], list(map(list, found.facts.items())), n_texts=2)
     note = f'<p class="quiet">{escaped(ONE_PLACE)}</p>'
-    parts = [
+    sections = [
         section("Test scores and cost", table(_header(found.metric), rows) + note),
         section("What is compared", facts),
         section("Trade-offs", figures(cost_figures(found.lines, found.metric, "strategy"))),
     ]
     title = f"{sum(map(len, found.methods.values()))} strategies compared"
-    return page(title, f"{found.data} · {found.n_rows['test']:,} test rows", parts)
+    return page(title, f"{found.data} · {found.n_rows['test']:,} test rows", sections)
 
 
 def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.load import column_names
-from fedapp.data.partition import PARTS, Split, partition_columns, split_rows
+from fedapp.data.partition import SUBSETS, Split, partition_columns, split_rows
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
@@ -42,8 +42,9 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
         return _without_lone_weights(table, config)
     table = read_table(config)
     rng = np.random.default_rng(seed)
-    share = partition_columns(config.columns, len(table.columns), config.n_parts, rng)[config.part]
-    is_first = config.part == 0
+    shares = partition_columns(config.columns, len(table.columns), config.n_shares, rng)
+    share = shares[config.share]
+    is_first = config.share == 0
     return Table(
         tuple(table.columns[column] for column in share),
         np.ascontiguousarray(table.values[:, share]),
@@ -129,7 +130,7 @@ def common_order(ids: Sequence[str], seed: int) -> Rows:
 
 
 def split_common(rows: Rows, ids: Sequence[str], holdout: Holdout, is_share: bool) -> Split:
-    """The rows that all parties have by their use, each part in the common order.
+    """The rows that all parties have by their use, each subset in the common order.
 
     Rows of a table that the parties share are drawn by their numbers in it, as between horizontal
     parties: however a table is split, the same rows of it are held back. Rows of tables of their
@@ -143,7 +144,7 @@ def split_common(rows: Rows, ids: Sequence[str], holdout: Holdout, is_share: boo
     ordered = rows[common_order(ids, holdout.seed)]
     drawn_by = ordered if is_share else np.arange(len(ordered))
     split = split_rows(len(rows), holdout.test_fraction, holdout.valid_fraction, holdout.seed)
-    return Split(*(ordered[np.isin(drawn_by, getattr(split, part))] for part in PARTS))
+    return Split(*(ordered[np.isin(drawn_by, getattr(split, subset))] for subset in SUBSETS))
 
 
 def order_digest(ids: Sequence[str], key: bytes) -> bytes:

@@ -38,7 +38,7 @@ class SiteConfig:
     dropped : further columns that are not features.
     simulated : whether the run config names the tables of all parties, which are on one machine.
     partition : rule by which one simulated table is split; empty where the party has its own.
-    part, n_parts : which share of a simulated table is this party's.
+    share, n_shares : which share of a simulated table is this party's.
     columns : rule by which the columns of a simulated table are split, between vertical parties.
     shares_names : whether others may learn the names of the columns, between vertical parties.
     allows_export : whether this party's part of a model may leave it, to be joined with the others.
@@ -58,8 +58,8 @@ class SiteConfig:
     dropped: tuple[str, ...] = ()
     simulated: bool = False
     partition: str = ""
-    part: int = 0
-    n_parts: int = 1
+    share: int = 0
+    n_shares: int = 1
     columns: str = ""
     shares_names: bool = False
     allows_export: bool = False
@@ -105,25 +105,25 @@ def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConf
     return _simulated(int(node["partition-id"]), int(node["num-partitions"]), run)
 
 
-def _simulated(part: int, n_parts: int, run: Mapping[str, Value]) -> SiteConfig:
+def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfig:
     """One of the parties of a simulation: with a table of its own, or a share of the only one."""
-    sources = party_sources(str(run["data"]), n_parts)
+    sources = party_sources(str(run["data"]), n_shares)
     if sources:
-        name = list(sources)[part]
+        name = list(sources)[share]
         return SiteConfig(
             name,
             simulated=True,
-            part=part,
-            n_parts=n_parts,
+            share=share,
+            n_shares=n_shares,
             **_table({**run, "data": sources[name]}),
         )
     return SiteConfig(
-        party_name(part, n_parts),
+        party_name(share, n_shares),
         simulated=True,
         partition=str(run["partition"]),
         columns=str(run["columns"]),
-        part=part,
-        n_parts=n_parts,
+        share=share,
+        n_shares=n_shares,
         **_table(run),
     )
 

@@ -16,7 +16,7 @@ from fedapp.trees.divided.lookup import FORMAT
 SALT_BYTES = 32
 
 
-PART = "part.json"
+PART_FILE = "part.json"
 
 
 def write_part(folder: Path, document: Mapping[str, Any]) -> None:
@@ -25,7 +25,7 @@ def write_part(folder: Path, document: Mapping[str, Any]) -> None:
     Salt makes its digest say nothing: without it, who guessed a threshold could try the guess.
     """
     document = {**document, "salt": secrets.token_hex(SALT_BYTES)}
-    write_whole(folder / PART, (json.dumps(document) + "\n").encode(), PRIVATE)
+    write_whole(folder / PART_FILE, (json.dumps(document) + "\n").encode(), PRIVATE)
 
 
 def read_part(folder: Path) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def read_part(folder: Path) -> dict[str, Any]:
     ------
     DataError : there is none, or it is of another format.
     """
-    path = folder / PART
+    path = folder / PART_FILE
     if not path.is_file():
         raise DataError("model must have a part at this party, got none: was it trained here?")
     document: dict[str, Any] = json.loads(path.read_text())
@@ -46,4 +46,4 @@ def read_part(folder: Path) -> dict[str, Any]:
 
 def part_digest(folder: Path) -> bytes:
     """32 bytes that change with a party's part of a model."""
-    return hashlib.blake2b((folder / PART).read_bytes(), digest_size=32).digest()
+    return hashlib.blake2b((folder / PART_FILE).read_bytes(), digest_size=32).digest()

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.datasets import read_source
-from fedapp.data.partition import PARTS, partition_rows, split_rows
+from fedapp.data.partition import SUBSETS, partition_rows, split_rows
 from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig
 
@@ -36,10 +36,10 @@ class Holdout:
     seed: int
 
 
-def read_parts(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
+def read_subsets(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
     """The train, valid and test rows of one site.
 
-    A simulated table is first split into parts and then among the parties, so that a pooled model
+    A simulated table is first split into subsets and then among the parties, so that a pooled model
     sees the same rows.
 
     Raises
@@ -52,16 +52,16 @@ def read_parts(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
         split = split_rows(
             table.n_rows, holdout.test_fraction, holdout.valid_fraction, holdout.seed
         )
-        return {part: table.take(getattr(split, part)) for part in PARTS}
+        return {subset: table.take(getattr(split, subset)) for subset in SUBSETS}
     table = read_table(config)
-    shares = share_rows(table, holdout, config.partition, config.n_parts)
-    return {part: table.take(shares[part][config.part]) for part in PARTS}
+    shares = share_rows(table, holdout, config.partition, config.n_shares)
+    return {subset: table.take(shares[subset][config.share]) for subset in SUBSETS}
 
 
 def share_rows(
     table: Table, holdout: Holdout, partition: str, n_parties: int
 ) -> dict[str, tuple[Rows, ...]]:
-    """Row numbers of every party, for each part.
+    """Row numbers of every party, for each subset.
 
     Training rows are dealt by the rule. Validation and test rows are dealt evenly, as scores are
     pooled; only a natural partition keeps all rows of a group together.
@@ -72,20 +72,20 @@ def share_rows(
         everyone = np.arange(table.n_rows, dtype=np.int64)
         groups = partition_rows(partition, everyone, n_parties, rng, table.labels, table.groups)
         return {
-            part: tuple(np.intersect1d(rows, getattr(split, part)) for rows in groups)
-            for part in PARTS
+            subset: tuple(np.intersect1d(rows, getattr(split, subset)) for rows in groups)
+            for subset in SUBSETS
         }
     dealt = {"train": partition_rows(partition, split.train, n_parties, rng, table.labels)}
-    for part in ("valid", "test"):
-        rows = rng.permutation(getattr(split, part))
-        dealt[part] = tuple(np.sort(share) for share in np.array_split(rows, n_parties))
+    for subset in ("valid", "test"):
+        rows = rng.permutation(getattr(split, subset))
+        dealt[subset] = tuple(np.sort(share) for share in np.array_split(rows, n_parties))
     return dealt
 
 
-def fingerprint(parts: dict[str, Table], key: bytes) -> str:
+def fingerprint(subsets: dict[str, Table], key: bytes) -> str:
     """A digest of all rows, 128 bits in hex, that only the holder of the key can compute."""
     digest = hashlib.blake2b(key=key, digest_size=16)
-    for table in parts.values():
+    for table in subsets.values():
         for array in (table.values, table.labels, table.weights):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).view(np.uint8).data)

@@ -32,7 +32,7 @@ import numpy as np
 from fedapp.errors import DataError
 from fedapp.home import private_folder, write_whole
 from fedapp.messages.fields import Array
-from fedapp.site.part_file import PART
+from fedapp.site.part_file import PART_FILE
 
 SECONDS_A_DAY = 24 * 60 * 60
 FORMAT = 2
@@ -250,7 +250,7 @@ def drop_abandoned(site: Path, days: float) -> None:
     """
     for path in site.glob("*/" + STATE):
         is_old = path.stat().st_mtime < time.time() - days * SECONDS_A_DAY
-        if is_old and not (path.parent / PART).exists():
+        if is_old and not (path.parent / PART_FILE).exists():
             shutil.rmtree(path.parent)
 
 

@@ -148,7 +148,7 @@ def _broken_scalar(value: Any, base: Any, form: Range | None) -> str:
     if base is tuple:
         if not isinstance(value, tuple):
             return f"must be a list of texts, got {type(value).__name__}"
-        if not all(isinstance(part, str) for part in value):
+        if not all(isinstance(one, str) for one in value):
             return "must be a list of texts, got another element in it"
     elif type(value) is not base:
         return f"must be {base.__name__}, got {type(value).__name__}"

@@ -139,7 +139,7 @@ def _read_header(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
 
 def _is_scalar(value: Any) -> bool:
     if isinstance(value, list):
-        return all(isinstance(part, str) for part in value)
+        return all(isinstance(one, str) for one in value)
     if type(value) is int:
         return value in INT64
     return isinstance(value, bool | str) or (type(value) is float and math.isfinite(value))

@@ -56,7 +56,7 @@ console = Console()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
+class Subsets:
     """The rows of every party, and the test rows of all."""
 
     values: tuple[Rows, ...]
@@ -110,7 +110,7 @@ def settings_of(data: str, depth: int, bins: str, parties: int = N_PARTIES) -> S
     return load_settings(config)
 
 
-def read_rows(settings: Settings) -> Parts:
+def read_rows(settings: Settings) -> Subsets:
     """The same rows as the parties of a run have."""
     table = read_source(settings.data, label=settings.label)
     assert table.labels is not None
@@ -118,7 +118,7 @@ def read_rows(settings: Settings) -> Parts:
     holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
     shares = share_rows(table, holdout, settings.partition, settings.parties)
     train, test = shares["train"], np.sort(np.concatenate(shares["test"]))
-    return Parts(
+    return Subsets(
         tuple(table.values[rows] for rows in train),
         tuple(labels[rows].astype(np.float32) for rows in train),
         table.values[test],
@@ -150,7 +150,7 @@ def measure_pax(settings: Settings) -> Measured:
     return Measured(method, settings.max_depth, seconds, auc, n_messages, n_bytes)
 
 
-def train_pooled(parameters: Mapping[str, Any], rows: Parts) -> tuple[float, Any]:
+def train_pooled(parameters: Mapping[str, Any], rows: Subsets) -> tuple[float, Any]:
     """Seconds, and the booster of all parties' rows."""
     values, labels = np.concatenate(rows.values), np.concatenate(rows.labels)
     start = time.perf_counter()
@@ -159,7 +159,7 @@ def train_pooled(parameters: Mapping[str, Any], rows: Parts) -> tuple[float, Any
     return time.perf_counter() - start, booster
 
 
-def measure_pooled(settings: Settings, rows: Parts) -> Measured:
+def measure_pooled(settings: Settings, rows: Subsets) -> Measured:
     """Median of the runs after a warm-up."""
     parameters = parameters_of(settings, rows)
     runs = [train_pooled(parameters, rows) for _ in range(REPEATS + 1)][1:]
@@ -168,14 +168,14 @@ def measure_pooled(settings: Settings, rows: Parts) -> Measured:
     return Measured(POOLED, settings.max_depth, seconds, test_auc(margins, rows))
 
 
-def parameters_of(settings: Settings, rows: Parts, threads: int = THREADS) -> dict[str, Any]:
+def parameters_of(settings: Settings, rows: Subsets, threads: int = THREADS) -> dict[str, Any]:
     """The run's settings as XGBoost takes them."""
     labels = np.concatenate(rows.labels)
     parameters = xgboost_parameters(settings, labels, np.ones_like(labels), labels)
     return {**parameters, "nthread": threads}
 
 
-def test_auc(margins: Rows, rows: Parts) -> float:
+def test_auc(margins: Rows, rows: Subsets) -> float:
     """As the run counts it."""
     labels = rows.test_labels
     weights = np.ones_like(labels)
@@ -191,7 +191,9 @@ def check_against_xgboost(data: str, depth: int) -> int:
     return count_same_nodes(model, json.loads(booster.save_raw("json")))
 
 
-def measure_plugin(all_settings: Mapping[int, Settings], rows: Parts) -> tuple[list[Measured], int]:
+def measure_plugin(
+    all_settings: Mapping[int, Settings], rows: Subsets
+) -> tuple[list[Measured], int]:
     """XGBoost's federated plugin at every depth, and the peak memory of a worker in bytes."""
     parameters = {
         depth: parameters_of(settings, rows, WORKER_THREADS)
@@ -209,7 +211,7 @@ def measure_plugin(all_settings: Mapping[int, Settings], rows: Parts) -> tuple[l
     return lines, peak
 
 
-def pooled_auc(settings: Settings, rows: Parts) -> float:
+def pooled_auc(settings: Settings, rows: Subsets) -> float:
     """Mean test AUC of pooled XGBoost over near values of max-bin."""
     parameters = parameters_of(settings, rows)
     found = []

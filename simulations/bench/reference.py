@@ -25,7 +25,7 @@ from fedapp.config import Settings, load_settings
 from fedapp.home import home
 from fedapp.predict import parts_of, predict_table
 from fedapp.run_folder import RunFolder
-from fedapp.site.part_file import PART
+from fedapp.site.part_file import PART_FILE
 from simulations.local import run_local
 
 DIGEST_BYTES = 16
@@ -129,7 +129,7 @@ def computed(name: str) -> Iterator[tuple[str, Any]]:
             yield f"{name}: predictions", digest_of(run.path / "predictions.csv")
             return
         for party in (parts["active"], *parts["passive"]):
-            path = home() / "sites" / party / parts["model_id"] / PART
+            path = home() / "sites" / party / parts["model_id"] / PART_FILE
             yield f"{name}: part of {party}", digest_of(path)
         for inference in plan.inferences:
             yield from _predicted_together(name, settings, parts["model_id"], inference)

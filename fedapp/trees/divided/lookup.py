@@ -17,7 +17,7 @@ from fedapp.trees.model import LEAF, Ensemble, Tree, from_json, kind_of
 from fedapp.trees.sides import goes_left
 
 FORMAT = 1
-PARTS = "parts"  # kind of a model.json that says where the parts of a model lie
+DIVIDED = "parts"  # kind of a model.json that says where the parts of a model lie
 Ints = npt.NDArray[np.int64]
 NO_QUANTILES = np.empty((0, 0), dtype=np.float32)
 

@@ -102,16 +102,16 @@ class Choices:
     defaults: npt.NDArray[np.uint8]
 
     @classmethod
-    def joined(cls, parts: Sequence[tuple[Listing, Choices]]) -> Choices:
+    def joined(cls, pairs: Sequence[tuple[Listing, Choices]]) -> Choices:
         """Of several trees, one after the other; each with its columns."""
-        widths = [len(listing.columns) for listing, _ in parts]
+        widths = [len(listing.columns) for listing, _ in pairs]
         before = np.cumsum([0, *widths]).tolist()
         listed = [
             np.where(one.listed < 0, -1, one.listed + n)
-            for (_, one), n in zip(parts, before, strict=False)
+            for (_, one), n in zip(pairs, before, strict=False)
         ]
         found = {
-            name: np.concatenate([getattr(one, name) for _, one in parts]) for name in cls.__slots__
+            name: np.concatenate([getattr(one, name) for _, one in pairs]) for name in cls.__slots__
         }
         return cls(**found | {"listed": np.concatenate(listed)})
 

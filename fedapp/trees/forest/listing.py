@@ -72,9 +72,9 @@ class Listing:
         return np.concatenate(([0], np.cumsum(self.n_bins + self.missing)))
 
     @classmethod
-    def joined(cls, parts: Sequence[Listing]) -> Listing:
+    def joined(cls, listings: Sequence[Listing]) -> Listing:
         """Of several trees, one after the other."""
-        return cls(*(np.concatenate([getattr(one, n) for one in parts]) for n in cls.__slots__))
+        return cls(*(np.concatenate([getattr(one, n) for one in listings]) for n in cls.__slots__))
 
     def of_nodes(self, first: int, end: int) -> Listing:
         """Of some neighbouring nodes."""

@@ -85,13 +85,13 @@ class StackedModel:
         float32, shape (n_rows, n_outputs).
         """
         size = max(1, PREDICT_NUMBERS // self.shape.n_columns)
-        parts = [
+        batches = [
             self.margins(
                 tree_outputs(self.ensembles, self.shape.n_trees, values[start : start + size])
             )
             for start in range(0, len(values), size)
         ]
-        return np.concatenate([*parts, np.empty((0, self.n_outputs), dtype=np.float32)])
+        return np.concatenate([*batches, np.empty((0, self.n_outputs), dtype=np.float32)])
 
     def margins(self, outputs: Floats) -> Floats:
         """Margins of tree outputs, float32, shape (n_rows, shape.n_columns)."""
