@@ -84,12 +84,14 @@ def _leave() -> None:
 
 def main() -> None:
     """Run the command; an error of fedapp is one line and status 1."""
+    from fedapp.commands.app import app_app
     from fedapp.commands.data import data_app
     from fedapp.commands.federation import federation_app
     from fedapp.commands.site import site_app
 
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.ERROR)
     logging.getLogger("fedapp.site").setLevel(logging.CRITICAL)
+    cli.add_typer(app_app, name="app")
     cli.add_typer(data_app, name="data")
     cli.add_typer(site_app, name="site")
     cli.add_typer(federation_app, name="federation")

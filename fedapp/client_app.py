@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 
 from fedapp.errors import FedappError, ProtocolError
 from fedapp.site.answer import answer
+from fedapp.site.bundle import check_bundle
 from fedapp.site.config import site_config
 from fedapp.wire.codec import FAILED, REFUSED, from_records, to_records
 
@@ -20,7 +21,17 @@ log = logging.getLogger("fedapp.site")
 
 
 class SiteApp(ClientApp):
-    """A ClientApp that knows its handlers by the message kind instead of by registration."""
+    """A ClientApp that knows its handlers by the message kind instead of by registration.
+
+    Parameters
+    ----------
+    bundle : SHA-256 of the app bundle whose run it answers; None where it is of that bundle itself,
+        in simulation.
+    """
+
+    def __init__(self, bundle: str | None = None) -> None:
+        super().__init__()
+        self._bundle = bundle
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; an error goes back as its text, without a traceback."""
@@ -28,6 +39,8 @@ class SiteApp(ClientApp):
         try:
             config = site_config(context.node_config, context.run_config)
             name = config.name
+            if self._bundle is not None:
+                check_bundle(config, self._bundle)
             envelope, content = from_records(message.content, name)
             reply = answer(config, kind, envelope, content)
             return Message(to_records(reply, envelope), reply_to=message)

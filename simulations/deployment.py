@@ -113,10 +113,15 @@ class Deployment:
         return []
 
     def process(self, name: str, program: str) -> psutil.Process | None:
-        """The process of a program that a script has started; None where there is none now."""
+        """The process of a program that a script has started; None where there is none now.
+
+        Parameters
+        ----------
+        program : name of a command, or of a module that Python runs.
+        """
         for process in self.family(name):
             with suppress(psutil.NoSuchProcess):
-                if any(Path(word).name == program for word in process.cmdline()[:2]):
+                if any(Path(word).name == program for word in process.cmdline()[:4]):
                     return process
         return None
 
@@ -149,15 +154,20 @@ class Deployment:
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def begin(self, *words: str) -> subprocess.Popen[str]:
-        """Start a ``fedapp`` command at the coordinator."""
+    def begin(self, *words: str, app: Path | None = None) -> subprocess.Popen[str]:
+        """Start a ``fedapp`` command at the coordinator.
+
+        Parameters
+        ----------
+        app : folder of another fedapp than the one that runs here.
+        """
         command = shlex.join([f"{Path(sys.executable).parent}/fedapp", *words])
         return subprocess.Popen(
             ["bash", "-c", f". {self.coordinator}/env.sh; exec {command}"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "COLUMNS": "200"},
+            env={**os.environ, "COLUMNS": "200", **({"PYTHONPATH": str(app)} if app else {})},
         )
 
     def fedapp(self, *words: str) -> str:

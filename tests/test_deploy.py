@@ -359,7 +359,7 @@ def test_a_script_starts_its_process_again_until_it_is_told_to_stop(
 ) -> None:
     folder, _ = site()
     starts = tmp_path / "starts"
-    for program in ("flower-supernode", "flower-superexec"):
+    for program in ("flower-supernode", "python"):
         stub = tmp_path / program
         noted = starts if program == "flower-supernode" else "/dev/null"
         stub.write_text(f"#!/bin/sh\necho $$ >> {noted}\nexec sleep 60\n")

@@ -284,7 +284,11 @@ def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "killed",
-    [("shop", "flwr-clientapp"), ("bank", "flower-supernode"), ("coordinator", "flower-superlink")],
+    [
+        ("shop", "fedapp.deploy.clientapp"),
+        ("bank", "flower-supernode"),
+        ("coordinator", "flower-superlink"),
+    ],
     ids=["ClientApp of shop", "SuperNode of bank", "SuperLink"],
 )
 def test_a_vertical_run_survives_the_death_of_a_process(

@@ -81,8 +81,8 @@ def last_words(run: subprocess.Popen[str]) -> str:
 @pytest.mark.parametrize(
     ("place", "program"),
     [
-        ("bank", "flwr-clientapp"),
-        ("bank", "flower-superexec"),
+        ("bank", "fedapp.deploy.clientapp"),
+        ("bank", "fedapp.deploy.superexec"),
         ("bank", "flower-supernode"),
         ("coordinator", "flower-superlink"),
     ],
@@ -116,7 +116,7 @@ def messages(run_dir: Path, source: str, target: str) -> Counter[int]:
     return Counter(line["step"] for line in lines if (line["from"], line["to"]) == (source, target))
 
 
-@pytest.mark.parametrize("program", ["flwr-clientapp", "flower-supernode"])
+@pytest.mark.parametrize("program", ["fedapp.deploy.clientapp", "flower-supernode"])
 def test_a_slow_site_is_asked_again_and_answers_twice_and_no_tree_grows_twice(
     deployment: Deployment, local_model: bytes, tmp_path: Path, program: str
 ) -> None:

@@ -60,6 +60,7 @@ def check_command(
     from fedapp.config import load_settings
     from fedapp.home import home
     from fedapp.messages.methods import all_methods
+    from fedapp.site.bundle import installed_bundle
     from fedapp.site.check import check_site, who_may_read_keys
     from fedapp.site.config import parse_node_config, site_config
 
@@ -85,6 +86,7 @@ def check_command(
         "label": found.label,
         "ids": found.ids,
         "versions": ", ".join(told_versions()),
+        "app": " or ".join(sorted(site.bundles or {installed_bundle()})),
         "keys": who_may_read_keys(folders),
         "share-column-names": "yes" if site.shares_names else "no",
         "allow-export": "yes" if site.allows_export else "no",

@@ -216,6 +216,7 @@ def _node_config(site: SiteConfig, data: str) -> str:
         "# encrypted-labels = true       # labels may leave this site under encryption alone",
         "# allow-insecure = true         # trials: small keys, less guard for Fed-EINI",
         '# trusted = "NAME:FINGERPRINT"  # of the other sites: fedapp key NAME prints its own',
+        '# app = "HASH,HASH"            # of the coordinator: fedapp app hash prints its own',
         '# predict-data = "new.csv"      # what fedapp predict predicts',
     ]
     return "\n".join(lines) + "\n"

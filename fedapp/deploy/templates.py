@@ -57,8 +57,9 @@ START_SUPERNODE = (
     """\
 #!/usr/bin/env bash
 # The site's SuperNode and the SuperExec that starts the process which reads the rows, each started
-# again when it ends. After a crash the SuperLink refuses the same key for about 60 s, until it
-# takes the old SuperNode for gone; so it is tried again until it works.
+# again when it ends. This SuperExec runs the fedapp that is installed here; Flower's own would run
+# whatever the coordinator sends. After a crash the SuperLink refuses the same key for about 60 s,
+# until it takes the old SuperNode for gone; so it is tried again until it works.
 set -u
 umask 077
 cd {DIR}
@@ -75,7 +76,7 @@ keep flower-supernode --superlink {SUPERLINK} {ROOT} \\
 # A SuperExec that dies takes the process along that reads the rows, for whose answer Flower's
 # SuperNode then waits for ever: so it is ended too.
 pause=1 node=$!
-keep flower-superexec --insecure --runtime-api-address 127.0.0.1:{PORT} \\
+keep python -P -m fedapp.deploy.superexec --insecure --runtime-api-address 127.0.0.1:{PORT} \\
   --superexec-auth-secret-file {DIR}/superexec.secret &
 wait
 """
@@ -246,7 +247,7 @@ services:
       - {DIR}/superexec.secret:{DIR}/superexec.secret:ro
       - {DATA}:{DATA}:ro  # the same for the table of predict-data
     command: >-
-      flower-superexec --insecure --runtime-api-address supernode:9094
+      python -P -m fedapp.deploy.superexec --insecure --runtime-api-address supernode:9094
       --superexec-auth-secret-file {DIR}/superexec.secret
 
 networks:

@@ -17,11 +17,12 @@ from fedapp.errors import ConfigError
 Value = bool | int | float | str
 PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # Flower's own
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
+BUNDLE = re.compile(r"[0-9a-f]{64}")
 # What a node config may say. A word misspelled is refused: it could be the site's policy.
 NODE_KEYS = (
     *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
     *("share-column-names", "allow-export", "trusted", "allow", "min-rows", "encrypted-labels"),
-    "allow-insecure",
+    *("allow-insecure", "app"),
     *("partition-id", "num-partitions"),
 )
 
@@ -48,6 +49,7 @@ class SiteConfig:
     min_rows : the fewest of its rows that a run may train on.
     encrypts_labels : whether its labels may leave it under encryption alone, not in codes.
     allows_insecure : whether a run may use small keys, or weaken the guard of Fed-EINI.
+    bundles : hashes of the app bundles whose runs it answers; empty for that of the installed one.
     """
 
     name: str
@@ -69,6 +71,7 @@ class SiteConfig:
     min_rows: int = 0
     encrypts_labels: bool = False
     allows_insecure: bool = False
+    bundles: frozenset[str] = frozenset()
 
     @property
     def group(self) -> str:
@@ -186,7 +189,7 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
 
     Raises
     ------
-    ConfigError : the fewest rows are no whole number.
+    ConfigError : the fewest rows are no whole number, or an app bundle is named by no hash.
     """
     names = str(node.get("allow", "")).replace(",", " ").replace("_", "-").split()
     fewest = str(node.get("min-rows", 0))
@@ -197,7 +200,21 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "min_rows": int(fewest),
         "encrypts_labels": _is_true(node.get("encrypted-labels", False)),
         "allows_insecure": _is_true(node.get("allow-insecure", False)),
+        "bundles": _bundles(str(node.get("app", ""))),
     }
+
+
+def _bundles(text: str) -> frozenset[str]:
+    """Hashes, separated by commas or blanks.
+
+    Raises
+    ------
+    ConfigError : one is no SHA-256.
+    """
+    found = text.replace(",", " ").split()
+    if not all(BUNDLE.fullmatch(one) for one in found):
+        raise ConfigError(f"app must be hashes of 64 hex digits (fedapp app hash), got {text!r}")
+    return frozenset(found)
 
 
 def _is_true(value: Value) -> bool:

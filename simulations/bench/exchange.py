@@ -181,7 +181,7 @@ class Watch:
 def watched(deployment: Deployment) -> Iterator[Watch]:
     """Look at one site again and again while the block runs."""
     watch, ended = Watch(), threading.Event()
-    superexec = deployment.caught(WATCHED, "flower-superexec")
+    superexec = deployment.caught(WATCHED, "fedapp.deploy.superexec")
     assert superexec
     before = superexec.cpu_times()
     thread = threading.Thread(target=_look, args=(watch, deployment, superexec, ended))

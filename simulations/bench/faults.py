@@ -41,8 +41,9 @@ SETTINGS = {
     "exchange-deadline": 300,
 }
 FAULTS = (
-    *((site, program) for site in SITES for program in ("flower-supernode", "flower-superexec")),
-    *((site, "flwr-clientapp") for site in SITES),
+    *((site, "flower-supernode") for site in SITES),
+    *((site, "fedapp.deploy.superexec") for site in SITES),
+    *((site, "fedapp.deploy.clientapp") for site in SITES),
     ("coordinator", "flower-superlink"),
     ("coordinator", "flower-superexec"),
     ("coordinator", "flwr-serverapp"),

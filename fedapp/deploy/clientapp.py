@@ -1,0 +1,60 @@
+"""Flower's ``flwr-clientapp``, which answers with the fedapp that is installed here.
+
+``python -m fedapp.deploy.clientapp`` takes the options of ``flwr-clientapp``. What Flower would do
+with the bundle that the coordinator sends, unpack it and import its code, is replaced: the bundle
+is hashed, and otherwise left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+from flwr.supernode.runtime import run_clientapp
+
+from fedapp.client_app import SiteApp
+
+
+class Bundle:
+    """The bundle of a run, of which nothing but its hash is used."""
+
+    def __init__(self) -> None:
+        self.hash = ""
+
+    def hold(self, content: bytes, **_: object) -> None:
+        """Stands for ``install_from_fab``."""
+        self.hash = hashlib.sha256(content).hexdigest()
+
+    def loader(self, **_: object) -> Callable[..., SiteApp]:
+        """Stands for ``get_load_client_app_fn``."""
+        return lambda *_: SiteApp(self.hash)
+
+
+def refuse_to_install(*_: object, **__: object) -> None:
+    """Stands for ``install_app_dependencies``: what a bundle names may run code as it installs."""
+    raise PermissionError("a site installs nothing that a bundle asks for")
+
+
+def main() -> None:
+    """Answer one message.
+
+    Raises
+    ------
+    SystemExit : Flower unpacks bundles by other means than those that are replaced here.
+    """
+    bundle = Bundle()
+    replaced = {
+        "install_from_fab": bundle.hold,
+        "get_load_client_app_fn": bundle.loader,
+        "install_app_dependencies": refuse_to_install,
+    }
+    for name, ours in replaced.items():
+        if not hasattr(run_clientapp, name):
+            raise SystemExit(f"flwr must be a version with run_clientapp.{name}, as 1.41 is")
+        setattr(run_clientapp, name, ours)
+    flwr_clientapp()
+
+
+if __name__ == "__main__":
+    main()

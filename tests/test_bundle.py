@@ -1,0 +1,162 @@
+"""Which app bundles a site answers, and that it runs none of them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from flwr.app import Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
+from typer.testing import CliRunner
+
+from fedapp.client_app import SiteApp
+from fedapp.commands.app import app_app
+from fedapp.config import app_folder
+from fedapp.deploy.clientapp import Bundle
+from fedapp.deploy.superexec import SiteExecutor
+from fedapp.errors import ConfigError
+from fedapp.site.bundle import check_bundle, installed_bundle
+from fedapp.site.config import site_config
+from fedapp.wire.codec import REFUSED
+from simulations.deployment import Deployment, settings_of
+from simulations.local import LocalGrid, site_contexts
+from tests.deployed import CUSTOMER, PAX, no_secret_is_at_the_coordinator, started
+from tests.edited import edited_app
+
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
+OTHER, ANOTHER = "0" * 64, "1" * 64
+
+
+def node(tmp_path: Path, **more: str) -> dict[str, str]:
+    return {"name": "bank", "data": str(tmp_path / "rows.csv"), **more}
+
+
+# The hash
+
+
+def test_the_command_prints_the_hash_by_which_flower_knows_what_flwr_run_sends() -> None:
+    fedapp = typer.Typer()
+    fedapp.add_typer(app_app, name="app")
+    shown = CliRunner().invoke(fedapp, ["app", "hash"]).output
+    assert shown == hashlib.sha256(build_fab_from_disk(app_folder())).hexdigest() + "\n"
+
+
+def test_a_bundle_is_stored_uncompressed_so_that_no_library_of_a_machine_changes_its_hash() -> None:
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app_folder()))) as bundle:
+        assert {entry.compress_type for entry in bundle.infolist()} == {zipfile.ZIP_STORED}
+
+
+@pytest.mark.parametrize("changed", ["an answer", "version 0.0.9", "version 99.0.0"])
+def test_an_edited_app_and_another_version_have_other_hashes(tmp_path: Path, changed: str) -> None:
+    app = edited_app(tmp_path / "app", changed)
+    assert hashlib.sha256(build_fab_from_disk(app)).hexdigest() != installed_bundle()
+
+
+# What a site answers
+
+
+def test_a_site_knows_the_bundle_of_its_own_fedapp_alone(tmp_path: Path) -> None:
+    config = site_config(node(tmp_path), {})
+    check_bundle(config, installed_bundle())
+    rule = rf"app must be {installed_bundle()}, which this site knows, got {OTHER}; install the "
+    with pytest.raises(ConfigError, match=rule):
+        check_bundle(config, OTHER)
+
+
+def test_a_site_that_names_bundles_knows_these_and_no_other(tmp_path: Path) -> None:
+    config = site_config(node(tmp_path, app=f"{OTHER}, {ANOTHER}"), {})
+    check_bundle(config, OTHER)
+    check_bundle(config, ANOTHER)
+    with pytest.raises(ConfigError, match=f"app must be {OTHER} or {ANOTHER}, which"):
+        check_bundle(config, installed_bundle())
+
+
+@pytest.mark.parametrize("text", ["latest", OTHER[1:], f"{OTHER},{ANOTHER.replace('1', 'G')}"])
+def test_what_is_no_hash_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"app must be hashes of 64 hex digits .*{text}'$"):
+        site_config(node(tmp_path, app=text), {})
+
+
+def test_a_message_of_another_bundle_is_refused_by_the_sites_name_before_it_is_read(
+    tmp_path: Path,
+) -> None:
+    grid = LocalGrid(site_contexts([node(tmp_path)]), SiteApp(OTHER))
+    (answer,) = grid.send_and_receive([Message(RecordDict(), 2, "query.nothing")])
+    grid.close()
+    error = answer.error
+    assert error.code == REFUSED
+    assert error.reason is not None
+    assert error.reason.startswith(f"bank: app must be {installed_bundle()}, which")
+    assert not (tmp_path / "home").exists()
+
+
+# What a site runs
+
+
+def test_of_a_bundle_nothing_but_the_hash_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    content = build_fab_from_disk(edited_app(tmp_path / "app", "an answer"))
+    bundle = Bundle()
+    bundle.hold(content, skip_prompt=True)
+    app = bundle.loader(default_app_ref="", app_path=None, multi_app=True)("id", "1", "a claim")
+    assert type(app) is SiteApp
+    assert bundle.hash == hashlib.sha256(content).hexdigest()
+    assert not (tmp_path / "flower").exists()
+
+
+def test_where_flower_unpacks_bundles_by_other_means_no_message_is_answered() -> None:
+    code = "from flwr.supernode.runtime import run_clientapp; del run_clientapp.install_from_fab\n"
+    code += "from fedapp.deploy.clientapp import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    rule = r"flwr must be a version with run_clientapp\.install_from_fab, as 1\.41 is"
+    assert re.fullmatch(rule, ended.stderr.strip())
+
+
+@pytest.mark.parametrize("kind", sorted(set(TaskType) - {TaskType.CLIENT_APP}))
+def test_a_site_starts_nothing_but_its_own_client_app(kind: TaskType) -> None:
+    spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, 1, True, 1)
+    result = SiteExecutor().launch(spec)
+    assert result.status == LaunchResultStatus.FAILED
+    assert result.message == f"a site runs no {kind}, only its own ClientApp"
+
+
+# The same with real processes
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with started(tmp_path_factory.mktemp("bundles")) as deployment:
+        yield deployment
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", ["an answer", "version 0.0.9", "version 99.0.0"])
+def test_an_app_that_the_coordinator_has_edited_gets_no_row_and_is_refused_by_name_and_hash(
+    deployment: Deployment, tmp_path: Path, changed: str
+) -> None:
+    app = edited_app(tmp_path / "app", changed)
+    sent = hashlib.sha256(build_fab_from_disk(app)).hexdigest()
+    given = settings_of({**PAX, "run-dir": tmp_path / "run"})
+    command = deployment.begin("run", "pax", "--engine", "federation", *given, app=app)
+    shown, _ = command.communicate(timeout=300)
+    assert command.returncode == 1
+    site = r"error: (bank|insurer|shop) \(step 1\)"
+    rule = f"{site}: app must be {installed_bundle()}, which this site knows, got {sent};"
+    assert re.match(rule, shown.splitlines()[-1])
+    assert CUSTOMER not in shown
+    no_secret_is_at_the_coordinator(deployment, tmp_path / "run")
