@@ -18,7 +18,7 @@ from fedapp.commands.clean import clean
 from fedapp.commands.common import command_began
 from fedapp.commands.compare import compare
 from fedapp.commands.help import Command, PredictingCommand, TrainingCommand
-from fedapp.commands.key import key
+from fedapp.commands.key import key, trust
 from fedapp.commands.predict import predict
 from fedapp.commands.report import report
 from fedapp.commands.run import run
@@ -39,6 +39,7 @@ cli.command(cls=Command)(report)
 cli.command(cls=Command)(runs)
 cli.command(cls=Command)(clean)
 cli.command(cls=Command)(key)
+cli.command(cls=Command)(trust)
 
 
 def _show_version(wanted: bool) -> None:

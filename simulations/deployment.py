@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -17,8 +18,10 @@ from typing import Any
 import numpy as np
 import psutil
 
+from fedapp.crypto.sealed import fingerprint_of, public_key
 from fedapp.deploy.folders import Federation, write_federation, write_site
 from fedapp.site.config import parse_node_config, site_config
+from fedapp.site.trust import identity, pin
 from simulations.engines import free_ports
 
 # What ends a wait that has no end, on however busy a machine.
@@ -26,7 +29,8 @@ START_SECONDS, RUN_SECONDS, STOP_SECONDS = 300, 900, 60
 
 
 class Deployment:
-    """A coordinator and sites, each in a folder of its own, started by their own scripts.
+    """A coordinator and sites that trust each other's keys, each in a folder of its own, started by
+    their own scripts.
 
     Parameters
     ----------
@@ -47,6 +51,9 @@ class Deployment:
             self.add_site(name, node)
             public = (folder / name / f"{name}.pub").read_bytes()
             (self.coordinator / "sites" / f"{name}.pub").write_bytes(public)
+        for name, other in itertools.permutations(nodes, 2):
+            key = public_key(identity(other, self.home(other)))
+            pin(self.home(name), other, fingerprint_of(key))
 
     def add_site(self, name: str, node: Mapping[str, Any]) -> None:
         """Write the folder of a site."""
@@ -57,6 +64,10 @@ class Deployment:
         """Give a site that does not run another node config."""
         lines = [f"{key} = {json.dumps(value)}" for key, value in {"name": name, **node}.items()]
         (self.folder / name / "site.toml").write_text("\n".join(lines) + "\n")
+
+    def home(self, name: str) -> Path:
+        """Where a site keeps its keys and its state."""
+        return self.folder / name / "home"
 
     def node_config(self, name: str) -> Mapping[str, Any]:
         return parse_node_config(str(self.folder / name / "site.toml"))

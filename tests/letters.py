@@ -11,7 +11,8 @@ from flwr.app import Message
 
 from fedapp.crypto.sealed import Address, unseal
 from fedapp.messages.parcels import Parcels, unpack_parcels
-from fedapp.site.mail import STEP_BYTES, identity
+from fedapp.site.mail import STEP_BYTES
+from fedapp.site.trust import identity
 from fedapp.wire.content import Content
 from fedapp.wire.layout import from_bytes
 from tests.transcript import Listener, arrays_of, scalars_of

@@ -23,7 +23,7 @@ from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.messages import eini
 from fedapp.messages.parcels import Parcel
-from fedapp.site import mail
+from fedapp.site import mail, trust
 from fedapp.site.answer import Site
 from fedapp.site.store import Store
 from fedapp.trees.divided.candidates import candidates, skeleton
@@ -219,7 +219,7 @@ def test_the_active_party_cannot_open_what_passive_parties_send_each_other(
 ) -> None:
     trained, _ = train(parties=3)
     _, app = listen(encrypted(settings, trained))
-    own = mail.identity("party-1")
+    own = trust.identity("party-1")
     n_tried = 0
     for request, _ in app.of_kind("eini_step"):
         if request.metadata.dst_node_id != 4:  # party-3
@@ -229,7 +229,7 @@ def test_the_active_party_cannot_open_what_passive_parties_send_each_other(
             step = int.from_bytes(parcel[: mail.STEP_BYTES], "little")
             address = Address(envelope.model_id, sender, "party-3", step)
             origin = mail.box_key(sender).tobytes()
-            receiver = mail.identity("party-3")
+            receiver = trust.identity("party-3")
             assert unseal(receiver, origin, address, parcel[mail.STEP_BYTES :])
             for peer in ("party-2", "party-3") if sender == "party-2" else ():
                 n_tried += 1

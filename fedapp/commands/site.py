@@ -13,6 +13,7 @@ from rich.table import Table as Grid
 from fedapp.commands.help import Command
 from fedapp.errors import ConfigError
 
+NOBODY = "no other site: vertical runs are refused (fedapp trust)"
 site_app = typer.Typer(help="A site: write what it needs, check its table.", no_args_is_help=True)
 
 
@@ -63,6 +64,7 @@ def check_command(
     from fedapp.site.bundle import installed_bundle
     from fedapp.site.check import check_site, who_may_read_keys
     from fedapp.site.config import parse_node_config, site_config
+    from fedapp.site.trust import pins_in
 
     if bool(node_config) == bool(config) or (config and not config.endswith(".toml")):
         raise ConfigError("site check must be given --node-config, or --config FILE.toml")
@@ -74,6 +76,7 @@ def check_command(
     found = check_site(site, all_methods(), (run.test_fraction, run.valid_fraction))
     beside = Path(config).parent if config else home()
     folders = {beside, *(place / "sites" / site.name for place in (home(), beside / "home"))}
+    trusted = sorted({**pins_in(home()), **pins_in(beside / "home"), **site.trusted}.items())
     console = Console()
     table = Grid("column", "type", "missing")
     for column in found.columns:
@@ -93,7 +96,7 @@ def check_command(
         "encrypted-labels": "yes" if site.encrypts_labels else "no",
         "allow-insecure": "yes" if site.allows_insecure else "no",
         "min-rows": str(site.min_rows),
-        "trusted": ", ".join(sorted(site.trusted)) or "any key that the coordinator passes on",
+        "trusted": ", ".join(f"{name} {key}" for name, key in trusted) or NOBODY,
     }.items():
         facts.add_row(fact, escape(value))
     console.print(facts)

@@ -215,7 +215,7 @@ def _node_config(site: SiteConfig, data: str) -> str:
         "# allow-export = true           # this site's part of a model may leave it",
         "# encrypted-labels = true       # labels may leave this site under encryption alone",
         "# allow-insecure = true         # trials: small keys, less guard for Fed-EINI",
-        '# trusted = "NAME:FINGERPRINT"  # of the other sites: fedapp key NAME prints its own',
+        '# trusted = "NAME:FINGERPRINT"  # keys of other sites, beside those of fedapp trust',
         '# app = "HASH,HASH"            # of the coordinator: fedapp app hash prints its own',
         '# predict-data = "new.csv"      # what fedapp predict predicts',
     ]

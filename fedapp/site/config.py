@@ -44,7 +44,7 @@ class SiteConfig:
     shares_names : whether others may learn the names of the columns, between vertical parties.
     allows_export : whether this party's part of a model may leave it, to be joined with the others.
     predict_data : table to predict; that of ``data`` where there is no other.
-    trusted : fingerprints of the keys of other vertical parties, by name; empty trusts any.
+    trusted : fingerprints of the keys of other vertical parties, by name.
     allowed : methods whose runs this party takes part in; empty allows all.
     min_rows : the fewest of its rows that a run may train on.
     encrypts_labels : whether its labels may leave it under encryption alone, not in codes.
@@ -143,7 +143,6 @@ def _table(config: Mapping[str, Value]) -> dict[str, Any]:
         "shares_names": _is_true(config.get("share-column-names", False)),
         "allows_export": _is_true(config.get("allow-export", False)),
         "predict_data": str(config.get("predict-data", "")),
-        "trusted": _trusted(str(config.get("trusted", ""))),
     }
 
 
@@ -201,6 +200,7 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "encrypts_labels": _is_true(node.get("encrypted-labels", False)),
         "allows_insecure": _is_true(node.get("allow-insecure", False)),
         "bundles": _bundles(str(node.get("app", ""))),
+        "trusted": _trusted(str(node.get("trusted", ""))),
     }
 
 
@@ -223,16 +223,30 @@ def _is_true(value: Value) -> bool:
 
 
 def _trusted(text: str) -> dict[str, str]:
-    """``bank:a1b2...,shop:c3d4...`` by name; blanks in a fingerprint do not matter.
+    """``bank:a1b2...,shop:c3d4...`` by name.
 
     Raises
     ------
     ConfigError : a part is no name and fingerprint.
     """
-    parts = [part.partition(":") for part in text.replace(" ", "").split(",") if part]
-    for name, _, fingerprint in parts:
-        if not NAME.fullmatch(name) or not FINGERPRINT.fullmatch(fingerprint):
-            raise ConfigError(
-                f"trusted must be NAME:FINGERPRINT, separated by commas, got {text!r}"
-            )
-    return {name: fingerprint for name, _, fingerprint in parts}
+    parts = [part.partition(":") for part in text.split(",") if part.strip()]
+    return dict(pinned_key(name.strip(), key, "trusted") for name, _, key in parts)
+
+
+def pinned_key(name: str, fingerprint: str, where: str) -> tuple[str, str]:
+    """A site's name and the fingerprint of its key, as ``fedapp key`` prints it.
+
+    Parameters
+    ----------
+    fingerprint : 32 hex digits; blanks and capitals do not matter.
+    where : they were written.
+
+    Raises
+    ------
+    ConfigError : they are none.
+    """
+    digits = "".join(fingerprint.split()).lower()
+    if not NAME.fullmatch(name) or not FINGERPRINT.fullmatch(digits):
+        rule = "must be the name of a site and its fingerprint, 32 hex digits"
+        raise ConfigError(f"{where} {rule}, got {name!r} and {fingerprint!r}")
+    return name, " ".join(re.findall("....", digits))

@@ -1,9 +1,9 @@
 """Letters between parties, sealed so that the server, which carries them, cannot read them.
 
-Every site has a key pair of its own; a node config may name the keys it trusts, by fingerprint. A
-parcel is 8 bytes of the step it was sent in, and the letter under a key that follows from the
-sender's and receiver's, bound to both names, the model and the step. What has come before, or is as
-old as something that an earlier request has brought, is refused as a replay.
+Every site has a key pair of its own, and opens a run only with keys that it trusts. A parcel is 8
+bytes of the step it was sent in, and the letter under a key that follows from the sender's and
+receiver's, bound to both names, the model and the step. What has come before, or is as old as
+something that an earlier request has brought, is refused as a replay.
 """
 
 from __future__ import annotations
@@ -13,27 +13,20 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedapp.crypto.sealed import (
-    Address,
-    fingerprint_of,
-    new_private_key,
-    public_key,
-    seal,
-    unseal,
-)
+from fedapp.crypto.sealed import Address, public_key, seal, unseal
+from fedapp.data.names import NAME, NAME_RULE
 from fedapp.errors import ProtocolError, blaming
-from fedapp.home import home, secret_at
 from fedapp.messages.fields import Array, Letter
 from fedapp.messages.parcels import Parcel
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store
+from fedapp.site.trust import check_trusted, identity
 from fedapp.wire.content import Content, put_together, take_apart
 from fedapp.wire.layout import from_bytes, to_bytes
 
 L = TypeVar("L", bound=Letter)
 Letters = list[tuple[str, Letter]]  # receiver and content of each
 STEP_BYTES = 8
-IDENTITY = "identity.key"
 
 
 class Mail:
@@ -95,11 +88,6 @@ class Mail:
         return found[sender]
 
 
-def identity(name: str) -> bytes:
-    """The site's private key, 32 bytes, drawn when it is first asked for and kept on its disk."""
-    return secret_at(home() / "sites" / name / IDENTITY, new_private_key)
-
-
 def box_key(name: str) -> Array:
     """The site's public key. uint8, shape (32,)."""
     return np.frombuffer(public_key(identity(name)), dtype=np.uint8)
@@ -110,25 +98,19 @@ def know(config: SiteConfig, store: Store, names: Sequence[str], keys: Array) ->
 
     Raises
     ------
-    ProtocolError : the site is not among them, a name comes twice, a key is not the one that the
-        site's node config trusts, its own was changed, or they were sent before.
+    ProtocolError : the site is not among them, a name comes twice or is none, they were sent
+        before, or a key is not trusted.
     """
-    own, trusted = config.name, config.trusted
+    own = config.name
     if own not in names or len(set(names)) < len(names):
         raise ProtocolError(own, "parcel", "names", "must differ, with the site's own")
+    if not all(map(NAME.fullmatch, names)):
+        raise ProtocolError(own, "parcel", "names", f"must be {NAME_RULE}")
     if "peers" in store.facts:
         raise ProtocolError(own, "parcel", "names", "must be sent once")
-    for name, key in zip(names, keys, strict=True):
-        found = fingerprint_of(key.tobytes())
-        if trusted and name != own and trusted.get(name) != found.replace(" ", ""):
-            raise ProtocolError(name, "parcel", "key", f"must be one {own} trusts, got {found}")
-        if name == own and (key != box_key(name)).any():
-            raise ProtocolError(
-                name, "parcel", "key", "must be the site's own, the server sent another"
-            )
-    store.facts["peers"] = {
-        name: key.tobytes().hex() for name, key in zip(names, keys, strict=True)
-    }
+    found = {name: key.tobytes() for name, key in zip(names, keys, strict=True)}
+    check_trusted(config, found)
+    store.facts["peers"] = {name: key.hex() for name, key in found.items()}
     store.facts["heard"] = {}
 
 

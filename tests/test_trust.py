@@ -1,0 +1,218 @@
+"""A site sends rows of its own, in whatever form, only to parties whose keys it trusts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from typer.testing import CliRunner
+
+from fedapp.cli import cli
+from fedapp.commands.site import site_app
+from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
+from fedapp.errors import ConfigError, ProtocolError
+from fedapp.home import home
+from fedapp.messages.alignment import OpenRequest
+from fedapp.messages.fields import Request
+from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.site.answer import answer
+from fedapp.site.config import SiteConfig, site_config
+from fedapp.site.mail import box_key
+from fedapp.site.trust import PINNED, identity, pin, trusted_keys
+from fedapp.wire.codec import Envelope
+from fedapp.wire.content import Content, take_apart
+from simulations.local import run_local
+from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.tampering import refuses
+
+MODEL = "0123456789abcdef"
+MALLORY = new_private_key()  # the coordinator's own
+
+
+def print_of(private: bytes) -> str:
+    return fingerprint_of(public_key(private))
+
+
+class Shop:
+    """A passive site on a machine of its own, as the coordinator talks to it."""
+
+    def __init__(self, table: Path, trusted: str = "") -> None:
+        node = {"name": "shop", "data": str(table), "id": "id", "trusted": trusted}
+        self.config = site_config(node, {})
+
+    def ask(self, request: Request, step: int) -> Content:
+        envelope = Envelope(MODEL, step, method="secureboost")
+        return answer(self.config, request.kind, envelope, take_apart(request, "shop"))
+
+    def open(self, active: str, key: bytes) -> Content:
+        """Greet the site, and tell it that the active party has this key."""
+        self.ask(VerticalHelloRequest(True, 1000, 0, ""), 1)
+        names = tuple(sorted((active, "shop")))
+        keys = {active: np.frombuffer(public_key(key), np.uint8), "shop": box_key("shop")}
+        stacked = np.stack([keys[name] for name in names])
+        return self.ask(OpenRequest(names, active, stacked, False, 0.2, 0.0, 0), 2)
+
+
+@pytest.fixture
+def table(write_table: WriteTable) -> Path:
+    return write_table("shop", id=[f"patient {number}" for number in range(40)], y=None)
+
+
+# Who is refused
+
+
+def test_a_coordinator_that_poses_as_the_active_party_gets_no_masked_id(table: Path) -> None:
+    """With the ids under the site's mask, and its own under the same, it could try all ids."""
+    rule = r"^bank: parcel\.key must be one shop trusts \(none is pinned\), got "
+    shop = Shop(table)
+    with pytest.raises(ProtocolError, match=rule + print_of(MALLORY)):
+        shop.open("bank", MALLORY)
+    bank = new_private_key()
+    pin(home(), "bank", print_of(bank))
+    rule = rf"^bank: parcel\.key must be one shop trusts \({print_of(bank)}\), got "
+    with pytest.raises(ProtocolError, match=rule):
+        shop.open("bank", MALLORY)
+    shop.open("bank", bank)
+
+
+def test_what_a_refusal_says_is_the_command_that_lifts_it(table: Path) -> None:
+    shop, bank = Shop(table), new_private_key()
+    with pytest.raises(ProtocolError) as caught:
+        shop.open("bank", bank)
+    assert "; if 'fedapp key bank' prints that at bank, run at shop: . env.sh; " in str(
+        caught.value
+    )
+    command = re.search(r"fedapp (trust bank .*)$", str(caught.value))
+    assert command
+    assert CliRunner().invoke(cli, command[1].split()).exit_code == 0
+    shop.open("bank", bank)
+
+
+def test_a_key_that_the_node_config_names_is_changed_there(table: Path) -> None:
+    shop, bank = Shop(table, f"bank:{print_of(MALLORY)}"), new_private_key()
+    pin(home(), "bank", print_of(bank))
+    with pytest.raises(ProtocolError, match=r", change trusted in the node config of shop$"):
+        shop.open("bank", bank)
+
+
+@pytest.mark.parametrize("name", ["x; rm -rf .", "../shop", "bank\n"])
+def test_a_name_that_is_none_is_in_no_command(table: Path, name: str) -> None:
+    with pytest.raises(ProtocolError, match=r"^shop: parcel\.names must be letters, digits"):
+        Shop(table).open(name, MALLORY)
+
+
+@pytest.fixture
+def columns(write_table: WriteTable, sites: MakeSites) -> list[Context]:
+    """Three sites with columns of the same people."""
+    ids = [f"p{number}" for number in range(60)]
+    names = {"bank": {"b": None}, "clinic": {"a": None, "y": None}, "shop": {"b": None, "y": None}}
+    nodes = []
+    for name, without in names.items():
+        path = write_table(name, n_rows=60, id=ids, **without)  # type: ignore[arg-type]
+        node = {"name": name, "data": path, "id": "id", "label": "y" if name == "bank" else ""}
+        nodes.append({**node, "allow-export": True})
+    return sites(*nodes)
+
+
+@pytest.fixture
+def _swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that tells the others a key of its own for the clinic's."""
+    from strategies.vertical import Mailbox
+
+    honest = Mailbox.relay_each
+
+    def relay_each(self: Mailbox, requests: dict[str, Any], *given: Any, **more: Any) -> Any:
+        for party, request in requests.items():
+            if isinstance(request, OpenRequest) and party != "clinic":
+                request.box_keys[1] = np.frombuffer(public_key(MALLORY), np.uint8)
+        return honest(self, requests, *given, **more)
+
+    monkeypatch.setattr(Mailbox, "relay_each", relay_each)
+
+
+@pytest.mark.usefixtures("_swapped")
+def test_a_coordinator_that_swaps_a_partys_key_is_found_out(
+    vertical: MakeSettings, columns: list[Context]
+) -> None:
+    rule = rf"^clinic .*: parcel\.key must be one bank trusts \(.*\), got {print_of(MALLORY)}"
+    refuses(rule, vertical(parties=3), columns)
+
+
+# Who is not
+
+
+def test_parties_of_one_home_need_no_pins_and_those_of_others_do() -> None:
+    alone, listed = (
+        SiteConfig("bank", "rows.csv"),
+        SiteConfig("bank", "rows.csv", trusted={"a": "x"}),
+    )
+    assert trusted_keys(alone, ["bank", "../shop"]) == {}
+    found = trusted_keys(alone, ["shop"]) if identity("shop") else {}
+    assert found == {"shop": print_of(identity("shop"))}
+    assert trusted_keys(listed, ["shop"]) == {"a": "x"}
+
+
+def test_methods_for_different_rows_need_no_keys(
+    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
+) -> None:
+    nodes = [{"name": name, "data": write_table(name, seed=len(name))} for name in ("bank", "shop")]
+    for node in nodes:
+        node["trusted"] = "nobody:" + 32 * "0"
+    run = run_local(settings(strategy="pax", parties=2, label="y"), sites(*nodes))
+    assert (run.path / "model.json").exists()
+
+
+# What the commands write and show
+
+
+def test_a_key_is_pinned_and_replaced_and_shown(table: Path, tmp_path: Path) -> None:
+    first, second = print_of(new_private_key()), print_of(new_private_key())
+
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(cli, list(words), catch_exceptions=False, env={"COLUMNS": "200"})
+        return done.output
+
+    assert "bank is trusted by its key: " in run("trust", "bank", *first.split())
+    again = run("trust", "bank", second.replace(" ", "").upper())
+    assert f"bank is trusted by its key, instead of {first}: " in again
+    assert (home() / PINNED).stat().st_mode & 0o777 == 0o600
+    node = f'name="shop" data="{table}" id="id" trusted="clinic:{first}"'
+    shown = CliRunner().invoke(site_app, ["check", "--node-config", node], env={"COLUMNS": "200"})
+    assert f"bank {second}, clinic {first}" in shown.output
+
+
+def test_a_check_says_that_no_key_is_pinned(table: Path) -> None:
+    node = f'name="shop" data="{table}" id="id"'
+    shown = CliRunner().invoke(site_app, ["check", "--node-config", node], env={"COLUMNS": "200"})
+    assert "no other site: vertical runs are refused (fedapp trust)" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "rule"),
+    [
+        ("bank", "abcd", "got 'bank' and 'abcd'$"),
+        ("b nk", 32 * "0", "got 'b nk' and '0000"),
+    ],
+)
+def test_what_is_no_fingerprint_is_not_pinned(name: str, key: str, rule: str) -> None:
+    match = rf"^fedapp trust must be the name of a site and its fingerprint, 32 hex digits, {rule}"
+    with pytest.raises(ConfigError, match=match):
+        pin(home(), name, key)
+    assert not (home() / PINNED).exists()
+
+
+def test_a_file_of_pins_that_holds_something_else_is_refused() -> None:
+    home().mkdir()
+    (home() / PINNED).write_text("bank: 0000\n")
+    config = SiteConfig("shop", "rows.csv")
+    with pytest.raises(
+        ConfigError, match=r"^trusted\.toml must hold a fingerprint for each name: "
+    ):
+        trusted_keys(config, ["bank"])
+    (home() / PINNED).write_text("bank = 1\n")
+    with pytest.raises(ConfigError, match=r"^trusted\.toml must be the name of a site and its"):
+        trusted_keys(config, ["bank"])
