@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from fedapp.crypto import sums as sums_module
 from fedapp.crypto.fixed_base import fixed_bases, square_base
 from fedapp.crypto.integers import from_bytes_array, to_bytes_array
 from fedapp.crypto.keys import PrivateKey, PublicKey, check_public_key, generate_key
-from fedapp.crypto.masks import BASE_BYTES, PublicMasks
+from fedapp.crypto.masks import BASE_BYTES, OwnerMasks, PublicMasks, short_bits
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt, rerandomise
 from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
@@ -156,7 +158,7 @@ def test_powers_mod_a_square_are_plain_powers(key: PrivateKey) -> None:
     digits[0] = 0
     exponents = [int.from_bytes(row.tobytes(), "little") for row in digits]
     assert table.powers(digits) == [powmod(base, one, prime**2) for one in exponents]
-    assert len(set(table.random_powers(50))) == 50
+    assert len(set(table.powers(table.random_digits(50)))) == 50
 
 
 def test_public_masks_are_encryptions_of_zero_and_all_differ(key: PrivateKey) -> None:
@@ -186,18 +188,50 @@ def test_exponents_are_long_enough_for_the_distance_in_the_docstring() -> None:
     assert (5 * 2.0**-n_bases + 2.0**-128) ** 0.5 / 2 < 2.0**-45
 
 
-def test_the_owners_masks_are_nth_residues_and_all_differ(key: PrivateKey) -> None:
-    values = from_bytes_array(encrypt(key, [0] * 200, HERE))
+@pytest.mark.parametrize("full_masks", [True, False])
+def test_the_owners_masks_are_nth_residues_and_all_differ(
+    key: PrivateKey, full_masks: bool
+) -> None:
+    values = from_bytes_array(encrypt(replace(key, full_masks=full_masks), [0] * 200, HERE))
     assert len(set(values)) == 200
     for value in values:
         assert powmod(value, (key.p - 1) * (key.q - 1), key.public.n_squared) == 1
 
 
 def test_no_small_prime_divides_the_index_of_the_owners_masks() -> None:
-    small = generate_key(128, insecure_small_key=True)
+    small = generate_key(128, insecure_small_key=True, full_masks=True)
     masks = from_bytes_array(encrypt(small, [0] * 64, HERE))
     for prime in (small.p, small.q):
         assert not all(powmod(mask, (prime - 1) // 2, prime) == 1 for mask in masks)
+
+
+def test_exponents_are_as_long_as_said() -> None:
+    """225, 275, 325, 375 and 400 bits are RFC 7919's least for groups of these sizes."""
+    sizes = (2048, 3072, 4096, 6144, 8192)
+    assert [short_bits(bits) for bits in sizes] == [256, 320, 384, 512, 640]
+    short = generate_key(2048)
+    assert [len(table.tables) for table in OwnerMasks(short).tables] == [32, 32]
+    full = OwnerMasks(replace(short, full_masks=True))
+    assert [len(table.tables) for table in full.tables] == [136, 136]
+
+
+def test_short_masks_are_one_power_of_a_square_and_full_ones_of_any(key: PrivateKey) -> None:
+    short, full = OwnerMasks(key), OwnerMasks(replace(key, full_masks=True))
+    for masks, signs in ((short, {(1, 1)}), (full, set(product((-1, 1), repeat=2)))):
+        found = {(legendre(p, key.p), legendre(q, key.q)) for p, q in masks.draw(100)}
+        assert found == signs
+    left, right = short.tables
+    digits = left.random_digits(1)
+    exponent = int.from_bytes(digits.tobytes(), "little")
+    ((p_power,), (q_power,)) = left.powers(digits), right.powers(digits)
+    bases = [table.tables[0][0][1] for table in (left, right)]  # residues of the first power
+    assert p_power % key.p == powmod(bases[0], exponent, key.p)
+    assert q_power % key.q == powmod(bases[1], exponent, key.q)
+
+
+def test_keys_survive_the_disk(key: PrivateKey) -> None:
+    for stored in (key, replace(key, full_masks=True)):
+        assert PrivateKey.from_array(stored.to_array()) == stored
 
 
 def test_a_rerandomised_ciphertext_differs_and_means_the_same(key: PrivateKey) -> None:

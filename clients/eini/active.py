@@ -136,7 +136,7 @@ def _begin(site: Site, request: StepRequest, plan: Plan) -> Letters:
         return []
     if not request.unguarded:
         _guard(site, plan, request.least_possibilities)
-    key = _draw_key(store, request, plan)
+    key = _draw_key(site, request, plan)
     batch_bytes = plan.n_entries * key.public.ciphertext_bytes
     store.facts["batch_rows"] = max(1, request.batch_rows or BATCH_BYTES // batch_bytes)
     return [(name, _structure(plan, key, name)) for name in chain(store)]
@@ -151,7 +151,7 @@ def _add_own_trees(store: Store, plan: Plan) -> None:
     store["sums"] = sums
 
 
-def _draw_key(store: Store, request: StepRequest, plan: Plan) -> PrivateKey:
+def _draw_key(site: Site, request: StepRequest, plan: Plan) -> PrivateKey:
     """A key for this inference alone, tried out, and how values lie in its plaintexts.
 
     Raises
@@ -163,11 +163,15 @@ def _draw_key(store: Store, request: StepRequest, plan: Plan) -> PrivateKey:
     layout = [len(plan.shared), model.n_outputs, int(np.frexp(largest)[1])]
     try:
         SumLayout(request.key_bits, *layout)
-        key = generate_key(request.key_bits, insecure_small_key=request.insecure_small_key)
+        key = generate_key(
+            request.key_bits,
+            insecure_small_key=request.insecure_small_key,
+            full_masks=site.config.full_masks,
+        )
     except ValueError as error:
         raise ConfigError(f"eini.{error}") from error
     self_test(key)
-    store["key"], store.facts["layout"] = key.to_array(), layout
+    site.store["key"], site.store.facts["layout"] = key.to_array(), layout
     return key
 
 

@@ -50,7 +50,11 @@ def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
     store = site.store
     fields = RowFields.of(store["targets"], store["row_weights"], store.facts["n_classes"])
     try:
-        key = generate_key(request.key_bits, insecure_small_key=request.insecure_small_key)
+        key = generate_key(
+            request.key_bits,
+            insecure_small_key=request.insecure_small_key,
+            full_masks=site.config.full_masks,
+        )
         layout = _layout(key.public, fields)
     except ValueError as error:
         raise ConfigError(f"federated-forest.{error}") from error

@@ -172,7 +172,11 @@ def _bin_columns(kept: Kept, max_bin: int) -> None:
 def _draw_key(kept: Kept, request: SetupRequest) -> PrivateKey:
     """A key that holds a row's gradients, tried out."""
     try:
-        key = generate_key(request.key_bits, insecure_small_key=request.insecure_small_key)
+        key = generate_key(
+            request.key_bits,
+            insecure_small_key=request.insecure_small_key,
+            full_masks=kept.site.config.full_masks,
+        )
         grouped_layouts(key.public.bits, kept.n_train, kept.width)
     except ValueError as error:
         raise ConfigError(f"secureboost.{error}") from error

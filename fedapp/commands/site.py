@@ -95,6 +95,7 @@ def check_command(
         "allow-export": "yes" if site.allows_export else "no",
         "encrypted-labels": "yes" if site.encrypts_labels else "no",
         "allow-insecure": "yes" if site.allows_insecure else "no",
+        "full-masks": "yes" if site.full_masks else "no",
         "min-rows": str(site.min_rows),
         "trusted": ", ".join(f"{name} {key}" for name, key in trusted) or NOBODY,
     }.items():

@@ -56,8 +56,7 @@ class FixedBases:
 
     def random_powers(self, n_powers: int) -> list[mpz]:
         """Products with independent uniform exponents, from the system's randomness."""
-        digits = np.frombuffer(secrets.token_bytes(n_powers * len(self.tables)), dtype=np.uint8)
-        return self.powers(digits.reshape(n_powers, len(self.tables)))
+        return self.powers(_random_digits(n_powers, len(self.tables)))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -106,10 +105,9 @@ class SquareBase:
             ]
         return _products(products, [1 + prime * total for total in totals], modulus)
 
-    def random_powers(self, n_powers: int) -> list[mpz]:
-        """Powers with independent uniform exponents, from the system's randomness."""
-        digits = np.frombuffer(secrets.token_bytes(n_powers * len(self.tables)), dtype=np.uint8)
-        return self.powers(digits.reshape(n_powers, len(self.tables)))
+    def random_digits(self, n_powers: int) -> Bytes:
+        """Uniform exponents for ``powers``, from the system's randomness."""
+        return _random_digits(n_powers, len(self.tables))
 
 
 def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
@@ -151,6 +149,12 @@ def _table(base: mpz, modulus: mpz) -> list[mpz]:
     for _ in range((1 << DIGIT_BITS) - 1):
         table.append(table[-1] * base % modulus)
     return table
+
+
+def _random_digits(n_powers: int, n_digits: int) -> Bytes:
+    """Uniform bytes, shape (n_powers, n_digits)."""
+    digits = np.frombuffer(secrets.token_bytes(n_powers * n_digits), dtype=np.uint8)
+    return digits.reshape(n_powers, n_digits)
 
 
 def _products(left: list[mpz], right: list[mpz], modulus: mpz) -> list[mpz]:

@@ -71,10 +71,14 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class PrivateKey:
-    """What decrypts: the primes p and q of n = p q."""
+    """What decrypts: the primes p and q of n = p q.
+
+    ``full_masks`` says how its owner encrypts, see ``fedapp.crypto.masks``.
+    """
 
     p: mpz
     q: mpz
+    full_masks: bool = False
 
     def __repr__(self) -> str:
         return f"PrivateKey(bits={self.public.bits})"
@@ -85,14 +89,16 @@ class PrivateKey:
         return PublicKey(self.p * self.q)
 
     def to_array(self) -> Bytes:
-        """The primes, big endian, to be kept on the owner's disk; uint8, shape (2, n_bytes)."""
-        primes = (self.p, self.q)
-        return to_bytes_array(primes, (max(map(mpz.bit_length, primes)) + 7) // 8)
+        """The primes and ``full_masks``, big endian, to be kept on the owner's disk; uint8, shape
+        (3, n_bytes)."""
+        n_bytes = (max(self.p.bit_length(), self.q.bit_length()) + 7) // 8
+        return to_bytes_array((self.p, self.q, mpz(self.full_masks)), n_bytes)
 
     @staticmethod
-    def from_array(primes: Bytes) -> PrivateKey:
+    def from_array(numbers: Bytes) -> PrivateKey:
         """Undo ``to_array``."""
-        return PrivateKey(*from_bytes_array(primes))
+        p, q, full_masks = from_bytes_array(numbers)
+        return PrivateKey(p, q, bool(full_masks))
 
     def to_phe(self) -> PaillierPrivateKey:
         """The same key as phe's."""
@@ -106,7 +112,9 @@ class PrivateKey:
         return PrivateKey(mpz(key.p), mpz(key.q))
 
 
-def generate_key(bits: int, *, insecure_small_key: bool = False) -> PrivateKey:
+def generate_key(
+    bits: int, *, insecure_small_key: bool = False, full_masks: bool = False
+) -> PrivateKey:
     """Draw a key from the operating system's randomness.
 
     Both primes have ``bits / 2`` bits and their two highest bits set, so n has ``bits`` bits and is
@@ -116,6 +124,7 @@ def generate_key(bits: int, *, insecure_small_key: bool = False) -> PrivateKey:
     ----------
     bits : int, even, >= 2048 unless ``insecure_small_key``: bits of n.
     insecure_small_key : for tests.
+    full_masks : whether the owner's masks are uniform, at three times the cost.
 
     Raises
     ------
@@ -128,7 +137,7 @@ def generate_key(bits: int, *, insecure_small_key: bool = False) -> PrivateKey:
     # Close primes could be found by Fermat's method; FIPS 186-5, A.1.3, asks for this distance.
     while abs(p - q).bit_length() < bits // 2 - 100 or p == q:
         q = _random_prime(bits // 2)
-    return PrivateKey(p, q)
+    return PrivateKey(p, q, full_masks)
 
 
 def check_public_key(key: PublicKey, *, insecure_small_key: bool = False) -> None:

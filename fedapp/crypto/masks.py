@@ -20,32 +20,46 @@ and at 2048 bits (M = 91) a mask is within 2^-45 of uniform and of independence 
 Powers of a single base would not do: G is not cyclic, so the owner would see each result's coset
 of the group that the base generates, which is that of the product of the rows' own masks.
 
-**With the private key** a mask is a uniform power of one base mod p^2 and, with an exponent of its
-own, of one mod q^2. The n-th residues mod p^2 are a cyclic group of order p - 1, so the mask is a
-uniform n-th residue, up to 2^-63, where both bases generate theirs. A base is drawn until no prime
-below 2^16 divides the index of what it generates; the chance that a larger prime does is below
-2^-18 over the draws of key and base. Those who read these ciphertexts know neither p nor q, and
-Paillier's assumption is all they are up against: nobody tells n-th residues mod n^2 from units.
+**With the private key** a mask is a power h^r of one base, taken mod p^2 and mod q^2. Those who
+read these ciphertexts know neither p nor q, and what hides the plaintexts is
+
+- with full masks Paillier's assumption alone: nobody tells n-th residues mod n^2 from units. The
+  exponents mod p^2 and mod q^2 are independent and longer than p and q. The n-th residues mod p^2
+  are a cyclic group of order p - 1, so the mask is a uniform n-th residue, up to 2^-63, where both
+  bases generate theirs. A base is drawn until no prime below 2^16 divides the index of what it
+  generates; the chance that a larger prime does is below 2^-18 over the draws of key and base;
+- otherwise that assumption and one more: nobody tells h^r for a uniform r of ``short_bits`` bits
+  from h^r for a uniform r, where the order of h is unknown. It is the one behind the exponents of
+  RFC 7919 (225 bits in a group of 2048, 275 of 3072), behind Damgard, Jurik and Nielsen's and Ma,
+  Han and Wang's Paillier; the best attack known, Pollard's kangaroos, takes 2^(short_bits / 2)
+  products. Here h is the square of a full base, so that no Jacobi symbol shows the lowest bit of r.
+
+What is re-randomised for the owner has masks with the public key, always.
 
 Source: Paillier 1999; Impagliazzo, Levin and Luby, Pseudo-random generation from one-way functions,
-1989 (the lemma).
+1989 (the lemma); Gennaro, An improved pseudo-random generator based on discrete log, 2000 (short
+exponents); Damgard, Jurik and Nielsen, A generalization of Paillier's public-key system, 2010; Ma,
+Han and Wang, Optimized Paillier's cryptosystem with fast encryption and decryption, 2021.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import secrets
 
 import gmpy2
 from gmpy2 import mpz, powmod
 
-from fedapp.crypto.fixed_base import FixedBases, SquareBase, fixed_bases, square_base
+from fedapp.crypto.fixed_base import FixedBases, fixed_bases, square_base
 from fedapp.crypto.keys import PrivateKey, PublicKey
 
 # Of the exponents e_j.
 BASE_BYTES = 3
 # Exponents together are longer than the group's order by this much.
 SLACK_BITS, OWNER_SLACK_BITS = 128, 64
+# Of short exponents up to 2048 bits of n, and how many more for each 1024 beyond.
+SHORT_BITS, MORE_SHORT_BITS = 256, 64
 # Small enough to try all primes below in milliseconds.
 SMALL_PRIME_BOUND = 1 << 16
 
@@ -85,22 +99,48 @@ def public_masks(key: PublicKey) -> PublicMasks:
     return PublicMasks(key)
 
 
+class OwnerMasks:
+    """Masks under a private key: powers of a base, by their residues mod p^2 and mod q^2."""
+
+    def __init__(self, key: PrivateKey) -> None:
+        self._is_full = key.full_masks
+        n_bits = max(key.p.bit_length(), key.q.bit_length()) + OWNER_SLACK_BITS
+        if not key.full_masks:
+            n_bits = min(n_bits, short_bits(key.public.bits))
+        power, n_bytes = 1 if key.full_masks else 2, -(-n_bits // 8)
+        self.tables = tuple(
+            square_base(powmod(_residue(p, q), power, p**2), p, n_bytes)
+            for p, q in ((key.p, key.q), (key.q, key.p))
+        )
+
+    def draw(self, n_masks: int) -> list[tuple[mpz, mpz]]:
+        """Fresh masks, independent of each other."""
+        left, right = self.tables
+        digits = left.random_digits(n_masks)
+        others = right.random_digits(n_masks) if self._is_full else digits
+        return list(zip(left.powers(digits), right.powers(others), strict=True))
+
+
+def short_bits(key_bits: int) -> int:
+    """Bits of a short exponent for a modulus n of so many bits."""
+    return SHORT_BITS + MORE_SHORT_BITS * max(0, math.ceil(key_bits / 1024) - 2)
+
+
 @functools.lru_cache(maxsize=1)
-def owner_masks(key: PrivateKey) -> tuple[SquareBase, SquareBase]:
-    """Masks mod p^2 and mod q^2 by ``random_powers``, kept for the next call."""
-    return _residues(key.p, key.q), _residues(key.q, key.p)
+def owner_masks(key: PrivateKey) -> OwnerMasks:
+    """This process's masks under a key of its own, kept for the next call."""
+    return OwnerMasks(key)
 
 
-def _residues(p: mpz, q: mpz) -> SquareBase:
-    """Powers of an n-th residue mod p^2 that generates all of them, as far as small primes tell."""
+def _residue(p: mpz, q: mpz) -> mpz:
+    """An n-th residue mod p^2 that generates all of them, as far as small primes tell."""
     primes = _small_factors(p - 1)
-    n_bytes = -(-(int(p.bit_length()) + OWNER_SLACK_BITS) // 8)
     while True:
         unit = mpz(1 + secrets.randbelow(int(p - 1)))
         # A p that is no prime is for the self-test to find.
         is_unit = gmpy2.gcd(unit, p) == 1
         if is_unit and all(powmod(unit, (p - 1) // prime, p) != 1 for prime in primes):
-            return square_base(powmod(unit, p * q, p**2), p, n_bytes)
+            return powmod(unit, p * q, p**2)
 
 
 def _small_factors(number: mpz) -> list[int]:

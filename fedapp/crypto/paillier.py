@@ -136,10 +136,10 @@ def _encrypt_public(key: PublicKey, plaintexts: Sequence[int]) -> Bytes:
 def _encrypt_owned(key: PrivateKey, plaintexts: Sequence[int]) -> Bytes:
     """One call's ciphertexts, mod p^2 and q^2."""
     n, squares = key.p * key.q, (key.p**2, key.q**2)
-    masks = [table.random_powers(len(plaintexts)) for table in owner_masks(key)]
+    masks = owner_masks(key).draw(len(plaintexts))
     inverse = gmpy2.invert(*squares)
     values = []
-    for plaintext, *pair in zip(plaintexts, *masks, strict=True):
+    for plaintext, pair in zip(plaintexts, masks, strict=True):
         body = 1 + plaintext * n
         left, right = (body * mask % square for mask, square in zip(pair, squares, strict=True))
         values.append(left + squares[0] * ((right - left) * inverse % squares[1]))

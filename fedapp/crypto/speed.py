@@ -10,7 +10,7 @@ from statistics import median
 from gmpy2 import mpz, powmod
 
 from fedapp.crypto.fixed_base import square_base
-from fedapp.crypto.masks import OWNER_SLACK_BITS
+from fedapp.crypto.masks import short_bits
 from fedapp.crypto.psi import draw_scalar, hash_to_group, mask
 from fedapp.crypto.workers import n_cores
 
@@ -40,7 +40,8 @@ def seconds_to_encrypt(n_plaintexts: int, key_bits: int) -> float:
     """About the time in which the owner of a Paillier key encrypts, all cores at work.
 
     Nearly all of it goes into the masks: a power mod p^2 and one mod q^2 each, by
-    ``fedapp.crypto.fixed_base``. A shorter exponent is tried, modulo the square of any odd number.
+    short exponents; full masks take three times as long. A shorter power still is tried, modulo the
+    square of any odd number.
 
     Parameters
     ----------
@@ -57,10 +58,10 @@ def seconds_to_encrypt(n_plaintexts: int, key_bits: int) -> float:
     trials = []
     for _ in range(TRIALS):
         began = time.perf_counter()
-        base.random_powers(TRIAL_POWERS)
+        base.powers(base.random_digits(TRIAL_POWERS))
         trials.append(time.perf_counter() - began)
     per_byte = median(trials) / TRIAL_POWERS / TRIAL_BYTES
-    n_bytes = 2 * (key_bits // 2 + OWNER_SLACK_BITS) / 8
+    n_bytes = 2 * short_bits(key_bits) / 8
     return n_plaintexts * n_bytes * per_byte / n_cores() * _crowding()
 
 

@@ -217,6 +217,7 @@ def _node_config(site: SiteConfig, data: str) -> str:
         "# allow-insecure = true         # trials: small keys, less guard for Fed-EINI",
         '# trusted = "NAME:FINGERPRINT"  # keys of other sites, beside those of fedapp trust',
         '# app = "HASH,HASH"            # of the coordinator: fedapp app hash prints its own',
+        "# full-masks = true            # own Paillier ciphertexts under uniform masks, slower",
         '# predict-data = "new.csv"      # what fedapp predict predicts',
     ]
     return "\n".join(lines) + "\n"

@@ -22,7 +22,7 @@ BUNDLE = re.compile(r"[0-9a-f]{64}")
 NODE_KEYS = (
     *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
     *("share-column-names", "allow-export", "trusted", "allow", "min-rows", "encrypted-labels"),
-    *("allow-insecure", "app"),
+    *("allow-insecure", "app", "full-masks"),
     *("partition-id", "num-partitions"),
 )
 
@@ -50,6 +50,7 @@ class SiteConfig:
     encrypts_labels : whether its labels may leave it under encryption alone, not in codes.
     allows_insecure : whether a run may use small keys, or weaken the guard of Fed-EINI.
     bundles : hashes of the app bundles whose runs it answers; empty for that of the installed one.
+    full_masks : whether its own Paillier keys encrypt with uniform masks, see fedapp.crypto.masks.
     """
 
     name: str
@@ -72,6 +73,7 @@ class SiteConfig:
     encrypts_labels: bool = False
     allows_insecure: bool = False
     bundles: frozenset[str] = frozenset()
+    full_masks: bool = False
 
     @property
     def group(self) -> str:
@@ -201,6 +203,7 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "allows_insecure": _is_true(node.get("allow-insecure", False)),
         "bundles": _bundles(str(node.get("app", ""))),
         "trusted": _trusted(str(node.get("trusted", ""))),
+        "full_masks": _is_true(node.get("full-masks", False)),
     }
 
 

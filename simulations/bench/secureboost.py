@@ -193,7 +193,7 @@ def run_both(settings: Settings) -> tuple[int, Path]:
 
 def count_encrypt(key: PrivateKey, plaintexts: Sequence[int], *_: Any) -> Counts:
     """Of each row: a mask's products mod p^2 and mod q^2, two plaintexts, one remainder."""
-    n_tables = sum(len(table.tables) for table in owner_masks(key))
+    n_tables = sum(len(table.tables) for table in owner_masks(key).tables)
     return Counter({"p^2": len(plaintexts) * (n_tables + 3)})
 
 
