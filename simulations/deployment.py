@@ -19,7 +19,8 @@ import numpy as np
 import psutil
 
 from fedapp.crypto.sealed import fingerprint_of, public_key
-from fedapp.deploy.folders import Federation, write_federation, write_site
+from fedapp.deploy.folders import write_federation, write_site
+from fedapp.deploy.processes import Federation
 from fedapp.site.config import parse_node_config, site_config
 from fedapp.site.trust import identity, pin
 from simulations.engines import free_ports
@@ -43,7 +44,7 @@ class Deployment:
         port, *ports = free_ports(1 + len(nodes))
         self.superlink = f"localhost:{port}"
         write_federation(
-            self.coordinator, Federation("federation", "localhost", 9092, port, list(nodes))
+            self.coordinator, Federation("federation", "localhost", 9092, 9093, port, list(nodes))
         )
         self.ports = dict(zip(nodes, ports, strict=True))
         self._scripts: dict[str, subprocess.Popen[bytes]] = {}

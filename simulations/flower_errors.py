@@ -17,7 +17,8 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         ". FOLDER/env.sh",
     ),
     (
-        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)Connection to the SuperLink is unavailable",
+        r"Using SuperLink: \S+ \((?:\S+@)?([^\s@]+)\)(?s:.*)"
+        r"Connection to the SuperLink is unavailable",
         "the SuperLink '{name}' must answer at {0}, got no connection; at the coordinator: "
         "FOLDER/start-superlink.sh",
     ),

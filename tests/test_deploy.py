@@ -16,10 +16,10 @@ import tomllib
 import zipfile
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
@@ -27,58 +27,33 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
-from typer.testing import CliRunner
 
 from fedapp.commands.federation import federation_app
-from fedapp.commands.site import site_app
 from fedapp.config import app_folder
 from fedapp.deploy import certificates, folders
-from fedapp.deploy.templates import fill
+from fedapp.deploy.machine import fill
+from fedapp.deploy.processes import Federation
 from fedapp.errors import ConfigError
 from fedapp.site.config import parse_node_config, site_config
 from tests.conftest import WriteTable
+from tests.deploy_folders import init_federation, init_site, invoke
 
 Init = Callable[..., tuple[Path, str]]
+
+
 # All that others may read; the folder itself keeps them out.
-PUBLIC = {"ca.crt", "server.crt", "bank.pub", "nginx.conf", "compose.yaml", "Dockerfile"}
-PUBLIC |= {"fedapp-superlink.service", "fedapp-supernode.service"}
+PUBLIC = {"ca.crt", "server.crt", "bank.pub", "nginx.conf", "nginx.users"}
 SECRETS = ("ca.key", "server.key", "superexec.secret", "supernode.key")
 
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Init:
-    def init(*options: str) -> tuple[Path, str]:
-        folder = tmp_path / "coordinator"
-        options = ("--host", "fed.example.org", "--sites", "bank, insurer", *options)
-        return folder, invoke(federation_app, str(folder), *options)
-
-    return init
+    return partial(init_federation, tmp_path)
 
 
 @pytest.fixture
 def site(tmp_path: Path, write_table: WriteTable) -> Init:
-    def init(*options: str) -> tuple[Path, str]:
-        folder, ca = tmp_path / "bank", tmp_path / "ca.crt"
-        ca.write_text("a certificate")
-        given = {
-            "--name": "bank",
-            "--superlink": "fed.example.org:9092",
-            "--data": str(write_table("rows")),
-            "--ca": str(ca),
-        }
-        given |= dict(zip(options[::2], options[1::2], strict=True))
-        return folder, invoke(
-            site_app, str(folder), *(part for pair in given.items() for part in pair)
-        )
-
-    return init
-
-
-def invoke(app: object, *options: str, command: str = "init") -> str:
-    result = CliRunner().invoke(app, [command, *options])  # type: ignore[arg-type]
-    if result.exception:
-        raise result.exception
-    return result.output
+    return partial(init_site, tmp_path, write_table("rows"))
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -168,7 +143,7 @@ def test_renewed_certificates_end_later_and_are_good_by_the_old_ca_and_the_new(
     old = tmp_path / "old.crt"
     old.write_bytes((folder / "ca.crt").read_bytes())
     kept = {name: (folder / name).read_bytes() for name in ("ca.key", "superexec.secret")}
-    shown = invoke(federation_app, str(folder), command="renew")
+    shown = invoke(federation_app, "renew", str(folder))
     ends = [
         x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
         for path in (old, folder / "ca.crt", folder / "server.crt")
@@ -202,7 +177,7 @@ def test_certificates_that_are_broken_are_not_renewed(
         (folder / name).write_bytes(content)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=rule):
-        invoke(federation_app, str(folder), command="renew")
+        invoke(federation_app, "renew", str(folder))
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -210,7 +185,7 @@ def test_a_key_that_is_not_the_certificates_is_not_used(federation: Init) -> Non
     folder, _ = federation()
     (folder / "ca.key").write_bytes(certificates.new_authority("other").files().secret)
     with pytest.raises(ConfigError, match=r"ca\.crt must be of the key in ca\.key"):
-        invoke(federation_app, str(folder), command="renew")
+        invoke(federation_app, "renew", str(folder))
 
 
 def shake_hands(server: ssl.SSLContext, ca: Path, host: str) -> None:
@@ -305,7 +280,7 @@ def test_flower_finds_the_superlink_by_its_name(federation: Init) -> None:
     assert found == {"address": "127.0.0.1:18000", "root-certificates": f"{folder}/ca.crt"}
 
 
-# Scripts, containers, proxy
+# Scripts
 
 
 @pytest.mark.parametrize("name", ["federation", "site"])
@@ -315,43 +290,6 @@ def test_the_scripts_are_bash(request: pytest.FixtureRequest, name: str) -> None
     assert scripts
     for script in scripts:
         subprocess.run(["bash", "-n", str(script)], check=True)
-
-
-def test_containers_have_pinned_images_and_flower_takes_their_options(
-    federation: Init, site: Init
-) -> None:
-    parsers = {"superlink": _parse_args_run_superlink(), "supernode": _parse_args_run_supernode()}
-    for folder in (federation()[0], site()[0]):
-        services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
-        for name, service in services.items():
-            assert service["image"].rpartition(":")[2][0].isdigit()
-            if name in parsers:
-                given = parsers[name].parse_args(service["command"].split()[1:])
-                assert given.isolation == "process"
-
-
-def test_the_process_that_reads_a_sites_rows_has_no_way_out_and_the_other_one_no_rows(
-    site: Init,
-) -> None:
-    folder, _ = site()
-    data = parse_node_config(str(folder / "site.toml"))["data"]
-    document = yaml.safe_load((folder / "compose.yaml").read_text())
-    supernode, superexec = (document["services"][name] for name in ("supernode", "superexec"))
-    assert superexec["networks"] == ["inside"]
-    assert document["networks"]["inside"] == {"internal": True}
-    assert f"{data}:{data}:ro" in superexec["volumes"]
-    assert not any(str(data) in volume for volume in supernode["volumes"])
-    assert not any("supernode.key" in volume for volume in superexec["volumes"])
-
-
-def test_sites_reach_the_fleet_routes_alone(federation: Init) -> None:
-    folder, _ = federation("--public-port", "9999", "--port", "18000")
-    text = (folder / "nginx.conf").read_text()
-    assert "listen 9999 ssl;" in text
-    locations = [part.split("{")[0].strip() for part in text.split("location ")[1:]]
-    assert locations == ["/v1/fleet/", "/"]
-    assert "return 403;" in text.split("location / {")[1]
-    assert text.count("proxy_pass ") == 1
 
 
 def test_a_script_starts_its_process_again_until_it_is_told_to_stop(
@@ -432,7 +370,7 @@ def test_a_site_that_breaks_a_rule_is_refused_and_nothing_is_written(
 def test_a_path_that_would_need_quotes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="path must be letters, digits and"):
         folders.write_federation(
-            tmp_path / "my folder", folders.Federation("fed", "localhost", 9092, 8000, ["bank"])
+            tmp_path / "my folder", Federation("fed", "localhost", 9092, 9093, 8000, ["bank"])
         )
     assert not (tmp_path / "my folder").exists()
 

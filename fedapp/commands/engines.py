@@ -72,7 +72,9 @@ def told(name: str) -> str:
             "engine simulation: Flower's own runtime, whose start takes some 15 s; "
             "--engine local makes the same model without it"
         )
-    return f"engine {name}: the SuperLink at {superlinks()[name].get('address', 'no address')}"
+    # A user's address holds the password.
+    address = str(superlinks()[name].get("address", "no address")).rpartition("@")[2]
+    return f"engine {name}: the SuperLink at {address}"
 
 
 def engine_of(name: str, tell: Tell) -> Callable[[Settings], RunFolder | None]:

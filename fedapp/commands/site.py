@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from fedapp.commands.help import Command
+from fedapp.commands.targets import Target, how_started
 from fedapp.errors import ConfigError
 
 NOBODY = "no other site: vertical runs are refused (fedapp trust)"
@@ -31,8 +32,9 @@ def init_command(
     allow: Annotated[str, typer.Option(help="Methods to take part in; by default all.")] = "",
     min_rows: Annotated[int, typer.Option(help="Fewest rows a run may train on.", min=0)] = 0,
     port: Annotated[int, typer.Option(help="Where the SuperNode listens, on loopback.")] = 9094,
+    target: Target = "scripts",
 ) -> None:
-    """Write the node config, the SuperNode's key and scripts into a folder."""
+    """Write the node config, the SuperNode's key and what starts it into a folder."""
     from fedapp.deploy.folders import write_site
     from fedapp.messages.methods import all_methods
     from fedapp.site.check import check_allowed
@@ -41,12 +43,15 @@ def init_command(
     methods = frozenset(allow.replace(",", " ").split())
     site = SiteConfig(name, data, label, id_column, allowed=methods, min_rows=min_rows)
     check_allowed(site, all_methods())
-    write_site(folder, site, superlink, ca, port)
+    write_site(folder, site, superlink, ca, port, target)
     say = Console(soft_wrap=True, highlight=False).print
     say(f"Written to {folder}. Next:")
-    say(f"  fedapp site check --config {folder}/site.toml")
+    if target == "kubernetes":
+        say(f"  copy {data} to the volume of the claim 'tables'")
+    else:
+        say(f"  fedapp site check --config {folder}/site.toml")
     say(f"  give {folder}/{name}.pub to the coordinator")
-    say(f"  {folder}/start-supernode.sh      or fedapp-supernode.service, or compose.yaml")
+    say(f"  {how_started(target, folder, 'supernode')}")
 
 
 @site_app.command("check", cls=Command)

@@ -7,21 +7,17 @@ overwritten, but certificates where that is asked for.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import tomllib
+from dataclasses import replace
 from datetime import datetime
-from getpass import getuser
-from importlib.metadata import version
 from pathlib import Path
 
-from fedapp.config import app_folder
+import tomli_w
+
 from fedapp.data.names import NAME
-from fedapp.deploy import templates
 from fedapp.deploy.certificates import (
     KeyPair,
     hosts_of,
@@ -30,42 +26,48 @@ from fedapp.deploy.certificates import (
     server_certificate,
     supernode_keys,
 )
+from fedapp.deploy.compose import compose_federation, compose_site
+from fedapp.deploy.kubernetes import TABLES, manifests_federation, manifests_site
+from fedapp.deploy.machine import PUBLIC, SECRET, Machine, Texts
+from fedapp.deploy.nginx import user_line
+from fedapp.deploy.processes import Federation, Site
+from fedapp.deploy.scripts import env_script, register_script, scripts_federation, scripts_site
+from fedapp.deploy.systemd import units_federation, units_site
 from fedapp.errors import ConfigError
 from fedapp.home import write_new, write_whole
 from fedapp.site.config import SiteConfig
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
-# What may stand in scripts, units and compose files without quotes.
+# What may stand in scripts, units and configurations without quotes.
 PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")
-SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o700
+# What may stand in a namespace's name.
+LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,54}[a-z0-9])?")
 LOOPBACK = ("localhost", "127.0.0.1")
+# What starts the processes -> what a coordinator's folder and a site's have for it.
+FEDERATION_TEXTS = {
+    "scripts": scripts_federation,
+    "compose": compose_federation,
+    "kubernetes": manifests_federation,
+    "systemd": units_federation,
+}
+SITE_TEXTS = {
+    "scripts": scripts_site,
+    "compose": compose_site,
+    "kubernetes": manifests_site,
+    "systemd": units_site,
+}
+# The user by whom a folder speaks to a SuperLink that does not run beside it.
+OPERATOR = "operator"
+# A SuperNode's port where it has a network of its own.
+INSIDE_PORT = 9094
 
 
-@dataclass(frozen=True, slots=True)
-class Federation:
-    """How a coordinator is reached.
+def write_federation(folder: Path, federation: Federation, target: str = "scripts") -> None:
+    """Write what the coordinator needs.
 
     Parameters
     ----------
-    name : what ``--engine`` calls it.
-    host : name or address that the sites know.
-    public_port : where nginx listens for them.
-    port : where the SuperLink listens on the loopback.
-    sites : names of those that take part.
-    certificate, key : of the host, PEM, where there are some; else they are made.
-    """
-
-    name: str
-    host: str
-    public_port: int
-    port: int
-    sites: Sequence[str]
-    certificate: str = ""
-    key: str = ""
-
-
-def write_federation(folder: Path, federation: Federation) -> None:
-    """Write what the coordinator needs.
+    target : what starts its processes.
 
     Raises
     ------
@@ -73,44 +75,72 @@ def write_federation(folder: Path, federation: Federation) -> None:
     """
     for name in (federation.name, *federation.sites):
         _check(NAME, name, "a name of letters, digits, '.', '_' or '-'", "name")
+    _check_target(target, federation.name)
     _check(HOST, federation.host, "a host name or an address", "host")
     if bool(federation.certificate) != bool(federation.key):
         raise ConfigError("--certificate and --key must be given together")
-    certificate = _existing(federation.certificate) if federation.certificate else ""
-    key = _existing(federation.key) if federation.key else ""
-    folder = _new(folder)
+    if federation.certificate:
+        certificate, key = _existing(federation.certificate), _existing(federation.key)
+        federation = replace(federation, certificate=certificate, key=key)
+    machine = _machine(folder)
+    folder = Path(machine.folder)
     authority = new_authority(federation.name)
     hosts = tuple(dict.fromkeys((federation.host, *LOOPBACK)))
     ca, server = authority.files(), server_certificate(authority, hosts)
-    values = _values(folder) | {
-        "NAME": federation.name,
-        "HOST": federation.host,
-        "PUBLIC_PORT": str(federation.public_port),
-        "PORT": str(federation.port),
-        "SITES": " ".join(federation.sites),
-        "CERTIFICATE": certificate or f"{folder}/server.crt",
-        "KEY": key or f"{folder}/server.key",
-        "WHAT": "SuperLink",
-        "SCRIPT": "start-superlink.sh",
-    }
     write_new(folder / "ca.key", ca.secret, SECRET)
     write_new(folder / "ca.crt", ca.public, PUBLIC)
     write_new(folder / "server.key", server.secret, SECRET)
     write_new(folder / "server.crt", server.public, PUBLIC)
     _write_superexec_secret(folder)
-    for name in ("sites", "flower", "home"):
+    for name in ("sites", "users", "flower", "home"):
         (folder / name).mkdir(mode=0o700)
+    root = "" if federation.certificate else f"{folder}/ca.crt"
+    outside = _flower_config(federation, f"{federation.host}:{federation.users_port}", root)
     texts = {
-        "env.sh": (templates.ENVIRONMENT, SECRET),
-        "start-superlink.sh": (templates.START_SUPERLINK, SCRIPT),
-        "register-sites.sh": (templates.REGISTER_SITES, SCRIPT),
-        "fedapp-superlink.service": (templates.UNIT, PUBLIC),
-        "nginx.conf": (templates.NGINX, PUBLIC),
-        "flower/config.toml": (templates.FLOWER_CONFIG, SECRET),
-        "Dockerfile": (templates.DOCKERFILE, PUBLIC),
-        "compose.yaml": (templates.COMPOSE_FEDERATION, PUBLIC),
+        "user.toml": (outside, SECRET),
+        "nginx.users": ("", PUBLIC),
+        **env_script(machine),
+        **register_script(machine, federation),
+        **FEDERATION_TEXTS[target](machine, federation),
     }
-    _write_texts(folder, texts, values)
+    _write_texts(folder, texts)
+    inside = _flower_config(federation, f"127.0.0.1:{federation.port}", f"{folder}/ca.crt")
+    if target == "kubernetes":
+        inside = add_user(folder, OPERATOR).read_text()
+    write_new(folder / "flower" / "config.toml", inside.encode(), SECRET)
+
+
+def add_user(folder: Path, name: str) -> Path:
+    """Let a user start runs at a coordinator, through nginx.
+
+    Returns
+    -------
+    Flower's configuration for the user, with the password.
+
+    Raises
+    ------
+    ConfigError : the name is none or is taken, or the folder is no coordinator's.
+    """
+    _check(NAME, name, "a name of letters, digits, '.', '_' or '-'", "name")
+    users = Path(_existing(str(folder / "nginx.users")))
+    if any(line.startswith(f"{name}:") for line in users.read_text().splitlines()):
+        raise ConfigError(f"name must be new, got {name}, who stands in {users}")
+    config = tomllib.loads((folder / "user.toml").read_text())
+    password, line = user_line(name)
+    (link,) = (link for link in config["superlink"].values() if isinstance(link, dict))
+    link["address"] = f"{name}:{password}@{link['address']}"
+    path = folder / "users" / f"{name}.toml"
+    write_whole(path, tomli_w.dumps(config).encode(), SECRET)
+    # Appended: a container goes on reading the file that it was given.
+    with users.open("a") as file:
+        file.write(line)
+    return path
+
+
+def _flower_config(federation: Federation, address: str, root: str) -> str:
+    """How Flower's commands find the SuperLink by its name."""
+    link = {"address": address, **({"root-certificates": root} if root else {})}
+    return tomli_w.dumps({"superlink": {"default": federation.name, federation.name: link}})
 
 
 def renew_certificates(folder: Path) -> datetime:
@@ -136,7 +166,9 @@ def renew_certificates(folder: Path) -> datetime:
     return authority.certificate.not_valid_after_utc
 
 
-def write_site(folder: Path, site: SiteConfig, superlink: str, ca: str, port: int) -> None:
+def write_site(
+    folder: Path, site: SiteConfig, superlink: str, ca: str, port: int, target: str = "scripts"
+) -> None:
     """Write what a site needs.
 
     Parameters
@@ -145,17 +177,24 @@ def write_site(folder: Path, site: SiteConfig, superlink: str, ca: str, port: in
     superlink : host and port.
     ca : file of the certificate that signed the coordinator's; empty: the system's.
     port : where the SuperNode listens on the loopback for its own processes.
+    target : what starts its processes.
 
     Raises
     ------
     ConfigError : a name or an address is none, a file is missing, or the folder is not empty.
     """
     _check(NAME, site.name, "letters, digits, '.', '_' or '-'", "name")
+    _check_target(target, site.name)
     host, _, superlink_port = superlink.rpartition(":")
     if not HOST.fullmatch(host.strip("[]")) or not superlink_port.isdecimal():
         raise ConfigError(f"superlink must be HOST:PORT, got {superlink}")
     data, ca = _existing(site.data), _existing(ca) if ca else ""
-    folder = _new(folder)
+    if target == "kubernetes":
+        data = f"{TABLES}/{Path(data).name}"
+    if target in ("compose", "kubernetes"):
+        port = INSIDE_PORT
+    machine = _machine(folder)
+    folder = Path(machine.folder)
     keys = supernode_keys(site.name)
     write_new(folder / "supernode.key", keys.secret, SECRET)
     _write_superexec_secret(folder)
@@ -165,25 +204,8 @@ def write_site(folder: Path, site: SiteConfig, superlink: str, ca: str, port: in
     write_new(folder / "site.toml", _node_config(site, data).encode(), SECRET)
     for name in ("flower", "home"):
         (folder / name).mkdir(mode=0o700)
-    mounted = ["supernode.key", "site.toml", "superexec.secret", *(["ca.crt"] if ca else [])]
-    volumes = [f"{folder}/{name}:{folder}/{name}:ro" for name in mounted]
-    values = _values(folder) | {
-        "SUPERLINK": superlink,
-        "ROOT": f"--root-certificates {folder}/ca.crt" if ca else "",
-        "PORT": str(port),
-        "DATA": data,
-        "KEY_VOLUMES": json.dumps([*volumes, f"{folder}/flower:{folder}/flower"]),
-        "WHAT": f"SuperNode of {site.name}",
-        "SCRIPT": "start-supernode.sh",
-    }
-    texts = {
-        "env.sh": (templates.ENVIRONMENT, SECRET),
-        "start-supernode.sh": (templates.START_SUPERNODE, SCRIPT),
-        "fedapp-supernode.service": (templates.UNIT, PUBLIC),
-        "Dockerfile": (templates.DOCKERFILE, PUBLIC),
-        "compose.yaml": (templates.COMPOSE_SITE, PUBLIC),
-    }
-    _write_texts(folder, texts, values)
+    processes = Site(site.name, data, superlink, bool(ca), port)
+    _write_texts(folder, env_script(machine) | SITE_TEXTS[target](machine, processes))
 
 
 def registered_sites(flower_home: Path) -> dict[str, str]:
@@ -223,20 +245,19 @@ def _node_config(site: SiteConfig, data: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _values(folder: Path) -> dict[str, str]:
-    """What every template may name."""
-    bin_folder = str(Path(sys.executable).parent)
-    _check(PLAIN, bin_folder, "letters, digits and _/.+,@-", "path")
-    return {
-        "DIR": str(folder),
-        "BIN": bin_folder,
-        "APP": shlex.quote(str(app_folder())),
-        "IMAGE": f"fedapp:{version('fedapp')}",
-        "PYTHON": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "USER": getuser(),
-        "UID": str(os.getuid()),
-        "GID": str(os.getgid()),
-    }
+def _machine(folder: Path) -> Machine:
+    """This machine, with a new folder on it."""
+    programs = str(Path(sys.executable).parent)
+    _check(PLAIN, programs, "letters, digits and _/.+,@-", "path")
+    return Machine(str(_new(folder)), programs)
+
+
+def _check_target(target: str, name: str) -> None:
+    """Hold that a target is known, and can bear a name."""
+    if target not in FEDERATION_TEXTS:
+        raise ConfigError(f"target must be {', '.join(FEDERATION_TEXTS)}, got {target!r}")
+    if target == "kubernetes":
+        _check(LABEL, name, "at most 56 of a-z, 0-9 and '-' for --target kubernetes", "name")
 
 
 def _check(rule: re.Pattern[str], text: str, words: str, what: str) -> None:
@@ -264,11 +285,9 @@ def _new(folder: Path) -> Path:
     return folder
 
 
-def _write_texts(
-    folder: Path, texts: Mapping[str, tuple[str, int]], values: Mapping[str, str]
-) -> None:
-    for name, (template, mode) in texts.items():
-        write_new(folder / name, templates.fill(template, values).encode(), mode)
+def _write_texts(folder: Path, texts: Texts) -> None:
+    for name, (text, mode) in texts.items():
+        write_new(folder / name, text.encode(), mode)
 
 
 def _write_superexec_secret(folder: Path) -> None:

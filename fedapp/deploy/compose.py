@@ -1,0 +1,101 @@
+"""Compose files: a coordinator's on its host's network, a site's in two networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedapp.deploy import nginx
+from fedapp.deploy.machine import PUBLIC, Machine, Texts, as_yaml
+from fedapp.deploy.processes import Federation, Site, sealed_environment
+
+_FEDERATION = """\
+# docker compose up --detach; on the host's network, where all but nginx listens on the loopback.
+"""
+_SITE = """\
+# docker compose up --detach. The SuperNode has the network and the key, but no rows; the process
+# that reads the rows has no network but to the SuperNode. A table for predict-data needs a line in
+# the superexec's volumes too. A superexec that died is started again, but Flower's SuperNode waits
+# for the answer of what died with it: docker compose restart supernode
+"""
+
+
+def compose_federation(machine: Machine, federation: Federation) -> Texts:
+    """SuperLink, SuperExec and nginx."""
+    folder = machine.folder
+    fedapp = _service(machine) | {"network_mode": "host", "volumes": [f"{folder}:{folder}"]}
+    certificate = nginx.certificate_of(machine, federation)
+    files = [f"{folder}/{name}" for name in ("nginx.conf", "nginx.users", "ca.crt")]
+    services = {
+        "superlink": fedapp | {"command": _words(federation.superlink(folder, folder))},
+        "superexec": fedapp
+        | {"depends_on": ["superlink"], "command": _words(federation.superexec(folder))},
+        "nginx": _guarded(machine, nginx.IMAGE)
+        | {
+            "network_mode": "host",
+            "volumes": [_read_only(path) for path in (*files, *certificate)],
+            "command": _words(nginx.container_words(folder)),
+        },
+    }
+    return {
+        "compose.yaml": (as_yaml(_FEDERATION, {"services": services}), PUBLIC),
+        **nginx.for_container(federation, folder, certificate),
+        **machine.dockerfile(),
+    }
+
+
+def compose_site(machine: Machine, site: Site) -> Texts:
+    """SuperNode and SuperExec, which share a network that leads nowhere else."""
+    folder = machine.folder
+    flower, home = (f"{folder}/{name}" for name in ("flower", "home"))
+    supernode = _service(machine) | {
+        "networks": ["outside", "inside"],
+        "volumes": [*(_read_only(f"{folder}/{name}") for name in site.key_files()), _both(flower)],
+        "command": _words(site.supernode(folder, listens="0.0.0.0")),
+    }
+    files = (f"{folder}/superexec.secret", site.data)
+    superexec = _service(machine) | {
+        "depends_on": ["supernode"],
+        "networks": ["inside"],
+        "volumes": [_both(home), _both(flower), *(_read_only(path) for path in files)],
+        "command": _words(site.superexec(folder, supernode="supernode")),
+    }
+    document = {
+        "services": {"supernode": supernode, "superexec": superexec},
+        "networks": {"outside": {}, "inside": {"internal": True}},
+    }
+    return {"compose.yaml": (as_yaml(_SITE, document), PUBLIC), **machine.dockerfile()}
+
+
+def _read_only(path: str) -> str:
+    return f"{path}:{path}:ro"
+
+
+def _both(path: str) -> str:
+    """A folder that the container may write to."""
+    return f"{path}:{path}"
+
+
+def _service(machine: Machine) -> dict[str, Any]:
+    """A service of fedapp's image."""
+    return _guarded(machine, machine.image) | {
+        "environment": dict(sealed_environment(machine.folder))
+    }
+
+
+def _guarded(machine: Machine, image: str) -> dict[str, Any]:
+    """What may write to its mounts and /tmp alone, and become nobody else."""
+    return {
+        "image": image,
+        "restart": "always",
+        "user": machine.ids,
+        "read_only": True,
+        "tmpfs": ["/tmp"],
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+    }
+
+
+def _words(words: Sequence[str]) -> list[str]:
+    """A command; compose fills in what follows a dollar."""
+    return [word.replace("$", "$$") for word in words]

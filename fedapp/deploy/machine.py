@@ -1,0 +1,78 @@
+"""The machine that a folder is written on, and how its files are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from getpass import getuser
+from importlib.metadata import version
+
+import yaml
+
+from fedapp.config import app_folder
+
+SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o700
+# Name in the folder -> content and mode.
+Texts = dict[str, tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a folder lies, and what runs from it.
+
+    Parameters
+    ----------
+    folder : absolute path.
+    programs : folder of the installed programs.
+    """
+
+    folder: str
+    programs: str
+
+    @property
+    def user(self) -> str:
+        """Who owns the folder."""
+        return getuser()
+
+    @property
+    def ids(self) -> str:
+        """User and group by number."""
+        return f"{os.getuid()}:{os.getgid()}"
+
+    @property
+    def image(self) -> str:
+        """The container image of this version."""
+        return f"fedapp:{version('fedapp')}"
+
+    def dockerfile(self) -> Texts:
+        """What makes the image; ``BASE`` may be any with the same Python."""
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        app = shlex.quote(str(app_folder()))
+        values = {"IMAGE": self.image, "DIR": self.folder, "APP": app, "PYTHON": python}
+        return {"Dockerfile": (fill(_DOCKERFILE, values), PUBLIC)}
+
+
+_DOCKERFILE = """\
+# docker build --tag {IMAGE} --file {DIR}/Dockerfile {APP}
+ARG BASE=python:{PYTHON}-slim
+FROM $BASE
+COPY . /opt/fedapp
+RUN pip install --no-cache-dir --constraint /opt/fedapp/constraints.txt --editable /opt/fedapp
+"""
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """A template with its ``{NAME}`` filled in; braces around anything else stay."""
+    return re.sub(r"\{([A-Z_]+)\}", lambda found: values[found[1]], template)
+
+
+def as_yaml(comment: str, *documents: object) -> str:
+    """YAML documents under a comment of lines that start with ``#``."""
+    # As JSON and back, so that what stands twice is written twice, without YAML's references.
+    separate = json.loads(json.dumps(documents))
+    return comment + str(yaml.safe_dump_all(separate, sort_keys=False, width=100))

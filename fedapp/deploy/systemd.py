@@ -1,0 +1,113 @@
+"""systemd units: one a process, each shut off from what it does not need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedapp.deploy import nginx
+from fedapp.deploy.machine import PUBLIC, Machine, Texts
+from fedapp.deploy.processes import Federation, Site, sealed_environment
+
+_GUARDS = """\
+NoNewPrivileges=true
+CapabilityBoundingSet=
+LockPersonality=true
+PrivateDevices=true
+PrivateTmp=true
+ProtectControlGroups=true
+ProtectKernelModules=true
+ProtectKernelTunables=true
+ProtectSystem=strict
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
+RestrictNamespaces=true
+RestrictSUIDSGID=true
+SystemCallArchitectures=native"""
+_COORDINATOR, _SITE = ("superlink", "superexec"), ("supernode", "superexec")
+# What runs the app, or holds rows, talks to this machine alone.
+_NO_WAY_OUT = ("IPAddressDeny=any", "IPAddressAllow=localhost")
+
+
+def units_federation(machine: Machine, federation: Federation) -> Texts:
+    """SuperLink and SuperExec, which the former starts; nginx is the host's own."""
+    folder, name = machine.folder, federation.name
+    superlink, superexec = (f"fedapp-{name}-{process}.service" for process in _COORDINATOR)
+    writes = f"ReadWritePaths={folder}"
+    return {
+        superlink: _unit(
+            machine,
+            f"SuperLink of {name}",
+            (f"Wants={superexec}",),
+            federation.superlink(folder, folder),
+            (writes, f"InaccessiblePaths={folder}/ca.key", *_NO_WAY_OUT),
+        ),
+        superexec: _unit(
+            machine,
+            f"SuperExec of {name}",
+            (f"After={superlink}",),
+            federation.superexec(folder),
+            (writes, f"InaccessiblePaths={folder}/ca.key {folder}/server.key", *_NO_WAY_OUT),
+        ),
+        **nginx.for_host(machine, federation),
+    }
+
+
+def units_site(machine: Machine, site: Site) -> Texts:
+    """SuperNode and SuperExec, which the former starts.
+
+    Flower's SuperNode waits for ever for the answer of what died with its SuperExec: so the one is
+    restarted with the other.
+    """
+    folder, name = machine.folder, site.name
+    supernode, superexec = (f"fedapp-{name}-{process}.service" for process in _SITE)
+    return {
+        supernode: _unit(
+            machine,
+            f"SuperNode of {name}",
+            (f"Wants={superexec}", f"PartOf={superexec}"),
+            site.supernode(folder),
+            (f"ReadWritePaths={folder}/flower", f"InaccessiblePaths={folder}/home {site.data}"),
+        ),
+        superexec: _unit(
+            machine,
+            f"SuperExec of {name}",
+            (f"After={supernode}",),
+            site.superexec(folder),
+            (
+                f"ReadWritePaths={folder}/flower {folder}/home",
+                f"InaccessiblePaths={folder}/supernode.key",
+                *_NO_WAY_OUT,
+            ),
+        ),
+    }
+
+
+def _unit(
+    machine: Machine,
+    description: str,
+    others: Sequence[str],
+    words: Sequence[str],
+    own: Sequence[str],
+) -> tuple[str, int]:
+    path = f"{machine.programs}:/usr/local/bin:/usr/bin:/bin"
+    environment = {**sealed_environment(machine.folder), "PATH": path}
+    lines = [
+        "[Unit]",
+        f"Description=fedapp: {description}",
+        "Wants=network-online.target",
+        "After=network-online.target",
+        *others,
+        "",
+        "[Service]",
+        f"User={machine.user}",
+        *(f"Environment={key}={value}" for key, value in environment.items()),
+        f"ExecStart={' '.join([f'{machine.programs}/{words[0]}', *words[1:]])}",
+        "Restart=always",
+        "RestartSec=5",
+        "UMask=0077",
+        _GUARDS,
+        *own,
+        "",
+        "[Install]",
+        "WantedBy=multi-user.target",
+    ]
+    return "\n".join(lines) + "\n", PUBLIC

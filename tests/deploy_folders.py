@@ -1,0 +1,40 @@
+"""Folders of a coordinator and of a site, as the commands write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from fedapp.commands.federation import federation_app
+from fedapp.commands.site import site_app
+
+
+def init_federation(parent: Path, *options: str) -> tuple[Path, str]:
+    """A coordinator's folder, and what the command prints."""
+    folder = parent / "coordinator"
+    given = ("--host", "fed.example.org", "--sites", "bank, insurer", *options)
+    return folder, invoke(federation_app, "init", str(folder), *given)
+
+
+def init_site(parent: Path, table: Path, *options: str) -> tuple[Path, str]:
+    """A site's folder, and what the command prints."""
+    folder, ca = parent / "bank", parent / "ca.crt"
+    ca.write_text("a certificate")
+    given = {
+        "--name": "bank",
+        "--superlink": "fed.example.org:9092",
+        "--data": str(table),
+        "--ca": str(ca),
+    }
+    given |= dict(zip(options[::2], options[1::2], strict=True))
+    words = (word for pair in given.items() for word in pair)
+    return folder, invoke(site_app, "init", str(folder), *words)
+
+
+def invoke(app: object, *words: str) -> str:
+    """What a command prints; its error is raised."""
+    result = CliRunner().invoke(app, words)  # type: ignore[arg-type]
+    if result.exception:
+        raise result.exception
+    return result.output
