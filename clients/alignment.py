@@ -40,6 +40,7 @@ from fedapp.site.answer import Handler, Site
 from fedapp.site.bits import sent_bits
 from fedapp.site.columns import order_digest, split_common
 from fedapp.site.mail import Letters, Mail, know
+from fedapp.site.policy import check_subsets
 from fedapp.site.rows import Holdout
 
 FEWEST_ROWS = 2  # to train
@@ -69,6 +70,7 @@ def mask_list(site: Site, request: MaskRequest, mail: Mail) -> tuple[SentReply, 
     """At a passive party: put the own mask on others' lists."""
     letters: Letters = []
     for sender, letter in mail.each(MaskedList):
+        _check_list(site, sender, letter)
         points = _masked(sender, letter, site.store["scalar"].tobytes())
         further = MaskedList(letter.owner, letter.n_masks + 1, points)
         letters.append((_next(site, further), further))
@@ -143,12 +145,10 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
         store["unmatched"] = np.delete(store["ids"], rows)
     ids, holdout = store["ids"][rows].tolist(), Holdout(*store.facts["holdout"])
     split = split_common(rows, ids, holdout, site.config.is_share)
-    least = 0 if "model" in store.facts else site.config.min_rows
-    if len(split.train) < least:
-        rule = f"must have {least} training rows in common at least (min-rows of {site.name})"
-        raise DataError(f"ids {rule}, got {len(split.train)}")
-    for subset in SUBSETS:
-        store.facts[f"n_{subset}"] = len(getattr(split, subset))
+    n_rows = {subset: len(getattr(split, subset)) for subset in SUBSETS}
+    rule = "ids must have {} {} rows in common at least (min-rows of " + f"{site.name}), got {{}}"
+    check_subsets(0 if "model" in store.facts else site.config.min_rows, n_rows, rule)
+    store.facts |= {f"n_{subset}": count for subset, count in n_rows.items()}
     rows = np.concatenate([getattr(split, subset) for subset in SUBSETS])
     store["places"] = rows  # in the party's own table
     for name in ROWS:
@@ -163,14 +163,35 @@ def _lists(site: Site, mail: Mail) -> dict[str, Array]:
     lists: dict[str, Array] = {}
     for sender, letter in mail.each(MaskedList):
         is_own = letter.owner == site.name
-        if letter.n_masks != len(names) - (not is_own) or letter.owner in lists:
-            raise ProtocolError(sender, "MaskedList", "n_masks", "must be of all parties, once")
+        _check_list(site, sender, letter)
         scalar = site.store["scalar"].tobytes()
         lists[letter.owner] = letter.points if is_own else _masked(sender, letter, scalar)
     if set(lists) != set(names) or len(lists[site.name]) != len(site.store["ids"]):
         missing = min(set(names) - set(lists), default=site.name)
         raise ProtocolError(missing, "MaskedList", "owner", "must be every party once, whole")
     return {name: lists[name] for name in names}
+
+
+def _check_list(site: Site, sender: str, letter: MaskedList) -> None:
+    """Hold that every party has one list, no longer than the site allows, which goes its way.
+
+    Raises
+    ------
+    ProtocolError : it is one too many or too long, or comes from another than who has it before.
+    """
+    way = _way(site, letter.owner) if letter.owner in site.store.facts["peers"] else []
+    before = way[: letter.n_masks]
+    if before[-1:] != [sender] or way[letter.n_masks : letter.n_masks + 1] != [site.name]:
+        rule = "must be of all parties before this one, the sender the last of them"
+        raise ProtocolError(sender, "MaskedList", "n_masks", rule)
+    seen = site.store.facts.get("lists", [])
+    if letter.owner in seen:
+        raise ProtocolError(sender, "MaskedList", "owner", "must be one that had no list yet")
+    most = site.config.limits["align-most-rows"]
+    if len(letter.points) > most:
+        rule = f"must be <= {most} (align-most-rows of {site.name}), got {len(letter.points)}"
+        raise ProtocolError(sender, "MaskedList", "points", rule)
+    site.store.facts["lists"] = [*seen, letter.owner]
 
 
 def _intersection(lists: Mapping[str, Array]) -> Array:
@@ -201,14 +222,18 @@ def _passive(site: Site) -> list[str]:
     return [name for name in site.store.facts["peers"] if name != site.store.facts["active"]]
 
 
-def _next(site: Site, letter: MaskedList) -> str:
-    """Who has a list next: passive parties in turn, and the active one when all of them had it."""
+def _way(site: Site, owner: str) -> list[str]:
+    """Who has a list, one after the other: passive parties in turn, and the active one last."""
     passive, active = _passive(site), str(site.store.facts["active"])
-    n_wanted = len(passive) + (letter.owner == active)
-    if letter.n_masks == n_wanted:
-        return active
-    before = -1 if site.name == active else passive.index(site.name)
-    return str(passive[(before + 1) % len(passive)])
+    if owner == active:
+        return [active, *passive, active]
+    first = passive.index(owner)
+    return [*passive[first:], *passive[:first], active]
+
+
+def _next(site: Site, letter: MaskedList) -> str:
+    """Who has a list next."""
+    return _way(site, letter.owner)[letter.n_masks]
 
 
 def _shuffle(n_rows: int) -> npt.NDArray[np.int64]:

@@ -27,7 +27,6 @@ from fedapp.messages.fedavg_linear import (
 from fedapp.messages.fields import Array, Request
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.site.answer import Handler, Site
-from fedapp.site.store import Store
 from fedapp.trees.objective import Objective
 
 
@@ -54,9 +53,7 @@ def train(site: Site, request: AverageRequest) -> AverageReply:
     arrays = (site.store[f"train.{name}"] for name in ("values", "labels", "weights"))
     values, labels, weights = arrays
     trained = descend(model, (values, labels, weights), descent, rng)
-    return AverageReply(
-        weights=trained.weights, bias=trained.bias, **_scores(site.store, model, request)
-    )
+    return AverageReply(weights=trained.weights, bias=trained.bias, **_scores(site, model, request))
 
 
 def _model(site: Site, request: AverageRequest) -> LinearModel:
@@ -73,12 +70,12 @@ def _model(site: Site, request: AverageRequest) -> LinearModel:
     return model
 
 
-def _scores(store: Store, model: LinearModel, request: AverageRequest) -> dict[str, Array]:
+def _scores(site: Site, model: LinearModel, request: AverageRequest) -> dict[str, Array]:
     """Scores of the model that was sent."""
-    scores: dict[str, Array] = {}
+    scores, center = dict[str, Array](), float(model.base_margin)
     for subset in WATCHED:
-        margins, center = predict_linear(model, store[f"{subset}.values"]), float(model.base_margin)
-        scores |= score_fields(store, subset, model.objective, margins, request.score_bins, center)
+        margins = predict_linear(model, site.store[f"{subset}.values"])
+        scores |= score_fields(site, subset, model.objective, margins, request.score_bins, center)
     return scores
 
 

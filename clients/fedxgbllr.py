@@ -134,7 +134,7 @@ def average(site: Site, request: AverageRequest) -> AverageReply:
     _check_weights(site, request, shape)
     scores: dict[str, Array] = {}
     for subset in WATCHED:
-        scores |= _scores(store, subset, request.weights, request.score_bins, 1.0)
+        scores |= _scores(site, subset, request.weights, request.score_bins, 1.0)
     weights, loss = request.weights, 0.0
     if request.epochs:
         weights, loss = _train(site, request, shape)
@@ -171,13 +171,14 @@ def _scale(store: Store) -> tuple[Objective, np.float32, np.float32]:
 
 
 def _scores(
-    store: Store, subset: str, weights: Array, n_bins: int, residual_range: float
+    site: Site, subset: str, weights: Array, n_bins: int, residual_range: float
 ) -> dict[str, Array]:
     """Sums and score histogram of one subset of the rows."""
+    store = site.store
     (objective, base, unit), shape = _scale(store), _shape(store)
     scaled = weights_in_unit(shape, weights, unit)
     margins = base + head_margins(shape, scaled, store[f"{subset}.outputs"])
-    return score_fields(store, subset, objective, margins, n_bins, float(base), residual_range)
+    return score_fields(site, subset, objective, margins, n_bins, float(base), residual_range)
 
 
 def final(site: Site, request: FinalRequest) -> FinalReply:
@@ -187,9 +188,7 @@ def final(site: Site, request: FinalRequest) -> FinalReply:
     _check_weights(site, request, shape)
     scores: dict[str, Array] = {}
     for subset in SUBSETS:
-        scores |= _scores(
-            store, subset, request.weights, request.score_bins, request.residual_range
-        )
+        scores |= _scores(site, subset, request.weights, request.score_bins, request.residual_range)
     scaled = weights_in_unit(shape, request.weights, _scale(store)[2])
     scores["rates"] = learned_rates(shape, scaled, store["train.outputs"])
     write_whole(store.folder / "model.json", to_json(_model(store, request.weights)).encode())

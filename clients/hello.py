@@ -18,6 +18,7 @@ from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.packages import versions
 from fedapp.site.answer import Handler, Site
 from fedapp.site.config import SiteConfig
+from fedapp.site.policy import check_subsets
 from fedapp.site.rows import Holdout, fingerprint, read_subsets
 from fedapp.site.store import drop_abandoned
 
@@ -58,10 +59,14 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     DataError, ConfigError : there is no such table, or it breaks a rule.
     """
     subsets = read_subsets(config, _holdout(request))
-    labels = _labels(subsets, max(FEWEST_ROWS, config.min_rows))
+    n_rows = {name: table.n_rows for name, table in subsets.items()}
+    rule = "table must have at least {} {} rows, got {}"
+    check_subsets(FEWEST_ROWS, {"train": n_rows["train"]}, rule)
+    check_subsets(config.min_rows, n_rows, rule + f" (min-rows of {config.name})")
+    labels = _labels(subsets)
     classes = class_names(labels, request.objective)
     told = {
-        **{f"n_{name}": subsets[name].n_rows for name in SUBSETS},
+        **{f"n_{name}": n_rows[name] for name in SUBSETS},
         "columns": subsets["train"].columns,
         "classes": classes,
         "label_low": 0.0 if classes else float(labels.min()),
@@ -78,11 +83,8 @@ def _holdout(request: HelloRequest) -> Holdout:
     return Holdout(request.test_fraction, request.valid_fraction, request.seed)
 
 
-def _labels(subsets: Mapping[str, Table], fewest: int) -> Labels:
-    """All labels of the site, checked to be there, with enough rows to train on."""
-    n_train = subsets["train"].n_rows
-    if n_train < fewest:
-        raise DataError(f"table must have at least {fewest} training rows, got {n_train}")
+def _labels(subsets: Mapping[str, Table]) -> Labels:
+    """All labels of the site, checked to be there."""
     found = [table.labels for table in subsets.values() if table.labels is not None]
     if not found:
         raise DataError('label must name the label column, as in label="y"; got none')

@@ -13,7 +13,6 @@ from fedapp.messages.fields import Array
 from fedapp.messages.local_boosting import BoostOrder, forest_of
 from fedapp.messages.parameters import parameters_of
 from fedapp.site.answer import Site
-from fedapp.site.store import Store
 from fedapp.trees.boosted.arrays import add_trees, forest_arrays, forest_trees
 from fedapp.trees.boosted.from_xgboost import grow_trees
 from fedapp.trees.model import Tree, check_trees
@@ -42,7 +41,7 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
         for subset in WATCHED:
             shape = (len(store[f"{subset}.labels"]), width)
             store[f"{subset}.margins"] = np.full(shape, request.base_margin, dtype=np.float32)
-    scores = _learn(store, objective, forest_trees(forest_of(request)), request)
+    scores = _learn(site, objective, forest_trees(forest_of(request)), request)
     trees = grow_trees(
         objective,
         request.n_classes,
@@ -55,17 +54,17 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
 
 
 def _learn(
-    store: Store, objective: Objective, trees: tuple[Tree, ...], request: BoostOrder
+    site: Site, objective: Objective, trees: tuple[Tree, ...], request: BoostOrder
 ) -> dict[str, Array]:
     """Add trees to the margins; returns the scores after them."""
-    scores: dict[str, Array] = {}
+    store, scores = site.store, dict[str, Array]()
     for subset in WATCHED:
         margins = store[f"{subset}.margins"]
         if trees:
             margins = add_trees(margins, trees, store[f"{subset}.values"])
             store[f"{subset}.margins"] = margins
         scores |= score_fields(
-            store, subset, objective, margins, request.score_bins, request.base_margin
+            site, subset, objective, margins, request.score_bins, request.base_margin
         )
     return scores
 

@@ -113,7 +113,7 @@ def _start_round(site: Site, request: GrowRequest) -> dict[str, Array]:
             store[f"{subset}.margins"] = margins
         store[f"{subset}.nodes"] = np.zeros_like(nodes)
         scores |= score_fields(
-            store, subset, objective, margins, request.score_bins, request.base_margin
+            site, subset, objective, margins, request.score_bins, request.base_margin
         )
     pairs = gradients(
         objective, store["train.margins"], store["train.labels"], store["train.weights"]

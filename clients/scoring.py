@@ -64,29 +64,29 @@ def score_model(
         model = read(text.decode())
     except (DataError, UnicodeDecodeError) as error:
         raise ProtocolError(site.name, type(request).__name__, "model", str(error)) from error
-    reply = EvaluateReply(**_scores(store, request, model, predict))
+    reply = EvaluateReply(**_scores(site, request, model, predict))
     write_whole(store.folder / "model.json", text)
     store.forget()
     return reply
 
 
 def _scores(
-    store: Store, request: EvaluateRequest, model: M, predict: Callable[[M, Array], Array]
+    site: Site, request: EvaluateRequest, model: M, predict: Callable[[M, Array], Array]
 ) -> dict[str, Array]:
     """The fields of the reply."""
     scores: dict[str, Array] = {}
     for subset in SUBSETS:
-        batches = [predict(model, values) for values in _batches(store, subset)]
+        batches = [predict(model, values) for values in _batches(site.store, subset)]
         margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
         center, widest = float(model.base_margin), request.residual_range
         scores |= score_fields(
-            store, subset, model.objective, margins, request.score_bins, center, widest
+            site, subset, model.objective, margins, request.score_bins, center, widest
         )
     return scores
 
 
 def score_fields(
-    store: Store,
+    site: Site,
     subset: str,
     objective: Objective,
     margins: Array,
@@ -102,8 +102,9 @@ def score_fields(
     margins : of its rows, float32, shape (n_rows, n_outputs).
     n_bins, center, residual_range : see ``metrics.statistics``.
     """
-    labels, weights = store[f"{subset}.labels"], store[f"{subset}.weights"]
-    found = metrics.statistics(objective, margins, labels, weights, n_bins, residual_range, center)
+    labels, weights = site.store[f"{subset}.labels"], site.store[f"{subset}.weights"]
+    how = n_bins, residual_range, center, site.config.min_bin_rows
+    found = metrics.statistics(objective, margins, labels, weights, *how)
     return {f"{subset}_sums": found.sums, f"{subset}_scores": found.histogram}
 
 

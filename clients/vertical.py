@@ -14,8 +14,9 @@ from clients.hello import KEEP_DAYS, site_key, told_versions, weights_of
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.home import home
+from fedapp.messages.methods import method_of
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
-from fedapp.site.answer import MODEL_ID, Handler, Site
+from fedapp.site.answer import METHOD, MODEL_ID, Handler, Site
 from fedapp.site.columns import read_columns, read_rows_to_predict, row_ids
 from fedapp.site.config import SiteConfig
 from fedapp.site.likeness import check_range, quantiles, unlike_columns
@@ -47,6 +48,10 @@ def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloRep
     store = site.store
     if "hello" in store.facts and request.model != store.facts.get("model", ""):
         rule = "must be that of the run's first, whatever the server's start"
+        raise ProtocolError(site.name, "VerticalHelloRequest", "model", rule)
+    method = method_of(store.facts[METHOD])
+    if method is None or bool(request.model) == method.trains:
+        rule = "must name a model to predict, and none to train"
         raise ProtocolError(site.name, "VerticalHelloRequest", "model", rule)
     reply, table, ids = look(site.config, request)
     if "hello" not in store.facts:
@@ -81,9 +86,10 @@ def look(
     """
     table, active, n_unlike = _table(config, request)
     ids = row_ids(table, config, request.needs_ids)
-    if len(ids) > request.most_rows:
+    most = min(request.most_rows, config.limits["align-most-rows"])
+    if len(ids) > most:
         rule = f"must be >= the rows of every party, {len(ids)} at {config.name}"
-        raise ConfigError(f"align-most-rows {rule}, got {request.most_rows}")
+        raise ConfigError(f"align-most-rows {rule}, got {most}")
     shares_names = config.shares_names or config.simulated
     reply = VerticalHelloReply(
         name=config.name,

@@ -78,7 +78,10 @@ class Sites:
     ) -> Content:
         content = take_apart(request, name, parcels)
         return answer(
-            SiteConfig(name, "rows.csv"), request.kind, Envelope(MODEL, **envelope), content
+            SiteConfig(name, "rows.csv"),
+            request.kind,
+            Envelope(MODEL, method="testmail", **envelope),
+            content,
         )
 
     def tell(self, name: str, number: int, last: bool = False, **more: Any) -> Content:
@@ -133,7 +136,12 @@ def test_a_letter_reaches_the_other_handler_and_no_one_else_can_read_it(sites: S
 def test_a_request_that_came_without_its_letters_fields_is_refused(sites: Sites) -> None:
     content = Content("TellRequest", {"number": 1, "last": False}, {})
     with pytest.raises(ProtocolError, match=r"^bank: TellRequest.parcel_ends must be present$"):
-        answer(SiteConfig("bank", "rows.csv"), TellRequest.kind, Envelope(MODEL, 2), content)
+        answer(
+            SiteConfig("bank", "rows.csv"),
+            TellRequest.kind,
+            Envelope(MODEL, 2, method="testmail"),
+            content,
+        )
 
 
 def test_a_message_that_carries_no_letters_must_not_bring_any(sites: Sites) -> None:
@@ -142,7 +150,12 @@ def test_a_message_that_carries_no_letters_must_not_bring_any(sites: Sites) -> N
     scalars = {"peers": carried.scalars["peers"]}
     content = Content("MeetRequest", scalars, {**keys.arrays})
     with pytest.raises(ProtocolError, match=r"^bank: MeetRequest.peers must be absent$"):
-        answer(SiteConfig("bank", "rows.csv"), MeetRequest.kind, Envelope(MODEL, 2), content)
+        answer(
+            SiteConfig("bank", "rows.csv"),
+            MeetRequest.kind,
+            Envelope(MODEL, 2, method="testmail"),
+            content,
+        )
 
 
 def test_a_reply_that_carries_no_letters_does_not_lose_them_in_silence(sites: Sites) -> None:

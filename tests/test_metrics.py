@@ -99,6 +99,23 @@ def test_scores_of_histograms_lie_within_their_bounds(objective, n_rows, seed, h
             assert abs(got[name] - exact[name]) <= bound + 1e-9, name
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@given(n_rows_drawn, seeds, st.integers(1, 40))
+def test_no_bin_has_fewer_rows_than_it_must(objective, n_rows, seed, fewest):
+    margins, labels, weights = rows(objective, n_rows, seed)
+    counted = (weights > 0).astype(np.float32)
+    found = metrics.statistics(objective, margins, labels, counted, N_BINS, fewest=fewest)
+    whole = metrics.statistics(objective, margins, labels, counted, N_BINS)
+    assert np.array_equal(found.sums, whole.sums)
+    n_classes = len(found.histogram) // 2 or 1
+    for cells, before in zip(
+        np.split(found.histogram, n_classes), np.split(whole.histogram, n_classes), strict=True
+    ):
+        assert np.array_equal(cells.sum(axis=1), before.sum(axis=1))
+        held = cells.sum(axis=0)
+        assert (held[held > 0] >= min(fewest, counted.sum())).all()
+
+
 def test_the_bounds_of_a_final_model_are_small():
     binary = metrics.statistics(BINARY, *rows(BINARY, 2000, 1), 2**12)
     multi = metrics.statistics(MULTI, *rows(MULTI, 2000, 1), 2**12)

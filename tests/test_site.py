@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass, is_dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -11,14 +15,25 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands.site import site_app
-from fedapp.errors import ConfigError, FedappError
-from fedapp.messages.fields import OnlyInTrials, Range, Request
+from fedapp.errors import ConfigError, FedappError, ProtocolError
+from fedapp.home import home
+from fedapp.messages.alignment import OpenRequest
+from fedapp.messages.fields import OnlyInTrials, Range, Request, SiteLimit
 from fedapp.messages.methods import all_methods, messages_of
+from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.site.answer import answer
 from fedapp.site.check import kind_of
 from fedapp.site.config import SiteConfig, parse_node_config, site_config
-from fedapp.site.policy import check_policy, check_secure
+from fedapp.site.mail import box_key
+from fedapp.site.part_file import PART_FILE
+from fedapp.site.policy import check_policy, check_request
+from fedapp.wire.codec import Envelope
+from fedapp.wire.content import take_apart
 from simulations.local import run_local
+from strategies.vertical import VerticalStrategy
 from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.network import run
+from tests.transcript import Listener, arrays_of
 
 
 def node(allow: str = "", **others: object) -> dict[str, str]:
@@ -72,6 +87,56 @@ def test_a_shared_message_that_the_method_never_sends_is_refused(
         check_policy(config, kind, method)
 
 
+# Which methods may send the messages of each module.
+HORIZONTAL = {"pax", "fedxgbllr", "bagging", "cyclic", "fedavg-linear"}
+VERTICAL, INFERENCE = {"secureboost", "federated-forest"}, {"interactive", "one-round", "eini"}
+SENDERS = {
+    "hello": HORIZONTAL,
+    "labels": HORIZONTAL,
+    "scoring": HORIZONTAL,
+    "vertical": VERTICAL | INFERENCE,
+    "alignment": VERTICAL | INFERENCE,
+    "explain": INFERENCE,
+    **{name.replace("-", "_"): {name} for name in sorted(HORIZONTAL | VERTICAL | INFERENCE)},
+}
+
+
+def all_requests() -> dict[str, set[str]]:
+    """Kinds of all requests, by the module that has them."""
+    return {name: found for name in SENDERS if (found := {kind.kind for kind in handlers_of(name)})}
+
+
+def handlers_of(module: str) -> Iterable[type[Request]]:
+    return vars(import_module(f"clients.{module}"))["HANDLERS"]
+
+
+def test_the_policy_matrix_has_every_message_and_every_method() -> None:
+    assert set(all_methods()) == HORIZONTAL | VERTICAL | INFERENCE
+    clients = {module.name for module in iter_modules(import_module("clients").__path__)}
+    modules = {name for name in clients if hasattr(import_module(f"clients.{name}"), "HANDLERS")}
+    assert modules == set(SENDERS)
+    declared = {
+        kind.kind
+        for name in SENDERS
+        for kind in vars(messages_of(name)).values()
+        if isinstance(kind, type) and issubclass(kind, Request) and hasattr(kind, "kind")
+    }
+    assert declared == set().union(*all_requests().values())
+
+
+@pytest.mark.parametrize("method", [*sorted(HORIZONTAL | VERTICAL | INFERENCE), "", "hello", "no"])
+@pytest.mark.parametrize("module", SENDERS)
+def test_a_message_is_taken_of_those_methods_alone_that_send_it(module: str, method: str) -> None:
+    for kind in all_requests()[module]:
+        for allow in ("", "pax", "secureboost,eini", method or "pax"):
+            config = site_config(node(allow), {})
+            if method in SENDERS[module] and (not allow or method in allow.split(",")):
+                check_policy(config, kind, method)
+            else:
+                with pytest.raises(ConfigError, match=r"^strategy must be .* got"):
+                    check_policy(config, kind, method)
+
+
 def test_a_module_that_declares_nothing_is_a_method_of_its_own() -> None:
     config = site_config(node("pax"), {})
     with pytest.raises(ConfigError, match=r"site allows \(pax\), got parameters$"):
@@ -85,7 +150,7 @@ class TrialRequest(Request):
     kind: ClassVar[str] = "train.trial_begin"
     no_cover: Annotated[bool, OnlyInTrials()]
     fewest_ways: Annotated[float, Range(0, 1e9), OnlyInTrials(below=12.5)]
-    n_rows: Annotated[int, Range(0, 10)]
+    n_bins: Annotated[int, Range(0, 10**6), SiteLimit("most-bins")]
 
 
 @pytest.mark.parametrize(
@@ -100,10 +165,39 @@ def test_a_value_for_trials_is_refused_whatever_its_field_is_called(
 ) -> None:
     site = SiteConfig("bank", "rows.csv")
     with pytest.raises(ConfigError, match=f"^{rule}"):
-        check_secure(site, request_)
-    check_secure(replace(site, allows_insecure=True), request_)
-    check_secure(replace(site, simulated=True), request_)
-    check_secure(site, TrialRequest(False, 12.5, 0))
+        check_request(site, request_)
+    check_request(replace(site, allows_insecure=True), request_)
+    check_request(replace(site, simulated=True), request_)
+    check_request(site, TrialRequest(False, 12.5, 0))
+
+
+def test_a_value_beyond_a_limit_of_the_site_is_refused() -> None:
+    asked = TrialRequest(False, 12.5, 1025)
+    rule = r"^n-bins must be <= 1024 \(most-bins in the node config of bank\), got 1025$"
+    with pytest.raises(ConfigError, match=rule):
+        check_request(site_config(node(), {}), asked)
+    check_request(site_config(node(), {}), replace(asked, n_bins=1024))
+    check_request(site_config(node(most_bins=2000), {}), asked)
+    check_request(SiteConfig("bank", "rows.csv", simulated=True), asked)
+
+
+def test_every_message_that_asks_for_bins_declares_the_limit_of_the_site() -> None:
+    limited = {"n_bins": "most-bins", "max_bin": "most-bins", "score_bins": "score-bins"}
+    found = {
+        (kind, name): kind.limits[name].setting if name in kind.limits else ""
+        for module in SENDERS
+        for kind in handlers_of(module)
+        for name in kind.forms
+        if "bin" in name
+    }
+    assert len(found) >= 10
+    assert found == {(kind, name): limited[name] for kind, name in found}
+
+
+@pytest.mark.parametrize("key", ["most-bins", "score-bins", "align-most-rows", "min-bin-rows"])
+def test_a_limit_must_be_a_whole_number(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} must be a whole number >= 0, got '1e3'$"):
+        site_config({**node(), key: "1e3"}, {})
 
 
 def test_every_message_with_a_key_or_a_guard_declares_what_is_for_trials() -> None:
@@ -137,7 +231,7 @@ def test_a_run_of_a_method_that_a_site_does_not_allow_ends_with_its_words(
 def test_a_run_of_an_allowed_method_is_the_same_as_without_a_policy(
     settings: MakeSettings, sites: MakeSites, write_table: WriteTable
 ) -> None:
-    bank, shop = write_table("bank"), write_table("shop", seed=1)
+    bank, shop = write_table("bank", 300), write_table("shop", 300, seed=1)
     models = []
     for policy in ({}, {"allow": "pax", "min-rows": "20"}):
         contexts = sites(
@@ -156,6 +250,120 @@ def test_a_run_that_would_train_on_too_few_rows_is_refused(
         FedappError, match=r"bank.*table must have at least 30 training rows, got 29"
     ):
         run_local(settings(parties=1), contexts)
+
+
+@pytest.mark.parametrize(
+    ("part", "fraction", "n_rows"),
+    [("validation", "valid_fraction", 1), ("test", "test_fraction", 2)],
+)
+def test_a_part_of_few_rows_is_refused_before_training(
+    settings: MakeSettings,
+    sites: MakeSites,
+    write_table: WriteTable,
+    part: str,
+    fraction: str,
+    n_rows: int,
+) -> None:
+    """Of one row that validates its class and loss could be read each round."""
+    contexts = sites({"name": "bank", "data": write_table("bank", 400), "min-rows": "30"})
+    rule = rf"bank \(step 1\): table must have at least 30 {part} rows, got {n_rows} "
+    way = rf"\(min-rows of bank\); {fraction.replace('_', '-')}=0 holds none back$"
+    fractions = {"valid_fraction": 0.0, "test_fraction": 0.0, fraction: n_rows / 400}
+    with pytest.raises(FedappError, match=rule + way):
+        run_local(settings(parties=1, **fractions), contexts)
+    folder = run_local(settings(parties=1, valid_fraction=0.0, test_fraction=0.0), contexts)
+    assert (folder.path / "model.json").exists()
+
+
+@pytest.mark.parametrize(("min_rows", "fewest"), [("20", 10), ("5", 5), ("0", 1)])
+def test_scores_do_not_tell_of_single_rows_where_min_rows_is_set(
+    settings: MakeSettings,
+    sites: MakeSites,
+    write_table: WriteTable,
+    min_rows: str,
+    fewest: int,
+) -> None:
+    """With a leaf a value and a bin a leaf, a crafted model would give values with their labels."""
+    node_ = {"name": "bank", "data": write_table("bank", 300), "min-rows": min_rows}
+    app = Listener()
+    run(settings(parties=1, num_boost_round=8, max_depth=4, max_bin=256), sites(node_), app)
+    found = [
+        array.sum(axis=0)
+        for _, _, reply in app.heard
+        for name, array in arrays_of(reply).items()
+        if name.endswith("_scores") and array.size
+    ]
+    assert len(found) > 10
+    smallest = min(cells[cells > 0].min() for cells in found if cells.any())
+    assert smallest >= fewest
+    assert (smallest == 1) == (min_rows == "0")
+
+
+def test_vertical_parties_with_few_common_rows_to_validate_are_refused(
+    vertical: MakeSettings, sites: MakeSites, write_table: WriteTable
+) -> None:
+    ids = [f"c{number}" for number in range(200)]
+    contexts = sites(
+        {"name": "bank", "data": write_table("bank", 200, id=ids), "id": "id", "min-rows": "12"},
+        {"name": "shop", "data": write_table("shop", 200, y=None, id=ids), "id": "id", "label": ""},
+    )
+    rule = r"ids must have 12 validation rows in common at least \(min-rows of bank\), got 1; "
+    with pytest.raises(FedappError, match=rf"^bank \(step 4\): {rule}valid-fraction=0"):
+        run_local(vertical(valid_fraction=0.005), contexts)
+
+
+def test_a_run_that_trains_cannot_begin_as_one_that_predicts(
+    vertical: MakeSettings,
+    sites: MakeSites,
+    write_table: WriteTable,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fewest rows hold for training alone: an old model's name does not lift them."""
+    ids = [f"c{number}" for number in range(40)]
+    contexts = sites(
+        {"name": "bank", "data": write_table("bank", id=ids), "id": "id"},
+        {"name": "shop", "data": write_table("shop", y=None, id=ids), "id": "id", "label": ""},
+    )
+    old = json.loads((run_local(vertical(), contexts).path / "summary.json").read_text())
+    for context in contexts:
+        context.node_config["min-rows"] = "39"
+    greeting = VerticalStrategy.greeting
+    monkeypatch.setattr(
+        VerticalStrategy, "greeting", lambda self: replace(greeting(self), model=old["model_id"])
+    )
+    rule = r"VerticalHelloRequest\.model must name a model to predict, and none to train$"
+    with pytest.raises(FedappError, match=rf"^(bank|shop) \(step 1\): {rule}"):
+        run_local(vertical(), contexts)
+
+
+def test_a_finished_run_does_not_begin_again_under_its_id(
+    vertical: MakeSettings, sites: MakeSites, write_table: WriteTable
+) -> None:
+    """A server that says it was started again gets no letter twice and changes no part."""
+    ids = [f"c{number}" for number in range(40)]
+    contexts = sites(
+        {"name": "bank", "data": write_table("bank", id=ids), "id": "id"},
+        {"name": "shop", "data": write_table("shop", y=None, id=ids), "id": "id", "label": ""},
+    )
+    folder = run_local(vertical(), contexts)
+    model_id = json.loads((folder.path / "summary.json").read_text())["model_id"]
+    config, names = site_config(contexts[0].node_config, {}), ("bank", "shop")
+    part = home() / "sites" / "bank" / model_id / PART_FILE
+    before = part.read_bytes()
+    keys = np.stack([box_key(name) for name in names])
+    asked: list[Request] = [
+        VerticalHelloRequest(True, 1000, 42, ""),
+        OpenRequest(names, "bank", keys, False, 0.2, 0.1, 42),
+    ]
+    for step, request in enumerate(asked, start=1):
+        envelope = Envelope(model_id, step, 0, attempt=1, method="secureboost")
+        given = config, request.kind, envelope, take_apart(request, "bank")
+        if step == 1:
+            answer(*given)
+        else:
+            with pytest.raises(ProtocolError, match=r"^bank: parcel\.names must be sent once$"):
+                answer(*given)
+    assert part.read_bytes() == before
 
 
 def test_vertical_parties_with_too_few_rows_in_common_are_refused(
@@ -225,8 +433,8 @@ def test_a_check_shows_what_is_odd_about_the_table(write_table: WriteTable) -> N
 def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(
     write_table: WriteTable,
 ) -> None:
-    ids = [f"customer-{number}" for number in range(40)]
-    path = write_table("secret", id=ids, b=[""] * 3 + [7654321] * 37)
+    ids = [f"customer-{number}" for number in range(200)]
+    path = write_table("secret", 200, id=ids, b=[""] * 3 + [7654321] * 197)
     shown = check(
         "--node-config",
         f'name="bank" data="{path}" label="y" id="id" allow="pax,secureboost" min-rows=9',
@@ -235,10 +443,12 @@ def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(
     for words in (
         ["a", "numbers", "0"],
         ["b", "one", "value", "3"],
-        ["rows,", "columns", "40,", "2"],
+        ["rows,", "columns", "200,", "2"],
         ["label", "numbers,", "2", "distinct"],
         ["ids", "one", "of", "its", "own", "for", "every", "row"],
         ["min-rows", "9"],
+        ["min-bin-rows", "9"],
+        ["most-bins", "1024"],
         ["pax", "yes"],
         ["secureboost", "yes,", "active"],
         ["bagging", "no:", "not", "in", "allow"],
@@ -251,7 +461,7 @@ def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(
 def test_a_check_says_what_a_site_lacks(write_table: WriteTable, tmp_path: Path) -> None:
     path = write_table("rows", y=None, id=["same"] * 40)
     config = tmp_path / "site.toml"
-    config.write_text(f'name = "shop"\ndata = "{path}"\nid = "id"\nmin-rows = 29\n')
+    config.write_text(f'name = "shop"\ndata = "{path}"\nid = "id"\nmin-rows = 3\n')
     shown = check("--config", str(config))
     assert "none: a passive party" in shown
     assert "40 rows of 40 that share theirs" in shown
@@ -285,7 +495,7 @@ def test_a_check_says_what_a_run_must_ask_for(write_table: WriteTable) -> None:
 def test_a_check_says_when_a_table_is_smaller_than_its_own_policy(write_table: WriteTable) -> None:
     path = write_table("rows")
     shown = check("--node-config", f'name="bank" data="{path}" label="y" min-rows=30')
-    assert "no: 29 of the rows would train, fewer than 30 (min-rows)" in shown
+    assert "no: 29 training rows, fewer than 30 (min-rows)" in shown
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class Party:
 
     def add(self, amount: int, step: int, checkpoint: int = 0, attempt: int = 0) -> SumReply:
         content = take_apart(AddRequest(amount), "bank")
-        envelope = Envelope(MODEL, step, checkpoint, attempt)
+        envelope = Envelope(MODEL, step, checkpoint, attempt, method="testmethod")
         found = answer(self.config, AddRequest.kind, envelope, content)
         return put_together(SumReply, found, "bank")
 
@@ -361,6 +361,35 @@ def test_a_later_attempt_does_not_go_back_past_the_checkpoint(party: Party) -> N
         party.add(8, step=2, attempt=1)
 
 
+def test_a_run_does_not_begin_again_under_its_id(party: Party) -> None:
+    party.add(1, step=1)
+    party.add(2, step=2)
+    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 3, got 1$"):
+        party.add(4, step=1, attempt=1)
+    assert Store.open(party.folder)["sums"][0] == 3
+
+
+def test_a_model_is_of_one_method(party: Party) -> None:
+    party.add(1, step=1)
+    store = Store.open(party.folder)
+    store.facts["method"] = "pax"
+    store.commit(1, 0, NO_REPLY)
+    rule = r"^bank: AddRequest.method must be pax, which has begun this run$"
+    with pytest.raises(ProtocolError, match=rule):
+        party.add(1, step=2)
+
+
+def test_a_handler_that_misses_what_was_to_come_before_is_named(
+    party: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(site: Site, request: AddRequest) -> SumReply:
+        return SumReply(site.store["margins"], site.store.facts["rows"])
+
+    monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", {AddRequest: add})
+    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step .* the site has no margins"):
+        party.add(1, step=1)
+
+
 def test_a_later_attempt_repeats_a_step_it_has_done(party: Party) -> None:
     party.add(1, step=1)
     party.add(2, step=2, checkpoint=1)
@@ -409,7 +438,7 @@ def test_a_state_is_for_its_owner_alone(party: Party) -> None:
 def test_a_model_id_is_no_path(party: Party, model_id: str) -> None:
     content = take_apart(AddRequest(1), "bank")
     with pytest.raises(ProtocolError, match=r"^bank: AddRequest.model-id must be 16 hex digits"):
-        answer(party.config, AddRequest.kind, Envelope(model_id, 1), content)
+        answer(party.config, AddRequest.kind, Envelope(model_id, 1, method="testmethod"), content)
 
 
 @pytest.mark.parametrize(
@@ -419,7 +448,7 @@ def test_a_model_id_is_no_path(party: Party, model_id: str) -> None:
 def test_a_kind_that_no_method_has_is_refused(party: Party, kind: str) -> None:
     content = take_apart(AddRequest(1), "bank")
     with pytest.raises(ProtocolError, match=rf"^bank: message.kind must be known, got '{kind}'$"):
-        answer(party.config, kind, Envelope(MODEL, 1), content)
+        answer(party.config, kind, Envelope(MODEL, 1, method="testmethod"), content)
 
 
 def test_a_reply_that_breaks_its_form_is_not_committed(
@@ -440,7 +469,7 @@ def test_a_request_is_checked_before_the_handler_runs(party: Party) -> None:
         answer(
             party.config,
             AddRequest.kind,
-            Envelope(MODEL, 1),
+            Envelope(MODEL, 1, method="testmethod"),
             Content("AddRequest", {"amount": 101}, {}),
         )
     assert party.calls == []

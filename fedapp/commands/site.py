@@ -30,7 +30,7 @@ def init_command(
         str, typer.Option(help="The coordinator's ca.crt; by default the system's certificates.")
     ] = "",
     allow: Annotated[str, typer.Option(help="Methods to take part in; by default all.")] = "",
-    min_rows: Annotated[int, typer.Option(help="Fewest rows a run may train on.", min=0)] = 0,
+    min_rows: Annotated[int, typer.Option(help="Fewest rows of a part.", min=0)] = 0,
     port: Annotated[int, typer.Option(help="Where the SuperNode listens, on loopback.")] = 9094,
     target: Target = "scripts",
 ) -> None:
@@ -102,6 +102,8 @@ def check_command(
         "allow-insecure": "yes" if site.allows_insecure else "no",
         "full-masks": "yes" if site.full_masks else "no",
         "min-rows": str(site.min_rows),
+        "min-bin-rows": str(site.min_bin_rows),
+        **{key: str(limit) for key, limit in site.limits.items()},
         "trusted": ", ".join(f"{name} {key}" for name, key in trusted) or NOBODY,
     }.items():
         facts.add_row(fact, escape(value))

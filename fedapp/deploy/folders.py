@@ -232,7 +232,7 @@ def _node_config(site: SiteConfig, data: str) -> str:
     lines = [f"{key} = {json.dumps(value)}" for key, value in said.items() if value]
     lines += [
         '# allow = "pax,secureboost,interactive"  # methods; without it, all',
-        "# min-rows = 100                # the fewest rows that a run may train on",
+        "# min-rows = 100                # the fewest rows to train, to validate and to test on",
         "# share-column-names = true     # between parties with different columns",
         "# allow-export = true           # this site's part of a model may leave it",
         "# encrypted-labels = true       # labels may leave this site under encryption alone",

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar
 
 from fedapp.errors import ProtocolError
 from fedapp.messages import scoring as booster
-from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
 from fedapp.messages.labels import LabelsReply, check_label_sum
 from fedapp.messages.methods import Method
 
@@ -70,7 +70,7 @@ class AverageRequest(Request):
     decay: Annotated[float, Range(0, 1)]  # factor of every step of this round
     l2: Annotated[float, Range(0, 1e38)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
-    score_bins: Annotated[int, Range(2, 2**20)]
+    score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -52,7 +52,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.fields import Array, Form, Letter, OnlyInTrials, Range, Reply, Request
+from fedapp.messages.fields import (
+    Array,
+    Form,
+    Letter,
+    OnlyInTrials,
+    Range,
+    Reply,
+    Request,
+    SiteLimit,
+)
 from fedapp.messages.methods import Method
 
 METHOD = Method("vertical", codes_labels=True, baseline="forest")
@@ -73,7 +82,7 @@ class SetupRequest(Request, letters=True):
     kind: ClassVar[str] = "train.federated_forest_setup"
     doing: ClassVar[str] = "binning the columns, coding the labels"
     objective: Annotated[str, Range(1, 64)]
-    max_bin: Annotated[int, Range(2, 65535)]
+    max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
     trees: Annotated[int, Range(1, 10**5)]
     criterion: Annotated[str, Range(1, 16)]
     min_samples_split: Count

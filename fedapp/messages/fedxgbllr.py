@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, ClassVar
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import TreeParameters
 from fedapp.messages.scoring import EvaluateReply, Scores, Sums
@@ -108,7 +108,7 @@ class AverageRequest(Request):
     patience: Annotated[int, Range(0, 10**6)]  # epochs, by the party's own validation rows
     device: Annotated[str, Range(1, 16)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
-    score_bins: Annotated[int, Range(2, 2**20)]
+    score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +131,7 @@ class FinalRequest(Request):
     kind: ClassVar[str] = "evaluate.fedxgbllr_final"
     doing: ClassVar[str] = "scoring"
     weights: Weights
-    score_bins: Annotated[int, Range(2, 2**20)]
+    score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
     residual_range: Annotated[float, Range(0, 1e38)]  # of the residual bins, in the label's unit
 
 

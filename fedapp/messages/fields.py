@@ -9,6 +9,7 @@ A dimension written as a name has the same size wherever the name stands in the 
 form stands when a site takes a value at all::
 
     insecure_small_key: Annotated[bool, OnlyInTrials()]
+    max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
 """
 
 from __future__ import annotations
@@ -78,6 +79,18 @@ class OnlyInTrials:
         return bool(value) if self.below is None else value < self.below
 
 
+@dataclass(frozen=True, slots=True)
+class SiteLimit:
+    """The largest value that a site takes stands in its node config.
+
+    Parameters
+    ----------
+    setting : its key there.
+    """
+
+    setting: str
+
+
 class Message:
     """What a message of any direction is; its class knows the fields and their rules.
 
@@ -88,6 +101,7 @@ class Message:
     __slots__ = ()
     forms: ClassVar[Mapping[str, tuple[Any, Form | Range | None]]]  # plain type and declared form
     for_trials: ClassVar[Mapping[str, OnlyInTrials]]
+    limits: ClassVar[Mapping[str, SiteLimit]]
     carries_letters: ClassVar[bool] = False
 
     def __init_subclass__(cls, letters: bool | None = None) -> None:
@@ -101,6 +115,7 @@ class Message:
         cls.forms = {name: _form_of(hint) for name, hint in fields.items()}
         rules = [(name, rule) for name, hint in fields.items() for rule in _rules_of(hint)]
         cls.for_trials = {name: rule for name, rule in rules if isinstance(rule, OnlyInTrials)}
+        cls.limits = {name: rule for name, rule in rules if isinstance(rule, SiteLimit)}
 
 
 def _form_of(hint: Any) -> tuple[Any, Form | Range | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedapp.messages.fields import Array, Form, Range, Reply
+from fedapp.messages.fields import Array, Form, Range, Reply, SiteLimit
 from fedapp.messages.parameters import TreeParameters
 from fedapp.messages.scoring import Scores, Sums
 
@@ -44,7 +44,7 @@ class BoostOrder(Forest, TreeParameters):
     n_rounds: Annotated[int, Range(0, 10**6)]  # 0: only score the model so far
     n_classes: Annotated[int, Range(0, 1000)]
     base_margin: float
-    score_bins: Annotated[int, Range(2, 2**20)]
+    score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from fedapp.messages.fields import Range
+from fedapp.messages.fields import Range, SiteLimit
 
 MOST_DEPTH = 15
 MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
@@ -29,7 +29,7 @@ class TreeParameters:
     min_child_weight: NotNegative
     subsample: Annotated[float, Range(0, 1)]
     colsample_bytree: Annotated[float, Range(0, 1)]
-    max_bin: Annotated[int, Range(2, 65535)]
+    max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
     seed: Annotated[int, Range(0, 2**63 - 1)]
 
 

@@ -21,7 +21,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
 from fedapp.messages.labels import LabelsReply, check_label_sum
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_NODES
@@ -35,7 +35,7 @@ class SketchRequest(Request):
 
     kind: ClassVar[str] = "train.pax_sketch"
     doing: ClassVar[str] = "summarising the columns"
-    n_bins: Annotated[int, Range(2, 65535)]  # most bins a column
+    n_bins: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]  # most bins a column
     classes: Annotated[tuple[str, ...], Range(0, 1000)]  # of all parties, in the order of their ids
 
 
@@ -66,7 +66,7 @@ class GrowRequest(Request):
     base_margin: float
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
     seed: Annotated[int, Range(0, 2**63 - 1)]
-    score_bins: Annotated[int, Range(2, 2**20)]
+    score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
     split_trees: Annotated[Array, Form("int32", "n_splits", low=0)]
     split_nodes: Annotated[Array, Form("int32", "n_splits", low=0)]
     split_lefts: Annotated[

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
 
 SHARED_BY = frozenset({"horizontal"})
 
@@ -29,7 +29,7 @@ class EvaluateRequest(Request):
     kind: ClassVar[str] = "evaluate.scoring_scores"
     doing: ClassVar[str] = "scoring"
     model: Annotated[Array, Form("uint8", "n_bytes")]  # model.json, UTF-8
-    score_bins: Annotated[int, Range(2, 2**20)]
+    score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
     residual_range: Annotated[float, Range(0, 1e38)]  # of the residual bins, in the label's unit
 
 

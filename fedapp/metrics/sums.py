@@ -58,6 +58,7 @@ def statistics(
     n_bins: int,
     residual_range: float = 1.0,
     center: float = 0.0,
+    fewest: int = 0,
 ) -> Statistics:
     """Sums of one party's rows, for ``scores``.
 
@@ -77,6 +78,9 @@ def statistics(
     center : float
         binary:logistic alone: the margin around which bins are narrowest, for a young model's
         margins all lie close to the base margin.
+    fewest : int, >= 0
+        Rows of positive weight that a bin must have, or none: those of a bin with fewer are counted
+        in one with those of its neighbours.
 
     Returns
     -------
@@ -90,11 +94,12 @@ def statistics(
     if n_bins < 2:
         raise ValueError(f"n_bins must be >= 2, got {n_bins}")
     if objective == "binary:logistic":
-        return _binary_statistics(margins64[:, 0], labels64, weights64, n_bins, center)
+        return _binary_statistics(margins64[:, 0], labels64, weights64, n_bins, center, fewest)
     if objective == "multi:softprob":
-        return _multi_statistics(margins64, labels64, weights64, n_bins)
+        return _multi_statistics(margins64, labels64, weights64, n_bins, fewest)
     check_residual_range(residual_range)
-    return _regression_statistics(margins64[:, 0], labels64, weights64, n_bins, residual_range)
+    given = labels64, weights64, n_bins, residual_range, fewest
+    return _regression_statistics(margins64[:, 0], *given)
 
 
 def checked_rows(
@@ -173,13 +178,13 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
 
 
 def _binary_statistics(
-    margins: Array, labels: Array, weights: Array, n_bins: int, center: float
+    margins: Array, labels: Array, weights: Array, n_bins: int, center: float, fewest: int
 ) -> Statistics:
     losses = np.logaddexp(0.0, margins) - labels * margins
     guesses = margins >= 0
     terms = (1.0, losses, guesses * labels, ~guesses * labels, guesses * (1 - labels))
     sums = np.array([(weights * term).sum() for term in terms])
-    bins = _margin_bins(margins - center, n_bins)
+    bins = _merged(_margin_bins(margins - center, n_bins), weights, fewest)
     return Statistics(sums, _cells(labels.astype(np.int64), bins, weights, (2, n_bins)))
 
 
@@ -188,7 +193,27 @@ def _margin_bins(distances: Array, n_bins: int) -> NDArray[np.int64]:
     return np.searchsorted(margin_edges(n_bins), distances, side="right").astype(np.int64)
 
 
-def _multi_statistics(margins: Array, labels: Array, weights: Array, n_bins: int) -> Statistics:
+def _merged(bins: NDArray[np.int64], weights: Array, fewest: int) -> NDArray[np.int64]:
+    """Bins of rows such that none has fewer rows with weight: neighbours share the mean one."""
+    n_rows = np.bincount(bins[weights > 0]) if fewest else np.empty(0, dtype=np.int64)
+    if not n_rows.any():
+        return bins
+    groups, n_groups, held = np.zeros(len(n_rows), dtype=np.int64), 0, 0
+    for bin_id, count in enumerate(n_rows.tolist()):
+        groups[bin_id], held = n_groups, held + count
+        if held >= fewest:
+            n_groups, held = n_groups + 1, 0
+    # What is left over at the end has too few rows for a group of its own.
+    groups = np.minimum(groups, max(n_groups - 1, 0))
+    totals = np.bincount(groups, n_rows)
+    means = np.bincount(groups, n_rows * np.arange(len(n_rows))) // np.maximum(totals, 1)
+    merged: NDArray[np.int64] = means[groups[np.minimum(bins, len(groups) - 1)]].astype(np.int64)
+    return merged
+
+
+def _multi_statistics(
+    margins: Array, labels: Array, weights: Array, n_bins: int, fewest: int
+) -> Statistics:
     n_rows, n_classes = margins.shape
     class_ids = labels.astype(np.int64)
     losses = -log_softmax(margins)[np.arange(n_rows), class_ids]
@@ -198,7 +223,7 @@ def _multi_statistics(margins: Array, labels: Array, weights: Array, n_bins: int
     histograms = [
         _cells(
             (class_ids == one).astype(np.int64),
-            _margin_bins(odds - center, n_own),
+            _merged(_margin_bins(odds - center, n_own), weights, fewest),
             weights,
             (2, n_own),
         )
@@ -209,11 +234,17 @@ def _multi_statistics(margins: Array, labels: Array, weights: Array, n_bins: int
 
 
 def _regression_statistics(
-    predictions: Array, labels: Array, weights: Array, n_bins: int, residual_range: float
+    predictions: Array,
+    labels: Array,
+    weights: Array,
+    n_bins: int,
+    residual_range: float,
+    fewest: int,
 ) -> Statistics:
     residuals = labels - predictions
     shares = np.clip((residuals / residual_range + 1.0) / 2.0, 0.0, 1.0)
     bins = np.minimum((shares * n_bins).astype(np.int64), n_bins - 1)
+    bins = _merged(bins, weights, fewest)
     terms = (np.ones_like(labels), residuals**2, np.abs(residuals), labels, labels**2)
     histogram = _cells(np.zeros_like(bins), bins, weights, (1, n_bins))
     return Statistics(np.array([weights @ term for term in terms]), histogram)

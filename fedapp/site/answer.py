@@ -30,8 +30,8 @@ from fedapp.messages.methods import MODULE, module_at
 from fedapp.packages import check_extra
 from fedapp.site.config import SiteConfig
 from fedapp.site.mail import Letters, Mail, open_mail, seal_mail, write_letters
-from fedapp.site.policy import check_policy, check_secure, module_of
-from fedapp.site.store import Store, locked
+from fedapp.site.policy import check_policy, check_request, module_of
+from fedapp.site.store import NoStateError, Store, locked
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import (
     Content,
@@ -47,6 +47,7 @@ log = logging.getLogger("fedapp.site")
 
 Handler = Callable[..., Reply | tuple[Reply, Letters]]
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
+METHOD = "method"  # of the run, in a store's facts
 KEPT = "kept"  # the last answer of a finished run
 
 
@@ -82,11 +83,11 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
     ProtocolError : unknown kind, broken message, or a step out of order.
     DataError, ConfigError : the site cannot do what is asked, or does not allow it.
     """
+    request_class, handler = find_handler(kind, config.name)
     check_policy(config, kind, envelope.method)
     check_extra(envelope.method)
-    request_class, handler = find_handler(kind, config.name)
     request = put_together(request_class, content, config.name)
-    check_secure(config, request)
+    check_request(config, request)
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
     folder = home() / "sites" / config.name / envelope.model_id
@@ -94,6 +95,7 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
         store = _at_step(Store.open(folder), envelope, config.name, content.name)
         if store.step == envelope.step:
             return from_bytes(store.last_reply(), config.name)
+        _hold_method(store, envelope.method, config.name, content.name)
         reply = _told_before(store, kind, envelope, content, config.name)
         if reply is None:
             reply = _handled(Site(config, store), handler, request, content)
@@ -124,11 +126,21 @@ def _handled(site: Site, handler: Handler, request: Request, content: Content) -
         with blaming(site.name, content.name, "parcels"):
             parcels = enclosed(content)
         given.append(open_mail(site.name, site.store, parcels))
-    with _kept_here(site.config):
-        found = handler(site, request, *given)
+    try:
+        with _kept_here(site.config):
+            found = handler(site, request, *given)
+    except NoStateError as error:
+        rule = f"must come later: the site has no {error.args[0]} of this model yet, or no more"
+        raise ProtocolError(site.name, content.name, "step", rule) from error
     reply, letters = found if isinstance(found, tuple) else (found, [])
     assert reply.carries_letters or not letters, f"{type(reply).__name__} carries no letters"
     return take_apart(reply, site.name, write_letters(site.name, letters))
+
+
+def _hold_method(store: Store, method: str, party: str, message: str) -> None:
+    """A model is one method's from its first message to its last."""
+    if (begun := store.facts.setdefault(METHOD, method)) != method:
+        raise ProtocolError(party, message, "method", f"must be {begun}, which has begun this run")
 
 
 # The last answer, for a server started anew from a checkpoint before it
@@ -200,6 +212,6 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
         if not store.step:
             rule = "must be 1: the site has no state of this model, or has lost it"
         raise ProtocolError(party, message, "step", rule)
-    if store.step <= envelope.checkpoint and not store.finished:
+    if 0 < store.step <= envelope.checkpoint and not store.finished:
         store.keep()
     return store

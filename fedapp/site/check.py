@@ -10,13 +10,14 @@ from stat import S_IMODE
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.partition import split_rows
+from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.methods import Method
 from fedapp.packages import missing_extra
 from fedapp.site.columns import read_columns, row_ids
 from fedapp.site.config import SiteConfig
+from fedapp.site.policy import SUBSET_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,12 @@ def check_site(
     """
     check_allowed(config, methods)
     table = read_columns(config, seed=0)
-    n_train = len(split_rows(table.n_rows, *fractions, seed=0).train)
+    split = split_rows(table.n_rows, *fractions, seed=0)
+    n_rows = {subset: len(getattr(split, subset)) for subset in SUBSETS}
     ids, has_ids = _ids(table, config)
     allowed = config.allowed or methods.keys()
     answers = {
-        name: _obstacle(name, allowed) or _takes_part(config, table, method, n_train, has_ids)
+        name: _obstacle(name, allowed) or _takes_part(config, table, method, n_rows, has_ids)
         for name, method in methods.items()
     }
     columns = tuple(
@@ -150,11 +152,14 @@ def _obstacle(name: str, allowed: Collection[str]) -> str:
 
 
 def _takes_part(
-    config: SiteConfig, table: Table, method: Method, n_train: int, has_ids: bool
+    config: SiteConfig, table: Table, method: Method, n_rows: Mapping[str, int], has_ids: bool
 ) -> str:
     """``yes``, or the reason why not."""
-    if method.trains and n_train < config.min_rows:
-        return f"no: {n_train} of the rows would train, fewer than {config.min_rows} (min-rows)"
+    for subset, count in n_rows.items() if method.trains else ():
+        if count < config.min_rows and (count or subset == "train"):
+            return (
+                f"no: {count} {SUBSET_NAMES[subset]} rows, fewer than {config.min_rows} (min-rows)"
+            )
     if method.needs_label:
         return "yes" if table.labels is not None else "no: needs a label"
     role = "passive" if table.labels is None else "active"

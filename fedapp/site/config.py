@@ -23,8 +23,13 @@ NODE_KEYS = (
     *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
     *("share-column-names", "allow-export", "trusted", "allow", "min-rows", "encrypted-labels"),
     *("allow-insecure", "app", "full-masks"),
+    *("min-bin-rows", "most-bins", "score-bins", "align-most-rows"),
     *("partition-id", "num-partitions"),
 )
+# A site's own limits, far above what ordinary runs ask for.
+LIMITS = {"most-bins": 1024, "score-bins": 4096, "align-most-rows": 10_000_000}
+# Where a site has min-rows, single rows do not show in its scores either.
+MIN_BIN_ROWS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,9 @@ class SiteConfig:
     predict_data : table to predict; that of ``data`` where there is no other.
     trusted : fingerprints of the keys of other vertical parties, by name.
     allowed : methods whose runs this party takes part in; empty allows all.
-    min_rows : the fewest of its rows that a run may train on.
+    min_rows : the fewest of its rows that a run may train, validate or test on.
+    min_bin_rows : the fewest rows of a bin in what it tells of its scores.
+    limits : largest values that it takes in a message, by their keys in the node config.
     encrypts_labels : whether its labels may leave it under encryption alone, not in codes.
     allows_insecure : whether a run may use small keys, or weaken the guard of Fed-EINI.
     bundles : hashes of the app bundles whose runs it answers; empty for that of the installed one.
@@ -70,6 +77,8 @@ class SiteConfig:
     trusted: Mapping[str, str] = field(default_factory=dict, hash=False)
     allowed: frozenset[str] = frozenset()
     min_rows: int = 0
+    min_bin_rows: int = 0
+    limits: Mapping[str, int] = field(default_factory=LIMITS.copy, hash=False)
     encrypts_labels: bool = False
     allows_insecure: bool = False
     bundles: frozenset[str] = frozenset()
@@ -190,15 +199,15 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
 
     Raises
     ------
-    ConfigError : the fewest rows are no whole number, or an app bundle is named by no hash.
+    ConfigError : a limit is no whole number, or an app bundle is named by no hash.
     """
     names = str(node.get("allow", "")).replace(",", " ").replace("_", "-").split()
-    fewest = str(node.get("min-rows", 0))
-    if not fewest.isdecimal():
-        raise ConfigError(f"min-rows must be a whole number >= 0, got {fewest!r}")
+    min_rows = _whole(node, "min-rows", 0)
     return {
         "allowed": frozenset(names),
-        "min_rows": int(fewest),
+        "min_rows": min_rows,
+        "min_bin_rows": _whole(node, "min-bin-rows", min(min_rows, MIN_BIN_ROWS)),
+        "limits": {key: _whole(node, key, limit) for key, limit in LIMITS.items()},
         "encrypts_labels": _is_true(node.get("encrypted-labels", False)),
         "allows_insecure": _is_true(node.get("allow-insecure", False)),
         "bundles": _bundles(str(node.get("app", ""))),
@@ -218,6 +227,14 @@ def _bundles(text: str) -> frozenset[str]:
     if not all(BUNDLE.fullmatch(one) for one in found):
         raise ConfigError(f"app must be hashes of 64 hex digits (fedapp app hash), got {text!r}")
     return frozenset(found)
+
+
+def _whole(node: Mapping[str, Value], key: str, default: int) -> int:
+    """A whole number; a node config's values may be texts."""
+    found = str(node.get(key, default))
+    if not found.isdecimal():
+        raise ConfigError(f"{key} must be a whole number >= 0, got {found!r}")
+    return int(found)
 
 
 def _is_true(value: Value) -> bool:

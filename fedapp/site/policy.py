@@ -1,11 +1,15 @@
-"""What a site allows: which methods, and which settings of theirs."""
+"""What a site allows: which methods, which settings of theirs, and on how many rows."""
 
 from __future__ import annotations
 
-from fedapp.errors import ConfigError
+from collections.abc import Mapping
+
+from fedapp.errors import ConfigError, DataError
 from fedapp.messages.fields import Request
 from fedapp.messages.methods import messages_of, method_of
 from fedapp.site.config import SiteConfig
+
+SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
 
 def module_of(kind: str) -> str:
@@ -15,42 +19,68 @@ def module_of(kind: str) -> str:
 
 
 def check_policy(config: SiteConfig, kind: str, method: str) -> None:
-    """Hold that the site allows the method a run names, and the one its message belongs to.
+    """Hold that the method a run names sends such messages, and that the site allows it.
 
     A server that names another method than it runs gets no further than what those two share.
 
     Raises
     ------
-    ConfigError : it does not allow one of them, or the method sends no such messages.
+    ConfigError : it is not allowed, or sends no such messages.
     """
-    if not config.allowed:
-        return
     module = module_of(kind)
     shared_by = getattr(messages_of(module), "SHARED_BY", None)
-    wanted = {method} if shared_by else {method, module.replace("_", "-")}
-    if refused := wanted - config.allowed:
+    owner = module.replace("_", "-")
+    wanted = {method} if shared_by else {method, owner}
+    if config.allowed and (refused := wanted - config.allowed):
         allowed = ", ".join(sorted(config.allowed))
         got = ", ".join(sorted(refused))
         raise ConfigError(f"strategy must be one that the site allows ({allowed}), got {got}")
     declared = method_of(method)
-    if shared_by and (declared is None or declared.family not in shared_by):
-        families = " or ".join(sorted(shared_by))
-        raise ConfigError(f"strategy must be {families} to send {kind}, got {method}")
+    sends = declared and declared.family in shared_by if shared_by else method == owner
+    if not sends:
+        senders = " or ".join(sorted(shared_by)) if shared_by else owner
+        raise ConfigError(f"strategy must be {senders} to send {kind}, got {method}")
 
 
-def check_secure(config: SiteConfig, request: Request) -> None:
+def check_request(config: SiteConfig, request: Request) -> None:
     """Hold that a run, whose settings are the coordinator's, does not switch a site's safety off.
 
     Raises
     ------
-    ConfigError : a field has a value for trials alone, and the site does not allow that.
+    ConfigError : a field has a value for trials alone, or is beyond a limit of the site's.
     """
-    if config.simulated or config.allows_insecure:
+    if config.simulated:
         return
     for name, rule in request.for_trials.items():
-        if rule.covers(value := getattr(request, name)):
+        if not config.allows_insecure and rule.covers(value := getattr(request, name)):
             setting, got = name.replace("_", "-"), str(value).lower()
             raise ConfigError(
                 f"{setting} must be {rule.safe}, or allow-insecure true in the node config, "
                 f"got {got}"
             )
+    for name, limit in request.limits.items():
+        if (value := getattr(request, name)) > config.limits[limit.setting]:
+            setting, most = name.replace("_", "-"), config.limits[limit.setting]
+            raise ConfigError(
+                f"{setting} must be <= {most} ({limit.setting} in the node config of "
+                f"{config.name}), got {value}"
+            )
+
+
+def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
+    """Hold that no subset of the rows is so small that what is told of it tells of single rows.
+
+    Parameters
+    ----------
+    fewest : rows of a subset; those that validate or test may also be none.
+    n_rows : of each subset.
+    rule : with places for the fewest rows, the subset and the rows it has.
+
+    Raises
+    ------
+    DataError : a subset has fewer.
+    """
+    for subset, count in n_rows.items():
+        if count < fewest and (count or subset == "train"):
+            way = "" if subset == "train" else f"; {subset}-fraction=0 holds none back"
+            raise DataError(rule.format(fewest, SUBSET_NAMES[subset], count) + way)

@@ -42,6 +42,20 @@ REPLY = "reply"
 SMALL = 512  # bytes; a smaller array costs less inside the JSON than as a file
 
 
+class NoStateError(KeyError):
+    """What a handler builds on is not there: the message before it has not come, or was another's.
+
+    Its argument is the name of an array or a fact.
+    """
+
+
+class Facts(dict[str, Any]):
+    """What JSON can hold, by name."""
+
+    def __missing__(self, name: str) -> Any:
+        raise NoStateError(name)
+
+
 # Open array files of this process: a file never changes, so it is opened once. Few, because a file
 # that another process has dropped keeps its place on the disk while it is mapped here.
 _OPEN: dict[Path, Array] = {}
@@ -87,13 +101,13 @@ class Store:
     folder : where the files lie.
     step : the last step that was committed, 0 before the first.
     attempt : the server start that step came from.
-    facts : what JSON can hold; changed by assignment.
+    facts : changed by assignment.
     """
 
     folder: Path
     step: int = 0
     attempt: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
     _forms: dict[str, list[Any]] = field(default_factory=dict)
     _files: dict[str, str] = field(default_factory=dict)
     _small: dict[str, str] = field(default_factory=dict)
@@ -119,7 +133,7 @@ class Store:
             folder,
             state["step"],
             state["attempt"],
-            state["facts"],
+            Facts(state["facts"]),
             _forms=state["forms"],
             _files=state["files"],
             _small=state["small"],
@@ -129,6 +143,8 @@ class Store:
     def __getitem__(self, name: str) -> Array:
         if name in self._changed:
             return self._changed[name]
+        if name not in self._forms:
+            raise NoStateError(name)
         dtype, shape = _dtype_of(self._forms[name][0]), self._forms[name][1]
         if name in self._small:
             return np.frombuffer(bytes.fromhex(self._small[name]), dtype).reshape(shape)
@@ -199,9 +215,10 @@ class Store:
 
     def roll_back(self, step: int) -> Store | None:
         """The state that was kept, if it is the one after this step; None if there is none."""
+        if not (self.folder / CHECKPOINT).exists():
+            return None
         kept = self._read(self.folder, CHECKPOINT)
-        is_kept = not step or (self.folder / CHECKPOINT).exists()
-        return kept if is_kept and kept.step <= step else None
+        return kept if kept.step <= step else None
 
     def _write(self, name: str) -> None:
         state = {
