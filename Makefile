@@ -1,6 +1,7 @@
 # make run   sets up, trains PAX on the built-in data through Flower, shows the result
 # make test  sets up with the tools and torch, runs the tests on all cores
-# make test-all also runs those marked slow: deployments, every step at which a server may die
+# make test-all also runs those marked slow: deployments, every method in Flower's simulation, every
+#            step at which a server may die
 # make check sets up in the same way, runs ruff and mypy --strict
 #
 # One file is tested sooner without workers: pytest tests/test_pax.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ def versions(packages: Iterable[str] = SHOWN) -> dict[str, str]:
     return {package: _version(package) for package in packages}
 
 
+@functools.cache
 def _version(package: str) -> str:
     for name in DISTRIBUTIONS.get(package, (package,)):
         try:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from fedapp.config import Settings
     from fedapp.run_folder import RunFolder
 
+# A worker of pytest has a core: threads of XGBoost's own would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 REAL_DATA = os.environ.get("FEDAPP_DATA", "")
 TORCH_IS_MISSING = bool(missing_extra("fedxgbllr"))
 needs_torch = pytest.mark.skipif(TORCH_IS_MISSING, reason="needs torch")

@@ -288,6 +288,7 @@ def test_a_resumed_run_ends_in_the_same_model(bag: MakeSettings, how: str, step:
     assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_flowers_simulation_gives_the_model_of_the_local_engine(
     bag: MakeSettings, simulate: Simulate
 ) -> None:

@@ -133,6 +133,7 @@ def test_predictions_of_real_rows_are_those_of_the_interactive_way(
     np.testing.assert_allclose(written(summary), interactive, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
 def test_flowers_simulation_predicts_as_the_local_engine(
     train: Train, settings: MakeSettings, simulate: Simulate, tmp_path: Path

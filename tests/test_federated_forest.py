@@ -381,6 +381,7 @@ def test_a_partition_that_does_not_fit_is_refused(
         run_local(forest())
 
 
+@pytest.mark.slow
 def test_flowers_simulation_grows_the_forest_of_the_local_engine(
     forest: MakeSettings, simulate: Simulate
 ) -> None:

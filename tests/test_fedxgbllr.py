@@ -340,6 +340,7 @@ def test_neither_torch_nor_xgboost_is_imported_before_it_is_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_flowers_simulation_gives_the_model_of_the_local_engine(
     short: MakeSettings, simulate: Simulate
 ) -> None:

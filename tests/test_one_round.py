@@ -193,6 +193,7 @@ def test_a_run_without_a_model_is_refused(settings: MakeSettings) -> None:
         OneRound.own_settings(settings(strategy="one-round"))
 
 
+@pytest.mark.slow
 def test_flowers_simulation_predicts_as_the_local_engine(
     train: Train, settings: MakeSettings, simulate: Simulate
 ) -> None:
