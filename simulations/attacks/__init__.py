@@ -1,0 +1,1 @@
+"""Attacks on transcripts of honest runs: what a coordinator could make of what it receives."""

@@ -1,0 +1,308 @@
+"""How many training rows a coordinator rebuilds from what honest parties send it in PAX.
+
+A bin of one row gives itself away: its sums are the row's gradient g and hessian h, and for
+logistic loss h = |g| (1 - |g|) holds for one row and for hardly any sum of more. As g is the same
+in every column of a round, it links the bins of a row; g < 0 is its label. Nodes that are not sent
+follow as the difference of their parent and sibling. What rows that are known add to all sums is
+subtracted, which leaves others alone in their bins, and so on until nothing new is found.
+
+``python -m simulations.attacks.pax_rows`` trains, reads the parties' own sums, then what is left to
+one who sees their sums over all parties alone, and prints a line for each: rows known in all
+columns and their label, up to the width of a bin, of all that train; and those rebuilt that are
+nobody's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.pax import HANDLERS
+from fedapp.config import Settings, load_settings
+from fedapp.conversation import Checkpoint, Conversation, Exchange, Parties
+from fedapp.errors import ConfigError
+from fedapp.histograms.bins import NO_CODE, Cuts, digitise
+from fedapp.histograms.build import add_histograms
+from fedapp.histograms.sketch import Sketch, fuse_sketches, own_cuts
+from fedapp.messages.fields import Reply, Request
+from fedapp.messages.hello import HelloReply
+from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
+from fedapp.run_folder import RunFolder
+from fedapp.site.answer import Site
+from fedapp.site.config import SiteConfig
+from fedapp.site.store import Store
+from simulations.local import LocalGrid, simulated_contexts
+from simulations.rows import stacked_tables
+from strategies.base import Summary
+from strategies.pax import PAX
+
+Ints = npt.NDArray[np.int64]
+Sums = npt.NDArray[np.float64]
+Row = tuple[int, ...]  # a bin a column, then the label
+# Of the rounding of h, in units of g.
+TOLERANCE = 2.0**-22
+# A smaller hessian may be what rounding leaves.
+LEAST = 1e-9
+# Rows of a node whose pairs are tried.
+MOST_ALONE = 100
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Level:
+    """What was asked of one level of a tree, and told; ``histograms`` has shape (n_wanted, n_bins,
+    2)."""
+
+    request: GrowRequest
+    histograms: Sums
+
+
+class CuriousPAX(PAX):
+    """The server's side of PAX, which asks as it should and keeps what it is told."""
+
+    def __init__(self, settings: Settings, folder: RunFolder) -> None:
+        super().__init__(settings, folder)
+        self.n_bins = 0  # of the finest sketch
+        self.sketches: dict[str, Sketch] = {}
+        self.levels: dict[str, list[Level]] = defaultdict(list)
+
+    def conversation(
+        self, parties: Parties[HelloReply], saved: Checkpoint | None
+    ) -> Conversation[Summary]:
+        """As PAX's."""
+        conversation = super().conversation(parties, saved)
+        step = next(conversation)
+        while True:
+            replies = yield step
+            if isinstance(step, Exchange):
+                for party, reply in sorted(replies.items()):
+                    self._listen(party, step.requests[party], reply)
+            try:
+                step = conversation.send(replies)
+            except StopIteration as ended:
+                summary: Summary = ended.value
+                return summary
+
+    def _listen(self, party: str, request: Request, reply: Reply) -> None:
+        if isinstance(request, SketchRequest) and isinstance(reply, SketchReply):
+            own = (reply.representatives, reply.masses, reply.offsets, reply.maxima)
+            self.sketches[party] = Sketch(*own)
+            self.n_bins = max(self.n_bins, request.n_bins)
+        elif isinstance(request, GrowRequest) and isinstance(reply, GrowReply):
+            self.levels[party].append(Level(request, reply.histograms))
+
+
+def main() -> None:
+    """Print both lines."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", default="breast-cancer", help="of two classes")
+    parser.add_argument("--parties", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--max-bin", type=int, default=256)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = load_settings(
+            {
+                "data": given.data,
+                "parties": given.parties,
+                "num-boost-round": given.rounds,
+                "max-bin": given.max_bin,
+                "run-dir": f"{folder}/run",
+            }
+        )
+        for line in attacked(settings):
+            print(json.dumps({"attack": "pax_rows", **vars(given), **line}))
+
+
+def attacked(settings: Settings) -> Iterator[dict[str, Any]]:
+    """What is rebuilt of a run's training rows.
+
+    Yields
+    ------
+    ``seen`` (whose sums), ``rows``, ``rebuilt`` and ``wrong``.
+
+    Raises
+    ------
+    ConfigError : an objective, or a share of columns, by which no gradient links the bins of a row.
+    """
+    if settings.objective != "binary:logistic" or settings.colsample_bytree < 1:
+        raise ConfigError("pax_rows must be told of two classes and all columns, got another run")
+    coordinator = CuriousPAX(settings, RunFolder(Path(settings.run_dir)))
+    coordinator.folder.begin(settings)
+    grid = LocalGrid(simulated_contexts(settings))
+    try:
+        coordinator.start(grid)
+    finally:
+        grid.close()
+    sketches, levels = coordinator.sketches, coordinator.levels
+    truth = _truth(settings, sketches)
+    own = [(all_rebuilt(levels[name], sketch), truth[name]) for name, sketch in sketches.items()]
+    yield {"seen": "each party's sums", **_count(own)}
+    cuts = fuse_sketches(tuple(sketches.values()), coordinator.n_bins)
+    maps = coordinator.bin_maps
+    pooled = [_pooled(found, maps, len(cuts.edges)) for found in _together(levels)]
+    rows = [
+        _moved(row, sketches[name], maps[name], cuts.offsets)
+        for name, all_rows in truth.items()
+        for row in all_rows
+    ]
+    known = all_rebuilt(pooled, _common_sketch(cuts))
+    yield {"seen": "sums over all parties", **_count([(known, rows)])}
+
+
+def all_rebuilt(levels: Sequence[Level], sketch: Sketch) -> set[Row]:
+    """Rows that the sums of one sender, or of all together, give away."""
+    known: set[Row] = set()
+    left = levels
+    while found := set(rebuilt(left, sketch.offsets)) - known:
+        known |= found
+        sums = _sums_of(sorted(known), levels, sketch)
+        left = [
+            Level(level.request, level.histograms - own)
+            for level, own in zip(levels, sums, strict=True)
+        ]
+    return known
+
+
+def _sums_of(rows: Sequence[Row], levels: Iterable[Level], sketch: Sketch) -> Iterator[Sums]:
+    """What rows add to the sums of each level: a party that had no others would send this."""
+    store, table = Store(Path()), np.array(rows)
+    store["codes"], store.facts["missing_code"] = table[:, :-1].astype(np.uint16), NO_CODE
+    store["representatives"], store["offsets"] = sketch.representatives, sketch.offsets
+    for subset, n_rows in (("train", len(rows)), ("valid", 0)):
+        store[f"{subset}.labels"] = table[:n_rows, -1].astype(np.float32)
+        store[f"{subset}.weights"] = np.ones(n_rows, np.float32)
+    store["valid.values"] = np.empty((0, len(sketch.maxima)), np.float32)
+    store.facts["objective"] = "binary:logistic"
+    site = Site(SiteConfig("known", data=""), store)
+    for level in levels:
+        reply = HANDLERS[GrowRequest](site, level.request)
+        assert isinstance(reply, GrowReply)
+        yield reply.histograms
+
+
+def rebuilt(levels: Iterable[Level], offsets: Ints) -> Iterator[Row]:
+    """Rows that lie alone in a bin of every column, in some node of the same round.
+
+    Parameters
+    ----------
+    levels : in the order in which they were sent.
+    offsets : int64, shape (n_columns + 1,): the bins of each column.
+    """
+    for _, of_round in groupby(levels, lambda level: level.request.round_id):
+        places: dict[float, set[tuple[int, int]]] = defaultdict(set)  # column and bin by gradient
+        known: dict[int, Sums] = {}
+        for level in of_round:
+            fresh = dict(zip(level.request.wanted_nodes.tolist(), level.histograms, strict=True))
+            splits = (level.request.split_nodes.tolist(), level.request.split_lefts.tolist())
+            for parent, left in zip(*splits, strict=True):
+                for child, sibling in ((left, left + 1), (left + 1, left)):
+                    if parent in known and sibling in fresh and child not in fresh:
+                        fresh[child] = known[parent] - fresh[sibling]
+            for histogram in fresh.values():
+                _note(places, histogram, offsets)
+            known |= fresh
+        yield from _whole(places, len(offsets) - 1)
+
+
+def _note(places: dict[float, set[tuple[int, int]]], histogram: Sums, offsets: Ints) -> None:
+    """Bins of a node that hold one row, or two that are alone elsewhere, by the rows' gradients."""
+    gradients, hessians = histogram.T
+    sizes = np.abs(gradients)
+    filled = hessians > LEAST
+    is_one = filled & (np.abs(hessians - sizes * (1 - sizes)) <= TOLERANCE * sizes)
+    columns = np.searchsorted(offsets, np.arange(len(histogram)), side="right") - 1
+    alone, first = np.unique(gradients[is_one].astype(np.float32), return_index=True)
+    for place in np.flatnonzero(is_one):
+        key = float(np.float32(gradients[place]))
+        places[key].add((int(columns[place]), int(place - offsets[columns[place]])))
+    if not 1 < len(alone) <= MOST_ALONE:
+        return
+    own = histogram[is_one][first]
+    left, right = np.triu_indices(len(alone), 1)
+    pairs = own[left] + own[right]
+    for place in np.flatnonzero(filled & ~is_one):
+        (found,) = np.nonzero((np.abs(pairs - histogram[place]) <= TOLERANCE).all(axis=1))
+        if len(found) == 1:
+            for key in (float(alone[left[found[0]]]), float(alone[right[found[0]]])):
+                places[key].add((int(columns[place]), int(place - offsets[columns[place]])))
+
+
+def _whole(places: dict[float, set[tuple[int, int]]], n_columns: int) -> Iterator[Row]:
+    """Rows of which every column has one bin."""
+    for gradient, found in places.items():
+        bins = dict(found)
+        if len(found) == len(bins) == n_columns:
+            yield (*(bins[column] for column in range(n_columns)), int(gradient < 0))
+
+
+def _together(levels: dict[str, list[Level]]) -> Iterator[dict[str, Level]]:
+    """The same level of all parties."""
+    for found in zip(*levels.values(), strict=True):
+        yield dict(zip(levels, found, strict=True))
+
+
+def _pooled(found: dict[str, Level], maps: dict[str, Ints], n_bins: int) -> Level:
+    """The parties' sums added up in the layout of the common cuts."""
+    request = next(iter(found.values())).request
+    total = np.zeros((len(request.wanted_nodes), n_bins, 2))
+    for name, level in found.items():
+        add_histograms(total, level.histograms, maps[name])
+    return Level(request, total)
+
+
+def _common_sketch(cuts: Cuts) -> Sketch:
+    """The common bins as those of one party: each begins at its representative."""
+    starts = [
+        np.concatenate([cuts.minima[[column]], cuts.column(column)[:-1]])
+        for column in range(cuts.n_columns)
+    ]
+    points = np.concatenate(starts)
+    return Sketch(points, np.ones_like(points), cuts.offsets, cuts.edges[cuts.offsets[1:] - 1])
+
+
+def _truth(settings: Settings, sketches: dict[str, Sketch]) -> dict[str, list[Row]]:
+    """Each party's training rows by their bins, with their labels."""
+    table, rows = stacked_tables(settings)
+    assert table.labels is not None
+    labels = np.unique(table.labels, return_inverse=True)[1]
+    found = {}
+    for name, sketch in sketches.items():
+        own = rows[name]["train"]
+        codes, _ = digitise(table.values[own], own_cuts(sketch))
+        found[name] = [
+            (*code, int(label)) for code, label in zip(codes.tolist(), labels[own], strict=True)
+        ]
+    return found
+
+
+def _moved(row: Row, sketch: Sketch, places: Ints, offsets: Ints) -> Row:
+    """A row by the common bins instead of its party's own."""
+    *bins, label = row
+    own = sketch.offsets[:-1] + np.array(bins)
+    inside = own < sketch.offsets[1:]  # a missing value has no bin
+    common = places[np.where(inside, own, 0)] - offsets[:-1]
+    return (*np.where(inside, common, -1).tolist(), label)
+
+
+def _count(found: Iterable[tuple[set[Row], list[Row]]]) -> dict[str, int]:
+    """Of rebuilt rows and true ones, over all who were looked at."""
+    pairs = list(found)
+    return {
+        "rows": sum(len(rows) for _, rows in pairs),
+        "rebuilt": sum(row in known for known, rows in pairs for row in rows),
+        "wrong": sum(len(known - set(rows)) for known, rows in pairs),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Attacks rebuild what they say, from transcripts of honest runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedapp.config import Settings
+from fedapp.errors import ConfigError
+from simulations.attacks.pax_rows import attacked
+
+MakeSettings = Callable[..., Settings]
+WriteTable = Callable[..., Path]
+SMALL = {"label": "y", "parties": 2, "num_boost_round": 10, "max_depth": 6}
+
+
+def test_rows_are_rebuilt_from_honest_sums_and_none_that_is_nobodys(
+    settings: MakeSettings, write_table: WriteTable
+) -> None:
+    data = str(write_table(n_rows=100))
+    own, pooled = attacked(settings(data=data, max_bin=256, **SMALL))
+    assert own["rows"] == pooled["rows"] == 72
+    assert own["rebuilt"] > 36
+    assert own["wrong"] == pooled["wrong"] == 0
+    coarse, _ = attacked(settings(data=data, max_bin=8, **SMALL))
+    assert coarse["rebuilt"] < own["rebuilt"]
+    assert coarse["wrong"] == 0
+
+
+def test_runs_that_the_attack_is_not_for_are_refused(settings: MakeSettings) -> None:
+    for other in ({"objective": "multi:softprob"}, {"colsample_bytree": 0.5}):
+        with pytest.raises(ConfigError, match="pax_rows must be told of two classes"):
+            next(attacked(settings(**other)))
