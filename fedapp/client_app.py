@@ -11,9 +11,9 @@ import os
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+from fedapp.deploy.bundle import check_bundle
 from fedapp.errors import FedappError, ProtocolError
 from fedapp.site.answer import answer
-from fedapp.site.bundle import check_bundle
 from fedapp.site.config import site_config
 from fedapp.wire.codec import FAILED, REFUSED, from_records, to_records
 

@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 from fedapp.client_app import SiteApp
 from fedapp.commands.app import app_app
 from fedapp.config import app_folder
+from fedapp.deploy.bundle import check_bundle, installed_bundle
 from fedapp.deploy.clientapp import Bundle
 from fedapp.deploy.superexec import SiteExecutor
 from fedapp.errors import ConfigError
-from fedapp.site.bundle import check_bundle, installed_bundle
 from fedapp.site.config import site_config
 from fedapp.wire.codec import REFUSED
 from simulations.deployment import Deployment, settings_of

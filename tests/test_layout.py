@@ -20,6 +20,7 @@ PACKAGES = ("fedapp", "strategies", "clients", "simulations")
 MAY_IMPORT_FLOWER = (
     "fedapp/server_app.py",
     "fedapp/client_app.py",
+    "fedapp/deploy/",
     "fedapp/wire/",
     "strategies/base.py",
     "simulations/local.py",

@@ -12,6 +12,6 @@ app_app = typer.Typer(help="The installed app, as sites know it.", no_args_is_he
 @app_app.command("hash", cls=Command)
 def hash_command() -> None:
     """Print the hash of the bundle that a coordinator with this fedapp sends."""
-    from fedapp.site.bundle import installed_bundle
+    from fedapp.deploy.bundle import installed_bundle
 
     print(installed_bundle())

@@ -64,9 +64,9 @@ def check_command(
     """Show what a coordinator's run would find here; nothing is sent."""
     from clients.hello import told_versions
     from fedapp.config import load_settings
+    from fedapp.deploy.bundle import installed_bundle
     from fedapp.home import home
     from fedapp.messages.methods import all_methods
-    from fedapp.site.bundle import installed_bundle
     from fedapp.site.check import check_site, who_may_read_keys
     from fedapp.site.config import parse_node_config, site_config
     from fedapp.site.trust import pins_in
