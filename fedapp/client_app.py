@@ -12,10 +12,10 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedapp.deploy.bundle import check_bundle
-from fedapp.errors import FedappError, ProtocolError
+from fedapp.errors import FedappError, ProtocolError, WaitingError
 from fedapp.site.answer import answer
 from fedapp.site.config import site_config
-from fedapp.wire.codec import FAILED, REFUSED, from_records, to_records
+from fedapp.wire.codec import FAILED, REFUSED, WAITING, from_records, to_records
 
 log = logging.getLogger("fedapp.site")
 
@@ -47,7 +47,8 @@ class SiteApp(ClientApp):
         except FedappError as error:
             log.error("%s: %s", kind, error)
             text = str(error) if isinstance(error, ProtocolError) else f"{name}: {error}"
-            return Message(Error(REFUSED, text), reply_to=message)
+            code = WAITING if isinstance(error, WaitingError) else REFUSED
+            return Message(Error(code, text), reply_to=message)
         except Exception as error:
             log.exception("%s failed", kind)
             reason = f"{name}: {_told(error)} in {kind}; the site's own log says more"

@@ -5,6 +5,7 @@ FedappError
 ├── DataError        a table breaks a rule; names the site once it is known
 ├── ProtocolError    a message breaks its type; names party, message and field
 ├── PartyError       a party failed or did not answer; names party and step
+├── WaitingError     a run waits for a person at a site
 └── RunFailedError   a run in Flower's runtime failed; holds the last lines of its log
 
 The text of an error may travel to the coordinator, so it never holds a label, a row or a site's
@@ -91,6 +92,10 @@ class PartyError(FedappError):
     def __init__(self, party: str, step: int, reason: str) -> None:
         super().__init__(f"{party} (step {step}): {reason}")
         self.party, self.step, self.reason = party, step, reason
+
+
+class WaitingError(FedappError):
+    """A run may begin only after a person at a site has approved it."""
 
 
 class RunFailedError(FedappError):

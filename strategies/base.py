@@ -30,13 +30,14 @@ from fedapp.conversation import (
     Progress,
     ask,
 )
+from fedapp.data.notes import as_plain
 from fedapp.errors import ConfigError, FedappError, PartyError, blaming
 from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.messages.parcels import Parcel
 from fedapp.run_folder import RunFolder
 from fedapp.run_state import RunState
 from fedapp.stage import Stages
-from fedapp.wire.codec import Envelope, to_records
+from fedapp.wire.codec import WAITING, Envelope, to_records
 from fedapp.wire.content import Content, take_apart
 from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.ledger import Ledger
@@ -47,6 +48,7 @@ from strategies.settings import ReadsSettings
 log = logging.getLogger("fedapp")
 
 Summary = Mapping[str, Any]  # a method's part of summary.json
+APPROVAL_POLL = 2.0  # seconds
 
 I = TypeVar("I", bound=Introduction)  # noqa: E741
 
@@ -213,12 +215,29 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         end = self._stages.begin(request, self._state.rounds + 1, n_rounds, pending.seconds)
         messages = self.configure_train(step, ArrayRecord(), ConfigRecord(), grid)
         by_party = dict(zip(pending.requests, messages, strict=True))
-        self.aggregate_train(step, courier.deliver(by_party, step).values())
+        self.aggregate_train(step, self._answers(courier, by_party).values())
         end()
         self.ledger.flush()
         if request.kind.startswith("train."):
             before, training = self._state.seconds
             self._note(seconds=(before, training + time.perf_counter() - began))
+
+    def _answers(self, courier: Courier, messages: Mapping[str, Message]) -> dict[str, Message]:
+        """Replies by party; sites whose people have yet to approve the run are asked again."""
+        answers = courier.deliver(messages, self._state.step)
+        deadline = time.monotonic() + self.settings.start_deadline
+        while waiting := {
+            party: reply.error.reason
+            for party, reply in answers.items()
+            if reply.has_error() and reply.error.code == WAITING
+        }:
+            if time.monotonic() > deadline:
+                break
+            self._stages.wait("; ".join(as_plain(told or "") for told in waiting.values()))
+            time.sleep(APPROVAL_POLL)
+            again = {party: messages[party] for party in waiting}
+            answers |= courier.deliver(again, self._state.step)
+        return answers
 
     # The run
 

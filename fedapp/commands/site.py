@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from fedapp.commands.approve import approve_command
 from fedapp.commands.help import Command
 from fedapp.commands.targets import Target, how_started
 from fedapp.errors import ConfigError
@@ -52,6 +53,9 @@ def init_command(
         say(f"  fedapp site check --config {folder}/site.toml")
     say(f"  give {folder}/{name}.pub to the coordinator")
     say(f"  {how_started(target, folder, 'supernode')}")
+
+
+site_app.command("approve", cls=Command)(approve_command)
 
 
 @site_app.command("check", cls=Command)
@@ -102,6 +106,7 @@ def check_command(
         "allow-insecure": "yes" if site.allows_insecure else "no",
         "full-masks": "yes" if site.full_masks else "no",
         "min-rows": str(site.min_rows),
+        "approve": "ask" if site.asks else "all",
         "min-bin-rows": str(site.min_bin_rows),
         **{key: str(limit) for key, limit in site.limits.items()},
         "trusted": ", ".join(f"{name} {key}" for name, key in trusted) or NOBODY,

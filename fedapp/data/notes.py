@@ -35,8 +35,13 @@ class Note:
         """In words, as ``is_plain`` wants them; without names of columns unless others may learn
         them."""
         text = self.rule.replace("{}", self.columns if shares_names else WITHHELD)
-        shown = "".join(letter if letter.isprintable() else "?" for letter in text)
-        return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
+        return as_plain(text)
+
+
+def as_plain(text: str, longest: int = LONGEST) -> str:
+    """A text as a terminal can show it: printable, and not too long."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return shown if len(shown) <= longest else f"{shown[: longest - 3]}..."
 
 
 def is_plain(text: str) -> bool:

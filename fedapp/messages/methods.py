@@ -61,6 +61,17 @@ def method_of(name: str) -> Method | None:
     return getattr(messages_of(name.replace("-", "_")), "METHOD", None)
 
 
+def modules_of_method(name: str) -> list[ModuleType]:
+    """Modules of all messages that a method sends, its own first."""
+    method, shared = method_of(name), []
+    for found in iter_modules(messages.__path__):
+        module = messages_of(found.name)
+        if module and method and method.family in getattr(module, "SHARED_BY", ()):
+            shared.append(module)
+    own = messages_of(name.replace("-", "_"))
+    return [*([own] if own else []), *shared]
+
+
 def messages_of(name: str) -> ModuleType | None:
     """A module of this package; None if there is none of this name."""
     return module_at(f"{__package__}.{name}") if MODULE.fullmatch(name) else None

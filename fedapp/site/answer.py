@@ -31,7 +31,8 @@ from fedapp.packages import check_extra
 from fedapp.site.config import SiteConfig
 from fedapp.site.mail import Letters, Mail, open_mail, seal_mail, write_letters
 from fedapp.site.policy import check_policy, check_request, module_of
-from fedapp.site.store import NoStateError, Store, locked
+from fedapp.site.register import admit
+from fedapp.site.store import NoStateError, Store, has_begun, locked
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import (
     Content,
@@ -82,6 +83,7 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
     ------
     ProtocolError : unknown kind, broken message, or a step out of order.
     DataError, ConfigError : the site cannot do what is asked, or does not allow it.
+    WaitingError : it does not allow it yet.
     """
     request_class, handler = find_handler(kind, config.name)
     check_policy(config, kind, envelope.method)
@@ -91,6 +93,8 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
     folder = home() / "sites" / config.name / envelope.model_id
+    if not config.simulated and not has_begun(folder):
+        admit(config, envelope.model_id, envelope.method, request)
     with locked(folder):
         store = _at_step(Store.open(folder), envelope, config.name, content.name)
         if store.step == envelope.step:

@@ -23,11 +23,16 @@ NODE_KEYS = (
     *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
     *("share-column-names", "allow-export", "trusted", "allow", "min-rows", "encrypted-labels"),
     *("allow-insecure", "app", "full-masks"),
-    *("min-bin-rows", "most-bins", "score-bins", "align-most-rows"),
+    *("min-bin-rows", "most-bins", "score-bins", "align-most-rows", "runs-per-day", "approve"),
     *("partition-id", "num-partitions"),
 )
 # A site's own limits, far above what ordinary runs ask for.
-LIMITS = {"most-bins": 1024, "score-bins": 4096, "align-most-rows": 10_000_000}
+LIMITS = {
+    "most-bins": 1024,
+    "score-bins": 4096,
+    "align-most-rows": 10_000_000,
+    "runs-per-day": 100,
+}
 # Where a site has min-rows, single rows do not show in its scores either.
 MIN_BIN_ROWS = 10
 
@@ -54,6 +59,7 @@ class SiteConfig:
     min_rows : the fewest of its rows that a run may train, validate or test on.
     min_bin_rows : the fewest rows of a bin in what it tells of its scores.
     limits : largest values that it takes in a message, by their keys in the node config.
+    asks : whether a run waits until a person at the site has approved it.
     encrypts_labels : whether its labels may leave it under encryption alone, not in codes.
     allows_insecure : whether a run may use small keys, or weaken the guard of Fed-EINI.
     bundles : hashes of the app bundles whose runs it answers; empty for that of the installed one.
@@ -79,6 +85,7 @@ class SiteConfig:
     min_rows: int = 0
     min_bin_rows: int = 0
     limits: Mapping[str, int] = field(default_factory=LIMITS.copy, hash=False)
+    asks: bool = False
     encrypts_labels: bool = False
     allows_insecure: bool = False
     bundles: frozenset[str] = frozenset()
@@ -199,7 +206,8 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
 
     Raises
     ------
-    ConfigError : a limit is no whole number, or an app bundle is named by no hash.
+    ConfigError : a limit is no whole number, approve is another word, or an app bundle is named by
+        no hash.
     """
     names = str(node.get("allow", "")).replace(",", " ").replace("_", "-").split()
     min_rows = _whole(node, "min-rows", 0)
@@ -208,6 +216,7 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "min_rows": min_rows,
         "min_bin_rows": _whole(node, "min-bin-rows", min(min_rows, MIN_BIN_ROWS)),
         "limits": {key: _whole(node, key, limit) for key, limit in LIMITS.items()},
+        "asks": _asks(str(node.get("approve", "all"))),
         "encrypts_labels": _is_true(node.get("encrypted-labels", False)),
         "allows_insecure": _is_true(node.get("allow-insecure", False)),
         "bundles": _bundles(str(node.get("app", ""))),
@@ -227,6 +236,13 @@ def _bundles(text: str) -> frozenset[str]:
     if not all(BUNDLE.fullmatch(one) for one in found):
         raise ConfigError(f"app must be hashes of 64 hex digits (fedapp app hash), got {text!r}")
     return frozenset(found)
+
+
+def _asks(text: str) -> bool:
+    """``ask`` or ``all``."""
+    if text not in ("ask", "all"):
+        raise ConfigError(f"approve must be ask or all, got {text!r}")
+    return text == "ask"
 
 
 def _whole(node: Mapping[str, Value], key: str, default: int) -> int:

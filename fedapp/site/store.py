@@ -271,6 +271,11 @@ def drop_abandoned(site: Path, days: float) -> None:
             shutil.rmtree(path.parent)
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a model has a state here."""
+    return (folder / STATE).exists()
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a site's state alone, so that a resent message waits for the first one."""

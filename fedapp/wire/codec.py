@@ -11,6 +11,7 @@ with a request each on every hop; so there is one, whatever the message holds.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +24,10 @@ from fedapp.wire.layout import from_bytes, to_bytes
 
 WIRE_FORMAT = 2
 RAW, BYTES = "fedapp.raw", "|u1"
+METHOD = re.compile(r"[a-z0-9-]{0,64}")
 ENVELOPE, CONTENT = "envelope", "content"
 # A site's codes of errors, whose texts begin with its name; Flower's own end well below.
-REFUSED, FAILED = 1000, 1001
+REFUSED, FAILED, WAITING = 1000, 1001, 1002
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:
             rule = f"must be {WIRE_FORMAT}, got {head['format']!r}; update fedapp at all parties"
             raise ProtocolError(party, "message", "format", rule)
         steps = {key: _whole(head[key]) for key in ("step", "checkpoint", "attempt", "gap")}
-        envelope = Envelope(str(head["model-id"]), **steps, method=str(head["method"]))
+        envelope = Envelope(str(head["model-id"]), **steps, method=_method(head["method"]))
         data = _only_array(records)
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(
@@ -113,6 +115,13 @@ def _whole(value: Any) -> int:
     """A whole number >= 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is no whole number >= 0")
+    return value
+
+
+def _method(value: Any) -> str:
+    """A text that may be a method's name."""
+    if not isinstance(value, str) or not METHOD.fullmatch(value):
+        raise ValueError("no name of a method")
     return value
 
 

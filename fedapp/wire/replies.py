@@ -6,13 +6,15 @@ from typing import TypeVar
 
 from flwr.app import Error, Message
 
+from fedapp.data.notes import as_plain
 from fedapp.errors import PartyError, blaming
 from fedapp.messages.fields import Reply
 from fedapp.messages.parcels import Parcel
-from fedapp.wire.codec import FAILED, REFUSED, from_records
+from fedapp.wire.codec import FAILED, REFUSED, WAITING, from_records
 from fedapp.wire.content import enclosed, put_together
 
 R = TypeVar("R", bound=Reply)
+LONGEST_REASON = 2000  # letters
 
 
 def read_reply(
@@ -44,9 +46,10 @@ def read_reply(
 
 def _failure(error: Error, party: str, step: int) -> PartyError:
     """Whose failure a reply in error tells of, and why."""
-    reason = error.reason or ""
-    if error.code in (REFUSED, FAILED):
+    reason = as_plain(error.reason or "", LONGEST_REASON)
+    if error.code in (REFUSED, FAILED, WAITING):
         name, _, reason = reason.partition(": ")
         return PartyError(name, step, reason)
-    last_line = reason.strip().rpartition("\n")[2] or f"error code {error.code}"
-    return PartyError(party, step, last_line)
+    last_line = (error.reason or "").strip().rpartition("\n")[2]
+    told = as_plain(last_line, LONGEST_REASON) or f"error code {error.code}"
+    return PartyError(party, step, told)

@@ -1,0 +1,99 @@
+"""The runs that have begun at a site: how many a day, and which its people have approved.
+
+``$FEDAPP_HOME/sites/NAME/runs.json`` has an entry for every run whose first message has come in the
+last days, whether it was answered or not.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from fedapp.errors import ConfigError, WaitingError
+from fedapp.home import home, write_whole
+from fedapp.messages.fields import Request
+from fedapp.site.config import SiteConfig
+from fedapp.site.store import SECONDS_A_DAY, locked
+
+RUNS = "runs.json"
+KEEP_DAYS = 7  # as long as an interrupted run can be resumed
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as its first message names it.
+
+    Parameters
+    ----------
+    method, data : of the run; the site's table.
+    asked : when its first message first came, seconds of Unix time.
+    settings : what that message says, by name.
+    approved : whether the site's people have approved it.
+    """
+
+    method: str
+    data: str
+    asked: float
+    settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    approved: bool = False
+
+
+def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> None:
+    """Note a run whose first message has come, and hold that it may begin.
+
+    Raises
+    ------
+    ConfigError : more runs have begun on the table in a day than the site allows.
+    WaitingError : the site's people have yet to approve it.
+    """
+    folder, now = home() / "sites" / config.name, time.time()
+    with locked(folder):
+        runs = runs_of(folder)
+        if model_id not in runs:
+            _check_number(config, runs, now)
+            told = {name: getattr(request, name) for name in type(request).forms}
+            plain = {name: one for name, one in told.items() if isinstance(one, str | int | float)}
+            kept = {key: run for key, run in runs.items() if now - run.asked < _KEPT_SECONDS}
+            runs = {**kept, model_id: Run(method, config.data, now, plain)}
+            _write(folder, runs)
+    if config.asks and not runs[model_id].approved:
+        way = f"fedapp site approve {model_id}; the run asks again until start-deadline"
+        raise WaitingError(f"waits for approval at {config.name}: {way}")
+
+
+def approve(folder: Path, model_id: str) -> None:
+    """Let a run that waits begin.
+
+    Parameters
+    ----------
+    folder : of the site, under its home.
+    """
+    with locked(folder):
+        runs = runs_of(folder)
+        _write(folder, {**runs, model_id: replace(runs[model_id], approved=True)})
+
+
+def runs_of(folder: Path) -> dict[str, Run]:
+    """Runs by the id of their model."""
+    path = folder / RUNS
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return {key: Run(**run) for key, run in found.items()}
+
+
+_KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY
+
+
+def _check_number(config: SiteConfig, runs: Mapping[str, Run], now: float) -> None:
+    most = config.limits["runs-per-day"]
+    alike = (run for run in runs.values() if run.data == config.data)
+    if sum(now - run.asked < SECONDS_A_DAY for run in alike) >= most:
+        rule = f"must be <= {most} on one table in the node config of {config.name}"
+        raise ConfigError(f"runs-per-day {rule}, got one more")
+
+
+def _write(folder: Path, runs: Mapping[str, Run]) -> None:
+    text = json.dumps({key: asdict(run) for key, run in runs.items()}, indent=1)
+    write_whole(folder / RUNS, text.encode())
