@@ -144,6 +144,8 @@ def test_pooled_binary_scores_are_those_of_scikit_learn(seed):
     for name in ("accuracy", "f1", "precision", "recall"):
         score = getattr(sk, f"{name}_score")(labels, guesses, sample_weight=weights)
         assert got[name] == pytest.approx(score), name
+    fpr, tpr, _ = sk.roc_curve(labels, margins[:, 0], sample_weight=weights)
+    assert got["ks"] == pytest.approx(np.abs(tpr - fpr).max())
 
 
 @settings(max_examples=20, deadline=None)

@@ -67,7 +67,7 @@ def curves(
     if objective == "binary:logistic":
         return _binary_curves(statistics, n_points, center, threshold_bin)
     if objective == "multi:softprob":
-        return {"confusion": confusion(statistics).tolist()}
+        return {"confusion": confusion(statistics.sums).tolist()}
     check_residual_range(residual_range)
     counts = statistics.histogram[0]
     edges = np.linspace(-residual_range, residual_range, counts.size + 1)

@@ -1,19 +1,27 @@
-"""Scores of pooled rows, by scikit-learn."""
+"""Scores of pooled rows: of classes by their sums, of numbers by scikit-learn."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from fedapp.metrics.names import NAMES
-from fedapp.metrics.sums import Array, Rows, checked_rows, class_margins, log_softmax
+from fedapp.metrics.scores import binary_scores, multi_scores
+from fedapp.metrics.sums import (
+    Array,
+    Rows,
+    binary_sums,
+    cells,
+    checked_rows,
+    class_margins,
+    multi_sums,
+)
 
 
 def pooled(objective: str, margins: Rows, labels: Rows, weights: Rows) -> dict[str, float]:
-    """The scores of ``scores``, exactly, by scikit-learn from all rows; arguments as there.
+    """The scores of ``scores``, exactly, from all rows; arguments as there.
 
-    Two departures from scikit-learn: an undefined score is nan without a warning, and auc ranks
-    margins, so probabilities that round to 1 are no ties. Its log losses clip probabilities at
-    2e-16, where ``scores`` does not.
+    They are scikit-learn's but for this: an undefined score is nan without a warning, auc ranks
+    margins, so probabilities that round to 1 are no ties, and log losses clip no probability.
     """
     margins64, labels64, weights64 = checked_rows(objective, margins, labels, weights)
     rows = weights64 > 0
@@ -28,47 +36,22 @@ def pooled(objective: str, margins: Rows, labels: Rows, weights: Rows) -> dict[s
 
 
 def _pooled_binary(margins: Array, labels: Array, weights: Array) -> dict[str, float]:
-    from sklearn import metrics as sk
-
-    p = sigmoid(margins[:, 0])
-    guesses = (p >= 0.5).astype(np.float64)
-    fpr = tpr = np.array([np.nan])
-    if np.ptp(labels):
-        every = {"sample_weight": weights, "drop_intermediate": False}
-        fpr, tpr, _ = sk.roc_curve(labels, margins[:, 0], **every)
-    rule = {"sample_weight": weights, "zero_division": np.nan}
-    return {
-        "auc": float(np.trapezoid(tpr, fpr)) if fpr.size > 1 else np.nan,
-        "logloss": float(sk.log_loss(labels, p, sample_weight=weights, labels=[0, 1])),
-        "accuracy": float(sk.accuracy_score(labels, guesses, sample_weight=weights)),
-        "f1": float(sk.f1_score(labels, guesses, **rule)),
-        "precision": float(sk.precision_score(labels, guesses, **rule)),
-        "recall": float(sk.recall_score(labels, guesses, **rule)),
-        "ks": float(np.abs(tpr - fpr).max()),
-        "pr_auc": float(sk.average_precision_score(labels, margins[:, 0], sample_weight=weights))
-        if labels.any()
-        else np.nan,
-    }
+    given = margins[:, 0], labels, weights
+    return binary_scores(binary_sums(*given), _histogram(*given))
 
 
 def _pooled_multi(margins: Array, labels: Array, weights: Array) -> dict[str, float]:
-    from sklearn import metrics as sk
+    by_class = (
+        _histogram(odds, (labels == one).astype(np.float64), weights)
+        for one, odds in enumerate(class_margins(margins).T)
+    )
+    return multi_scores(multi_sums(margins, labels.astype(np.int64), weights), by_class)
 
-    p, class_ids = np.exp(log_softmax(margins)), np.arange(margins.shape[1])
-    guesses, present = margins.argmax(axis=1), np.unique(labels)
-    rule = {"sample_weight": weights, "average": "macro"}
-    odds = class_margins(margins)
-    areas = [
-        sk.roc_auc_score(labels == one, odds[:, int(one)], sample_weight=weights)
-        for one in (present if present.size > 1 else ())
-    ]
-    return {
-        "mlogloss": float(sk.log_loss(labels, p, sample_weight=weights, labels=class_ids)),
-        "accuracy": float(sk.accuracy_score(labels, guesses, sample_weight=weights)),
-        "balanced_accuracy": float(sk.recall_score(labels, guesses, labels=present, **rule)),
-        "macro_f1": float(sk.f1_score(labels, guesses, **rule)),
-        "auc_ovr": float(np.mean(areas)) if areas else np.nan,
-    }
+
+def _histogram(margins: Array, labels: Array, weights: Array) -> Array:
+    """Class x bin, where every distinct margin has a bin of its own."""
+    points, bins = np.unique(margins, return_inverse=True)
+    return cells(labels.astype(np.int64), bins, weights, (2, points.size))
 
 
 def _pooled_regression(margins: Array, labels: Array, weights: Array) -> dict[str, float]:

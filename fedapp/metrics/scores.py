@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from fedapp.metrics.sums import Array, Statistics, check_statistics, confusion
@@ -28,9 +30,9 @@ def scores(objective: str, statistics: Statistics) -> dict[str, float]:
     """
     check_statistics(objective, statistics)
     if objective == "binary:logistic":
-        return _binary_scores(statistics)
+        return binary_scores(statistics.sums, statistics.histogram)
     if objective == "multi:softprob":
-        return _multi_scores(statistics)
+        return multi_scores(statistics.sums, _by_class(statistics))
     weight, squares, absolutes, labels, label_squares = statistics.sums
     spread = label_squares - ratio(labels * labels, weight)
     unexplained = squares / spread if spread > _MIN_SPREAD * label_squares else np.nan
@@ -82,9 +84,10 @@ def _pr_auc_error(histogram: Array) -> float:
     return ratio(float(positives[bins] @ off), float(positives.sum()))
 
 
-def _multi_scores(statistics: Statistics) -> dict[str, float]:
-    weight, loss = statistics.sums[:2]
-    counts = confusion(statistics)
+def multi_scores(sums: Array, by_class: Iterable[Array]) -> dict[str, float]:
+    """The scores of several classes, of their sums and the histogram of each against the others."""
+    weight, loss = sums[:2]
+    counts = confusion(sums)
     hits, true, guessed = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
     recalls = [ratio(*pair) for pair in zip(hits, true, strict=True)]
     f1s = [ratio(*pair) for pair in zip(2.0 * hits, true + guessed, strict=True)]
@@ -93,7 +96,7 @@ def _multi_scores(statistics: Statistics) -> dict[str, float]:
         "accuracy": ratio(float(hits.sum()), weight),
         "balanced_accuracy": _class_mean(recalls),
         "macro_f1": _class_mean(f1s),
-        "auc_ovr": _class_mean([_area(*roc(each)) for each in _by_class(statistics)]),
+        "auc_ovr": _class_mean([_area(*roc(each)) for each in by_class]),
     }
 
 
@@ -108,9 +111,10 @@ def _class_mean(values: list[float]) -> float:
     return float(np.mean(defined)) if defined else np.nan
 
 
-def _binary_scores(statistics: Statistics) -> dict[str, float]:
-    weight, loss, hits, misses, alarms = (float(term) for term in statistics.sums)
-    fpr, tpr = roc(statistics.histogram)
+def binary_scores(sums: Array, histogram: Array) -> dict[str, float]:
+    """The scores of two classes, of their sums and their histogram."""
+    weight, loss, hits, misses, alarms = map(float, sums)
+    fpr, tpr = roc(histogram)
     return {
         "auc": _area(fpr, tpr),
         "logloss": ratio(loss, weight),
@@ -119,7 +123,7 @@ def _binary_scores(statistics: Statistics) -> dict[str, float]:
         "precision": ratio(hits, hits + alarms),
         "recall": ratio(hits, hits + misses),
         "ks": float(np.abs(tpr - fpr).max()) if fpr.size else np.nan,
-        "pr_auc": _average_precision(statistics.histogram),
+        "pr_auc": _average_precision(histogram),
     }
 
 

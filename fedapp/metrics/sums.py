@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -130,10 +131,10 @@ def check_residual_range(residual_range: float) -> None:
         raise ValueError(f"residual_range must be > 0 and finite, got {residual_range}")
 
 
-def confusion(statistics: Statistics) -> Array:
+def confusion(sums: Array) -> Array:
     """Weights of multi:softprob by true class (rows) and predicted class (columns)."""
-    n_classes = len(statistics.histogram) // 2
-    return statistics.sums[2:].reshape(n_classes, n_classes)
+    n_classes = math.isqrt(len(sums) - 2)
+    return sums[2:].reshape(n_classes, n_classes)
 
 
 def margin_edges(n_bins: int) -> Array:
@@ -180,12 +181,17 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
 def _binary_statistics(
     margins: Array, labels: Array, weights: Array, n_bins: int, center: float, fewest: int
 ) -> Statistics:
+    bins = _merged(_margin_bins(margins - center, n_bins), weights, fewest)
+    histogram = cells(labels.astype(np.int64), bins, weights, (2, n_bins))
+    return Statistics(binary_sums(margins, labels, weights), histogram)
+
+
+def binary_sums(margins: Array, labels: Array, weights: Array) -> Array:
+    """Sums of binary:logistic."""
     losses = np.logaddexp(0.0, margins) - labels * margins
     guesses = margins >= 0
     terms = (1.0, losses, guesses * labels, ~guesses * labels, guesses * (1 - labels))
-    sums = np.array([(weights * term).sum() for term in terms])
-    bins = _merged(_margin_bins(margins - center, n_bins), weights, fewest)
-    return Statistics(sums, _cells(labels.astype(np.int64), bins, weights, (2, n_bins)))
+    return np.array([(weights * term).sum() for term in terms])
 
 
 def _margin_bins(distances: Array, n_bins: int) -> NDArray[np.int64]:
@@ -214,14 +220,10 @@ def _merged(bins: NDArray[np.int64], weights: Array, fewest: int) -> NDArray[np.
 def _multi_statistics(
     margins: Array, labels: Array, weights: Array, n_bins: int, fewest: int
 ) -> Statistics:
-    n_rows, n_classes = margins.shape
-    class_ids = labels.astype(np.int64)
-    losses = -log_softmax(margins)[np.arange(n_rows), class_ids]
-    square = (n_classes, n_classes)
-    counts = _cells(class_ids, margins.argmax(axis=1), weights, square)
+    n_classes, class_ids = margins.shape[1], labels.astype(np.int64)
     n_own, center = max(_FEWEST_CLASS_BINS, n_bins // n_classes), -np.log(n_classes - 1)
     histograms = [
-        _cells(
+        cells(
             (class_ids == one).astype(np.int64),
             _merged(_margin_bins(odds - center, n_own), weights, fewest),
             weights,
@@ -229,8 +231,16 @@ def _multi_statistics(
         )
         for one, odds in enumerate(class_margins(margins).T)
     ]
-    sums = np.concatenate(([weights.sum(), weights @ losses], counts.ravel()))
-    return Statistics(sums, np.concatenate(histograms))
+    return Statistics(multi_sums(margins, class_ids, weights), np.concatenate(histograms))
+
+
+def multi_sums(margins: Array, class_ids: NDArray[np.int64], weights: Array) -> Array:
+    """Sums of multi:softprob."""
+    n_rows, n_classes = margins.shape
+    losses = -log_softmax(margins)[np.arange(n_rows), class_ids]
+    square = (n_classes, n_classes)
+    counts = cells(class_ids, margins.argmax(axis=1), weights, square)
+    return np.concatenate(([weights.sum(), weights @ losses], counts.ravel()))
 
 
 def _regression_statistics(
@@ -246,11 +256,11 @@ def _regression_statistics(
     bins = np.minimum((shares * n_bins).astype(np.int64), n_bins - 1)
     bins = _merged(bins, weights, fewest)
     terms = (np.ones_like(labels), residuals**2, np.abs(residuals), labels, labels**2)
-    histogram = _cells(np.zeros_like(bins), bins, weights, (1, n_bins))
+    histogram = cells(np.zeros_like(bins), bins, weights, (1, n_bins))
     return Statistics(np.array([weights @ term for term in terms]), histogram)
 
 
-def _cells(
+def cells(
     rows: NDArray[np.int64], columns: NDArray[np.int64], weights: Array, shape: tuple[int, int]
 ) -> Array:
     """Sum of weights in each cell of a (rows, columns) table."""
