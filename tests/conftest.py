@@ -52,6 +52,14 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDAPP_DATA", raising=False)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_core() -> Iterator[None]:
+    """A run in this process starts no other ones for big integers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedapp.crypto.workers.n_cores", lambda: 1)
+        yield
+
+
 @pytest.fixture(scope="session")
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> TrainOnce:
     """``trained_once(settings)``: a run by the local engine, made for the first test that asks."""

@@ -38,21 +38,29 @@ MakeSites = Callable[..., list[Context]]
 ROUNDS, DEPTH = 3, 3
 STEPS = range(1, 13)
 FIRST_TREE, SECOND_TREE, LAST = (3, 4, 5), (6, 7, 8), 12
+THREE_ROUNDS = {"num-boost-round": ROUNDS, "max-depth": DEPTH, "max-bin": 16, "subsample": 0.8}
+# Steps that ask what another one asks too.
+ASKED_AGAIN = {4, 5, 8, 9, 10, 11}
+EVERY_STEP = pytest.mark.parametrize(
+    "step",
+    [pytest.param(step, marks=pytest.mark.slow if step in ASKED_AGAIN else ()) for step in STEPS],
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Load what the first message of a process loads, so that short deadlines hold."""
-    folder = tmp_path_factory.mktemp("warm")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The model of a run in which nothing happens. It loads what the first message of a process
+    loads, so that short deadlines hold."""
+    folder = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPP_HOME", str(folder / "home"))
-        run(load_settings({"num-boost-round": 1, "run-dir": str(folder / "run")}))
+        return model_of(run(load_settings({**THREE_ROUNDS, "run-dir": str(folder / "run")})))
 
 
 @pytest.fixture
 def three_rounds(settings: MakeSettings) -> MakeSettings:
     def make(**overrides: Any) -> Settings:
-        return settings(num_boost_round=ROUNDS, max_depth=DEPTH, subsample=0.8, **overrides)
+        return settings(**THREE_ROUNDS, **overrides)
 
     return make
 
@@ -242,12 +250,6 @@ def test_a_reply_that_does_not_fit_the_request_stops_the_run_by_name(
 # Messages that get lost
 
 
-@pytest.fixture
-def undisturbed(three_rounds: MakeSettings) -> bytes:
-    """The model of a run in which nothing happens."""
-    return model_of(run(three_rounds()))
-
-
 def test_a_run_ends_twice_in_the_same_model(three_rounds: MakeSettings, undisturbed: bytes) -> None:
     assert model_of(run(three_rounds())) == undisturbed
 
@@ -315,7 +317,7 @@ def _handlers() -> dict[Any, Any]:
 # Going on without a party
 
 
-@pytest.mark.parametrize("step", [2, *FIRST_TREE, *SECOND_TREE, LAST])
+@pytest.mark.parametrize("step", [2, FIRST_TREE[0], SECOND_TREE[1], LAST])
 def test_a_run_goes_on_without_a_party_where_min_parties_allows(
     three_rounds: MakeSettings, step: int
 ) -> None:
@@ -395,7 +397,7 @@ def test_too_few_that_are_left_stop_the_run(three_rounds: MakeSettings) -> None:
 # A server that dies
 
 
-@pytest.mark.parametrize("step", STEPS)
+@EVERY_STEP
 def test_a_server_that_dies_before_an_exchange_goes_on_to_the_same_model(
     three_rounds: MakeSettings, undisturbed: bytes, step: int
 ) -> None:
@@ -406,7 +408,7 @@ def test_a_server_that_dies_before_an_exchange_goes_on_to_the_same_model(
     assert model_of(folder) == undisturbed
 
 
-@pytest.mark.parametrize("step", STEPS)
+@EVERY_STEP
 def test_a_server_that_dies_before_it_reads_the_replies_goes_on_to_the_same_model(
     three_rounds: MakeSettings, undisturbed: bytes, step: int
 ) -> None:
@@ -420,13 +422,13 @@ def test_a_server_that_dies_before_it_reads_the_replies_goes_on_to_the_same_mode
     ("first", "how", "second"),
     [
         (6, "dies_before_sending", 6),
-        (6, "dies_before_reading", 6),
-        (7, "dies_before_sending", 7),
+        pytest.param(6, "dies_before_reading", 6, marks=pytest.mark.slow),
+        pytest.param(7, "dies_before_sending", 7, marks=pytest.mark.slow),
         (7, "dies_before_reading", 7),
-        (8, "dies_before_sending", 8),
+        pytest.param(8, "dies_before_sending", 8, marks=pytest.mark.slow),
         (8, "dies_before_reading", 9),
         (7, "dies_before_sending", 10),
-        (7, "dies_before_reading", 10),
+        pytest.param(7, "dies_before_reading", 10, marks=pytest.mark.slow),
     ],
 )
 def test_a_server_that_dies_twice_goes_on_to_the_same_model(
