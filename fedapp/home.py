@@ -30,23 +30,49 @@ def private_folder(path: Path) -> None:
         folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
 
-def write_new(path: Path, content: bytes | memoryview, mode: int = PRIVATE) -> None:
-    """Write a new file that nobody can read before it has its mode."""
+def write_new(
+    path: Path, content: bytes | memoryview, mode: int = PRIVATE, lasting: bool = False
+) -> None:
+    """Write a new file that nobody can read before it has its mode.
+
+    Parameters
+    ----------
+    lasting : whether it is on the disk itself afterwards, and outlives a loss of power.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, mode)
         file.write(content)
+        if lasting:
+            file.flush()
+            os.fsync(descriptor)
 
 
-def write_whole(path: Path, content: bytes | memoryview, mode: int | None = None) -> None:
-    """Write a file so that it is there whole or not at all, and with its mode from the first."""
+def write_whole(
+    path: Path, content: bytes | memoryview, mode: int | None = None, lasting: bool = False
+) -> None:
+    """Write a file so that it is there whole or not at all, and with its mode from the first.
+
+    Parameters
+    ----------
+    lasting : as for ``write_new``; the file's name too once ``sync_folder`` was called.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    if mode is None:
+    if mode is None and not lasting:
         temporary.write_bytes(content)
     else:
         temporary.unlink(missing_ok=True)
-        write_new(temporary, content, mode)
+        write_new(temporary, content, PRIVATE if mode is None else mode, lasting)
     temporary.replace(path)
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder on the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def secret_at(path: Path, draw: Callable[[], bytes]) -> bytes:

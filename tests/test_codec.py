@@ -24,6 +24,10 @@ from fedapp.wire.codec import RAW, Envelope, from_records, n_bytes, to_records
 from fedapp.wire.content import Content, put_together, take_apart
 from fedapp.wire.layout import to_bytes
 
+LETTERS = st.one_of(
+    st.characters(codec="utf-8", exclude_categories=("Cc", "Cf", "Zl", "Zp")),
+    st.sampled_from("\t\n"),
+)
 ENVELOPE = Envelope("0123456789abcdef", step=3, checkpoint=2, attempt=1)
 
 
@@ -93,8 +97,8 @@ def samples(draw: st.DrawFn) -> Sample:
         share=draw(st.floats(0, 1)),
         mean=draw(finite),
         last=draw(st.booleans()),
-        name=draw(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)),
-        classes=tuple(draw(st.lists(st.text(st.characters(codec="utf-8")), max_size=3))),
+        name=draw(st.text(LETTERS, min_size=1, max_size=8)),
+        classes=tuple(draw(st.lists(st.text(LETTERS), max_size=3))),
     )
 
 
@@ -204,6 +208,13 @@ BROKEN = {
     "list of numbers": (
         {"classes": (1, 2)},
         "classes must be a list of texts, got another element in it",
+    ),
+    "terminal's words": ({"name": "\x1b[2J"}, "name must have no control characters but tab .*"),
+    "backwards": ({"classes": ("a", "\u202eb")}, "classes must have no control characters .*"),
+    "half a character": ({"classes": ("\ud800",)}, "classes must have no control characters .*"),
+    "long text in a list": (
+        {"classes": ("a", "x" * 1001)},
+        "classes must be of at most 1000 letters, got 1001",
     ),
     "text for list": ({"classes": "ab"}, "classes must be a list of texts, got str"),
 }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import mmap
+import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -270,10 +273,10 @@ def test_a_site_that_dies_before_its_state_is_renamed_keeps_the_old_state(
 ) -> None:
     party.add(1, step=1)
 
-    def die(path: Path, content: bytes | memoryview) -> None:
+    def die(path: Path, content: bytes | memoryview, lasting: bool) -> None:
         if path.name == "state.json":
             raise OSError("no space left on device")
-        write_whole(path, content)
+        write_whole(path, content, lasting=lasting)
 
     with monkeypatch.context() as patch:
         patch.setattr(store_module, "write_whole", die)
@@ -284,12 +287,40 @@ def test_a_site_that_dies_before_its_state_is_renamed_keeps_the_old_state(
     assert Store.open(party.folder)["sums"][0] == 1
 
 
+def test_a_step_is_on_the_disk_before_its_reply_leaves(
+    party: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file before the state that names it, and the folder after it; not in a simulation."""
+    events: list[str] = []
+    sync, rename = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        events.append("sync " + re.sub(r"^\.(.*)\.\d+$", r"\1", name))
+        sync(descriptor)
+
+    def replace(source: Path, target: Path) -> Path:
+        events.append(f"rename {target.name}")
+        return rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    party.add(1, step=1)
+    files = ["sums-0-1.raw", "reply-0-1.raw", "state.json"]
+    stored = [f"{what} {name}" for name in files for what in ("sync", "rename")]
+    assert events[-7:] == [*stored, f"sync {MODEL}"]
+    events.clear()
+    party.config = dataclasses.replace(party.config, simulated=True)
+    party.add(1, step=2)
+    assert not [event for event in events if event.startswith("sync")]
+
+
 def test_a_step_that_died_half_way_is_done_again(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     party.add(1, step=1)
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "write_whole", lambda path, content: 1 / 0)
+        patch.setattr(store_module, "write_whole", lambda *given, **how: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             party.add(2, step=2)
     assert party.add(4, step=2).sums.tolist() == [5] * LARGE

@@ -44,7 +44,7 @@ class HelloReply(Introduction):
     label_high: float
     simulated: bool  # the table is a share of the one that the run config names
     fingerprint: Annotated[str, Range(32, 32)]  # hex
-    versions: tuple[str, ...]  # "fedapp 0.1.0", "xgboost 3.2.0", ...
+    versions: Annotated[tuple[str, ...], Range(0, 20)]  # "fedapp 0.1.0", "xgboost 3.2.0", ...
     notes: Annotated[tuple[str, ...], Range(0, 100)]  # oddities of the table, in words
 
     @property

@@ -45,7 +45,7 @@ class VerticalHelloReply(Introduction):
     box_key: Annotated[Array, Form("uint8", 32)]  # X25519, public
     simulated: bool
     fingerprint: Annotated[str, Range(32, 32)]  # hex
-    versions: tuple[str, ...]
+    versions: Annotated[tuple[str, ...], Range(0, 20)]
     notes: Annotated[tuple[str, ...], Range(0, 100)]  # oddities of the table; names as in columns
 
     @property

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.errors import DataError
-from fedapp.home import private_folder, write_whole
+from fedapp.home import private_folder, sync_folder, write_whole
 from fedapp.messages.fields import Array
 from fedapp.site.part_file import PART_FILE
 
@@ -99,12 +99,14 @@ class Store:
     Parameters
     ----------
     folder : where the files lie.
+    lasting : whether a step that was committed outlives a loss of power.
     step : the last step that was committed, 0 before the first.
     attempt : the server start that step came from.
     facts : changed by assignment.
     """
 
     folder: Path
+    lasting: bool = False
     step: int = 0
     attempt: int = 0
     facts: Facts = field(default_factory=Facts)
@@ -116,21 +118,22 @@ class Store:
     _kept: dict[str, Any] = field(default_factory=lambda: {"step": -1, "files": []})
 
     @classmethod
-    def open(cls, folder: Path) -> Store:
+    def open(cls, folder: Path, lasting: bool = False) -> Store:
         """The state as the last step left it."""
-        return cls._read(folder, STATE)
+        return cls._read(folder, STATE, lasting)
 
     @classmethod
-    def _read(cls, folder: Path, name: str) -> Store:
+    def _read(cls, folder: Path, name: str, lasting: bool) -> Store:
         try:
             state = json.loads((folder / name).read_bytes())
         except FileNotFoundError:
-            return cls(folder)
+            return cls(folder, lasting)
         if state.get("format") != FORMAT:
             rule = f"must be of format {FORMAT}, got {state.get('format')!r}"
             raise DataError(f"state {rule}: another version of fedapp has begun this run")
         return cls(
             folder,
+            lasting,
             state["step"],
             state["attempt"],
             Facts(state["facts"]),
@@ -191,7 +194,8 @@ class Store:
                 self._small[name] = array.tobytes().hex()
             else:
                 self._files[name] = f"{name}-{attempt}-{step}{RAW}"
-                write_whole(self.folder / self._files[name], np.asarray(array, order="C").data)
+                path, data = self.folder / self._files[name], np.asarray(array, order="C").data
+                write_whole(path, data, lasting=self.lasting)
         self.step, self.attempt = step, attempt
         self._changed.clear()
         self._write(STATE)
@@ -217,7 +221,7 @@ class Store:
         """The state that was kept, if it is the one after this step; None if there is none."""
         if not (self.folder / CHECKPOINT).exists():
             return None
-        kept = self._read(self.folder, CHECKPOINT)
+        kept = self._read(self.folder, CHECKPOINT, self.lasting)
         return kept if kept.step <= step else None
 
     def _write(self, name: str) -> None:
@@ -231,7 +235,9 @@ class Store:
             "small": self._small,
             "kept": self._kept,
         }
-        write_whole(self.folder / name, json.dumps(state).encode())
+        write_whole(self.folder / name, json.dumps(state).encode(), lasting=self.lasting)
+        if self.lasting:
+            sync_folder(self.folder)
 
     def _sweep(self, kept: Collection[str]) -> None:
         """Drop array files that no state names, those of a crashed step among them."""

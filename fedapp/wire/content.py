@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,6 +15,11 @@ from fedapp.messages.parcels import Parcel, Parcels, pack_parcels, unpack_parcel
 
 M = TypeVar("M", bound=Message)
 Scalar = bool | int | float | str | list[str]
+LONGEST = 1000  # letters of a text
+# Control characters, marks that reverse the direction of writing, and halves of characters.
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,6 +149,14 @@ def _broken_array(value: Any, form: Form, sizes: dict[str, int]) -> str:
     return ""
 
 
+def _broken_text(texts: tuple[str, ...]) -> str:
+    """The rule texts break, or nothing: they reach terminals, logs and pages of others."""
+    if UNPRINTABLE.search("".join(texts)):
+        return "must have no control characters but tab and line feed"
+    longest = max(map(len, texts), default=0)
+    return f"must be of at most {LONGEST} letters, got {longest}" if longest > LONGEST else ""
+
+
 def _broken_scalar(value: Any, base: Any, form: Range | None) -> str:
     """The rule a scalar breaks, or nothing."""
     if base is tuple:
@@ -154,6 +168,9 @@ def _broken_scalar(value: Any, base: Any, form: Range | None) -> str:
         return f"must be {base.__name__}, got {type(value).__name__}"
     if isinstance(value, float) and not np.isfinite(value):
         return f"must be finite, got {value}"
+    texts = (value,) if isinstance(value, str) else value
+    if isinstance(texts, tuple) and (broken := _broken_text(texts)):
+        return broken
     if form is None:
         return ""
     measured = len(value) if isinstance(value, str | tuple) else value
