@@ -40,6 +40,7 @@ from fedapp.site.answer import Handler, Site
 from fedapp.site.bits import sent_bits
 from fedapp.site.columns import order_digest, split_common
 from fedapp.site.mail import Letters, Mail, know
+from fedapp.site.phases import ALIGNED, enter
 from fedapp.site.policy import check_subsets
 from fedapp.site.rows import Holdout
 
@@ -155,6 +156,7 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
         if name in store:
             store[name] = np.ascontiguousarray(store[name][rows])
     store.drop("shuffle", "scalar")
+    enter(store, ALIGNED)
 
 
 def _lists(site: Site, mail: Mail) -> dict[str, Array]:

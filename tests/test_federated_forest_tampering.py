@@ -238,9 +238,12 @@ def test_a_server_that_asks_for_improvements_is_refused(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FederatedForest, "encrypted", False)
-    refuses("^party-1.*: LevelRequest.labels must be encoded, got paillier", made())
+    refuses(
+        "^party-1.*: LevelRequest.phase must be none at the active party with paillier labels",
+        made(),
+    )
     monkeypatch.setattr(FederatedForest, "encrypted", True)
-    match = "^party-2.*: SumRequest.labels must be paillier, got encoded"
+    match = "^party-2.*: SumRequest.phase must be none at a passive party with encoded labels"
     refuses(match, made(own_labels="encoded"))
 
 

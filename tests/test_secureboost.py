@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import xgboost
 
-from clients.secureboost.kept import Kept
 from clients.secureboost.round import draw_rows
 from fedapp.config import Settings
 from fedapp.data.load import read_frame
@@ -20,9 +19,6 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
 from fedapp.metrics import default_metric
 from fedapp.run_folder import RunFolder
-from fedapp.site.answer import Site
-from fedapp.site.config import SiteConfig
-from fedapp.site.store import Store
 from fedapp.trees.boosted.rounds import Sampling
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
@@ -225,14 +221,11 @@ def test_the_same_seed_draws_the_same_rows(made: MakeSettings, more: dict[str, A
     assert trees[0] == trees[1] != trees[2]
 
 
-def test_goss_keeps_large_gradients_and_makes_up_for_the_others_it_leaves_out(
-    tmp_path: Path,
-) -> None:
-    store = Store(tmp_path)
-    store.facts["boost"] = {"subsample": 1.0, "goss": True, "top_rate": 0.2, "other_rate": 0.1}
+def test_goss_keeps_large_gradients_and_makes_up_for_the_others_it_leaves_out() -> None:
+    boost = {"subsample": 1.0, "goss": True, "top_rate": 0.2, "other_rate": 0.1}
     rng = np.random.default_rng(1)
     pairs = rng.normal(size=(1000, 3, 2)).astype(np.float32)
-    drawn = draw_rows(pairs.copy(), Kept(Site(SiteConfig("bank", "rows.csv"), store)), rng)
+    drawn = draw_rows(pairs.copy(), boost, rng)
     sizes = np.abs(pairs[..., 0]).sum(axis=1)
     top = sizes >= np.sort(sizes)[-200]
     rest = ~top & (drawn != 0).any(axis=(1, 2))

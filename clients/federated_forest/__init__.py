@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,9 @@ import numpy as np
 from clients.federated_forest import active, grow, part, splits
 from clients.federated_forest import paillier_active as chooser
 from clients.federated_forest import paillier_passive as summer
+from clients.federated_forest.phases import SET_UP, TOLD, role_of
+from fedapp.errors import ProtocolError
 from fedapp.messages.federated_forest import (
-    ENCODED,
-    PAILLIER,
     FinishRequest,
     LevelReply,
     LevelRequest,
@@ -25,14 +24,14 @@ from fedapp.messages.federated_forest import (
     SumReply,
     SumRequest,
 )
-from fedapp.messages.fields import Request
-from fedapp.site.answer import Handler, Site
+from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
+from fedapp.site.phases import FINISHED, enter, in_order, is_active, phase_of
 
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SetupReply, Letters]:
     """Get ready, each in its role."""
-    if site.store.facts["active"] == site.name:
+    if is_active(site):
         return SetupReply(), active.setup(site, request, mail)
     grow.begin(site, request)
     return SetupReply(), []
@@ -40,8 +39,7 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SetupReply, Le
 
 def level(site: Site, request: LevelRequest, mail: Mail) -> LevelReply:
     """Make the last level's splits, and say how well the open nodes could be split."""
-    splits.check_mode(site, ENCODED, "LevelRequest")
-    if "targets" not in site.store:
+    if phase_of(site.store) == SET_UP and not is_active(site):
         grow.take_labels(site, mail)
     if len(request.trees):
         splits.keep_partitions(site, mail)
@@ -53,9 +51,9 @@ def level(site: Site, request: LevelRequest, mail: Mail) -> LevelReply:
 
 def sums(site: Site, request: SumRequest, mail: Mail) -> tuple[SumReply, Letters]:
     """Make the last level's splits, and sum encrypted labels of the open nodes."""
-    splits.check_mode(site, PAILLIER, "SumRequest")
     letters: Letters = []
-    summer.take_labels(site, mail)
+    if phase_of(site.store) == SET_UP:
+        summer.take_labels(site, mail)
     if len(request.trees):
         splits.keep_partitions(site, mail)
         letters = summer.make_won(site, request, mail)
@@ -66,7 +64,6 @@ def sums(site: Site, request: SumRequest, mail: Mail) -> tuple[SumReply, Letters
 
 def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
     """Make the last level's splits, and choose those of the open nodes for all parties."""
-    splits.check_mode(site, PAILLIER, "SplitRequest")
     if len(request.trees):
         chooser.check_told(site, request)
         splits.keep_partitions(site, mail)
@@ -79,7 +76,7 @@ def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Le
 def _scores(site: Site, request: LevelRequest | SplitRequest) -> dict[str, Any]:
     """Scores of the forest as it is, at the active party once there is one."""
     train, valid = dict[str, float](), dict[str, float]()
-    if len(request.trees) and site.store.facts["active"] == site.name:
+    if len(request.trees) and is_active(site):
         train, valid = active.level_scores(site.store)
     return {
         "score_names": tuple(train),
@@ -96,16 +93,24 @@ def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[Partit
     else:
         splits.make_own(site, request)
         letters = splits.tell_others(site, splits.own_partition(site))
+    if request.last and is_active(site):
+        rule = "must be false at the active party"
+        raise ProtocolError(site.name, "PartitionRequest", "last", rule)
     if request.last:
+        enter(site.store, FINISHED)
         return part.hand_over(site, request)
+    enter(site.store, TOLD)
     return PartitionReply(**part.own_records(site, told=False)), letters
 
 
-HANDLERS: Mapping[type[Request], Handler] = {
-    SetupRequest: setup,
-    LevelRequest: level,
-    SumRequest: sums,
-    SplitRequest: split,
-    PartitionRequest: partition,
-    FinishRequest: active.finish,
-}
+HANDLERS = in_order(
+    {
+        SetupRequest: setup,
+        LevelRequest: level,
+        SumRequest: sums,
+        SplitRequest: split,
+        PartitionRequest: partition,
+        FinishRequest: active.finish,
+    },
+    role_of,
+)

@@ -17,7 +17,6 @@ from clients.federated_forest.part import own_records, own_worth
 from clients.federated_forest.splits import (
     is_encrypted,
     keep_partitions,
-    kept_splits,
     make_own,
     take_splits,
     tell_others,
@@ -39,6 +38,7 @@ from fedapp.site.part_file import write_part
 from fedapp.site.store import Store
 from fedapp.trees.divided.lookup import Lookup, joint_names
 from fedapp.trees.forest.label_codes import class_codes, number_codes
+from fedapp.trees.forest.levels import Splits
 from fedapp.trees.forest.model import BaggedForest, branches, leaf_values, to_json
 from fedapp.trees.objective import REGRESSION, margins_of, n_outputs
 
@@ -95,7 +95,7 @@ def forest(store: Store) -> BaggedForest:
         n_classes,
         n_outputs(objective, n_classes),
     )
-    trees = branches(kept_splits(store, "splits"), n_nodes)
+    trees = branches(store.record(Splits, "splits"), n_nodes)
     return BaggedForest(objective, tuple(store.facts["peers"]), classes, trees, values)
 
 
@@ -137,7 +137,7 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     if len(request.trees):
         make_last(site, request, mail)
     model = forest(store)
-    kept = {name: mail.one(PartKept, name) for name in store.facts["peers"] if name != site.name}
+    kept = {name: mail.one(PartKept, name) for name in site.others}
     rows = {subset: _rows(store, model, subset) for subset in SUBSETS}
     rows["oob"] = _oob_rows(store, model)
     scores = metrics.pooled_subsets(model.objective, rows)
@@ -175,10 +175,10 @@ def make_last(site: Site, request: FinishRequest, mail: Mail) -> None:
 def _part(site: Site, model: BaggedForest, kept: dict[str, PartKept]) -> dict[str, Any]:
     """The active party's part: structure, leaf values, own thresholds, whose each split is."""
     store = site.store
-    splits, n_nodes = kept_splits(store, "splits"), np.asarray(store["n_nodes"])
+    splits, n_nodes = store.record(Splits, "splits"), np.asarray(store["n_nodes"])
     records = splits.spread(splits.records, n_nodes, -1)
     return {
-        **Lookup.kept(store).to_json(store.facts["columns"], store["quantiles"]),
+        **store.record(Lookup, "lookup").to_json(store.facts["columns"], store["quantiles"]),
         "active": True,
         "name": site.name,
         "parts": {name: letter.digest.tobytes().hex() for name, letter in kept.items()},

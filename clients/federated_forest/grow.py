@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from clients.federated_forest.splits import keep_splits, open_nodes
+from clients.federated_forest.splits import open_nodes
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.federated_forest import (
     Labels,
@@ -43,16 +43,15 @@ def begin(site: Site, request: SetupRequest) -> None:
         name: value for name, value in told.items() if isinstance(value, str | bool | int | float)
     }
     bins = bin_columns(values, request.max_bin)
-    for name in Bins.__slots__:
-        store[f"bins.{name}"] = getattr(bins, name)
+    store.put("bins", bins)
     store["codes"], store["column_seeds"] = code_columns(values, bins), request.column_seeds
     store["counts"] = row_counts(request.bootstrap, request.rows_seed, request.trees, n_train)
     store["nodes"] = np.zeros((request.trees, len(store["values"])), dtype=np.int32)
     store["n_nodes"] = np.ones(request.trees, dtype=np.int64)
-    keep_splits(store, "splits", Splits.none())
+    store.put("splits", Splits.none())
     store["gains"] = np.zeros(values.shape[1])
     store.facts["level"] = -1
-    Lookup.empty().keep(store)
+    store.put("lookup", Lookup.empty())
 
 
 def keep_labels(store: Store, letter: Labels) -> None:
@@ -68,29 +67,27 @@ def keep_labels(store: Store, letter: Labels) -> None:
 
 
 def take_labels(site: Site, mail: Mail) -> None:
-    """Take the codes of the labels where they have come."""
+    """Take the codes of the labels."""
     store, active = site.store, site.store.facts["active"]
-    if letter := mail.only(Labels, active):
-        n_train, n_classes = store.facts["n_train"], letter.n_classes
-        fits = len(letter.codes) == n_train and len(letter.weights) in (0, n_train)
-        if n_classes:
-            fits = fits and bool(np.isin(letter.codes, np.arange(n_classes)).all())
-        if not fits:
-            rule = f"must be of {n_train} rows, class ids below {n_classes} where there are classes"
-            raise ProtocolError(active, "Labels", "codes", rule)
-        keep_labels(store, letter)
-    if "targets" not in store:
-        raise ProtocolError(active, "Labels", "letter", f"must reach {site.name}")
+    letter = mail.one(Labels, active)
+    n_train, n_classes = store.facts["n_train"], letter.n_classes
+    fits = len(letter.codes) == n_train and len(letter.weights) in (0, n_train)
+    if n_classes:
+        fits = fits and bool(np.isin(letter.codes, np.arange(n_classes)).all())
+    if not fits:
+        rule = f"must be of {n_train} rows, class ids below {n_classes} where there are classes"
+        raise ProtocolError(active, "Labels", "codes", rule)
+    keep_labels(store, letter)
 
 
 def search_level(site: Site, request: LevelRequest | SplitRequest) -> Candidates:
     """Algorithm 1: the best own split of every open node, which is kept until it wins or not."""
     store, (trees, nodes) = site.store, open_to(site, request)
     given = store["targets"], store["row_weights"], store["counts"]
-    rows = Rows(store["codes"], bins_of(store), *given)
+    rows = Rows(store["codes"], store.record(Bins, "bins"), *given)
     inside, seeds = store["nodes"][:, : store.facts["n_train"]], store["column_seeds"]
     found = search(rows, inside, (trees, nodes), seeds, request.n_drawn, rules_of(store))
-    keep_found(store, found)
+    store.put("found", found)
     return found
 
 
@@ -102,17 +99,6 @@ def open_to(site: Site, request: LevelRequest | SumRequest | SplitRequest) -> tu
         rule = f"must be of {len(trees)} open nodes, at most {n_columns} each"
         raise ProtocolError(site.name, type(request).__name__, "n_drawn", rule)
     return trees, nodes
-
-
-def bins_of(store: Store) -> Bins:
-    """Of the own columns."""
-    return Bins(*(store[f"bins.{name}"] for name in Bins.__slots__))
-
-
-def keep_found(store: Store, found: Candidates) -> None:
-    """Keep the own split of every open node, to be made where it wins."""
-    for name in Candidates.__slots__:
-        store[f"found.{name}"] = getattr(found, name)
 
 
 def rules_of(store: Store) -> Rules:

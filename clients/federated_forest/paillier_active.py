@@ -11,8 +11,6 @@ import numpy as np
 from clients.federated_forest.grow import open_to, rules_of, search_level
 from clients.federated_forest.splits import (
     Told,
-    keep_splits,
-    kept_splits,
     make_own,
     own_among,
     own_partition,
@@ -65,9 +63,7 @@ def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
     n_fields, bits = fields.numbers.shape[1], fields.bits
     told = key.public.to_array(), n_fields, bits, np.packbits(weighted)
     return [
-        (name, EncryptedLabels(*told, encrypt(key, plaintexts, workers)))
-        for name in store.facts["peers"]
-        if name != site.name
+        (name, EncryptedLabels(*told, encrypt(key, plaintexts, workers))) for name in site.others
     ]
 
 
@@ -87,7 +83,7 @@ def choose(site: Site, request: SplitRequest, mail: Mail) -> tuple[Splits, Lette
     won = np.flatnonzero(best >= 0)
     found = trees[won], nodes[won], best[won]
     splits, _ = number(*found, np.asarray(store["n_nodes"]))
-    keep_splits(store, "chosen", splits)
+    store.put("chosen", splits)
     make_own(site, splits)
     is_told = len(own_among(site, splits)) and not request.last
     letters = tell_others(site, own_partition(site)) if is_told else []
@@ -106,7 +102,7 @@ def check_told(site: Site, told: Told) -> None:
     ------
     ProtocolError : a tree, a node or an owner differs.
     """
-    chosen = kept_splits(site.store, "chosen")
+    chosen = site.store.record(Splits, "chosen")
     names = ("trees", "nodes", "owners")
     if not all(np.array_equal(getattr(chosen, name), getattr(told, name)) for name in names):
         rule = "must be the splits that this party has chosen"
@@ -158,12 +154,11 @@ def _read_offers(
     fields = RowFields.of(store["targets"], store["row_weights"], store.facts["n_classes"])
     known = [_totals(store, fields, int(trees[a]), nodes[a:b]) for a, b in spans]
     found = {}
-    for name in store.facts["peers"]:
-        if name != site.name:
-            listing, ciphertexts = _listing(site, mail, name, known)
-            listings = [listing.of_nodes(*span) for span in spans]
-            sums = _sums(store, name, ciphertexts, fields, listings, known)
-            found[name] = listing, _best_cuts(listings, sums, known, fields, rules_of(store))
+    for name in site.others:
+        listing, ciphertexts = _listing(site, mail, name, known)
+        listings = [listing.of_nodes(*span) for span in spans]
+        sums = _sums(store, name, ciphertexts, fields, listings, known)
+        found[name] = listing, _best_cuts(listings, sums, known, fields, rules_of(store))
     return found
 
 

@@ -10,7 +10,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from clients.federated_forest.grow import bins_of, keep_found, open_to
+from clients.federated_forest.grow import open_to
+from clients.federated_forest.phases import TOLD
 from clients.federated_forest.splits import (
     Told,
     check_splits,
@@ -29,23 +30,15 @@ from fedapp.messages.federated_forest import ColumnSums, EncryptedLabels, SumReq
 from fedapp.site.answer import Site
 from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Letters, Mail
+from fedapp.site.phases import phase_of
 from fedapp.site.store import Store
-from fedapp.trees.forest.cart import LOWEST, Candidates, Ints
+from fedapp.trees.forest.cart import LOWEST, Bins, Candidates, Ints
 from fedapp.trees.forest.levels import by_tree, columns_of, inside_of
 from fedapp.trees.forest.listing import Listing, OwnColumns, list_columns
 from fedapp.trees.sides import Places
 
 
 def take_labels(site: Site, mail: Mail) -> None:
-    """Take the encrypted labels where they have come."""
-    store, active = site.store, site.store.facts["active"]
-    if letter := mail.only(EncryptedLabels, active):
-        _keep_labels(store, letter)
-    if "n" not in store:
-        raise ProtocolError(active, "EncryptedLabels", "letter", f"must reach {site.name}")
-
-
-def _keep_labels(store: Store, letter: EncryptedLabels) -> None:
     """Check the key, and keep a ciphertext for every row that has a weight.
 
     Raises
@@ -53,10 +46,9 @@ def _keep_labels(store: Store, letter: EncryptedLabels) -> None:
     ProtocolError : the key is too small or no key, the rows that have a weight are not some of
         these, or the ciphertexts are not theirs.
     """
+    store, name = site.store, EncryptedLabels.__name__
     n_train, forest, active = (store.facts[name] for name in ("n_train", "forest", "active"))
-    name = type(letter).__name__
-    if "n" in store:
-        raise ProtocolError(active, name, "letter", "must come once")
+    letter = mail.one(EncryptedLabels, active)
     with blaming(active, name, "n"):
         key = PublicKey.from_array(letter.n)
         check_public_key(key, insecure_small_key=forest["insecure_small_key"])
@@ -75,9 +67,9 @@ def _keep_labels(store: Store, letter: EncryptedLabels) -> None:
 
 def make_won(site: Site, told: Told, mail: Mail) -> Letters:
     """Make the own splits among these, if that is not done; say which rows they send left."""
-    if f"bits.{site.name}" in site.store:
+    if phase_of(site.store) == TOLD:
         return []
-    keep_found(site.store, _won(site, told, mail))
+    site.store.put("found", _won(site, told, mail))
     make_own(site, told)
     return tell_others(site, own_partition(site)) if len(own_among(site, told)) else []
 
@@ -96,7 +88,7 @@ def _won(site: Site, told: Told, mail: Mail) -> Candidates:
     )
     if not len(own):
         return found
-    letter, listing = mail.one(Won, active), _listing(store)
+    letter, listing = mail.one(Won, active), store.record(Listing, "listed")
     listed, cuts = letter.listed, letter.cuts
     fits = letter.level == store.facts["level"] + 1 and len(listed) == len(own)
     fits = fits and bool((listed < len(listing.columns)).all())
@@ -120,8 +112,7 @@ def sum_columns(site: Site, request: SumRequest) -> ColumnSums:
         listings.append((listing, own.thresholds))
         jobs.append(terms)
     listing = Listing.joined([one for one, _ in listings])
-    for name in Listing.__slots__:
-        store[f"listed.{name}"] = getattr(listing, name)
+    store.put("listed", listing)
     store["listed.thresholds"] = np.concatenate([one for _, one in listings])
     key = PublicKey.from_array(store["n"])
     layout, workers = _layout(store, key), shared_workers()
@@ -141,7 +132,7 @@ def _list_tree(
     inside = inside_of(store["nodes"][tree, :n_train], is_weighted & (counts > 0), nodes)
     listing, own = list_columns(
         store["codes"],
-        bins_of(store),
+        store.record(Bins, "bins"),
         inside,
         *columns_of(store["column_seeds"], tree, nodes),
         n_drawn,
@@ -149,11 +140,6 @@ def _list_tree(
     )
     rows = np.searchsorted(weighted, own.rows).astype(np.int32)
     return listing, own, Terms(rows, own.places, counts[weighted], len(listing.sizes))
-
-
-def _listing(store: Store) -> Listing:
-    """As ``sum_columns`` kept it."""
-    return Listing(*(store[f"listed.{name}"] for name in Listing.__slots__))
 
 
 def _layout(store: Store, key: PublicKey) -> SumLayout:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clients.federated_forest.splits import kept_splits, note_splits, own_partition
+from clients.federated_forest.splits import note_splits, own_partition
 from fedapp.messages.federated_forest import (
     PartitionReply,
     PartitionRequest,
@@ -23,13 +23,13 @@ from fedapp.site.mail import Letters
 from fedapp.site.part_file import part_digest, write_part
 from fedapp.trees.divided.lookup import Lookup
 from fedapp.trees.forest.cart import Ints
-from fedapp.trees.forest.levels import number
+from fedapp.trees.forest.levels import Splits, number
 from fedapp.trees.model import LEAF
 
 
 def own_records(site: Site, told: bool) -> dict[str, Any]:
     """The own splits for a server that keeps the model, and none for any other."""
-    lookup = Lookup.kept(site.store) if told else Lookup.empty()
+    lookup = site.store.record(Lookup, "lookup") if told else Lookup.empty()
     names = tuple(site.store.facts["columns"]) if told else ()
     return {name: getattr(lookup, name) for name in Lookup.__slots__} | {"names": names}
 
@@ -37,7 +37,7 @@ def own_records(site: Site, told: bool) -> dict[str, Any]:
 def own_worth(site: Site) -> tuple[npt.NDArray[np.float64], Ints, tuple[str, ...]]:
     """What the own columns have gained, how often each was split, and names that are shared."""
     store = site.store
-    counts = np.bincount(Lookup.kept(store).columns, minlength=len(store["gains"]))
+    counts = np.bincount(store["lookup.columns"], minlength=len(store["gains"]))
     names = tuple(store.facts["columns"]) if site.config.shares_names else ()
     return np.maximum(store["gains"], 0.0), counts.astype(np.int64), names
 
@@ -48,7 +48,7 @@ def hand_over(site: Site, request: PartitionRequest) -> tuple[PartitionReply, Le
     found = request.trees, request.nodes, request.owners
     note_splits(store, *number(*found, np.asarray(store["n_nodes"])))
     part = {
-        **Lookup.kept(store).to_json(store.facts["columns"], store["quantiles"]),
+        **store.record(Lookup, "lookup").to_json(store.facts["columns"], store["quantiles"]),
         "name": site.name,
         "trees": _structure(site),
     }
@@ -63,7 +63,7 @@ def hand_over(site: Site, request: PartitionRequest) -> tuple[PartitionReply, Le
 def _structure(site: Site) -> list[dict[str, list[int]]]:
     """All trees: left children, and the record id of each own split, -1 elsewhere."""
     store = site.store
-    splits, n_nodes = kept_splits(store, "splits"), np.asarray(store["n_nodes"])
+    splits, n_nodes = store.record(Splits, "splits"), np.asarray(store["n_nodes"])
     own = list(store.facts["peers"]).index(site.name)
     lefts = splits.spread(splits.lefts, n_nodes, LEAF)
     records = splits.spread(np.where(splits.owners == own, splits.records, -1), n_nodes, -1)

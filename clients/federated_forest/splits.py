@@ -40,35 +40,12 @@ def is_encrypted(store: Store) -> bool:
     return bool(store.facts["forest"]["labels"] == PAILLIER)
 
 
-def check_mode(site: Site, labels: str, name: str) -> None:
-    """Refuse a message that only goes with another form of labels.
-
-    Raises
-    ------
-    ProtocolError : the run's labels are in another form.
-    """
-    found = site.store.facts["forest"]["labels"]
-    if found != labels:
-        raise ProtocolError(site.name, name, "labels", f"must be {labels}, got {found}")
-
-
 def open_nodes(store: Store) -> tuple[Places, Places]:
     """Nodes that may be split next: children of the last level's splits, or the roots."""
     if store.facts["level"] >= 0:
-        return kept_splits(store, "level").children()
+        return store.record(Splits, "level").children()
     n_trees = len(store["n_nodes"])
     return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
-
-
-def kept_splits(store: Store, name: str) -> Splits:
-    """As ``keep_splits`` left them."""
-    return Splits(*(store[f"{name}.{field}"] for field in Splits.__slots__))
-
-
-def keep_splits(store: Store, name: str, splits: Splits) -> None:
-    """Keep splits among other arrays."""
-    for field in Splits.__slots__:
-        store[f"{name}.{field}"] = getattr(splits, field)
 
 
 def check_splits(site: Site, told: Told) -> npt.NDArray[np.int64]:
@@ -103,7 +80,7 @@ def make_own(site: Site, told: Told) -> Bits:
         rule = "must be splits that this party has offered"
         raise ProtocolError(site.name, type(told).__name__, "owners", rule)
     cut = found.columns, found.thresholds, found.defaults
-    Lookup.kept(store).plus(*cut).keep(store)
+    store.put("lookup", store.record(Lookup, "lookup").plus(*cut))
     if "tree_weights" in store:
         gains = np.array(store["gains"])
         np.add.at(gains, found.columns, worth_of(store, told.trees[own], found.improvements))
@@ -129,7 +106,7 @@ def own_partition(site: Site) -> Partition:
 
 def tell_others(site: Site, letter: Letter) -> Letters:
     """The same letter for every other party."""
-    return [(name, letter) for name in site.store.facts["peers"] if name != site.name]
+    return [(name, letter) for name in site.others]
 
 
 def keep_partitions(site: Site, mail: Mail) -> None:
@@ -161,10 +138,10 @@ def take_splits(site: Site, told: Told) -> None:
 def note_splits(store: Store, splits: Splits, n_nodes: Ints) -> None:
     """Keep a level's splits."""
     store["n_nodes"] = n_nodes
-    keep_splits(store, "level", splits)
-    keep_splits(store, "splits", kept_splits(store, "splits").plus(splits))
+    store.put("level", splits)
+    store.put("splits", store.record(Splits, "splits").plus(splits))
     store.facts["level"] += 1
-    store.drop(*(f"bits.{name}" for name in store.facts["peers"]))
+    store.drop("bits")
 
 
 def _sides(site: Site, owner: str, n_rows: int) -> Bits:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from clients.secureboost import active, passive
-from fedapp.messages.fields import Request
+from clients.secureboost.finish import finish
+from clients.secureboost.phases import role_of
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     BeginRequest,
@@ -16,22 +15,25 @@ from fedapp.messages.secureboost import (
     SplitRequest,
     SumRequest,
 )
-from fedapp.site.answer import Handler, Site
+from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
+from fedapp.site.phases import in_order, is_active
 
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Get ready, each in its role."""
-    is_active = site.store.facts["active"] == site.name
-    return active.setup(site, request, mail) if is_active else passive.setup(site, request)
+    return active.setup(site, request, mail) if is_active(site) else passive.setup(site, request)
 
 
-HANDLERS: Mapping[type[Request], Handler] = {
-    SetupRequest: setup,
-    BeginRequest: active.begin,
-    SumRequest: passive.sum_nodes,
-    SplitRequest: active.split,
-    PartitionRequest: passive.partition,
-    HandOverRequest: passive.hand_over,
-    FinishRequest: active.finish,
-}
+HANDLERS = in_order(
+    {
+        SetupRequest: setup,
+        BeginRequest: active.begin,
+        SumRequest: passive.sum_nodes,
+        SplitRequest: active.split,
+        PartitionRequest: passive.partition,
+        HandOverRequest: passive.hand_over,
+        FinishRequest: finish,
+    },
+    role_of,
+)

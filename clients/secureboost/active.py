@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.alignment import check_order
-from clients.secureboost.kept import Kept
+from clients.secureboost.phases import BEGUN, CHOSEN, GROWN, IDLE, SET_UP
 from clients.secureboost.round import (
     Done,
     choose,
@@ -27,6 +27,7 @@ from clients.secureboost.round import (
     read_party_sums,
     tell_splits,
 )
+from clients.secureboost.view import View
 from fedapp.crypto.keys import PrivateKey, generate_key
 from fedapp.crypto.packing import PRECISION, grouped_layouts
 from fedapp.crypto.sums import self_test
@@ -39,62 +40,57 @@ from fedapp.messages.secureboost import (
     BeginReply,
     BeginRequest,
     ColumnBins,
-    FinishReply,
-    FinishRequest,
-    PartKept,
     PublicKey,
-    Records,
     SetupRequest,
     SplitReply,
     SplitRequest,
 )
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
-from fedapp.site.part_file import write_part
+from fedapp.site.phases import enter, phase_of
 from fedapp.site.store import Store
 from fedapp.trees.divided.lookup import Lookup
-from fedapp.trees.model import Ensemble, importance, stack_trees, to_json
-from fedapp.trees.objective import base_margin, base_score
+from fedapp.trees.model import stack_trees
+from fedapp.trees.objective import Objective, base_margin, base_score, n_outputs
 
-Ints = npt.NDArray[np.int64]
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Check the rows' order, bin the columns, code the labels, draw the key and try it."""
-    store, kept = site.store, Kept(site)
+    store = site.store
     check_order(site, mail)
     told = {field.name: getattr(request, field.name) for field in fields(SetupRequest)}
     store.facts["boost"] = {
         name: value for name, value in told.items() if not isinstance(value, np.ndarray | tuple)
     }
-    _code_labels(kept)
-    _bin_columns(kept, request.max_bin)
-    key = _draw_key(kept, request)
+    width = _code_labels(store, told["objective"])
+    _bin_columns(store, request.max_bin)
+    key = _draw_key(site, request, width)
     store["key"] = key.to_array()
-    letter = PublicKey(key.public.to_array(), kept.width, kept.n_train, PRECISION)
-    return SentReply(), [(name, letter) for name in kept.passive]
+    letter = PublicKey(key.public.to_array(), width, store.facts["n_train"], PRECISION)
+    return SentReply(), [(name, letter) for name in site.others]
 
 
 def begin(site: Site, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Letters]:
     """Finish the round that is under way; grow alone what is grown alone; begin another."""
-    kept = Kept(site)
-    if "widths" not in kept.store.facts:
-        _meet(kept, mail)
-    done: list[Done] = []
-    if "growth.level" in kept.store:
-        make_splits(kept, mail)
-        done.append(finish_round(kept))
-    letters: Letters = []
-    while kept.n_rounds < request.n_rounds and not letters:
-        letters = new_round(kept)
+    store, phase = site.store, phase_of(site.store)
+    if phase == SET_UP:
+        _meet(site, mail)
+    view, done, letters = View.read(site), list[Done](), Letters()
+    if phase == GROWN:
+        make_splits(view, mail)
+        done.append(finish_round(view))
+    while store.facts["n_rounds"] < request.n_rounds and not letters:
+        letters = new_round(view)
         if not letters:
-            grow_alone(kept)
-            done.append(finish_round(kept, alone=True))
+            grow_alone(view)
+            done.append(finish_round(view, alone=True))
+    enter(store, BEGUN if letters else IDLE)
     reply = BeginReply(
         begun=bool(letters),
-        n_trees=len(kept.trees),
-        n_leaves=kept.store.facts["n_leaves"],
+        n_trees=len(store["model.offsets"]) - 1,
+        n_leaves=store.facts["n_leaves"],
         score_names=tuple(done[0][0]) if done else (),
         train_scores=_rows([list(train.values()) for train, _, _ in done]),
         valid_scores=_rows([list(valid.values()) for _, valid, _ in done]),
@@ -105,46 +101,24 @@ def begin(site: Site, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Le
 
 def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
     """Algorithm 2: decrypt the others' sums, add the own ones, choose."""
-    kept = Kept(site)
-    make_splits(kept, mail)
-    growth = kept.growth()
-    sums = {name: read_party_sums(kept, mail, name, growth) for name in kept.passive}
-    routes = choose(kept, growth, sums)
-    letters = tell_splits(kept, growth, routes)
-    owners = {kept.joint.owner(int(column))[0] for column in routes["column"]}
-    return SplitReply(growth.growing, passive_splits=bool(owners - {site.name})), letters
-
-
-def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
-    """Cut the model back to its best round, score and keep it; join the parts if all allow it."""
-    kept, store = Kept(site), site.store
-    model, records = kept.model(request.best_round)
-    parts = {name: mail.one(PartKept, name).digest.tobytes().hex() for name in kept.passive}
-    scores = kept.scores(kept.margins(request.best_round))
-    threshold = scores["train"].get("threshold")
-    write_part(store.folder, kept.part(model, records, parts, threshold))
-    columns, gains, counts = _importance(store, model)
-    reply = FinishReply(
-        n_trees=len(model.trees),
-        score_names=tuple(scores["train"]),
-        train_scores=np.array(list(scores["train"].values())),
-        valid_scores=np.array(list(scores["valid"].values())),
-        test_scores=np.array(list(scores["test"].values())),
-        column_names=columns,
-        column_gains=gains,
-        column_counts=counts,
-        model=_joined(kept, mail, model, records),
-    )
-    store.forget()
-    return reply, []
+    view = View.read(site)
+    if phase_of(site.store) == CHOSEN:
+        make_splits(view, mail)
+    growth = view.growth()
+    sums = {name: read_party_sums(view, mail, name, growth) for name in view.passive}
+    routes = choose(view, growth, sums)
+    letters = tell_splits(view, growth, routes)
+    enter(site.store, CHOSEN if growth.growing else GROWN)
+    others = {owner for owner, _ in view.owners(routes["column"])} - {site.name}
+    return SplitReply(growth.growing, passive_splits=bool(others)), letters
 
 
 # Setting up
 
 
-def _code_labels(kept: Kept) -> None:
-    """Labels as numbers, and the margin that everything begins with."""
-    store, objective, n_train = kept.store, kept.objective, kept.n_train
+def _code_labels(store: Store, objective: Objective) -> int:
+    """Labels as numbers, and the margin that everything begins with; the trees of a round."""
+    n_train = store.facts["n_train"]
     classes, labels = number_labels(store["labels"], objective, n_train)
     check_weights(store["weights"][:n_train])
     weights = store["weights"][:n_train].astype(np.float64)
@@ -152,91 +126,53 @@ def _code_labels(kept: Kept) -> None:
     store.facts |= {"classes": list(classes), "base_score": float(mean)}
     store.facts |= {"n_rounds": 0, "n_leaves": 0}
     store["labels"] = labels
-    margin = base_margin(objective, mean)
-    store["margins"] = np.full((len(labels), kept.width), margin, dtype=np.float32)
+    margin, width = base_margin(objective, mean), n_outputs(objective, len(classes))
+    store["margins"] = np.full((len(labels), width), margin, dtype=np.float32)
     store["model.nodes"], store["model.offsets"] = stack_trees(())
     store["model.records"] = np.empty(0, dtype=np.int64)
-    Lookup.empty().keep(store)
+    store.put("lookup", Lookup.empty())
+    return width
 
 
-def _bin_columns(kept: Kept, max_bin: int) -> None:
+def _bin_columns(store: Store, max_bin: int) -> None:
     """Cuts of the training rows, and the bin of each value."""
-    store, n_train = kept.store, kept.n_train
-    train = np.asarray(store["values"][:n_train])
+    train = np.asarray(store["values"][: store.facts["n_train"]])
     # Without weights, because no other party knows them.
     cuts = quantile_cuts(train, None, max_bin) if train.shape[1] else NO_CUTS
     store["edges"], store["offsets"], store["minima"] = cuts.edges, cuts.offsets, cuts.minima
     store["codes"], store.facts["missing_code"] = digitise(train, cuts)
 
 
-def _draw_key(kept: Kept, request: SetupRequest) -> PrivateKey:
+def _draw_key(site: Site, request: SetupRequest, width: int) -> PrivateKey:
     """A key that holds a row's gradients, tried out."""
     try:
         key = generate_key(
             request.key_bits,
             insecure_small_key=request.insecure_small_key,
-            full_masks=kept.site.config.full_masks,
+            full_masks=site.config.full_masks,
         )
-        grouped_layouts(key.public.bits, kept.n_train, kept.width)
+        grouped_layouts(key.public.bits, site.store.facts["n_train"], width)
     except ValueError as error:
         raise ConfigError(f"secureboost.{error}") from error
     self_test(key)
     return key
 
 
-def _meet(kept: Kept, mail: Mail) -> None:
+def _meet(site: Site, mail: Mail) -> None:
     """Note how many bins the others' columns have, and what they allow."""
-    site, store = kept.site, kept.store
+    store = site.store
     widths = {site.name: np.diff(store["offsets"]).tolist()}
     names = {site.name: list(store.facts["columns"]) if site.config.shares_names else []}
     allows = site.config.allows_export
-    for name in kept.passive:
+    for name in site.others:
         bins = mail.one(ColumnBins, name)
         if len(bins.names) not in (0, len(bins.widths)):
             rule = f"must be {len(bins.widths)} or none, got {len(bins.names)}"
             raise ProtocolError(name, "ColumnBins", "names", rule)
         widths[name], names[name] = bins.widths.tolist(), list(bins.names)
         allows = allows and bins.allows_export
-    order = list(store.facts["peers"])
-    store.facts["widths"] = {name: widths[name] for name in order}
+    store.facts["widths"] = {name: widths[name] for name in store.facts["peers"]}
     store.facts["shared_names"], store.facts["export"] = names, allows
-
-
-# The end
-
-
-def _importance(
-    store: Store, model: Ensemble
-) -> tuple[tuple[str, ...], npt.NDArray[np.float64], Ints]:
-    """Gain and splits of the columns, where all parties share names."""
-    if not all(store.facts["shared_names"].values()):
-        return (), np.empty(0), np.empty(0, dtype=np.int64)
-    found = importance(model)
-    gains, counts = found["gain"], found["count"]
-    return (
-        tuple(gains),
-        np.array(list(gains.values()), dtype=np.float64),
-        np.array(list(counts.values()), dtype=np.int64),
-    )
-
-
-def _joined(kept: Kept, mail: Mail, model: Ensemble, records: list[Ints]) -> npt.NDArray[np.uint8]:
-    """The whole model as JSON, where every party allows it; else nothing."""
-    store = kept.store
-    if not store.facts["export"]:
-        return np.empty(0, dtype=np.uint8)
-    lookups = {kept.site.name: Lookup.kept(store)}
-    names = {kept.site.name: list(store.facts["columns"])}
-    for party in kept.passive:
-        letter, n_columns = mail.one(Records, party), len(kept.joint.widths[party])
-        if len(letter.names) != n_columns:
-            rule = f"must be {n_columns}, got {len(letter.names)}"
-            raise ProtocolError(party, "Records", "names", rule)
-        defaults = np.zeros(len(letter.columns), dtype=np.uint8)  # the structure has them
-        lookups[party] = Lookup(letter.columns, letter.thresholds, defaults)
-        names[party] = list(letter.names)
-    text = to_json(kept.joined(model, records, lookups, names))
-    return np.frombuffer(text.encode(), dtype=np.uint8)
 
 
 def _rows(lists: list[list[float]]) -> npt.NDArray[np.float64]:

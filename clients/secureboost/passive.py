@@ -6,11 +6,9 @@ own splits: record id -> column, threshold, default side.
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
-
 import numpy as np
 
+from clients.secureboost.phases import SET_UP, SUMMED, TOLD
 from clients.secureboost.splits import nodes_after, own_sides
 from fedapp.crypto.keys import PublicKey as Key
 from fedapp.crypto.keys import check_public_key
@@ -43,11 +41,10 @@ from fedapp.site.answer import Site
 from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.part_file import part_digest, write_part
+from fedapp.site.phases import enter, phase_of
 from fedapp.site.store import Store
 from fedapp.trees.divided.lookup import Lookup
 from fedapp.trees.sides import pack_bits
-
-SPLIT_ARRAYS = [field.name for field in fields(Splits) if field.name != "level"]
 
 
 def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
@@ -62,7 +59,7 @@ def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
     store["codes"] = np.where(is_missing, cuts.widths, codes).astype(kind)
     store["edges"], store["offsets"], store["minima"] = cuts.edges, cuts.offsets, cuts.minima
     store.facts["insecure"] = request.insecure_small_key
-    Lookup.empty().keep(store)
+    store.put("lookup", Lookup.empty())
     names = tuple(store.facts["columns"]) if site.config.shares_names else ()
     letter = ColumnBins(cuts.widths, names, site.config.allows_export)
     return SentReply(), [(active, letter)]
@@ -70,28 +67,32 @@ def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
 
 def sum_nodes(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Algorithm 1: begin the round where it is new, make the last level's splits, sum."""
-    store, active = site.store, site.store.facts["active"]
-    if key := mail.only(PublicKey, active):
-        _meet(store, key)
-    if gradients := mail.only(EncryptedGradients, active):
+    store, active, phase = site.store, site.store.facts["active"], phase_of(site.store)
+    letters: Letters = []
+    if phase == SET_UP:
+        _meet(store, mail.one(PublicKey, active))
+        _begin(site, mail.one(EncryptedGradients, active))
+    elif gradients := mail.only(EncryptedGradients, active):
         _begin(site, gradients)
-    letters = _take_splits(site, mail)
-    if "splits.nodes" in store:
+    else:
+        if phase == SUMMED:
+            letters = _take_splits(site, mail.one(Splits, active))
         _move(site, mail)
-    level, trees, nodes = _wanted(store)
-    letters.append((active, _encrypted_sums(site, level, trees, nodes)))
+    letters.append((active, _encrypted_sums(site)))
     return SentReply(), letters
 
 
 def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """Make the splits that were won."""
-    return SentReply(), _take_splits(site, mail)
+    """Make the splits that were won; after the last level not every party is told of any."""
+    splits = mail.only(Splits, site.store.facts["active"])
+    enter(site.store, SUMMED if splits is None else TOLD)
+    return SentReply(), [] if splits is None else _take_splits(site, splits)
 
 
 def hand_over(site: Site, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Keep the lookup table, forget the rows; hand the table over where that is allowed."""
     store, names = site.store, tuple(site.store.facts["columns"])
-    lookup = Lookup.kept(store)
+    lookup = store.record(Lookup, "lookup")
     write_part(store.folder, lookup.to_json(names, store["quantiles"]))
     active, digest = store.facts["active"], np.frombuffer(part_digest(store.folder), np.uint8)
     letters: Letters = [(active, PartKept(digest))]
@@ -142,19 +143,17 @@ def _begin(site: Site, letter: EncryptedGradients) -> None:
     n_outputs, n_all = store.facts["packing"][1], len(store["values"])
     store["nodes"] = np.zeros((n_outputs, n_all), dtype=np.int32)
     store.facts["round"], store.facts["level"] = letter.round_id, 0
-    store.drop(*(f"splits.{name}" for name in SPLIT_ARRAYS))
+    roots = np.arange(n_outputs, dtype=np.int32)
+    store["wanted.trees"], store["wanted.nodes"] = roots, np.zeros_like(roots)
 
 
-def _take_splits(site: Site, mail: Mail) -> Letters:
+def _take_splits(site: Site, letter: Splits) -> Letters:
     """Keep a level's splits; make the own ones and tell the others of them."""
     store, active = site.store, site.store.facts["active"]
-    letter = mail.only(Splits, active)
-    if letter is None:
-        return []
     _check_splits(site, letter)
     store.facts["level"] = letter.level
-    for name in SPLIT_ARRAYS:
-        store[f"splits.{name}"] = getattr(letter, name)
+    store.put("splits", letter)
+    store["wanted.trees"], store["wanted.nodes"] = letter.wanted_trees, letter.wanted_nodes
     own = np.flatnonzero(letter.columns >= 0)
     if not len(own):
         return []
@@ -167,11 +166,11 @@ def _take_splits(site: Site, mail: Mail) -> Letters:
         letter.defaults[own],
     )
     bits, level = pack_bits(sides), letter.level
-    store["splits.own_bits"] = bits
+    store["own_bits"] = bits
     letters: Letters = [(active, Partition(level, own, records, bits))]
     if len(letter.wanted_nodes):
-        others = [n for n in store.facts["peers"] if n not in {active, site.name}]
         nothing = np.empty(0, dtype=np.int64)
+        others = [name for name in site.others if name != active]
         letters += [(name, Partition(level, own, nothing, bits)) for name in others]
     return letters
 
@@ -193,30 +192,22 @@ def _check_splits(site: Site, letter: Splits) -> None:
 def _move(site: Site, mail: Mail) -> None:
     """Move all rows to the children, once the sides of every split are known."""
     store, active = site.store, site.store.facts["active"]
-    splits: dict[str, Any] = {name: store[f"splits.{name}"] for name in SPLIT_ARRAYS}
-    sources = [(active, splits["bits_of"], splits["bits"])]
-    own = np.flatnonzero(splits["columns"] >= 0)
+    splits = store.record(Splits, "splits")
+    sources = [(active, splits.bits_of, splits.bits)]
+    own = np.flatnonzero(splits.columns >= 0)
     if len(own):
-        sources.append((site.name, own, store["splits.own_bits"]))
+        sources.append((site.name, own, store["own_bits"]))
     for sender, letter in mail.all(Partition).items():
         if letter.level != store.facts["level"]:
             raise ProtocolError(sender, "Partition", "level", "must be the one being split")
         sources.append((sender, letter.bits_of, letter.bits))
-    told = splits["trees"], splits["nodes"], splits["lefts"]
-    store["nodes"] = nodes_after(store["nodes"], *told, sources)
+    store["nodes"] = nodes_after(store["nodes"], splits.trees, splits.nodes, splits.lefts, sources)
 
 
-def _wanted(store: Store) -> tuple[int, Array, Array]:
-    """Level and nodes to sum: the roots in a new round."""
-    if "splits.nodes" in store:
-        return store.facts["level"], store["splits.wanted_trees"], store["splits.wanted_nodes"]
-    roots = np.arange(len(store["nodes"]), dtype=np.int32)
-    return 0, roots, np.zeros_like(roots)
-
-
-def _encrypted_sums(site: Site, level: int, trees: Array, nodes: Array) -> EncryptedSums:
+def _encrypted_sums(site: Site) -> EncryptedSums:
     """Sums of the wanted nodes, a job at a time; see ``fedapp.histograms.joint.sum_jobs``."""
-    store, key = site.store, _key(site.store)
+    store, key, level = site.store, _key(site.store), site.store.facts["level"]
+    trees, nodes = store["wanted.trees"], store["wanted.nodes"]
     drawn, columns = store["drawn"], store["columns"]
     widths = np.diff(store["offsets"])[columns]
     offsets = np.concatenate(([0], np.cumsum(widths + 1)))  # with the bins of missing values

@@ -5,11 +5,16 @@ Source: Cheng et al. 2019, Algorithm 2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from clients.secureboost.kept import GROWTH, Kept
+from clients.secureboost.scores import note_best, scores_of
 from clients.secureboost.splits import nodes_after, own_sides
+from clients.secureboost.view import Ints, View
 from fedapp.crypto.packing import FixedPoint
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.sums import read_sums
@@ -21,48 +26,64 @@ from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import EncryptedGradients, EncryptedSums, Partition, Splits
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
-from fedapp.trees.boosted.grow import Growth
+from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.purity import last_seen, mean_purity
 from fedapp.trees.boosted.rounds import Sampling, n_leaves
 from fedapp.trees.boosted.routes import Routes
+from fedapp.trees.model import Tree, split_trees, stack_trees
 from fedapp.trees.objective import REGRESSION, gradients
 from fedapp.trees.sides import pack_bits
 
-Ints = npt.NDArray[np.int64]
-PENDING = ("pending.routes", "pending.own", "pending.bits", "pending.records")
 Done = tuple[dict[str, float], dict[str, float], list[float]]  # scores, validation scores, purities
 
 
-def new_round(kept: Kept) -> Letters:
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """A level's splits, until the sides of all are known.
+
+    Parameters
+    ----------
+    routes : array of ``ROUTE``; their columns are joint ones.
+    own : places of the own splits among them.
+    bits, records : packed sides and record ids of the own splits.
+    """
+
+    routes: Routes
+    own: Ints
+    bits: npt.NDArray[np.uint8]
+    records: Ints
+
+
+def new_round(view: View) -> Letters:
     """Gradients of the rows that are drawn; letters for the others, none if it is grown alone."""
-    store, boost, joint = kept.store, kept.boost, kept.joint
-    rows, round_id = slice(kept.n_train), kept.n_rounds
+    store, boost, joint = view.store, view.boost, view.joint
+    rows, round_id = slice(view.n_train), store.facts["n_rounds"]
     labels, weights = store["labels"][rows], store["weights"][rows]
-    pairs = gradients(kept.objective, store["margins"][rows], labels, weights)
-    pairs = draw_rows(pairs, kept, np.random.default_rng([boost["seed"], round_id, 1]))
+    pairs = gradients(view.objective, store["margins"][rows], labels, weights)
+    pairs = draw_rows(pairs, boost, np.random.default_rng([boost["seed"], round_id, 1]))
     n_columns = joint.cuts.n_columns
     sampling = Sampling(boost["seed"], boost["colsample_bytree"])
-    allowed = sampling.columns(round_id, kept.width, n_columns)
+    allowed = sampling.columns(round_id, view.width, n_columns)
     if round_id < boost["first_trees"]:
-        own = joint.own(kept.site.name, np.arange(n_columns)) + joint.firsts[kept.site.name]
-        allowed = allowed & np.isin(np.arange(n_columns), own)
+        owners = np.array([owner for owner, _ in view.owners(np.arange(n_columns))])
+        allowed = allowed & (owners == view.name)
     store["gradients"] = np.ascontiguousarray(pairs.transpose(1, 0, 2))
     store["allowed"] = allowed.astype(np.uint8)
-    store["nodes"] = np.zeros((kept.width, len(store["labels"])), dtype=np.int32)
+    store["nodes"] = np.zeros((view.width, len(store["labels"])), dtype=np.int32)
     store["round.records"] = np.empty((0, 3), dtype=np.int64)
-    growth = Growth(kept.width, joint.cuts, allowed, kept.shape)
+    growth = Growth(view.width, joint.cuts, allowed, Shape.of(boost))
     growth.set_roots(pairs.sum(axis=0, dtype=np.float64))
-    kept.keep_growth(growth)
-    columns = {name: kept.drawn(name) for name in kept.passive}
-    return _encrypt(kept, pairs, columns) if any(map(len, columns.values())) else []
+    view.keep(growth)
+    columns = {name: view.drawn(name) for name in view.passive}
+    return _encrypt(view, pairs, columns) if any(map(len, columns.values())) else []
 
 
-def draw_rows(pairs: Array, kept: Kept, rng: np.random.Generator) -> Array:
+def draw_rows(pairs: Array, boost: Mapping[str, Any], rng: np.random.Generator) -> Array:
     """Gradients with those of rows that are not drawn set to 0.
 
     Source of GOSS: Ke et al. 2017, "LightGBM", Algorithm 2.
     """
-    boost, n_rows = kept.boost, len(pairs)
+    n_rows = len(pairs)
     if boost["subsample"] < 1:
         pairs[rng.random(n_rows) >= boost["subsample"]] = 0
     if not boost["goss"]:
@@ -76,19 +97,20 @@ def draw_rows(pairs: Array, kept: Kept, rng: np.random.Generator) -> Array:
     return pairs * factors[:, None, None]
 
 
-def _encrypt(kept: Kept, pairs: Array, columns: dict[str, Ints]) -> Letters:
+def _encrypt(view: View, pairs: Array, columns: dict[str, Ints]) -> Letters:
     """The same ciphertexts for every party that has columns in this round."""
     drawn = (pairs != 0).any(axis=(1, 2))
     scale = FixedPoint.covering(pairs[drawn])
-    kept.store.facts["scale"] = list(scale.exponents)
+    facts = view.store.facts
+    facts["scale"] = list(scale.exponents)
     integers, first, encrypted = scale.encode(pairs[drawn]), 0, []
-    for layout in kept.layouts:
+    for layout in view.layouts:
         group = integers[:, first : first + layout.n_outputs]
-        encrypted.append(encrypt(kept.key, layout.pack(group), shared_workers()))
+        encrypted.append(encrypt(view.key, layout.pack(group), shared_workers()))
         first += layout.n_outputs
     ciphertexts, bits = np.concatenate(encrypted), np.packbits(drawn)
     return [
-        (name, EncryptedGradients(kept.n_rounds, bits, own, ciphertexts[: _all_if(own)]))
+        (name, EncryptedGradients(facts["n_rounds"], bits, own, ciphertexts[: _all_if(own)]))
         for name, own in columns.items()
     ]
 
@@ -98,23 +120,23 @@ def _all_if(columns: Ints) -> int | None:
     return None if len(columns) else 0
 
 
-def grow_alone(kept: Kept) -> None:
+def grow_alone(view: View) -> None:
     """All levels of a round of which the others have no columns."""
-    growth = kept.growth()
+    growth = view.growth()
     while growth.growing:
-        routes = choose(kept, growth, {})
-        tell_splits(kept, growth, routes)
-        make_splits(kept, Mail(kept.site.name, []))
+        routes = choose(view, growth, {})
+        tell_splits(view, growth, routes)
+        make_splits(view, Mail(view.name, []))
 
 
-def choose(kept: Kept, growth: Growth, sums: dict[str, tuple[Histogram, Array]]) -> Routes:
+def choose(view: View, growth: Growth, sums: dict[str, tuple[Histogram, Array]]) -> Routes:
     """The splits of a level, from the own sums and those of the others."""
-    joint, name = kept.joint, kept.site.name
+    joint, name = view.joint, view.name
     histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), 2))
     missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
     own = np.arange(len(joint.widths[name]))
-    places = {party: kept.drawn(party) for party in sums} | {name: own}
-    found = sums | {name: _own_sums(kept.store, growth, own, kept.n_train)}
+    places = {party: view.drawn(party) for party in sums} | {name: own}
+    found = sums | {name: _own_sums(view.store, growth, own, view.n_train)}
     for party, (histogram, counts) in found.items():
         histograms[:, joint.bins(party, places[party])] = histogram
         missing[:, places[party] + joint.firsts[party]] = counts
@@ -134,22 +156,22 @@ def _own_sums(store: Store, growth: Growth, columns: Ints, n_train: int) -> tupl
     )
 
 
-def read_party_sums(kept: Kept, mail: Mail, party: str, growth: Growth) -> tuple[Histogram, Array]:
+def read_party_sums(view: View, mail: Mail, party: str, growth: Growth) -> tuple[Histogram, Array]:
     """A passive party's sums of the wanted nodes, decrypted."""
-    letter, columns = mail.one(EncryptedSums, party), kept.drawn(party)
+    letter, columns = mail.one(EncryptedSums, party), view.drawn(party)
     wanted = growth.wanted_pairs
-    if (letter.round_id, letter.level) != (kept.n_rounds, growth.level):
+    if (letter.round_id, letter.level) != (view.store.facts["n_rounds"], growth.level):
         raise ProtocolError(party, "EncryptedSums", "level", "must be the one being split")
     if letter.missing.shape != (len(wanted), len(columns)):
         rule = f"must be of shape {(len(wanted), len(columns))}, got {letter.missing.shape}"
         raise ProtocolError(party, "EncryptedSums", "missing", rule)
-    n_bins = int(kept.joint.widths[party][columns].sum())
+    n_bins = int(view.joint.widths[party][columns].sum())
     with blaming(party, "EncryptedSums", "ciphertexts"):
-        return _decrypt(kept, letter.ciphertexts, wanted, n_bins, growth.level), letter.missing
+        return _decrypt(view, letter.ciphertexts, wanted, n_bins, growth.level), letter.missing
 
 
 def _decrypt(
-    kept: Kept, ciphertexts: Array, wanted: npt.NDArray[np.int32], n_bins: int, level: int
+    view: View, ciphertexts: Array, wanted: npt.NDArray[np.int32], n_bins: int, level: int
 ) -> Histogram:
     """Histograms of the wanted nodes, from the jobs of ``sum_jobs``.
 
@@ -157,7 +179,9 @@ def _decrypt(
     ------
     ValueError : ciphertexts are not those of the sums, or more or fewer than there must be.
     """
-    key, layouts, scale = kept.key, kept.layouts, kept.scale
+    key, layouts = view.key, view.layouts
+    first, second = view.store.facts["scale"]
+    scale = FixedPoint((first, second))
     firsts = np.cumsum([0, *(layout.n_outputs for layout in layouts)]).tolist()
     histograms, taken = np.zeros((len(wanted), n_bins, 2)), 0
     for group, tree, nodes in sum_jobs(layouts, level, *wanted.T) if n_bins else ():
@@ -174,11 +198,10 @@ def _decrypt(
     return histograms
 
 
-def tell_splits(kept: Kept, growth: Growth, routes: Routes) -> Letters:
+def tell_splits(view: View, growth: Growth, routes: Routes) -> Letters:
     """Make the own splits of a level, and tell the others what they need to know."""
-    store, site = kept.store, kept.site
-    owners = [kept.joint.owner(int(column)) for column in routes["column"]]
-    own = np.array([p for p, (name, _) in enumerate(owners) if name == site.name], dtype=np.int64)
+    store, owners = view.store, view.owners(routes["column"])
+    own = np.array([p for p, (name, _) in enumerate(owners) if name == view.name], dtype=np.int64)
     mine = routes[own]
     sides, records = own_sides(
         store,
@@ -188,18 +211,19 @@ def tell_splits(kept: Kept, growth: Growth, routes: Routes) -> Letters:
         mine["threshold"].astype(np.int64),
         mine["default_left"].astype(np.uint8),
     )
-    kept_now: tuple[Array, ...] = (routes, own, pack_bits(sides), records)
-    for name, array in zip(PENDING, kept_now, strict=True):
-        store[name] = array
-    kept.keep_growth(growth)
-    found = [(party, _splits_for(party, owners, growth, store)) for party in kept.passive]
+    chosen = Chosen(routes, own, pack_bits(sides), records)
+    store.put("chosen", chosen)
+    view.keep(growth)
+    found = [(party, _splits_for(party, owners, growth, chosen)) for party in view.passive]
     # After the last level nobody need know more than the own splits.
     return [(party, letter) for party, letter in found if len(letter.trees)]
 
 
-def _splits_for(party: str, owners: list[tuple[str, int]], growth: Growth, store: Store) -> Splits:
+def _splits_for(
+    party: str, owners: list[tuple[str, int]], growth: Growth, chosen: Chosen
+) -> Splits:
     """A level's splits as one party is told of them."""
-    routes, own, bits = store["pending.routes"], store["pending.own"], store["pending.bits"]
+    routes, own, bits = chosen.routes, chosen.own, chosen.bits
     is_theirs = np.array([name == party for name, _ in owners], dtype=bool)
     columns = np.array([c if name == party else -1 for name, c in owners], dtype=np.int64)
     shown = np.ones(len(routes), dtype=bool) if growth.growing else is_theirs
@@ -219,16 +243,15 @@ def _splits_for(party: str, owners: list[tuple[str, int]], growth: Growth, store
     )
 
 
-def make_splits(kept: Kept, mail: Mail) -> None:
+def make_splits(view: View, mail: Mail) -> None:
     """Move all rows to the children, once the sides of every split are known."""
-    store = kept.store
-    if "pending.routes" not in store:
-        return
-    routes, own, bits, own_records = (np.asarray(store[name]) for name in PENDING)
+    store = view.store
+    chosen = store.record(Chosen, "chosen")
+    routes, own = chosen.routes, chosen.own
     last, nodes = not len(store["growth.wanted"]), store["nodes"]
-    owners = np.array([kept.joint.owner(int(column))[0] for column in routes["column"]])
-    sources, records = [(kept.site.name, own, bits)], np.full(len(routes), -1, dtype=np.int64)
-    records[own] = own_records
+    owners = np.array([owner for owner, _ in view.owners(routes["column"])])
+    sources, records = [(view.name, own, chosen.bits)], np.full(len(routes), -1, dtype=np.int64)
+    records[own] = chosen.records
     for party, letter in mail.all(Partition).items():
         theirs = np.flatnonzero(owners == party)
         # After the last level a party is told of its own splits alone, and numbers these.
@@ -243,37 +266,43 @@ def make_splits(kept: Kept, mail: Mail) -> None:
     store["nodes"] = nodes_after(nodes, *split, sources)
     found = np.stack((routes["tree"], routes["node"], records), axis=1).astype(np.int64)
     store["round.records"] = np.concatenate((store["round.records"], found))
-    store.drop(*PENDING)
+    store.drop("chosen")
 
 
-def finish_round(kept: Kept, alone: bool = False) -> Done:
+def finish_round(view: View, alone: bool = False) -> Done:
     """Add the trees and their leaf weights; scores of the training and validation rows."""
-    store, trees = kept.store, kept.growth().trees()
+    store, trees = view.store, view.growth().trees()
     nodes = store["nodes"]
     steps = [tree["value"][nodes[place]] for place, tree in enumerate(trees)]
     store["margins"] = store["margins"] + np.stack(steps, axis=1)
-    kept.add_trees(trees, store["round.records"])
+    _add_trees(store, trees)
     store.facts["n_leaves"] = n_leaves(trees)
-    purities = [] if kept.objective == REGRESSION else _purities(kept, alone)
-    _drop_round(store)
-    scores = kept.scores(store["margins"])
-    kept.note_best(scores["valid"])
+    purities = [] if view.objective == REGRESSION else _purities(view, alone)
+    # What only a round under way needs.
+    store.drop("growth", "before", "last", "gradients", "round")
+    scores = scores_of(view, store["margins"])
+    note_best(view, scores["valid"])
     return scores["train"], scores["valid"], purities
 
 
-def _drop_round(store: Store) -> None:
-    """Forget what only a round under way needs."""
-    growing = [f"growth.{name}" for name in GROWTH]
-    store.drop(*growing, "before", "last.routes", "last.owners", "gradients", "round.records")
+def _add_trees(store: Store, trees: tuple[Tree, ...]) -> None:
+    """Keep the trees of a round, and which record of its owner each split is."""
+    records = [np.full(len(tree), -1, dtype=np.int64) for tree in trees]
+    for tree, node, record in store["round.records"]:
+        records[tree][node] = record
+    known = split_trees(store["model.nodes"], store["model.offsets"])
+    store["model.nodes"], store["model.offsets"] = stack_trees((*known, *trees))
+    store["model.records"] = np.concatenate((store["model.records"], *records))
+    store.facts["n_rounds"] += 1
 
 
-def _purities(kept: Kept, alone: bool) -> list[float]:
+def _purities(view: View, alone: bool) -> list[float]:
     """Mean purity of the leaves, and of what each passive party can tell apart."""
-    store, rows = kept.store, slice(kept.n_train)
+    store, rows = view.store, slice(view.n_train)
     labels, leaves = store["labels"][rows].astype(np.int64), store["nodes"][:, rows]
     views = [leaves]
-    for party in kept.passive:
-        if alone or "before" not in store:
+    for party in view.passive:
+        if alone:
             views.append(np.zeros_like(leaves))
             continue
         routes = store["last.routes"][store["last.owners"] == party]

@@ -47,8 +47,8 @@ def own_sides(
     )
     slots, sizes = slots_of(store["nodes"], trees, nodes)
     sides = sides_of(store["values"], columns, thresholds, defaults, slots, sizes)
-    lookup = Lookup.kept(store)
-    lookup.plus(columns, thresholds, defaults).keep(store)
+    lookup = store.record(Lookup, "lookup")
+    store.put("lookup", lookup.plus(columns, thresholds, defaults))
     first = len(lookup.columns)
     return np.split(sides, np.cumsum(sizes)[:-1]), np.arange(first, first + len(columns))
 

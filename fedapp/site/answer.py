@@ -64,6 +64,11 @@ class Site:
         """Name of the party."""
         return self.config.name
 
+    @property
+    def others(self) -> list[str]:
+        """Names of the other parties of a vertical run."""
+        return [name for name in self.store.facts["peers"] if name != self.name]
+
     def seeds(self, seed: int, round_id: int) -> np.random.SeedSequence:
         """Of this party's own draws in a round of a run; the same run draws the same again."""
         return np.random.SeedSequence([seed, round_id, zlib.crc32(self.name.encode())])

@@ -22,10 +22,10 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,9 +35,10 @@ from fedapp.messages.fields import Array
 from fedapp.site.part_file import PART_FILE
 
 SECONDS_A_DAY = 24 * 60 * 60
-FORMAT = 2
+FORMAT = 3
 STATE, CHECKPOINT = "state.json", "checkpoint.json"
 RAW = ".raw"
+T = TypeVar("T")
 REPLY = "reply"
 SMALL = 512  # bytes; a smaller array costs less inside the JSON than as a file
 
@@ -162,11 +163,21 @@ class Store:
     def _names(self) -> set[str]:
         return {*self._changed, *self._forms}
 
+    def put(self, name: str, record: Any) -> None:
+        """Keep a dataclass of arrays, its field ``x`` as ``name.x``."""
+        for each in fields(record):
+            self[f"{name}.{each.name}"] = np.asarray(getattr(record, each.name))
+
+    def record(self, kind: type[T], name: str) -> T:
+        """What ``put`` has kept."""
+        return kind(*(self[f"{name}.{each.name}"] for each in fields(kind)))  # type: ignore[arg-type]
+
     def drop(self, *names: str) -> None:
-        """Forget arrays."""
-        for name in names:
-            self._changed.pop(name, None)
-            self._drop_stored(name)
+        """Forget arrays, and under the name ``x`` all that is called ``x.y``."""
+        for name in self._names():
+            if name.startswith(tuple(f"{each}." for each in names)) or name in names:
+                self._changed.pop(name, None)
+                self._drop_stored(name)
 
     def _drop_stored(self, name: str) -> None:
         self._forms.pop(name, None)

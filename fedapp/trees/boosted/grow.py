@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -139,21 +139,20 @@ class Growth:
     @classmethod
     def restored(
         cls,
-        arrays: Mapping[str, npt.NDArray[Any]],
+        kept: Callable[[str], npt.NDArray[Any]],
         cuts: Cuts,
         allowed: npt.NDArray[np.bool_],
         shape: Shape,
     ) -> Growth:
-        """Undo ``arrays``; the other arguments are those the trees began with."""
+        """Undo ``arrays``, by their names; the other arguments are those the trees began with."""
         growth = cls(0, cuts, allowed, shape)
-        growth.level = int(arrays["level"])
-        growth.wanted, growth._open = _pairs(arrays["wanted"]), _pairs(arrays["open"])
-        growth._nodes = [
-            tree.copy() for tree in split_trees(arrays["nodes"], arrays["tree_offsets"])
-        ]
-        growth._sums = dict(zip(_pairs(arrays["summed"]), arrays["sums"], strict=True))
-        kept = zip(arrays["parent_histograms"], arrays["parent_missing"], strict=True)
-        growth._parents = dict(zip(_pairs(arrays["parents"]), kept, strict=True))
+        growth.level = int(kept("level"))
+        growth.wanted, growth._open = _pairs(kept("wanted")), _pairs(kept("open"))
+        trees = split_trees(kept("nodes"), kept("tree_offsets"))
+        growth._nodes = [tree.copy() for tree in trees]
+        growth._sums = dict(zip(_pairs(kept("summed")), kept("sums"), strict=True))
+        sums = zip(kept("parent_histograms"), kept("parent_missing"), strict=True)
+        growth._parents = dict(zip(_pairs(kept("parents")), sums, strict=True))
         return growth
 
     def _complete(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,6 @@ FORMAT = 1
 DIVIDED = "parts"  # kind of a model.json that says where the parts of a model lie
 Ints = npt.NDArray[np.int64]
 NO_QUANTILES = np.empty((0, 0), dtype=np.float32)
-
-
-class Arrays(Protocol):
-    """Where arrays are kept by name."""
-
-    def __getitem__(self, name: str, /) -> npt.NDArray[Any]: ...
-    def __setitem__(self, name: str, array: npt.NDArray[Any], /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,16 +41,6 @@ class Lookup:
     def empty(cls) -> Lookup:
         """Without a split."""
         return cls(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint8))
-
-    @classmethod
-    def kept(cls, store: Arrays) -> Lookup:
-        """As ``keep`` left it."""
-        return cls(*(store[f"lookup.{name}"] for name in cls.__slots__))
-
-    def keep(self, store: Arrays) -> None:
-        """Keep it among other arrays."""
-        for name in self.__slots__:
-            store[f"lookup.{name}"] = getattr(self, name)
 
     def plus(
         self, columns: Ints, thresholds: npt.NDArray[np.float32], defaults: npt.NDArray[np.uint8]

@@ -1,0 +1,122 @@
+"""The end of SecureBoost at the active party: its part of the model, scores, the whole model."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.secureboost.scores import margins_after, scores_of
+from clients.secureboost.view import Ints, View
+from fedapp.errors import ProtocolError
+from fedapp.messages.fields import Array
+from fedapp.messages.secureboost import FinishReply, FinishRequest, PartKept, Records
+from fedapp.site.answer import Site
+from fedapp.site.mail import Letters, Mail
+from fedapp.site.part_file import write_part
+from fedapp.site.store import Store
+from fedapp.trees.divided.lookup import Lookup, joined, joint_names
+from fedapp.trees.model import Ensemble, importance, split_trees, to_json
+
+
+def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
+    """Cut the model back to its best round, score and keep it; join the parts if all allow it."""
+    view, store = View.read(site), site.store
+    model, records = _first_rounds(view, request.best_round)
+    scores = scores_of(view, margins_after(view, request.best_round))
+    part = {
+        **store.record(Lookup, "lookup").to_json(store.facts["columns"], store["quantiles"]),
+        "active": True,
+        "threshold": scores["train"].get("threshold"),
+        "name": site.name,
+        "parts": {n: mail.one(PartKept, n).digest.tobytes().hex() for n in view.passive},
+        "model": to_json(model),
+        "splits": [each.tolist() for each in records],
+        "n_columns": {name: len(widths) for name, widths in view.joint.widths.items()},
+    }
+    write_part(store.folder, part)
+    columns, gains, counts = _importance(store, model)
+    reply = FinishReply(
+        n_trees=len(model.trees),
+        score_names=tuple(scores["train"]),
+        train_scores=np.array(list(scores["train"].values())),
+        valid_scores=np.array(list(scores["valid"].values())),
+        test_scores=np.array(list(scores["test"].values())),
+        column_names=columns,
+        column_gains=gains,
+        column_counts=counts,
+        model=_whole(view, mail, model, records),
+    )
+    store.forget()
+    return reply, []
+
+
+def _first_rounds(view: View, n_rounds: int) -> tuple[Ensemble, list[Ints]]:
+    """The first rounds without thresholds, and of each tree the record ids of its nodes."""
+    store, kept = view.store, n_rounds * view.width
+    offsets = store["model.offsets"]
+    records = [store["model.records"][a:b] for a, b in pairwise(offsets)]
+    shared = store.facts["shared_names"]
+    names = {
+        party: shared[party] or [f"{party} column {place + 1}" for place in range(len(widths))]
+        for party, widths in view.joint.widths.items()
+    }
+    classes, mean = tuple(store.facts["classes"]), np.float32(store.facts["base_score"])
+    trees = split_trees(store["model.nodes"], offsets)[:kept]
+    return Ensemble(view.objective, mean, joint_names(names), classes, trees), records[:kept]
+
+
+def _importance(
+    store: Store, model: Ensemble
+) -> tuple[tuple[str, ...], npt.NDArray[np.float64], Ints]:
+    """Gain and splits of the columns, where all parties share names."""
+    if not all(store.facts["shared_names"].values()):
+        return (), np.empty(0), np.empty(0, dtype=np.int64)
+    found = importance(model)
+    gains, counts = found["gain"], found["count"]
+    return (
+        tuple(gains),
+        np.array(list(gains.values()), dtype=np.float64),
+        np.array(list(counts.values()), dtype=np.int64),
+    )
+
+
+def _whole(view: View, mail: Mail, model: Ensemble, records: list[Ints]) -> Array:
+    """The whole model as JSON, where every party allows it; else nothing."""
+    store, order = view.store, list(view.joint.widths)
+    if not store.facts["export"]:
+        return np.empty(0, dtype=np.uint8)
+    found = {name: _records(view, mail, name) for name in view.passive}
+    found[view.name] = store.record(Lookup, "lookup"), list(store.facts["columns"])
+    lookups = [found[party][0] for party in order]
+    owners = [
+        np.array([order.index(owner) for owner, _ in view.owners(tree["column"])])
+        for tree in model.trees
+    ]
+    _check_made(order, records, owners, lookups)
+    names = joint_names({party: found[party][1] for party in order})
+    text = to_json(joined(model, records, owners, lookups, names))
+    return np.frombuffer(text.encode(), dtype=np.uint8)
+
+
+def _records(view: View, mail: Mail, party: str) -> tuple[Lookup, list[str]]:
+    """A passive party's splits and the names of its columns."""
+    letter, n_columns = mail.one(Records, party), len(view.joint.widths[party])
+    if len(letter.names) != n_columns:
+        rule = f"must be {n_columns}, got {len(letter.names)}"
+        raise ProtocolError(party, "Records", "names", rule)
+    defaults = np.zeros(len(letter.columns), dtype=np.uint8)  # the structure has them
+    return Lookup(letter.columns, letter.thresholds, defaults), list(letter.names)
+
+
+def _check_made(
+    order: list[str], records: list[Ints], owners: list[Ints], lookups: list[Lookup]
+) -> None:
+    """Hold that the parties, in their order, tell of as many splits as they have made."""
+    for number, (party, lookup) in enumerate(zip(order, lookups, strict=True)):
+        own = [ids[by == number] for ids, by in zip(records, owners, strict=True)]
+        n_made = 1 + max((int(ids.max(initial=-1)) for ids in own), default=-1)
+        if n_made > len(lookup.thresholds):
+            rule = f"must be {n_made} at least, got {len(lookup.thresholds)}"
+            raise ProtocolError(party, "Records", "thresholds", rule)

@@ -1,0 +1,47 @@
+"""In what order the roles of SecureBoost answer."""
+
+from __future__ import annotations
+
+from fedapp.messages.secureboost import (
+    BeginRequest,
+    FinishRequest,
+    HandOverRequest,
+    PartitionRequest,
+    SetupRequest,
+    SplitRequest,
+    SumRequest,
+)
+from fedapp.site.answer import Site
+from fedapp.site.phases import ALIGNED, FINISHED, Table, is_active
+
+SET_UP = "set up"  # columns are in bins; what the others say of theirs is to come
+BEGUN = "begun"  # a round's gradients are out
+CHOSEN = "chosen"  # a level's splits are; who made them tells the sides with the next sums
+GROWN = "grown"  # so are the splits of the last level
+IDLE = "idle"  # no round is under way, and none begins
+SUMMED = "summed"  # the sums of a level are out
+TOLD = "told"  # a level's splits are known, and the own ones made
+
+ACTIVE: Table = {
+    ALIGNED: {SetupRequest: (SET_UP,)},
+    SET_UP: {BeginRequest: (BEGUN, IDLE)},
+    BEGUN: {SplitRequest: (CHOSEN, GROWN), FinishRequest: (FINISHED,)},
+    CHOSEN: {SplitRequest: (CHOSEN, GROWN)},
+    GROWN: {BeginRequest: (BEGUN, IDLE)},
+    IDLE: {FinishRequest: (FINISHED,)},
+}
+PASSIVE: Table = {
+    ALIGNED: {SetupRequest: (SET_UP,)},
+    SET_UP: {SumRequest: (SUMMED,), HandOverRequest: (FINISHED,)},
+    SUMMED: {
+        SumRequest: (SUMMED,),
+        PartitionRequest: (TOLD, SUMMED),
+        HandOverRequest: (FINISHED,),
+    },
+    TOLD: {SumRequest: (SUMMED,), HandOverRequest: (FINISHED,)},
+}
+
+
+def role_of(site: Site) -> tuple[str, Table]:
+    """A site's role and its table."""
+    return ("the active party", ACTIVE) if is_active(site) else ("a passive party", PASSIVE)

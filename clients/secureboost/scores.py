@@ -1,0 +1,47 @@
+"""Scores of a SecureBoost model at the active party, and the margins of its best round."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clients.secureboost.view import View
+from fedapp import metrics
+from fedapp.data.partition import SUBSETS
+from fedapp.errors import ProtocolError
+from fedapp.messages.fields import Array
+
+
+def scores_of(view: View, margins: Array) -> dict[str, dict[str, float]]:
+    """Scores by subset of the rows; nothing for one without rows."""
+    store, rows, start = view.store, dict[str, tuple[Array, Array, Array]](), 0
+    for subset in SUBSETS:
+        own = slice(start, start + store.facts[f"n_{subset}"])
+        rows[subset] = margins[own], store["labels"][own], store["weights"][own]
+        start = own.stop
+    return metrics.pooled_subsets(view.objective, rows)
+
+
+def note_best(view: View, valid: dict[str, float]) -> None:
+    """Keep the margins of the round with the best validation score, the first of equals."""
+    name, facts = metrics.default_metric(view.objective), view.store.facts
+    score = valid.get(name, float("nan"))
+    signed = score if metrics.BETTER[name] else -score
+    if signed > facts.get("best_score", -np.inf):  # NaN is not
+        facts |= {"best_score": signed, "best_round": facts["n_rounds"]}
+        view.store["best.margins"] = view.store["margins"]
+
+
+def margins_after(view: View, n_rounds: int) -> Array:
+    """Margins after so many rounds: all, or the best.
+
+    Raises
+    ------
+    ProtocolError : another round.
+    """
+    store, facts = view.store, view.store.facts
+    if n_rounds == facts["n_rounds"]:
+        return store["margins"]
+    if n_rounds != facts.get("best_round"):
+        rule = f"must be {facts['n_rounds']} or {facts.get('best_round')}, got {n_rounds}"
+        raise ProtocolError(view.name, "FinishRequest", "best_round", rule)
+    return store["best.margins"]

@@ -1,0 +1,92 @@
+"""The order in which a party's roles answer: what is not next is refused, and says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients import federated_forest, secureboost
+from clients.federated_forest.phases import TABLES
+from clients.secureboost.phases import ACTIVE, PASSIVE
+from fedapp.config import Settings
+from fedapp.errors import ProtocolError
+from fedapp.messages.fields import Request
+from fedapp.site.answer import Site
+from fedapp.site.config import SiteConfig
+from fedapp.site.phases import FINISHED, Handlers, Table
+from fedapp.site.store import Store
+from tests.forests import encrypted_forest
+from tests.network import run
+
+ROLES: dict[str, tuple[Handlers, Table, dict[str, Any]]] = {
+    "secureboost, active": (secureboost.HANDLERS, ACTIVE, {"active": "bank"}),
+    "secureboost, passive": (secureboost.HANDLERS, PASSIVE, {"active": "shop"}),
+} | {
+    f"federated-forest, {role}": (
+        federated_forest.HANDLERS,
+        table,
+        {"active": "bank" if "the active" in role else "shop", "forest": {"labels": labels}},
+    )
+    for role, table in TABLES.items()
+    for labels in ("encoded", "paillier")
+    if labels in role
+}
+
+
+def out_of_order() -> Iterator[tuple[str, str, type[Request]]]:
+    for role, (handlers, table, _) in ROLES.items():
+        for phase in (*table, FINISHED, "not aligned"):
+            for request in handlers.keys() - table.get(phase, {}).keys():
+                yield role, phase, request
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_message_in_a_wrong_phase_is_refused_with_the_phases_it_may_come_in(
+    tmp_path: Path, role: str
+) -> None:
+    handlers, table, facts = ROLES[role]
+    wrong = [(phase, request) for which, phase, request in out_of_order() if which == role]
+    assert len(wrong) > len(table)
+    for phase, request in wrong:
+        store = Store(tmp_path, facts={**facts, "phase": phase})
+        allowed = [name for name, messages in table.items() if request in messages]
+        rule = f"bank: {request.__name__}.phase must be {' or '.join(allowed) or 'none'} at "
+        with pytest.raises(ProtocolError, match=rf"^{re.escape(rule)}.*, got {phase}$"):
+            handlers[request](Site(SiteConfig("bank", "rows.csv"), store), object.__new__(request))
+        assert store.facts["phase"] == phase
+
+
+def reached(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> set[str]:
+    """The phases that any party of a run is in after any step."""
+    honest, found = Store.commit, set[str]()
+
+    def commit(self: Store, *given: Any) -> None:
+        found.add(self.facts.get("phase", ""))
+        honest(self, *given)
+
+    monkeypatch.setattr(Store, "commit", commit)
+    run(settings)
+    return found - {""}
+
+
+def test_a_run_of_secureboost_goes_through_all_phases(
+    vertical: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = reached(monkeypatch, vertical(parties=3, secureboost__first_trees=1))
+    assert found == {FINISHED}.union(ACTIVE, PASSIVE)
+
+
+@pytest.mark.parametrize("labels", ["encoded", "paillier"])
+def test_a_run_of_federated_forest_goes_through_all_phases(
+    settings: Callable[..., Settings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    labels: str,
+) -> None:
+    made = encrypted_forest(settings, tmp_path)(parties=3, own_labels=labels)
+    tables = [table for role, table in TABLES.items() if labels in role]
+    assert reached(monkeypatch, made) == {FINISHED}.union(*tables)
