@@ -17,7 +17,6 @@ from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.home import write_whole
 from fedapp.messages.fedxgbllr import (
-    TREES,
     AverageReply,
     AverageRequest,
     FinalReply,
@@ -29,18 +28,18 @@ from fedapp.messages.fedxgbllr import (
 )
 from fedapp.messages.fields import Array, Request
 from fedapp.messages.parameters import parameters_of
+from fedapp.messages.trees import arrays_of
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
 from fedapp.trees.boosted.from_xgboost import for_xgboost, trees_from_xgboost
 from fedapp.trees.model import Tree
 from fedapp.trees.objective import REGRESSION, Objective, base_margin
+from fedapp.trees.packed import TREES, pack_trees, unpack_trees
 from fedapp.trees.stacked.head import HeadShape, head_margins, learned_rates, weights_in_unit
 from fedapp.trees.stacked.model import StackedModel, split_ensembles, to_json
 from fedapp.trees.stacked.outputs import tree_outputs
-from fedapp.trees.stacked.packed import PackedTrees, pack_trees, unpack_trees
 
 THREADS = 1  # the same trees whatever the machine
-NO_GAINS = np.empty(0, dtype=np.float32)
 
 
 def fit(site: Site, request: FitRequest) -> FitReply:
@@ -48,16 +47,12 @@ def fit(site: Site, request: FitRequest) -> FitReply:
     store = site.store
     if not store["train.weights"].any():
         raise DataError("weight must be > 0 in some training row")
-    packed = pack_trees(_own_trees(store, request), with_gains=True)
+    trees = _own_trees(store, request)
     square_sum = 0.0
     if store.facts["objective"] == REGRESSION:
         distances = store["train.labels"].astype(np.float64) - request.base_score
         square_sum = float(distances**2 @ store["train.weights"])
-    return FitReply(
-        **{name: getattr(packed, name) for name in TREES},
-        gains=packed.gains,
-        square_sum=square_sum,
-    )
+    return FitReply(**pack_trees(trees, ["gains"]), square_sum=square_sum)
 
 
 def _own_trees(store: Store, request: FitRequest) -> tuple[Tree, ...]:
@@ -101,8 +96,8 @@ def _parameters(objective: Objective, request: FitRequest) -> dict[str, Any]:
 def share(site: Site, request: ShareRequest) -> ShareReply:
     """Line 7: the outputs of all trees for all rows, once; the rows' values are dropped."""
     store = site.store
-    for name in TREES:
-        store[f"trees.{name}"] = getattr(request, name)
+    for name, array in arrays_of(request).items():
+        store[f"trees.{name}"] = array
     store["trees.counts"] = request.counts
     scalars = ("n_outputs", "head", "channels", "classes", "base_score", "unit")
     store.facts["model"] = {name: getattr(request, name) for name in scalars}
@@ -123,8 +118,8 @@ def _shape(store: Store) -> HeadShape:
 
 def _ensembles(store: Store) -> tuple[tuple[Tree, ...], ...]:
     """The shared trees, by party."""
-    packed = PackedTrees(**{name: store[f"trees.{name}"] for name in TREES}, gains=NO_GAINS)
-    trees = unpack_trees(packed, len(store.facts["hello"]["columns"]))
+    arrays = {name: store[f"trees.{name}"] for name in TREES}
+    trees = unpack_trees(arrays, len(store.facts["hello"]["columns"]))
     return split_ensembles(trees, store["trees.counts"])
 
 

@@ -10,13 +10,14 @@ from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fields import Array
-from fedapp.messages.local_boosting import BoostOrder, forest_of
 from fedapp.messages.parameters import parameters_of
+from fedapp.messages.trees import BoostOrder, arrays_of
 from fedapp.site.answer import Site
-from fedapp.trees.boosted.arrays import add_trees, forest_arrays, forest_trees
 from fedapp.trees.boosted.from_xgboost import grow_trees
-from fedapp.trees.model import Tree, check_trees
+from fedapp.trees.model import Tree
 from fedapp.trees.objective import Objective, n_outputs
+from fedapp.trees.packed import EXPLAINED, pack_trees, unpack_trees
+from fedapp.trees.predict import add_trees
 
 
 def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
@@ -32,16 +33,15 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
     objective = cast(Objective, store.facts["objective"])
     width = n_outputs(objective, request.n_classes)
     with blaming(site.name, type(request).__name__, "trees"):
-        n_columns = store["train.values"].shape[1]
-        check_trees(request.lefts, request.offsets, request.columns, n_columns)
-    if (len(request.offsets) - 1) % width:
-        rule = f"must be a multiple of {width} trees, got {len(request.offsets) - 1}"
-        raise ProtocolError(site.name, type(request).__name__, "offsets", rule)
+        known = unpack_trees(arrays_of(request), store["train.values"].shape[1])
+    if len(known) % width:
+        rule = f"must be a multiple of {width}, got {len(known)}"
+        raise ProtocolError(site.name, type(request).__name__, "trees", rule)
     if "train.margins" not in store:
         for subset in WATCHED:
             shape = (len(store[f"{subset}.labels"]), width)
             store[f"{subset}.margins"] = np.full(shape, request.base_margin, dtype=np.float32)
-    scores = _learn(site, objective, forest_trees(forest_of(request)), request)
+    scores = _learn(site, objective, known, request)
     trees = grow_trees(
         objective,
         request.n_classes,
@@ -50,7 +50,7 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
         store["train.margins"],
         request.n_rounds,
     )
-    return {**forest_arrays(trees, explained=True), **scores}
+    return {**pack_trees(trees, EXPLAINED), **scores}
 
 
 def _learn(

@@ -27,8 +27,7 @@ from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.bagging import BagReply, BagRequest
 from fedapp.messages.hello import HelloReply
-from fedapp.trees.boosted.arrays import scaled
-from fedapp.trees.model import Tree
+from fedapp.trees.model import Tree, scaled
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
 from strategies.local_boosting import Boosted, begin, best_round, finish, trees_of
@@ -62,7 +61,7 @@ class Bagging(HorizontalStrategy):
             replies = yield from _ask(parties, boosted, n_rounds)
             yield from boosted.note_scores(replies)
             if not boosted.history.stops:
-                boosted.add(mean_step(replies, boosted.weights))
+                boosted.add(mean_step(boosted, replies))
                 yield boosted.checkpoint()
         best = yield from best_round(boosted, _ask(parties, boosted, 0))
         return (yield from finish(parties, boosted, best, boosted.checkpoint()))
@@ -71,15 +70,17 @@ class Bagging(HorizontalStrategy):
 STRATEGY = Bagging
 
 
-def mean_step(replies: Mapping[str, BagReply], weights: Mapping[str, float]) -> list[Tree]:
+def mean_step(boosted: Boosted, replies: Mapping[str, BagReply]) -> list[Tree]:
     """Trees whose sum is the weighted mean of the parties' steps.
 
     The parties come in the order of their names, each with whole rounds of one tree an output, so
     tree i still adds to output ``i % n_outputs``.
     """
-    share = shares(weights, replies)
+    share, n_columns = shares(boosted.weights, replies), len(boosted.model.columns)
     return [
-        scaled(tree, share[party]) for party, reply in replies.items() for tree in trees_of(reply)
+        scaled(tree, share[party])
+        for party, reply in replies.items()
+        for tree in trees_of(reply, n_columns)
     ]
 
 

@@ -33,7 +33,6 @@ from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, a
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fedxgbllr import (
-    TREES,
     AverageReply,
     AverageRequest,
     FinalReply,
@@ -48,12 +47,13 @@ from fedapp.messages.fedxgbllr import (
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.parameters import MOST_DEPTH, parameters_of
+from fedapp.messages.trees import arrays_of
 from fedapp.metrics import LOSSES
 from fedapp.run_folder import RunFolder
 from fedapp.trees.objective import base_score, n_outputs
+from fedapp.trees.packed import pack_trees, unpack_trees
 from fedapp.trees.stacked.head import Floats, HeadShape, Kind, initial_weights
 from fedapp.trees.stacked.model import StackedModel, from_arrays, rates_by_party, to_arrays, to_json
-from fedapp.trees.stacked.packed import pack_trees, packed_of, unpack_trees
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, ask_for_labels, common_table, label_sums
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
@@ -146,7 +146,7 @@ class FedXGBllr(HorizontalStrategy):
             lambda party, reply: _check_fit(party, reply, len(columns), request),
         )
         self.names = tuple(fits)
-        ensembles = tuple(unpack_trees(packed_of(fit), len(columns)) for fit in fits.values())
+        ensembles = tuple(unpack_trees(arrays_of(fit), len(columns)) for fit in fits.values())
         counts, own = [len(trees) for trees in ensembles], self.own
         shape = HeadShape.over(own.head, counts, request.n_outputs, own.channels)
         # 0 for classification, and where all training labels are the same.
@@ -273,7 +273,7 @@ def _mean_weights(replies: Sequence[AverageReply]) -> Floats:
 def _check_fit(party: str, reply: FitReply, n_columns: int, request: FitRequest) -> None:
     """Hold a party's trees against the table and the number asked for."""
     with blaming(party, "FitReply", "trees"):
-        n_trees = len(unpack_trees(packed_of(reply), n_columns))
+        n_trees = len(unpack_trees(arrays_of(reply), n_columns))
     most, width = request.n_rounds * request.n_outputs, request.n_outputs
     if not 0 < n_trees <= most or n_trees % width:
         rule = f"must be {width} a round and {most} at most, got {n_trees}"
@@ -282,9 +282,8 @@ def _check_fit(party: str, reply: FitReply, n_columns: int, request: FitRequest)
 
 def _share_request(model: StackedModel) -> ShareRequest:
     """Line 4: all ensembles, in the order of the parties' names."""
-    packed = pack_trees(model.trees, with_gains=False)
     return ShareRequest(
-        **{name: getattr(packed, name) for name in TREES},
+        **pack_trees(model.trees),
         counts=model.counts,
         n_outputs=model.n_outputs,
         head=model.shape.kind,

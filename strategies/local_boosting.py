@@ -13,11 +13,11 @@ from fedapp.conversation import Check, Checkpoint, Conversation, Parties
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
-from fedapp.messages.local_boosting import BoostReport, forest_of
 from fedapp.messages.parameters import parameters_of
-from fedapp.trees.boosted.arrays import forest_arrays, forest_trees
-from fedapp.trees.model import Ensemble, Tree, check_trees, split_trees, stack_trees
+from fedapp.messages.trees import BoostReport, arrays_of
+from fedapp.trees.model import Ensemble, Tree, split_trees, stack_trees
 from fedapp.trees.objective import base_score
+from fedapp.trees.packed import pack_trees, unpack_trees
 from strategies.base import Summary
 from strategies.horizontal import ask_for_labels, common_table, label_sums
 from strategies.scoring import (
@@ -71,7 +71,7 @@ class Boosted:
     def order(self, n_rounds: int) -> dict[str, Any]:
         """The fields of a ``BoostOrder`` for so many rounds."""
         return {
-            **forest_arrays(self.trees[self.n_told :]),
+            **pack_trees(self.trees[self.n_told :]),
             **parameters_of(self.settings),
             "round_id": self.n_rounds,
             "n_rounds": n_rounds,
@@ -143,9 +143,9 @@ def _restore(
     return Boosted(settings, model, facts["weights"], history, trees, ends, facts["told"])
 
 
-def trees_of(reply: BoostReport) -> tuple[Tree, ...]:
+def trees_of(reply: BoostReport, n_columns: int) -> tuple[Tree, ...]:
     """The trees a party has grown."""
-    return forest_trees(forest_of(reply))
+    return unpack_trees(arrays_of(reply), n_columns)
 
 
 def best_round(
@@ -187,11 +187,11 @@ def check_report(
     ------
     ProtocolError : another number of trees, trees too large, or no trees at all.
     """
-    name, sizes = type(reply).__name__, np.diff(reply.offsets)
+    name = type(reply).__name__
     with blaming(party, name, "trees"):
-        check_trees(reply.lefts, reply.offsets, reply.columns, n_columns)
-    if len(sizes) != n_trees:
-        raise ProtocolError(party, name, "offsets", f"must be {n_trees} trees, got {len(sizes)}")
+        trees = trees_of(reply, n_columns)
+    if len(trees) != n_trees:
+        raise ProtocolError(party, name, "trees", f"must be {n_trees}, got {len(trees)}")
     most = 2 ** (max_depth + 1) - 1
-    if (sizes > most).any():
-        raise ProtocolError(party, name, "offsets", f"must be at most {most} nodes a tree")
+    if (reply.sizes > most).any():
+        raise ProtocolError(party, name, "sizes", f"must be at most {most} nodes a tree")

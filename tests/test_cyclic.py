@@ -67,7 +67,7 @@ def test_one_party_boosts_at_a_time_and_all_hear_of_it(turns: MakeSettings) -> N
     steps: dict[int, list[tuple[int, int, int]]] = {}
     for party, request, reply in heard:
         step = int(request.content.config_records["envelope"]["step"])  # type: ignore[arg-type]
-        told, grown = (len(arrays_of(message)["offsets"]) - 1 for message in (request, reply))
+        told, grown = (len(arrays_of(message)["sizes"]) for message in (request, reply))
         steps.setdefault(step, []).append((party, told, grown))
     for turn, replies in enumerate(steps[step] for step in sorted(steps)):
         assert len(replies) == 3

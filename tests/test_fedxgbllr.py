@@ -18,15 +18,14 @@ from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.errors import DataError, PartyError
-from fedapp.messages import fedxgbllr
 from fedapp.predict import predict_table
 from fedapp.report.page import write_report
 from fedapp.run_folder import RunFolder
 from fedapp.site.rows import Holdout, share_rows
 from fedapp.site.store import RAW
 from fedapp.trees.model import model_text
+from fedapp.trees.packed import pack_trees
 from fedapp.trees.stacked.model import StackedModel, from_json
-from fedapp.trees.stacked.packed import pack_trees
 from simulations.local import run_local
 from tests.network import die, fails_from, resumed, run
 from tests.transcript import (
@@ -76,9 +75,8 @@ def test_trees_cross_the_wire_once_each_way(short: MakeSettings) -> None:
     }
     assert [len(found) for found in counts.values()] == [6, 6]
     model = model_of(folder)
-    packed = pack_trees(model.trees, with_gains=False)
-    n_bytes = sum(getattr(packed, name).nbytes for name in fedxgbllr.TREES)
-    n_splits = len(packed.columns)
+    packed = pack_trees(model.trees)
+    n_bytes, n_splits = sum(array.nbytes for array in packed.values()), len(packed["columns"])
     up = sum(line["bytes"] for line in counts["fit"] if line["to"] == "server")
     down = [line["bytes"] for line in counts["share"] if line["from"] == "server"]
     assert n_bytes + 4 * n_splits < up < 1.1 * (n_bytes + 4 * n_splits)

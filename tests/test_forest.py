@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ import xgboost
 
 from fedapp.errors import ProtocolError
 from fedapp.messages.bagging import BagReply
-from fedapp.messages.local_boosting import Forest
-from fedapp.trees.boosted.arrays import add_trees, forest_arrays, forest_trees, scaled
 from fedapp.trees.boosted.from_xgboost import trees_from_xgboost
-from fedapp.trees.model import LEAF, NODE, Ensemble, Tree, check_trees
+from fedapp.trees.model import LEAF, NODE, Ensemble, Tree, check_trees, scaled
+from fedapp.trees.packed import EXPLAINED, pack_trees, unpack_trees
+from fedapp.trees.predict import add_trees
 from strategies.local_boosting import check_report
 from tests.reference import compare_trees
 
@@ -52,12 +52,12 @@ def test_categorical_splits_are_refused() -> None:
 
 def test_trees_come_back_from_their_arrays(grown: tuple[Any, tuple[Tree, ...], Any]) -> None:
     _, trees, _ = grown
-    back = forest_trees(forest_arrays(trees, explained=True))
+    back = unpack_trees(pack_trees(trees, EXPLAINED), 4)
     for tree, other in zip(trees, back, strict=True):
         np.testing.assert_array_equal(tree, other)
-    walked = forest_trees(forest_arrays(trees))
+    walked = unpack_trees(pack_trees(trees), 4)
     assert all((tree["gain"] == 0).all() for tree in walked)
-    assert forest_trees(forest_arrays(())) == ()
+    assert unpack_trees(pack_trees(()), 4) == ()
 
 
 def test_scaling_leaves_what_the_rows_said(grown: tuple[Any, tuple[Tree, ...], Any]) -> None:
@@ -68,17 +68,11 @@ def test_scaling_leaves_what_the_rows_said(grown: tuple[Any, tuple[Tree, ...], A
         np.testing.assert_array_equal(half[name], tree[name] * factor)
 
 
-def stump(**changes: Any) -> Forest:
-    """A split and its two leaves."""
-    arrays: Mapping[str, Any] = {
-        "lefts": np.int32([1, LEAF, LEAF]),
-        "columns": np.zeros(3, np.int32),
-        "thresholds": np.zeros(3, np.float32),
-        "defaults": np.zeros(3, np.uint8),
-        "values": np.float32([0, 1, 2]),
-        "offsets": np.array([0, 3]),
-    }
-    return Forest(**{**arrays, **changes})
+STUMP: Mapping[str, Any] = {  # a split and its two leaves
+    "lefts": np.int32([1, LEAF, LEAF]),
+    "offsets": np.array([0, 3]),
+    "columns": np.zeros(3, np.int32),
+}
 
 
 @pytest.mark.parametrize(
@@ -96,32 +90,38 @@ def stump(**changes: Any) -> Forest:
     ],
 )
 def test_broken_trees_are_refused(changes: dict[str, Any], rule: str) -> None:
-    def check(forest: Forest) -> None:
-        check_trees(forest.lefts, forest.offsets, forest.columns, 2)
-
-    check(stump())
+    check_trees(**STUMP, n_columns=2)
     with pytest.raises(ValueError, match=f"^{rule}"):
-        check(stump(**changes))
+        check_trees(**STUMP | changes, n_columns=2)
 
 
 def test_a_reply_must_hold_the_trees_that_were_asked_for() -> None:
     nothing = {name: np.empty(0) for name in ("train_sums", "valid_sums")}
     nothing |= {name: np.empty((0, 0)) for name in ("train_scores", "valid_scores")}
-    zeros = np.zeros(3, np.float32)
-    arrays = {field.name: getattr(stump(), field.name) for field in fields(Forest)}
-    reply = BagReply(**arrays, gains=zeros, hessians=zeros, weights=zeros, **nothing)
-    check_report("bank", reply, 1, n_columns=1, max_depth=1)
+
+    def reply(lefts: list[int], sizes: list[int]) -> BagReply:
+        n_splits, zeros = np.count_nonzero(lefts), np.zeros(len(lefts), np.float32)
+        return BagReply(
+            sizes=np.int32(sizes),
+            lefts=np.uint16(lefts),
+            values=zeros,
+            columns=np.zeros(n_splits, np.int32),
+            defaults=np.zeros(n_splits, np.uint8),
+            gains=zeros[:n_splits],
+            hessians=zeros,
+            weights=zeros,
+            **nothing,
+        )
+
+    stump = reply([1, 0, 0], [3])
+    check_report("bank", stump, 1, n_columns=1, max_depth=1)
     with pytest.raises(ProtocolError, match=r"^bank: BagReply\.trees must divide 3 nodes"):
-        check_report("bank", replace(reply, offsets=np.array([0, 2])), 1, 1, max_depth=1)
+        check_report("bank", reply([1, 0, 0], [2]), 1, 1, max_depth=1)
     with pytest.raises(ProtocolError, match=r"^bank: BagReply\.trees columns must be 0 to -1"):
-        check_report("bank", reply, 1, n_columns=0, max_depth=1)
-    with pytest.raises(ProtocolError, match="offsets must be 2 trees, got 1"):
-        check_report("bank", reply, 2, n_columns=1, max_depth=1)
-    deep = replace(
-        reply,
-        **arrays | {"lefts": np.int32([1, 3, LEAF, LEAF, LEAF]), "offsets": np.array([0, 5])},
-        **{name: np.zeros(5, np.float32) for name in ("gains", "hessians", "weights")},
-    )
-    deep = replace(deep, columns=np.zeros(5, np.int32))
-    with pytest.raises(ProtocolError, match="offsets must be at most 3 nodes a tree"):
-        check_report("bank", deep, 1, n_columns=1, max_depth=1)
+        check_report("bank", stump, 1, n_columns=0, max_depth=1)
+    with pytest.raises(ProtocolError, match=r"^bank: BagReply\.trees hessians must be 3, got 2"):
+        check_report("bank", replace(stump, hessians=stump.hessians[:2]), 1, 1, max_depth=1)
+    with pytest.raises(ProtocolError, match="trees must be 2, got 1"):
+        check_report("bank", stump, 2, n_columns=1, max_depth=1)
+    with pytest.raises(ProtocolError, match="sizes must be at most 3 nodes a tree"):
+        check_report("bank", reply([1, 3, 0, 0, 0], [5]), 1, n_columns=1, max_depth=1)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedapp.messages.fields import Request
-from fedapp.messages.local_boosting import BoostOrder, BoostReport
 from fedapp.messages.methods import Method
+from fedapp.messages.trees import BoostOrder, BoostReport
 
 METHOD = Method("horizontal")
 

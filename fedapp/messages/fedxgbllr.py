@@ -18,7 +18,7 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.errors import ProtocolError
@@ -26,27 +26,11 @@ from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import TreeParameters
 from fedapp.messages.scoring import EvaluateReply, Scores, Sums
+from fedapp.messages.trees import RatedTrees, Trees
 
 METHOD = Method("horizontal", package="torch")
 
 Weights = Annotated[Array, Form("float32", "n_weights")]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Trees:
-    """Part of a message: trees, one after the other, as ``fedapp.trees.stacked.packed`` reads them.
-
-    6 bytes a node and 5 a split, or 9 with its gain.
-    """
-
-    sizes: Annotated[Array, Form("int32", "n_trees", low=1)]  # nodes of each tree
-    lefts: Annotated[Array, Form("uint16", "n_nodes")]  # left child, 0 at a leaf
-    values: Annotated[Array, Form("float32", "n_nodes")]  # threshold or leaf value
-    columns: Annotated[Array, Form("int32", "n_splits", low=0)]
-    defaults: Annotated[Array, Form("uint8", "n_splits", low=0, high=1)]  # 1: missing goes left
-
-
-TREES = tuple(field.name for field in fields(Trees))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,10 +46,9 @@ class FitRequest(TreeParameters, Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FitReply(Trees, Reply):
+class FitReply(RatedTrees, Reply):
     """The party's trees in XGBoost's order: one an output a round."""
 
-    gains: Annotated[Array, Form("float32", "n_splits")]
     square_sum: Annotated[float, Range(0, 1e300)]  # weighted, of label - base score; regression
 
 

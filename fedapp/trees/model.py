@@ -161,6 +161,25 @@ def check_trees(
         raise ValueError("lefts must reach every node once")
 
 
+def parents_of(
+    lefts: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int32]:
+    """Parent of each node within its tree, -1 at the roots; arguments as ``check_trees`` holds."""
+    starts, inner = np.repeat(offsets[:-1], np.diff(offsets)), np.flatnonzero(lefts != LEAF)
+    parents = np.full(len(lefts), -1, dtype=np.int32)
+    for side in (0, 1):
+        parents[starts[inner] + lefts[inner] + side] = inner - starts[inner]
+    return parents
+
+
+def scaled(tree: Tree, factor: float) -> Tree:
+    """The tree with its values times a factor; gains and hessians stay those of the rows."""
+    copy = tree.copy()
+    for field in ("value", "weight"):
+        copy[field] *= np.float32(factor)
+    return copy
+
+
 def to_json(model: Ensemble) -> str:
     """The model as text; the same model always gives the same text."""
     document = {

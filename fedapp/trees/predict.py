@@ -26,8 +26,7 @@ def predict_margins(model: Ensemble, values: npt.NDArray[np.float32]) -> npt.NDA
     float32, shape (n_rows, n_outputs).
     """
     margins = np.full((len(values), model.n_outputs), model.base_margin, dtype=np.float32)
-    add_outputs(model.trees, np.arange(len(model.trees)) % model.n_outputs, values, margins)
-    return margins
+    return add_trees(margins, model.trees, values)
 
 
 def add_outputs(
@@ -48,6 +47,21 @@ def add_outputs(
     nodes, offsets = stack_trees(trees)
     read = (*_walked(nodes), np.ascontiguousarray(nodes["value"]), offsets, places, values)
     _add_outputs(*(*frozen(*read), outputs))
+
+
+def add_trees(
+    margins: npt.NDArray[np.float32], trees: Sequence[Tree], values: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """Margins with the trees' leaf values added, in float32 in the order of the trees.
+
+    Parameters
+    ----------
+    margins : float32, shape (n_rows, n_outputs); tree i adds to output ``i % n_outputs``.
+    values : float32, shape (n_rows, n_columns); NaN is missing.
+    """
+    moved = margins.copy()
+    add_outputs(trees, np.arange(len(trees)) % margins.shape[1], values, moved)
+    return moved
 
 
 def find_leaves(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.model import LEAF, NODE, Tree
+from fedapp.trees.model import LEAF, NODE, Tree, parents_of
 from fedapp.trees.objective import Objective, n_outputs
 
 Rows = npt.NDArray[np.float32]
@@ -109,7 +109,7 @@ def _tree(fields: Mapping[str, Any]) -> Tree:
         raise ValueError("a tree must have numeric splits and no pruned nodes")
     conditions = np.array(fields["split_conditions"], dtype=np.float32)
     tree = np.zeros(len(lefts), dtype=NODE)
-    tree["left"], tree["parent"] = lefts, _parents(lefts)
+    tree["left"], tree["parent"] = lefts, parents_of(lefts, np.array([0, len(lefts)]))
     tree["column"] = fields["split_indices"]
     tree["threshold"] = np.where(is_leaf, np.float32(0), conditions)
     tree["default_left"] = np.array(fields["default_left"], dtype=bool) & ~is_leaf
@@ -117,11 +117,3 @@ def _tree(fields: Mapping[str, Any]) -> Tree:
     tree["weight"] = fields["base_weights"]
     tree["value"] = np.where(is_leaf, conditions, np.float32(0))
     return tree
-
-
-def _parents(lefts: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Parent of each node, -1 at the root."""
-    parents = np.full(len(lefts), -1, dtype=np.int32)
-    inner = np.flatnonzero(lefts != LEAF)
-    parents[lefts[inner]] = parents[lefts[inner] + 1] = inner
-    return parents

@@ -13,20 +13,13 @@ import numpy.typing as npt
 from fedapp.errors import DataError
 from fedapp.trees.model import Ensemble, Tree
 from fedapp.trees.objective import Objective, base_margin, n_outputs
+from fedapp.trees.packed import TREES, pack_trees, unpack_trees
 from fedapp.trees.stacked.head import Floats, HeadShape, Kind, head_margins, weights_in_unit
 from fedapp.trees.stacked.outputs import tree_outputs
-from fedapp.trees.stacked.packed import PackedTrees, pack_trees, unpack_trees
 
 FORMAT = 1
 KIND = "trees under a head"
 PREDICT_NUMBERS = 2**23  # tree outputs held at once
-_ARRAYS = {
-    "sizes": np.int32,
-    "lefts": np.uint16,
-    "values": np.float32,
-    "columns": np.int32,
-    "defaults": np.uint8,
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,9 +95,8 @@ class StackedModel:
 
 def to_arrays(model: StackedModel) -> dict[str, npt.NDArray[Any]]:
     """All that training has found, to be kept."""
-    packed = pack_trees(model.trees, with_gains=True)
     return {
-        **{name: getattr(packed, name) for name in PackedTrees.__slots__},
+        **pack_trees(model.trees, ["gains"]),
         "counts": model.counts,
         "base_score": np.array(model.base_score),
         "unit": np.array(model.unit),
@@ -125,8 +117,8 @@ def from_arrays(
     ------
     ValueError : the arrays do not fit each other.
     """
-    packed = PackedTrees(**{name: arrays[name] for name in PackedTrees.__slots__})
-    ensembles = split_ensembles(unpack_trees(packed, len(columns)), arrays["counts"])
+    named = {name: arrays[name] for name in (*TREES, "gains")}
+    ensembles = split_ensembles(unpack_trees(named, len(columns)), arrays["counts"])
     width = n_outputs(objective, len(classes))
     return StackedModel(
         objective,
@@ -195,17 +187,16 @@ def to_json(model: StackedModel) -> str:
             "channels": model.shape.channels,
             "weights": _exact(model.weights),
         },
-        "ensembles": [_document(pack_trees(trees, False)) for trees in model.ensembles],
+        "ensembles": [_document(trees) for trees in model.ensembles],
     }
     return json.dumps(document, separators=(",", ":")) + "\n"
 
 
-def _document(packed: PackedTrees) -> dict[str, Any]:
+def _document(trees: Sequence[Tree]) -> dict[str, Any]:
     """Arrays of an ensemble as lists."""
     return {
         name: _exact(array) if array.dtype == np.float32 else array.tolist()
-        for name in _ARRAYS
-        for array in [getattr(packed, name)]
+        for name, array in pack_trees(trees).items()
     }
 
 
@@ -257,5 +248,5 @@ def _model(document: Mapping[str, Any]) -> StackedModel:
 
 def _trees(arrays: Mapping[str, Any], n_columns: int) -> tuple[Tree, ...]:
     """One ensemble."""
-    fields = {name: np.array(arrays[name], dtype=kind) for name, kind in _ARRAYS.items()}
-    return unpack_trees(PackedTrees(**fields, gains=np.empty(0, dtype=np.float32)), n_columns)
+    found = {name: np.array(arrays[name], dtype=kind) for name, kind in TREES.items()}
+    return unpack_trees(found, n_columns)
