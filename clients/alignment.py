@@ -52,9 +52,12 @@ ROWS = ("ids", "values", "labels", "weights")
 def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
     """Meet the others, and pass on the own ids under the own mask."""
     store = site.store
-    know(site.config, store, request.names, request.box_keys)
+    keys = (request.box_keys, request.run_keys)
+    know(site.config, store, request.names, keys, request)
     if request.active not in request.names:
         raise ProtocolError(site.name, "OpenRequest", "active", "must be among the names")
+    if request.n_rows[request.names.index(site.name)] != len(store["ids"]):
+        raise ProtocolError(site.name, "OpenRequest", "n_rows", "must be the site's own")
     store.facts["active"], store.facts["ordered"] = request.active, request.ordered
     store.facts["holdout"] = [request.test_fraction, request.valid_fraction, request.seed]
     if request.ordered:

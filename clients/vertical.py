@@ -20,7 +20,7 @@ from fedapp.site.answer import METHOD, MODEL_ID, Handler, Site
 from fedapp.site.columns import read_columns, read_rows_to_predict, row_ids
 from fedapp.site.config import SiteConfig
 from fedapp.site.likeness import check_range, quantiles, unlike_columns
-from fedapp.site.mail import box_key
+from fedapp.site.mail import begin_session, box_key, run_key
 from fedapp.site.part_file import read_part
 from fedapp.site.rows import fingerprint
 from fedapp.site.store import drop_abandoned
@@ -55,6 +55,7 @@ def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloRep
         raise ProtocolError(site.name, "VerticalHelloRequest", "model", rule)
     reply, table, ids = look(site.config, request)
     if "hello" not in store.facts:
+        begin_session(store, request)
         if request.model:
             store.facts["model"] = request.model
         store["ids"], store["values"] = ids, table.values
@@ -68,7 +69,7 @@ def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloRep
         key: tuple(value) if isinstance(value, list) else value
         for key, value in store.facts["hello"].items()
     }
-    return replace(reply, **kept)
+    return replace(reply, run_key=run_key(store), **kept)
 
 
 def look(
@@ -78,7 +79,7 @@ def look(
 
     Returns
     -------
-    What the site says of it, the table, and the ids of its rows.
+    What the site says of it, with no key of the run yet, the table, and the ids of its rows.
 
     Raises
     ------
@@ -99,6 +100,7 @@ def look(
         active=active,
         n_unlike=n_unlike,
         box_key=box_key(config.name),
+        run_key=np.zeros(32, dtype=np.uint8),
         simulated=config.simulated,
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
         versions=tuple(told_versions()),

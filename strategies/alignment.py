@@ -44,6 +44,8 @@ def align(
         tuple(parties),
         active,
         np.stack([hello.box_key for hello in parties.values()]),
+        np.stack([hello.run_key for hello in parties.values()]),
+        np.array([hello.n_rows for hello in parties.values()]),
         ordered,
         settings.test_fraction,
         settings.valid_fraction,

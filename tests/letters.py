@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from fedapp.crypto.sealed import Address, unseal
+from fedapp.crypto.sealed import unseal
 from fedapp.messages.parcels import Parcels, unpack_parcels
-from fedapp.site.mail import STEP_BYTES
-from fedapp.site.trust import identity
+from fedapp.site.mail import HEAD, address_of
 from fedapp.wire.content import Content
 from fedapp.wire.layout import from_bytes
 from tests.transcript import Listener, arrays_of, scalars_of
@@ -44,18 +43,16 @@ def parcels_of(message: Message) -> list[tuple[str, bytes]]:
     return unpack_parcels(Parcels(peers, arrays["parcel_ends"], arrays["parcels"]))
 
 
-def letters_sent(app: Listener, model_id: str) -> list[Opened]:
+def letters_sent(app: Listener) -> list[Opened]:
     """All letters in the order in which they were sent, each opened with its receiver's key."""
     hellos = [reply for _, reply in app.of_kind("hello")]
     nodes = {hello.metadata.src_node_id: str(scalars_of(hello)["name"]) for hello in hellos}
-    keys = {scalars_of(hello)["name"]: arrays_of(hello)["box_key"].tobytes() for hello in hellos}
     found = []
     for _, _, reply in app.heard:
         sender = nodes[reply.metadata.src_node_id]
         for receiver, parcel in parcels_of(reply):
-            step = int.from_bytes(parcel[:STEP_BYTES], "little")
-            address = Address(model_id, sender, receiver, step)
-            raw = unseal(identity(receiver), keys[sender], address, parcel[STEP_BYTES:])
+            address = address_of(sender, receiver, parcel)
+            raw = unseal(app.secret(receiver, sender), address, parcel[HEAD.size :])
             found.append(Opened(sender, receiver, from_bytes(raw, sender), raw))
     return found
 

@@ -321,9 +321,9 @@ def test_ids_are_in_no_message_and_no_letter_neither_plain_nor_hashed(
     if align == "psi":
         tables = {"bank": ids[:80], "clinic": ids[5:], "shop": shuffled(ids, 1)}
     app, settings = Listener(), vertical(parties=3, align=align)
-    folder = run(settings, federation(**tables), app)
+    run(settings, federation(**tables), app)
     seen = b"|".join(raw_of(message) for _, *pair in app.heard for message in pair)
-    letters = letters_sent(app, summary_of(folder)["model_id"])
+    letters = letters_sent(app)
     seen += b"|".join(letter.raw for letter in letters)
     points = [point.tobytes() for point in hash_to_group(ids)]
     key = settings.seed.to_bytes(8, "little")
@@ -342,8 +342,8 @@ def test_lists_of_ids_are_masked_anew_in_every_run(
     points = []
     for _ in range(2):
         app = Listener()
-        folder = run(vertical(), federation(bank=PEOPLE[:60], shop=PEOPLE[:60]), app)
-        letters = letters_sent(app, summary_of(folder)["model_id"])
+        run(vertical(), federation(bank=PEOPLE[:60], shop=PEOPLE[:60]), app)
+        letters = letters_sent(app)
         lists = [letter["points"] for letter in letters if letter.name == "MaskedList"]
         points.append({point.tobytes() for each in lists for point in each})
     assert len(points[0]) >= 3 * 60
@@ -355,8 +355,8 @@ def test_nobody_but_the_active_party_can_hold_lists_against_each_other(
 ) -> None:
     contexts = federation(bank=PEOPLE[:70], clinic=PEOPLE[10:80], shop=PEOPLE[20:90])
     app = Listener()
-    folder = run(vertical(parties=3), contexts, app)
-    letters = letters_sent(app, summary_of(folder)["model_id"])
+    run(vertical(parties=3), contexts, app)
+    letters = letters_sent(app)
     for party in ("clinic", "shop"):
         told = [one for one in letters if party in (one.sender, one.receiver)]
         lists = [one["points"] for one in told if one.name == "MaskedList"]

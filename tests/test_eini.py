@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,14 @@ from clients import eini as client
 from fedapp.cli import cli
 from fedapp.crypto.keys import PrivateKey, PublicKey, generate_key
 from fedapp.crypto.paillier import decrypt, encrypt
-from fedapp.crypto.sealed import Address, unseal
+from fedapp.crypto.sealed import unseal
 from fedapp.crypto.sums import choose
 from fedapp.crypto.workers import Workers
 from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.messages import eini
-from fedapp.messages.parcels import Parcel
-from fedapp.site import mail, trust
+from fedapp.site import mail
 from fedapp.site.answer import Site
-from fedapp.site.store import Store
 from fedapp.trees.divided.candidates import candidates, skeleton
 from fedapp.trees.divided.lookup import Lookup
 from fedapp.trees.model import check_trees
@@ -70,8 +67,8 @@ class Letters:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened: list[tuple[str, str, Any]] = []
 
-        def read(name: str, store: Store, parcels: Iterable[Parcel]) -> mail.Mail:
-            found = mail.open_mail(name, store, parcels)
+        def read(name: str, *given: Any) -> mail.Mail:
+            found = mail.open_mail(name, *given)
             for sender, content in found._letters:
                 self.opened.append((sender, name, content))
             return found
@@ -220,23 +217,18 @@ def test_the_active_party_cannot_open_what_passive_parties_send_each_other(
 ) -> None:
     trained, _ = train(parties=3)
     _, app = listen(encrypted(settings, trained))
-    own = trust.identity("party-1")
     n_tried = 0
     for request, _ in app.of_kind("eini_step"):
         if request.metadata.dst_node_id != 4:  # party-3
             continue
-        envelope, content = from_records(request.content, "party-3")
+        _, content = from_records(request.content, "party-3")
         for sender, parcel in enclosed(content):
-            step = int.from_bytes(parcel[: mail.STEP_BYTES], "little")
-            address = Address(envelope.model_id, sender, "party-3", step)
-            origin = mail.box_key(sender).tobytes()
-            receiver = trust.identity("party-3")
-            assert unseal(receiver, origin, address, parcel[mail.STEP_BYTES :])
+            address, sealed = mail.address_of(sender, "party-3", parcel), parcel[mail.HEAD.size :]
+            assert unseal(app.secret("party-3", sender), address, sealed)
             for peer in ("party-2", "party-3") if sender == "party-2" else ():
                 n_tried += 1
-                public = mail.box_key(peer).tobytes()
                 with pytest.raises(ValueError, match="parcel must be sealed for this address"):
-                    unseal(own, public, address, parcel[mail.STEP_BYTES :])
+                    unseal(app.secret("party-1", peer), address, sealed)
     assert n_tried
 
 

@@ -86,7 +86,9 @@ def test_a_parcel_with_one_bit_flipped_is_refused(
         data[len(data) // 2] ^= 1
         return data
 
-    with pytest.raises(PartyError, match=r"parcel.content parcel must be sealed for this address"):
+    with pytest.raises(
+        PartyError, match=r"parcel.content must be sealed by party-. for party-. in this run"
+    ):
         run(encrypted(settings, trained), app=Tampering(flip, node))
 
 

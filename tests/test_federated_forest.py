@@ -215,7 +215,7 @@ def test_a_party_is_told_its_own_drawn_columns_and_codes_of_labels(forest: MakeS
             *("trees", "nodes", "owners", "n_drawn")
         }
         assert arrays_of(request)["n_drawn"].max() <= 2
-    letters = letters_sent(app, summary_of(folder)["model_id"])
+    letters = letters_sent(app)
     labels = [letter for letter in letters if letter.name == "Labels"]
     assert {(letter.sender, letter.receiver) for letter in labels} == {
         *(("party-1", "party-2"), ("party-1", "party-3"))

@@ -60,7 +60,7 @@ def ciphertexts(letters: list[Opened], name: str) -> list[bytes]:
 
 def test_every_ciphertext_on_the_wire_is_fresh(weighted: Settings) -> None:
     folder, app = listen(weighted)
-    letters = letters_sent(app, summary_of(folder)["model_id"])
+    letters = letters_sent(app)
     came, left = ciphertexts(letters, "EncryptedLabels"), ciphertexts(letters, "ColumnSums")
     n_weighted = int((Pooled(weighted).weights[Pooled(weighted).train] > 0).sum())
     assert len(came) == 2 * n_weighted < 2 * summary_of(folder)["matched_rows"]["train"]
@@ -98,8 +98,8 @@ def runs_of(values: Any, n_run: int) -> set[bytes]:
 
 
 def test_a_passive_party_gets_no_label_no_code_and_no_weight(weighted: Settings) -> None:
-    folder, app = listen(weighted)
-    letters = letters_sent(app, summary_of(folder)["model_id"])
+    _, app = listen(weighted)
+    letters = letters_sent(app)
     secrets = secrets_of_the_labels(weighted)
     for party in ("party-2", "party-3"):
         mine = [one for one in letters if one.receiver == party]
@@ -115,14 +115,14 @@ def test_a_passive_party_gets_no_label_no_code_and_no_weight(weighted: Settings)
 
 def test_the_search_finds_codes_where_they_are_sent(made: MakeSettings) -> None:
     settings = made(NUMBERS, own_labels="encoded")
-    folder, app = listen(settings)
-    raw = b"".join(one.raw for one in letters_sent(app, summary_of(folder)["model_id"]))
+    _, app = listen(settings)
+    raw = b"".join(one.raw for one in letters_sent(app))
     assert any(secret in raw for secret in secrets_of_the_labels(settings))
 
 
 def test_the_active_party_sees_no_threshold_and_no_value_of_another(weighted: Settings) -> None:
     folder, app = listen(weighted)
-    letters = letters_sent(app, summary_of(folder)["model_id"])
+    letters = letters_sent(app)
     mine = [one for one in letters if one.receiver == "party-1"]
     assert {one.name for one in mine} <= TO_ACTIVE
     seen = b"|".join(one.raw for one in mine)
@@ -169,7 +169,7 @@ def test_messages_have_their_declared_fields(made: MakeSettings) -> None:
 
 def test_a_party_is_told_of_its_own_splits_alone(made: MakeSettings) -> None:
     folder, app = listen(made(parties=3))
-    letters = letters_sent(app, summary_of(folder)["model_id"])
+    letters = letters_sent(app)
     for party, part in zip(("party-2", "party-3"), parts_of(folder)[1:], strict=True):
         won = [one for one in letters if one.name == "Won" and one.receiver == party]
         assert {one.sender for one in won} == {"party-1"}
@@ -180,8 +180,8 @@ def test_a_party_is_told_of_its_own_splits_alone(made: MakeSettings) -> None:
 def test_a_passive_party_is_not_told_which_rows_others_send_left_in_the_last_level(
     made: MakeSettings, labels: str
 ) -> None:
-    folder, app = listen(made(parties=3, own_labels=labels))
-    letters = letters_sent(app, summary_of(folder)["model_id"])
+    _, app = listen(made(parties=3, own_labels=labels))
+    letters = letters_sent(app)
     told = [one for one in letters if one.name == "Partition"]
     assert {one["level"] for one in told if one.receiver == "party-1"} == {0, 1, 2}
     assert {one["level"] for one in told if one.receiver != "party-1"} == {0, 1}

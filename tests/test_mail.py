@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from shutil import rmtree
 from types import ModuleType
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pytest
 
+from fedapp.crypto.sealed import Address, new_private_key, public_key, unseal
 from fedapp.errors import ProtocolError
 from fedapp.home import home
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
 from fedapp.messages.parcels import Parcel, SentReply
 from fedapp.site.answer import Site, answer
 from fedapp.site.config import SiteConfig
-from fedapp.site.mail import STEP_BYTES, Letters, Mail, box_key, know, seal_mail
+from fedapp.site.mail import (
+    HEAD,
+    Letters,
+    Mail,
+    address_of,
+    begin_session,
+    box_key,
+    know,
+    run_key,
+    seal_mail,
+    session_secret,
+)
 from fedapp.site.store import Store
+from fedapp.site.trust import identity
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, enclosed, put_together, take_apart
 from tests.conftest import MakeSettings
@@ -29,11 +44,21 @@ NAMES = ("bank", "shop")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class GreetRequest(Request):
+    """Draw a key of the run."""
+
+    kind: ClassVar[str] = "query.testmail_greet"
+    rounds: Annotated[int, Range(0, 100)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MeetRequest(Request):
     """Know the keys."""
 
     kind: ClassVar[str] = "query.testmail_meet"
     keys: Annotated[Array, Form("uint8", "n_parties", 32)]
+    run_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
+    active: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,13 +115,29 @@ class Sites:
     def store(self, name: str) -> Store:
         return Store.open(home() / "sites" / name / MODEL)
 
+    def begin(self, lie: Callable[[str, Request], Request] | None = None, **envelope: Any) -> None:
+        """The first two steps; the server may lie to a party."""
+        for name in NAMES:
+            greeting = GreetRequest(rounds=9)
+            self.ask(name, lie(name, greeting) if lie else greeting, step=1, **envelope)
+        keys = np.stack([box_key(name) for name in NAMES])
+        run_keys = np.stack([run_key(self.store(name)) for name in NAMES])
+        for name in NAMES:
+            opening = MeetRequest(keys, run_keys, "bank")
+            self.ask(name, lie(name, opening) if lie else opening, step=2, **envelope)
+
 
 @pytest.fixture
-def sites(monkeypatch: pytest.MonkeyPatch) -> Sites:
+def unmet(monkeypatch: pytest.MonkeyPatch) -> Sites:
+    """Two sites that know nothing of each other yet."""
     calls: list[str] = []
 
+    def greet(site: Site, request: GreetRequest) -> SentReply:
+        begin_session(site.store, request)
+        return SentReply()
+
     def meet(site: Site, request: MeetRequest) -> SentReply:
-        know(site.config, site.store, NAMES, request.keys)
+        know(site.config, site.store, NAMES, (request.keys, request.run_keys), request)
         return SentReply()
 
     def tell(site: Site, request: TellRequest, mail: Mail) -> tuple[Reply, Letters]:
@@ -109,28 +150,37 @@ def sites(monkeypatch: pytest.MonkeyPatch) -> Sites:
         return reply, [(other, Note(request.number))]
 
     module = ModuleType("clients.testmail")
-    vars(module)["HANDLERS"] = {MeetRequest: meet, TellRequest: tell}
+    handlers = {GreetRequest: greet, MeetRequest: meet, TellRequest: tell}
+    vars(module)["HANDLERS"] = handlers
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    found = Sites(calls)
-    keys = np.stack([box_key(name) for name in NAMES])
-    for name in NAMES:
-        found.ask(name, MeetRequest(keys), step=1)
-    return found
+    return Sites(calls)
 
 
-def opened(sites: Sites, sent: Content, step: int) -> list[int]:
+@pytest.fixture
+def sites(unmet: Sites) -> Sites:
+    """The same after two steps, with each other's keys."""
+    unmet.begin()
+    return unmet
+
+
+def opened(sites: Sites, sent: Content, step: int, **envelope: Any) -> list[int]:
     """What shop makes of the parcels of bank's reply."""
     parcels = [("bank", content) for _, content in enclosed(sent)]
-    reply = sites.tell("shop", 1, parcels=parcels, step=step)
+    reply = sites.tell("shop", 1, parcels=parcels, step=step, **envelope)
     return put_together(TellReply, reply, "shop").heard.tolist()
 
 
+def parcel_of(sent: Content) -> bytes:
+    [(_, content)] = enclosed(sent)
+    return content
+
+
 def test_a_letter_reaches_the_other_handler_and_no_one_else_can_read_it(sites: Sites) -> None:
-    sent = sites.tell("bank", 77, step=2)
+    sent = sites.tell("bank", 77, step=3)
     [(receiver, content)] = enclosed(sent)
     assert receiver == "shop"
     assert b"Note" not in content
-    assert opened(sites, sent, step=2) == [77]
+    assert opened(sites, sent, step=3) == [77]
 
 
 def test_a_request_that_came_without_its_letters_fields_is_refused(sites: Sites) -> None:
@@ -139,63 +189,284 @@ def test_a_request_that_came_without_its_letters_fields_is_refused(sites: Sites)
         answer(
             SiteConfig("bank", "rows.csv"),
             TellRequest.kind,
-            Envelope(MODEL, 2, method="testmail"),
+            Envelope(MODEL, 3, method="testmail"),
             content,
         )
 
 
 def test_a_message_that_carries_no_letters_must_not_bring_any(sites: Sites) -> None:
     carried = take_apart(TellRequest(1, False), "bank")
-    keys = take_apart(MeetRequest(np.zeros((2, 32), np.uint8)), "bank")
-    scalars = {"peers": carried.scalars["peers"]}
-    content = Content("MeetRequest", scalars, {**keys.arrays})
-    with pytest.raises(ProtocolError, match=r"^bank: MeetRequest.peers must be absent$"):
+    keys = take_apart(GreetRequest(1), "bank")
+    scalars = {"peers": carried.scalars["peers"], **keys.scalars}
+    content = Content("GreetRequest", scalars, {})
+    with pytest.raises(ProtocolError, match=r"^bank: GreetRequest.peers must be absent$"):
         answer(
             SiteConfig("bank", "rows.csv"),
-            MeetRequest.kind,
-            Envelope(MODEL, 2, method="testmail"),
+            GreetRequest.kind,
+            Envelope(MODEL, 3, method="testmail"),
             content,
         )
 
 
 def test_a_reply_that_carries_no_letters_does_not_lose_them_in_silence(sites: Sites) -> None:
     with pytest.raises(AssertionError, match="BareReply carries no letters"):
-        sites.tell("bank", 0, step=2)
-    assert sites.store("bank").step == 1
+        sites.tell("bank", 0, step=3)
+    assert sites.store("bank").step == 2
 
 
-def test_an_ended_run_answers_a_later_attempt_as_before_and_seals_its_letters_anew(
-    sites: Sites,
+@pytest.mark.parametrize(("field", "value"), [("step", 2**32), ("attempt", 2**16)])
+def test_what_no_parcel_can_tell_of_its_exchange_is_refused(
+    sites: Sites, field: str, value: int
 ) -> None:
-    sent = sites.tell("bank", 77, last=True, step=5, gap=4, checkpoint=4)
-    again = sites.tell("bank", 77, last=True, step=9, gap=1, checkpoint=4, attempt=1)
+    sites.tell("bank", 1, step=3)
+    envelope = {"step": 4, "gap": 0, "checkpoint": 9, field: value}
+    with pytest.raises(
+        ProtocolError, match=rf"^bank: parcel\.step .*must be 0 to {value - 1}, got"
+    ):
+        sites.tell("bank", 1, **envelope)
+
+
+# Parties that were told different things
+
+
+UNLIKE = (
+    r"^bank: parcel\.content must be sealed by bank for shop in this run, got \d+ bytes that are "
+    "not: changed on the way, or the server told the two of different parties, keys or settings$"
+)
+
+
+def not_the_banks_key(opening: MeetRequest) -> MeetRequest:
+    """One that the server has, in the place of the bank's key of the run."""
+    run_keys = opening.run_keys.copy()
+    run_keys[0] = np.frombuffer(public_key(new_private_key()), np.uint8)
+    return replace(opening, run_keys=run_keys)
+
+
+LIES: dict[str, tuple[type[Request], Callable[[Any], Request]]] = {
+    "active": (MeetRequest, lambda opening: replace(opening, active="shop")),
+    "key of the run": (MeetRequest, not_the_banks_key),
+    "before the opening": (GreetRequest, lambda greeting: replace(greeting, rounds=3)),
+}
+
+
+@pytest.mark.parametrize(("kind", "change"), LIES.values(), ids=LIES)
+def test_parties_that_were_told_of_different_runs_do_not_read_each_other(
+    unmet: Sites, kind: type[Request], change: Callable[[Any], Request]
+) -> None:
+    def lie(name: str, request: Request) -> Request:
+        return change(request) if name == "shop" and isinstance(request, kind) else request
+
+    unmet.begin(lie)
+    sent = unmet.tell("bank", 77, step=3)
+    with pytest.raises(ProtocolError, match=UNLIKE):
+        opened(unmet, sent, step=3)
+
+
+def test_parties_that_were_told_of_different_methods_do_not_read_each_other(sites: Sites) -> None:
+    store = sites.store("shop")
+    secrets = {
+        session_secret("shop", store, Envelope(model, 3, method=method), "bank")
+        for model in (MODEL, MODEL[::-1])
+        for method in ("testmail", "pax")
+    }
+    assert len(secrets) == 4
+
+
+def test_a_site_is_not_told_another_key_of_the_run_than_its_own(unmet: Sites) -> None:
+    def lie(name: str, request: Request) -> Request:
+        return not_the_banks_key(request) if isinstance(request, MeetRequest) else request
+
+    with pytest.raises(
+        ProtocolError, match=r"^bank: parcel\.key must be the site's own, the server"
+    ):
+        unmet.begin(lie)
+
+
+# Letters of another time
+
+
+SEEN = r"^bank: parcel\.step must be a new one, got one seen before$"
+OVER = r"^bank: parcel\.step must be a new one, got one of an earlier attempt$"
+
+
+def test_a_letter_that_came_before_is_refused_and_so_is_an_older_one(sites: Sites) -> None:
+    older, newer = (sites.tell("bank", number, step=2 + number) for number in (1, 2))
+    assert opened(sites, newer, step=4, gap=0) == [2]
+    for sent in (newer, older):
+        with pytest.raises(ProtocolError, match=SEEN):
+            opened(sites, sent, step=5)
+
+
+def resumed(sites: Sites, attempt: int, checkpoint: int, step: int) -> None:
+    """A server that was started anew greets both sites: a step that carries no news."""
+    for name in NAMES:
+        envelope = {"attempt": attempt, "checkpoint": checkpoint, "gap": 0}
+        sites.ask(name, TellRequest(1, False), step=step, **envelope)
+
+
+def test_a_letter_of_a_start_that_is_over_is_refused(sites: Sites) -> None:
+    kept = sites.tell("bank", 70, step=3)
+    sites.tell("shop", 1, step=3)
+    late = sites.tell("bank", 77, step=4, checkpoint=3)
+    assert opened(sites, late, step=4, checkpoint=3) == [77]
+    resumed(sites, attempt=1, checkpoint=3, step=4)
+    again = {"attempt": 1, "checkpoint": 3, "step": 5}
+    with pytest.raises(
+        ProtocolError, match="step must be a new one, got one of an earlier attempt"
+    ):
+        opened(sites, late, **again)
+    assert opened(sites, kept, **again) == [70]
+    new = sites.tell("bank", 78, attempt=1, checkpoint=3, step=6, gap=0)
+    assert opened(sites, new, attempt=1, checkpoint=3, step=6) == [78]
+
+
+def test_a_letter_of_a_start_that_is_over_stays_so_after_further_ones(sites: Sites) -> None:
+    for name in NAMES:
+        sites.tell(name, 1, step=3)
+    over = sites.tell("bank", 77, step=5, gap=2, checkpoint=3)
+    resumed(sites, attempt=1, checkpoint=3, step=4)
+    resumed(sites, attempt=2, checkpoint=6, step=7)
+    with pytest.raises(ProtocolError, match=OVER):
+        opened(sites, over, attempt=2, checkpoint=6, step=8)
+
+
+def test_a_server_cannot_name_another_checkpoint_than_it_kept(sites: Sites) -> None:
+    """It would have the site forget what it has heard, and hear it again."""
+    sites.tell("shop", 1, step=3)
+    late = sites.tell("bank", 77, step=4, gap=0)
+    assert opened(sites, late, step=4, checkpoint=3) == [77]
+    sites.tell("shop", 1, step=5, checkpoint=3)
+    with pytest.raises(ProtocolError, match=SEEN):
+        opened(sites, late, attempt=1, checkpoint=4, step=6)
+    sites.tell("shop", 1, attempt=1, checkpoint=3, step=4)
+
+
+def test_a_step_that_is_done_again_is_sealed_under_another_key(sites: Sites) -> None:
+    for name in NAMES:
+        sites.tell(name, 1, step=3)
+    first = sites.tell("bank", 77, step=4, checkpoint=3)
+    again = sites.tell("bank", 77, step=4, checkpoint=3, attempt=1)
+    assert parcel_of(first)[8:] != parcel_of(again)[8:]
+    own = [address_of("bank", "shop", parcel_of(one)) for one in (first, again)]
+    assert [(one.step, one.attempt) for one in own] == [(4, 0), (4, 1)]
+
+
+def test_sites_that_lost_their_state_read_nothing_of_before(sites: Sites) -> None:
+    old = sites.tell("bank", 77, step=3)
+    assert opened(sites, old, step=3) == [77]
+    keys = [run_key(sites.store(name)).tobytes() for name in NAMES]
+    for name in NAMES:
+        rmtree(sites.store(name).folder)
+    sites.begin()
+    assert not set(keys) & {run_key(sites.store(name)).tobytes() for name in NAMES}
+    with pytest.raises(ProtocolError, match=UNLIKE):
+        opened(sites, old, step=3)
+
+
+# The end of a run
+
+
+LAST = {"step": 6, "gap": 4, "checkpoint": 5}
+
+
+def test_an_ended_run_answers_a_later_attempt_with_the_same_letters(sites: Sites) -> None:
+    sent = sites.tell("bank", 77, last=True, **LAST)
+    again = sites.tell("bank", 77, last=True, step=9, gap=1, checkpoint=5, attempt=1)
     assert sites.calls == ["bank"]
     assert again.scalars["n_calls"] == sent.scalars["n_calls"] == 1
-    [(_, first)], [(_, second)] = enclosed(sent), enclosed(again)
-    steps = [int.from_bytes(one[:STEP_BYTES], "little") for one in (first, second)]
-    assert steps == [2, 9]
-    assert opened(sites, sent, step=2) == [77]
-    assert opened(sites, again, step=3) == [77]
+    assert enclosed(again) == enclosed(sent)
+
+
+def test_the_last_letter_of_a_party_is_read_again_after_its_receiver_went_back(
+    sites: Sites,
+) -> None:
+    sent = sites.tell("bank", 77, last=True, **LAST)
+    assert opened(sites, sent, **LAST) == [77]
+    resumed = {"step": 9, "gap": 0, "checkpoint": 5, "attempt": 1}
+    again = sites.tell("bank", 77, last=True, **resumed)
+    assert opened(sites, again, **resumed) == [77]
+    with pytest.raises(ProtocolError, match=SEEN):
+        opened(sites, again, **{**resumed, "step": 10})
+
+
+def test_a_disk_that_is_stolen_after_the_end_opens_no_letter(sites: Sites) -> None:
+    sent = sites.tell("bank", 77, step=3)
+    answered = sites.tell("shop", 78, last=True, parcels=[("bank", parcel_of(sent))], **LAST)
+    last = {**LAST, "gap": 3}
+    sites.tell("bank", 79, last=True, parcels=[("shop", parcel_of(answered))], **last)
+    for receiver, sender, parcel in (
+        ("shop", "bank", parcel_of(sent)),
+        ("bank", "shop", parcel_of(answered)),
+    ):
+        disk = sites.store(receiver)
+        assert "session" not in disk.facts
+        with pytest.raises(
+            ProtocolError, match=r"^.*: parcel\.key must be there, the site has ended"
+        ):
+            session_secret(receiver, disk, Envelope(MODEL, 7, method="testmail"), sender)
+        files = [path.read_bytes() for path in disk.folder.rglob("*") if path.is_file()]
+        # Every 32 bytes on the disk, also as hex digits, are tried as the missing key.
+        keys = {one[at : at + 32] for one in files for at in range(len(one) - 31)}
+        digits = {match for one in files for match in re.findall(rb"[0-9a-f]{64}", one)}
+        keys |= {bytes.fromhex(each.decode()) for each in digits}
+        keys |= {identity(name) for name in NAMES}
+        address = address_of(sender, receiver, parcel)
+        assert not any(opens(disk, key, address, parcel) for key in keys)
+
+
+def opens(disk: Store, key: bytes, address: Address, parcel: bytes) -> bool:
+    """Whether a parcel opens with a key in the place of the one of the run."""
+    facts = {**disk.facts, "session": key.hex()}
+    stolen = Store(disk.folder, facts=facts)
+    try:
+        secret = session_secret(
+            address.receiver, stolen, Envelope(MODEL, 7, method="testmail"), address.sender
+        )
+        unseal(secret, address, parcel[HEAD.size :])
+    except (ValueError, ProtocolError):
+        return False
+    return True
+
+
+def test_a_disk_that_is_stolen_before_the_end_opens_a_letter(sites: Sites) -> None:
+    """So the search of the test above finds a key where there is one."""
+    sent = sites.tell("bank", 77, step=3)
+    disk, address = sites.store("shop"), address_of("bank", "shop", parcel_of(sent))
+    assert opens(disk, bytes.fromhex(disk.facts["session"]), address, parcel_of(sent))
+
+
+def test_an_ended_run_keeps_its_letters_sealed(sites: Sites) -> None:
+    sites.tell("bank", 77, last=True, **LAST)
+    store = sites.store("bank")
+    files = b"".join(path.read_bytes() for path in store.folder.iterdir() if path.is_file())
+    kept = b"".join(store[name].tobytes() for name in ("kept", "reply"))
+    assert b"TellReply" in kept
+    assert b"Note" not in kept + files
 
 
 def test_an_ended_run_refuses_another_request_than_the_one_that_ended_it(sites: Sites) -> None:
-    sites.tell("bank", 77, last=True, step=5, gap=4, checkpoint=4)
+    sites.tell("bank", 77, last=True, **LAST)
     rule = "^bank: TellRequest.content must be what it was when the run ended$"
     with pytest.raises(ProtocolError, match=rule):
-        sites.tell("bank", 78, last=True, step=9, gap=1, checkpoint=4, attempt=1)
+        sites.tell("bank", 78, last=True, step=9, gap=1, checkpoint=5, attempt=1)
 
 
-def test_the_attempt_that_ended_a_run_is_answered_by_the_handler(sites: Sites) -> None:
-    sites.tell("bank", 77, last=True, step=5, gap=4, checkpoint=4)
-    reply = sites.tell("bank", 77, last=True, step=6, checkpoint=4)
-    assert reply.scalars["n_calls"] == 2
+def test_the_attempt_that_ended_a_run_is_answered_by_the_handler_which_can_write_no_letter(
+    sites: Sites,
+) -> None:
+    sites.tell("bank", 77, last=True, **LAST)
+    with pytest.raises(
+        ProtocolError, match=r"parcel\.key must be there, the site has ended the run$"
+    ):
+        sites.tell("bank", 77, last=True, step=7, checkpoint=5)
+    assert sites.calls == ["bank", "bank"]
 
 
 def test_a_run_without_a_checkpoint_keeps_no_letters_when_it_ends(sites: Sites) -> None:
-    sites.tell("bank", 77, last=True, step=2)
+    sites.tell("bank", 77, last=True, step=3)
     assert "kept" not in sites.store("bank").facts
     assert "kept" not in sites.store("bank")
-    sites.tell("shop", 77, last=True, step=5, gap=4, checkpoint=4)
+    sites.tell("shop", 77, last=True, **LAST)
     assert "kept" in sites.store("shop")
 
 

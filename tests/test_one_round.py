@@ -117,7 +117,7 @@ def test_messages_have_their_declared_fields_and_leaf_sets_go_to_the_active_part
     trained, _ = train(parties=3, align="psi")
     folder, app = listen(prediction(settings, trained, align="psi"))
     check_declared(app, KINDS)
-    letters = letters_sent(app, summary_of(folder)["model_id"])
+    letters = letters_sent(app)
     sets = {(one.sender, one.receiver) for one in letters if one.name == "LeafSets"}
     assert sets == {("party-2", "party-1"), ("party-3", "party-1")}
     assert summary_of(folder)["matched_rows"] == {"predicted": 301}
@@ -126,8 +126,8 @@ def test_messages_have_their_declared_fields_and_leaf_sets_go_to_the_active_part
 def test_leaf_sets_travel_compressed(train: Train, settings: MakeSettings) -> None:
     trained, folder = train(federated_forest__trees=50)
     n_leaves = sum((tree["left"] < 0).sum() for tree in joined(folder).trees)
-    predicted, app = listen(prediction(settings, trained))
-    letters = letters_sent(app, summary_of(predicted)["model_id"])
+    _, app = listen(prediction(settings, trained))
+    letters = letters_sent(app)
     (sets,) = [one["sets"] for one in letters if one.name == "LeafSets"]
     assert len(sets) < 0.8 * n_leaves * 301 / 8
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from dataclasses import replace
 
@@ -10,8 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fedapp.crypto.sealed import (
+    LARGEST_ATTEMPT,
     LARGEST_STEP,
     Address,
+    Keys,
+    agree,
     fingerprint_of,
     new_private_key,
     public_key,
@@ -19,8 +23,16 @@ from fedapp.crypto.sealed import (
     unseal,
 )
 
-ADDRESS = Address("0123456789abcdef", "bank", "shop", 3)
-BANK, SHOP, OTHER = new_private_key(), new_private_key(), new_private_key()
+ADDRESS = Address("bank", "shop", 3, 1)
+OPENING = b"names, keys and settings"
+BANK, SHOP, OTHER = (Keys(new_private_key(), new_private_key()) for _ in range(3))
+
+
+def public(private: Keys) -> Keys:
+    return Keys(public_key(private.own), public_key(private.run))
+
+
+SECRET = agree(BANK, public(SHOP), OPENING)
 # Points of order 1, 2, 4 and 8, and p, which is another way to write 0.
 LOW_ORDER = [
     bytes(32),
@@ -34,23 +46,77 @@ LOW_ORDER = [
 
 def sealed(content: bytes = b"margins", address: Address = ADDRESS) -> bytes:
     """What the bank sends the shop."""
-    return seal(BANK, public_key(SHOP), address, content)
+    return seal(SECRET, address, content)
 
 
-def refused(private: bytes, peer: bytes, address: Address, parcel: bytes) -> bool:
+def refused(secret: bytes, address: Address, parcel: bytes) -> bool:
     """Whether a parcel does not open, with the one message there is."""
     rule = "must be sealed for this address by its sender, got"
     message = f"^parcel {rule} {len(parcel)} bytes that are not$"
     with pytest.raises(ValueError, match=message):
-        unseal(private, peer, address, parcel)
+        unseal(secret, address, parcel)
     return True
+
+
+# Secrets
+
+
+@pytest.mark.parametrize("swap", [False, True], ids=["by one order of the keys", "by the other"])
+def test_both_sides_have_the_secret_and_nobody_else(swap: bool) -> None:
+    low, high = sorted((BANK, SHOP), key=lambda keys: public_key(keys.own))
+    first, second = (high, low) if swap else (low, high)
+    secret = agree(first, public(second), OPENING)
+    assert len(secret) == 32
+    assert agree(second, public(first), OPENING) == secret
+    found = {agree(OTHER, public(one), OPENING) for one in (first, second)}
+    assert len({secret, *found}) == 3
+
+
+def test_parties_that_were_told_different_things_have_different_secrets() -> None:
+    assert agree(SHOP, public(BANK), OPENING) != agree(SHOP, public(BANK), OPENING + b".")
+
+
+@pytest.mark.parametrize(
+    "stolen", [("own", "own"), ("own", "run"), ("run", "own"), ("run", "run")], ids=str
+)
+def test_one_key_of_each_side_is_not_enough(stolen: tuple[str, str]) -> None:
+    """Whoever has one private key of each puts keys of his own in the place of the others."""
+    bank, shop = (
+        replace(OTHER, **{name: getattr(keys, name)})
+        for keys, name in zip((BANK, SHOP), stolen, strict=True)
+    )
+    found = {
+        agree(one, other, OPENING)
+        for one, peer in ((bank, SHOP), (shop, BANK), (bank, shop), (shop, bank))
+        for other in (public(peer),)
+    }
+    assert SECRET not in found
+
+
+def test_the_long_lived_keys_of_both_open_nothing_once_those_of_the_run_are_gone() -> None:
+    bank, shop = Keys(BANK.own, new_private_key()), Keys(SHOP.own, new_private_key())
+    for one, peer in ((bank, public(SHOP)), (shop, public(BANK)), (bank, public(shop))):
+        assert refused(agree(one, peer, OPENING), ADDRESS, sealed())
+
+
+def test_the_keys_of_one_side_are_all_that_it_takes() -> None:
+    assert agree(replace(BANK, own=OTHER.own), public(SHOP), OPENING) != SECRET
+    assert agree(replace(BANK, run=OTHER.run), public(SHOP), OPENING) != SECRET
+    assert agree(BANK, public(SHOP), OPENING) == SECRET
+
+
+def test_a_private_key_is_in_no_repr() -> None:
+    assert repr(BANK) == "Keys()"
+
+
+# Parcels
 
 
 @pytest.mark.parametrize("content", [b"", b"margins", 10_000_000 * b"m"], ids=len)
 def test_a_parcel_opens_for_its_receiver(content: bytes) -> None:
     parcel = sealed(content)
     assert len(parcel) == len(content) + 28
-    assert unseal(SHOP, public_key(BANK), ADDRESS, parcel) == content
+    assert unseal(SECRET, ADDRESS, parcel) == content
 
 
 def test_every_flipped_bit_is_refused() -> None:
@@ -58,53 +124,43 @@ def test_every_flipped_bit_is_refused() -> None:
     for bit in range(8 * len(parcel)):
         flipped = bytearray(parcel)
         flipped[bit // 8] ^= 1 << bit % 8
-        assert refused(SHOP, public_key(BANK), ADDRESS, bytes(flipped))
+        assert refused(SECRET, ADDRESS, bytes(flipped))
 
 
 @pytest.mark.parametrize("size", [0, 11, 12, 27, 34])
 def test_a_parcel_cut_short_is_refused(size: int) -> None:
-    assert refused(SHOP, public_key(BANK), ADDRESS, sealed()[:size])
+    assert refused(SECRET, ADDRESS, sealed()[:size])
 
 
 def test_a_parcel_with_more_behind_it_is_refused() -> None:
-    assert refused(SHOP, public_key(BANK), ADDRESS, sealed() + b"\0")
+    assert refused(SECRET, ADDRESS, sealed() + b"\0")
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"model_id": "0123456789abcdee"},
         {"sender": "bank2"},
         {"receiver": "shop2"},
         {"sender": "ban", "receiver": "kshop"},
         {"sender": "shop", "receiver": "bank"},
         {"step": 4},
+        {"attempt": 0},
+        {"step": 1, "attempt": 3},
+        {"last": True},
     ],
     ids=str,
 )
 def test_another_address_is_refused(change: dict[str, str | int]) -> None:
-    assert refused(SHOP, public_key(BANK), replace(ADDRESS, **change), sealed())
-
-
-def test_model_ids_that_hmac_takes_for_the_same_key_are_told_apart() -> None:
-    parcel = sealed(address=replace(ADDRESS, model_id="a"))
-    assert refused(SHOP, public_key(BANK), replace(ADDRESS, model_id="a\0"), parcel)
+    assert refused(SECRET, replace(ADDRESS, **change), sealed())
 
 
 def test_a_parcel_does_not_open_for_a_third_party() -> None:
-    assert refused(OTHER, public_key(BANK), ADDRESS, sealed())
+    assert refused(agree(OTHER, public(BANK), OPENING), ADDRESS, sealed())
 
 
 def test_a_parcel_of_a_third_party_is_refused() -> None:
-    forged = seal(OTHER, public_key(SHOP), ADDRESS, b"margins")
-    assert refused(SHOP, public_key(BANK), ADDRESS, forged)
-
-
-def test_a_parcel_sent_back_to_its_sender_is_refused() -> None:
-    there = sealed()
-    back = replace(ADDRESS, sender="shop", receiver="bank")
-    assert refused(BANK, public_key(SHOP), back, there)
-    assert refused(BANK, public_key(SHOP), ADDRESS, there)
+    forged = seal(agree(OTHER, public(SHOP), OPENING), ADDRESS, b"margins")
+    assert refused(SECRET, ADDRESS, forged)
 
 
 def test_two_seals_of_the_same_content_differ() -> None:
@@ -113,36 +169,50 @@ def test_two_seals_of_the_same_content_differ() -> None:
     assert first[12:] != second[12:]
 
 
+def test_a_nonce_comes_again_only_with_the_same_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that was put back to an earlier state draws the same randomness again."""
+    monkeypatch.setattr("secrets.token_bytes", bytes)
+    first, again, other = sealed(), sealed(), sealed(b"margin2")
+    assert first == again
+    assert first[:12] != other[:12]
+
+
+@pytest.mark.parametrize("name", ["own", "run"])
 @pytest.mark.parametrize("peer", LOW_ORDER, ids=bytes.hex)
-def test_a_key_of_low_order_is_refused(peer: bytes) -> None:
-    with pytest.raises(ValueError, match=r"^peer_public must be of full order, got one of low"):
-        seal(BANK, peer, ADDRESS, b"margins")
-    assert refused(SHOP, peer, ADDRESS, sealed())
+def test_a_key_of_low_order_is_refused(peer: bytes, name: str) -> None:
+    with pytest.raises(ValueError, match=r"^public must be of full order, got one of low order$"):
+        agree(BANK, replace(public(SHOP), **{name: peer}), OPENING)
 
 
+@pytest.mark.parametrize("name", ["own", "run"])
 @pytest.mark.parametrize("size", [0, 31, 33])
-def test_keys_of_another_length_are_refused(size: int) -> None:
+def test_keys_of_another_length_are_refused(size: int, name: str) -> None:
     short = bytes(size)
     with pytest.raises(ValueError, match=f"^private must be 32 bytes, got {size}$"):
         public_key(short)
     with pytest.raises(ValueError, match=f"^private must be 32 bytes, got {size}$"):
-        unseal(short, public_key(BANK), ADDRESS, sealed())
-    with pytest.raises(ValueError, match=f"^peer_public must be 32 bytes, got {size}$"):
-        seal(BANK, short, ADDRESS, b"margins")
+        agree(replace(BANK, **{name: short}), public(SHOP), OPENING)
+    with pytest.raises(ValueError, match=f"^public must be 32 bytes, got {size}$"):
+        agree(BANK, replace(public(SHOP), **{name: short}), OPENING)
     with pytest.raises(ValueError, match=f"^public must be 32 bytes, got {size}$"):
         fingerprint_of(short)
-    assert refused(SHOP, short, ADDRESS, sealed())
 
 
 @pytest.mark.parametrize("step", [-1, LARGEST_STEP + 1])
 def test_a_step_out_of_range_is_refused(step: int) -> None:
-    with pytest.raises(ValueError, match=f"^step must be 0 to 18446744073709551615, got {step}$"):
+    with pytest.raises(ValueError, match=f"^step must be 0 to 4294967295, got {step}$"):
         replace(ADDRESS, step=step)
 
 
+@pytest.mark.parametrize("attempt", [-1, LARGEST_ATTEMPT + 1])
+def test_an_attempt_out_of_range_is_refused(attempt: int) -> None:
+    with pytest.raises(ValueError, match=f"^attempt must be 0 to 65535, got {attempt}$"):
+        replace(ADDRESS, attempt=attempt)
+
+
 def test_keys_are_32_bytes_and_differ() -> None:
-    assert len(BANK) == len(public_key(BANK)) == 32
-    assert len({BANK, SHOP, OTHER}) == 3
+    assert len(BANK.own) == len(public(BANK).own) == 32
+    assert len({key for one in (BANK, SHOP, OTHER) for key in (one.own, one.run)}) == 6
 
 
 def test_a_fingerprint_is_the_hash_of_the_key_in_groups_of_four() -> None:
@@ -154,13 +224,20 @@ def test_a_parcel_is_what_its_docstring_says() -> None:
     def prefixed(*parts: bytes) -> bytes:
         return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
-    shared = X25519PrivateKey.from_private_bytes(SHOP).exchange(
-        X25519PublicKey.from_public_bytes(public_key(BANK))
-    )
-    info = prefixed(b"bank", b"shop", public_key(BANK), public_key(SHOP))
-    # RFC 5869: extract, then one block of expand.
-    secret = hmac.digest(b"0123456789abcdef", shared, "sha256")
-    key = hmac.digest(secret, b"fedapp parcel v1" + info + b"\1", "sha256")
-    bound = (3).to_bytes(8, "little") + prefixed(b"0123456789abcdef", b"bank", b"shop")
+    def product(private: bytes, peer: bytes) -> bytes:
+        public = X25519PublicKey.from_public_bytes(public_key(peer))
+        return X25519PrivateKey.from_private_bytes(private).exchange(public)
+
+    def hkdf(salt: bytes, secret: bytes, info: bytes) -> bytes:
+        """RFC 5869: extract, then one block of expand."""
+        return hmac.digest(hmac.digest(salt, secret, "sha256"), info + b"\1", "sha256")
+
+    a, b = sorted((BANK, SHOP), key=lambda keys: public_key(keys.own))
+    pairs = [(a.run, b.run), (a.own, b.run), (a.run, b.own), (a.own, b.own)]
+    products = b"".join(product(one, other) for one, other in pairs)
+    secret = hkdf(hashlib.sha256(OPENING).digest(), products, b"fedapp parcel v2")
+    numbers = (3).to_bytes(8, "little") + (1).to_bytes(8, "little") + b"\0"
+    info = b"fedapp parcel v2" + numbers + prefixed(b"bank", b"shop")
+    key = hmac.digest(secret, info + b"\1", "sha256")
     parcel = sealed()
-    assert ChaCha20Poly1305(key).decrypt(parcel[:12], parcel[12:], bound) == b"margins"
+    assert ChaCha20Poly1305(key).decrypt(parcel[:12], parcel[12:], None) == b"margins"

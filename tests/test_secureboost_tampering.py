@@ -20,7 +20,7 @@ from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.workers import Workers
 from fedapp.messages.fields import Letter
 from fedapp.messages.parcels import Parcel
-from fedapp.site.mail import STEP_BYTES
+from fedapp.site.mail import HEAD
 from strategies.vertical import Mailbox
 from tests.letters import Opened, letters_sent
 from tests.network import run
@@ -59,7 +59,7 @@ def test_no_ciphertext_leaves_a_passive_party_that_came_in_or_has_left_before(
     summary = summary_of(run(settings, app=app))
     n_train = summary["matched_rows"]["train"]
     layout = grouped_layouts(bits, n_train, 3 if n_slots == 1 else 1)[0]
-    letters = letters_sent(app, summary["model_id"])
+    letters = letters_sent(app)
     widths = next(one for one in letters if one.name == "ColumnBins")["widths"]
     came, left = ciphertexts(letters, "EncryptedGradients"), ciphertexts(letters, "EncryptedSums")
     # With one sum a ciphertext, a bin of one row would leave as the very ciphertext that came.
@@ -238,11 +238,11 @@ def flipped(content: bytes, place: int) -> bytes:
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-SEALED = "parcel must be sealed for this address"
+SEALED = "must be sealed by party-. for party-. in this run"
 MEDDLED: dict[str, tuple[Callable[[str, bytes], Parcel], str]] = {
     "a bit of the letter": (lambda peer, all: (peer, flipped(all, len(all) // 2)), SEALED),
     "a bit of the tag": (lambda peer, all: (peer, flipped(all, len(all) - 1)), SEALED),
-    "a bit of the step": (lambda peer, all: (peer, flipped(all, STEP_BYTES - 1)), SEALED),
+    "a bit of the step": (lambda peer, all: (peer, flipped(all, HEAD.size - 1)), SEALED),
     "cut short": (lambda peer, all: (peer, all[:-1]), SEALED),
     "almost nothing": (lambda peer, all: (peer, all[:5]), SEALED),
     "nothing": (lambda peer, all: (peer, b""), SEALED),

@@ -19,7 +19,7 @@ from fedapp.home import home
 from fedapp.messages import alignment, secureboost
 from fedapp.messages.parcels import SentReply
 from fedapp.run_folder import RunFolder
-from fedapp.site.mail import STEP_BYTES
+from fedapp.site.mail import HEAD
 from fedapp.trees.model import Ensemble, from_json
 from fedapp.trees.objective import base_margin, base_score, gradients
 from tests.letters import Opened, letters_sent, parcels_of, raw_of, texts_of, written
@@ -124,7 +124,7 @@ def record(home_folder: Path, patch: pytest.MonkeyPatch, **more: Any) -> Recorde
         name: json.loads((home() / "sites" / name / model_id / "part.json").read_text())
         for name in PARTIES
     }
-    letters = letters_sent(app, model_id)
+    letters = letters_sent(app)
     return Recorded(folder, app, letters, Pooled(settings, in_order(tables)), parts)
 
 
@@ -191,7 +191,7 @@ def test_the_server_sees_no_id(recorded: Recorded) -> None:
 
 def test_parcels_look_like_noise_to_the_server(recorded: Recorded) -> None:
     parcels = [parcel for _, _, reply in recorded.app.heard for _, parcel in parcels_of(reply)]
-    sealed = b"".join(parcel[STEP_BYTES:] for parcel in parcels)
+    sealed = b"".join(parcel[HEAD.size :] for parcel in parcels)
     counts = np.bincount(np.frombuffer(sealed, np.uint8), minlength=256)
     expected = len(sealed) / 256
     # 255 degrees of freedom: mean 255, standard deviation 22.6.

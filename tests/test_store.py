@@ -252,7 +252,7 @@ def test_a_store_that_forgets_keeps_no_array_of_its_checkpoint_either(tmp_path: 
     store = Store.open(tmp_path)
     store["large"] = np.zeros(LARGE)
     store.commit(1, 0, NO_REPLY)
-    store.keep()
+    store.keep(checkpoint=1)
     store.forget()
     store.commit(2, 0, NO_REPLY)
     assert array_files(tmp_path) == []

@@ -21,7 +21,6 @@ from fedapp.messages.fields import Request
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.site.answer import answer
 from fedapp.site.config import SiteConfig, site_config
-from fedapp.site.mail import box_key
 from fedapp.site.trust import PINNED, identity, pin, trusted_keys
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, take_apart
@@ -50,11 +49,13 @@ class Shop:
 
     def open(self, active: str, key: bytes) -> Content:
         """Greet the site, and tell it that the active party has this key."""
-        self.ask(VerticalHelloRequest(True, 1000, 0, ""), 1)
+        hello = self.ask(VerticalHelloRequest(True, 1000, 0, ""), 1).arrays
         names = tuple(sorted((active, "shop")))
-        keys = {active: np.frombuffer(public_key(key), np.uint8), "shop": box_key("shop")}
-        stacked = np.stack([keys[name] for name in names])
-        return self.ask(OpenRequest(names, active, stacked, False, 0.2, 0.0, 0), 2)
+        keys = {active: np.frombuffer(public_key(key), np.uint8), "shop": hello["box_key"]}
+        of_run = {active: np.frombuffer(public_key(MALLORY), np.uint8), "shop": hello["run_key"]}
+        stacked = (np.stack([each[name] for name in names]) for each in (keys, of_run))
+        n_rows = np.array([40, 40])
+        return self.ask(OpenRequest(names, active, *stacked, n_rows, False, 0.2, 0.0, 0), 2)
 
 
 @pytest.fixture

@@ -13,11 +13,14 @@ from flwr.app import Context, Message
 
 from fedapp.client_app import SiteApp
 from fedapp.config import Settings
+from fedapp.home import home
 from fedapp.messages import alignment, vertical
 from fedapp.messages.fields import Message as Declared
 from fedapp.messages.parcels import Parcels, SentReply
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
+from fedapp.site.mail import session_secret
+from fedapp.site.store import Store
 from fedapp.wire.codec import from_records, to_records
 from simulations.local import LocalGrid, simulated_contexts
 
@@ -41,7 +44,8 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 class Listener(SiteApp):
-    """Sites of which every message is kept, going in and coming out.
+    """Sites of which every message is kept, going in and coming out, and every private key of a run
+    while it is on the sites' disks.
 
     Parameters
     ----------
@@ -51,12 +55,25 @@ class Listener(SiteApp):
     def __init__(self, sites: SiteApp | None = None) -> None:
         super().__init__()
         self.heard: list[tuple[str, Message, Message]] = []
+        self.sessions: dict[str, str] = {}
         self._sites = sites or SiteApp()
 
     def __call__(self, message: Message, context: Context) -> Message:
         reply = self._sites(message, context)
         self.heard.append((message.metadata.message_type, message, reply))
+        if message.metadata.message_type.endswith("vertical_hello") and not reply.has_error():
+            envelope, hello = from_records(reply.content, "sender")
+            name = str(hello.scalars["name"])
+            facts = Store.open(home() / "sites" / name / envelope.model_id).facts
+            self.sessions[name] = facts["session"]
         return reply
+
+    def secret(self, receiver: str, sender: str) -> bytes:
+        """What two parties shared in the last run."""
+        envelope, _ = from_records(self.heard[-1][1].content, "server")
+        store = Store.open(home() / "sites" / receiver / envelope.model_id)
+        store.facts["session"] = self.sessions[receiver]
+        return session_secret(receiver, store, envelope, sender)
 
     def of_kind(self, name: str) -> list[tuple[Message, Message]]:
         """Requests and replies whose message type ends like this; errors are excluded."""

@@ -1,58 +1,82 @@
 """Parcels that only their receiver can open, for the way through a relay no one trusts.
 
-The key of a direction comes from the long-lived keys of both sides, so each side knows the other
-wrote a parcel if the public keys are the right ones: people compare their fingerprints. The relay
-sees who sends to whom, when, and how many bytes; it can drop a parcel and deliver it again, and the
-receiver tells a copy by its step. Who steals a private key opens all parcels to and from its owner,
-past ones as well.
+Two parties agree on a secret for one run from two key pairs each: the long-lived one, by which
+people know each other, and one drawn for the run. It follows from all four Diffie-Hellman products,
+as in Noise KK, and from what each was told of the run: so each side knows that the other wrote a
+parcel and was told the same, and once one of them has deleted its key of the run, nobody opens its
+parcels, whoever steals the long-lived keys. The relay sees who sends to whom, when, and how many
+bytes; it can drop a parcel and deliver it again.
 
-Source: X25519 of RFC 7748, HKDF of RFC 5869, ChaCha20-Poly1305 of RFC 8439.
+No nonce comes twice, even where a party goes back to an older state of its disk or of its whole
+machine. A key serves the parcels of one run, direction, start of the server and step. Its nonces
+are keyed hashes of fresh randomness and the content: where the randomness came again, the same
+nonce would mean the same content, and so the same parcel.
+
+Source: Noise Protocol Framework, revision 34, pattern KK; X25519 of RFC 7748, HKDF of RFC 5869,
+ChaCha20-Poly1305 of RFC 8439, BLAKE2b of RFC 7693.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-LABEL = b"fedapp parcel v1"
+LABEL = b"fedapp parcel v2"
 KEY_BYTES = 32
-# RFC 8439, Section 2.8. Random ones repeat once in 2^32 for 2^32 parcels of one direction.
-NONCE_BYTES = 12
+NONCE_BYTES = 12  # RFC 8439, Section 2.8
 # What cryptography takes in one call.
 LARGEST_CONTENT = 2**31 - 1 - 16
-LARGEST_STEP = 2**64 - 1
+LARGEST_STEP, LARGEST_ATTEMPT = 2**32 - 1, 2**16 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The two keys of a party, both private or both public; 32 bytes each.
+
+    Parameters
+    ----------
+    own : the long-lived one.
+    run : the one drawn for the run.
+    """
+
+    own: bytes = field(repr=False)
+    run: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What a parcel is bound to.
+    """What a parcel is bound to, within a run.
 
     Parameters
     ----------
-    model_id : names the model at every site.
     sender, receiver : names of parties.
-    step : the exchange the parcel was sent in, 0 to 2^64 - 1.
+    step : the exchange the parcel was sent in, 0 to 2^32 - 1.
+    attempt : start of the server that it was sent in, 0 to 2^16 - 1.
+    last : whether the sender has ended the run with it.
 
     Raises
     ------
-    ValueError : step is out of range.
+    ValueError : step or attempt is out of range.
     """
 
-    model_id: str
     sender: str
     receiver: str
     step: int
+    attempt: int = 0
+    last: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.step <= LARGEST_STEP:
             raise ValueError(f"step must be 0 to {LARGEST_STEP}, got {self.step}")
+        if not 0 <= self.attempt <= LARGEST_ATTEMPT:
+            raise ValueError(f"attempt must be 0 to {LARGEST_ATTEMPT}, got {self.attempt}")
 
 
 def new_private_key() -> bytes:
@@ -83,13 +107,34 @@ def fingerprint_of(public: bytes) -> str:
     return " ".join(digits[start : start + 4] for start in range(0, 32, 4))
 
 
-def seal(private: bytes, peer_public: bytes, address: Address, content: bytes) -> bytes:
+def agree(private: Keys, peer: Keys, opening: bytes) -> bytes:
+    """The secret of two parties for one run: 32 bytes, the same at both.
+
+    Parameters
+    ----------
+    private : the party's own keys.
+    peer : the public keys of the other.
+    opening : what the party was told of the run.
+
+    Raises
+    ------
+    ValueError : a key has another length, or a public one is of low order.
+    """
+    both = _product(private.run, peer.run)
+    mine, theirs = _product(private.own, peer.run), _product(private.run, peer.own)
+    # The same order at both.
+    crossed = mine + theirs if public_key(private.own) < peer.own else theirs + mine
+    products = both + crossed + _product(private.own, peer.own)
+    salt = hashlib.sha256(opening).digest()
+    return HKDF(SHA256(), KEY_BYTES, salt, LABEL).derive(products)
+
+
+def seal(secret: bytes, address: Address, content: bytes) -> bytes:
     """Content that only ``address.receiver`` can open.
 
     Parameters
     ----------
-    private : 32 bytes, the sender's own key.
-    peer_public : 32 bytes, the receiver's.
+    secret : of sender and receiver, from ``agree``.
     address : bound to the parcel.
     content : 0 to 2^31 - 17 bytes.
 
@@ -99,37 +144,31 @@ def seal(private: bytes, peer_public: bytes, address: Address, content: bytes) -
 
     Raises
     ------
-    ValueError : a key has another length, ``peer_public`` is of low order, or the content is too
-    long.
+    ValueError : the content is too long.
     """
     if len(content) > LARGEST_CONTENT:
         raise ValueError(f"content must be <= {LARGEST_CONTENT} bytes, got {len(content)}")
-    shared, own_public = _agree(private, peer_public)
-    cipher = _cipher(shared, address, own_public, peer_public)
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    return nonce + cipher.encrypt(nonce, content, _bound(address))
+    key, fresh = _key(secret, address), secrets.token_bytes(hashlib.blake2b.SALT_SIZE)
+    nonce = hashlib.blake2b(content, digest_size=NONCE_BYTES, key=key, salt=fresh).digest()
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, None)
 
 
-def unseal(private: bytes, peer_public: bytes, address: Address, parcel: bytes) -> bytes:
+def unseal(secret: bytes, address: Address, parcel: bytes) -> bytes:
     """The content of a parcel, if its sender sealed it for this very address.
 
     Parameters
     ----------
-    private : 32 bytes, the receiver's own key.
-    peer_public : 32 bytes, the sender's.
+    secret : of sender and receiver, from ``agree``.
     address : as the sender gave it.
     parcel : from ``seal``.
 
     Raises
     ------
-    ValueError : ``private`` has another length, or anything else does not fit; what, is not told.
+    ValueError : something does not fit; what, is not told.
     """
-    _own_key(private)
+    nonce, sealed = parcel[:NONCE_BYTES], memoryview(parcel)[NONCE_BYTES:]
     try:
-        shared, own_public = _agree(private, peer_public)
-        cipher = _cipher(shared, address, peer_public, own_public)
-        nonce, sealed = parcel[:NONCE_BYTES], memoryview(parcel)[NONCE_BYTES:]
-        return cipher.decrypt(nonce, sealed, _bound(address))
+        return ChaCha20Poly1305(_key(secret, address)).decrypt(nonce, sealed, None)
     except (InvalidTag, ValueError, OverflowError):
         rule = f"be sealed for this address by its sender, got {len(parcel)} bytes that are not"
         raise ValueError(f"parcel must {rule}") from None
@@ -141,36 +180,26 @@ def _own_key(private: bytes) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(private)
 
 
-def _agree(private: bytes, peer_public: bytes) -> tuple[bytes, bytes]:
-    """The shared secret and one's own public key."""
+def _product(private: bytes, public: bytes) -> bytes:
+    """Of Diffie and Hellman."""
     own = _own_key(private)
-    if len(peer_public) != KEY_BYTES:
-        raise ValueError(f"peer_public must be {KEY_BYTES} bytes, got {len(peer_public)}")
-    peer = X25519PublicKey.from_public_bytes(peer_public)
+    if len(public) != KEY_BYTES:
+        raise ValueError(f"public must be {KEY_BYTES} bytes, got {len(public)}")
     try:
-        shared = own.exchange(peer)
+        return own.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         # RFC 7748, Section 6.1: the shared secret is all zero.
-        raise ValueError("peer_public must be of full order, got one of low order") from None
-    return shared, own.public_key().public_bytes_raw()
+        raise ValueError("public must be of full order, got one of low order") from None
 
 
-def _cipher(
-    shared: bytes, address: Address, sender_public: bytes, receiver_public: bytes
-) -> ChaCha20Poly1305:
-    """The cipher of one model and direction."""
-    names = (address.sender.encode(), address.receiver.encode())
-    info = LABEL + _prefixed(*names, sender_public, receiver_public)
-    derive = HKDF(SHA256(), KEY_BYTES, salt=address.model_id.encode(), info=info).derive
-    return ChaCha20Poly1305(derive(shared))
+def _key(secret: bytes, address: Address) -> bytes:
+    """The key of one direction, attempt and step; another one for parcels that end the run."""
+    names = prefixed(address.sender.encode(), address.receiver.encode())
+    numbers = address.step.to_bytes(8, "little") + address.attempt.to_bytes(8, "little")
+    info = LABEL + numbers + bytes([address.last]) + names
+    return HKDFExpand(SHA256(), KEY_BYTES, info).derive(secret)
 
 
-def _bound(address: Address) -> bytes:
-    """The associated data. The model is in it too: salts "a" and "a\\0" are one to HMAC."""
-    names = (address.model_id, address.sender, address.receiver)
-    return address.step.to_bytes(8, "little") + _prefixed(*(name.encode() for name in names))
-
-
-def _prefixed(*parts: bytes) -> bytes:
+def prefixed(*parts: bytes) -> bytes:
     """Byte strings joined so that no other list of them gives the same."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)

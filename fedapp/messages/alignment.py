@@ -11,7 +11,11 @@ Reveals: ids leave no party, nor hashes of them.
   alone sees lists under the masks of all, learns for every subset of the parties how many rows they
   have in common, and which of its own rows any other party has.
 - A passive party learns which of its own rows all parties have, and nothing of who has the others.
-- With ``align=ordered`` a party learns whether its ids are the active party's, and nothing else.
+- With ``align=ordered`` a party learns whether its ids are the active party's, and how many rows
+  the others have.
+- What parties write is sealed under keys that are bound to all of ``OpenRequest`` and of the
+  request before it: two parties that were told different things read nothing of each other. Who
+  steals a site's disk during a run reads that run's letters to and from the site; afterwards none.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ class OpenRequest(Request):
     names: Annotated[tuple[str, ...], Range(2, 1000)]  # of all parties, in order
     active: Annotated[str, Range(1, 64)]
     box_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
+    run_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
+    n_rows: Annotated[Array, Form("int64", "n_parties", low=1)]  # of their tables
     ordered: bool
     test_fraction: Annotated[float, Range(0, 1)]
     valid_fraction: Annotated[float, Range(0, 1)]

@@ -1,13 +1,13 @@
 """The opening of a run between parties that have different columns of the same rows.
 
 Reveals: the server learns each party's name, its numbers of rows and columns, whether it has the
-labels, a fingerprint of its table that means something to that party alone, its public key, the
-same in every run, the versions it runs, and what is odd about the table: that some features have
-one value or none, number the rows or are rounded as float32, and what separates the fields of the
-file; of a table to predict in how many columns its values are unlike those trained on, and whether
-some rows or all lack a weight; the names of its columns only where its owner shares them
-(``share-column-names``). A party learns whether names are shared and the names and public keys of
-the others.
+labels, a fingerprint of its table that means something to that party alone, two public keys, one
+the same in every run and one of this run, the versions it runs, and what is odd about the table:
+that some features have one value or none, number the rows or are rounded as float32, and what
+separates the fields of the file; of a table to predict in how many columns its values are unlike
+those trained on, and whether some rows or all lack a weight; the names of its columns only where
+its owner shares them (``share-column-names``). A party learns whether names are shared, and the
+names, numbers of rows and public keys of the others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class VerticalHelloReply(Introduction):
     columns: Annotated[tuple[str, ...], Range(0, 10**6)]  # empty where they are not shared
     active: bool  # has the labels
     n_unlike: Annotated[int, Range(0, 10**6)]  # columns to predict unlike those trained on
-    box_key: Annotated[Array, Form("uint8", 32)]  # X25519, public
+    box_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; the same in every run
+    run_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; of this run alone
     simulated: bool
     fingerprint: Annotated[str, Range(32, 32)]  # hex
     versions: Annotated[tuple[str, ...], Range(0, 20)]

@@ -29,7 +29,14 @@ from fedapp.messages.fields import Reply, Request
 from fedapp.messages.methods import MODULE, module_at
 from fedapp.packages import check_extra
 from fedapp.site.config import SiteConfig
-from fedapp.site.mail import Letters, Mail, open_mail, seal_mail, write_letters
+from fedapp.site.mail import (
+    Letters,
+    Mail,
+    end_session,
+    open_mail,
+    seal_mail,
+    write_letters,
+)
 from fedapp.site.policy import check_policy, check_request, module_of
 from fedapp.site.register import admit
 from fedapp.site.store import NoStateError, Store, has_begun, locked
@@ -109,11 +116,13 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
         _hold_method(store, envelope.method, config.name, content.name)
         reply = _told_before(store, kind, envelope, content, config.name)
         if reply is None:
-            reply = _handled(Site(config, store), handler, request, content)
+            reply = _handled(Site(config, store), handler, request, envelope, content)
+            if letters := enclosed(reply):
+                reply = enclose(reply, seal_mail(config.name, store, envelope, letters))
             if store.finished and envelope.checkpoint and KEPT not in store.facts:
                 _keep(store, kind, envelope, content, reply)
-        if letters := enclosed(reply):
-            reply = enclose(reply, seal_mail(config.name, store, letters))
+        if store.finished:
+            end_session(store)
         store.commit(envelope.step, envelope.attempt, to_bytes(reply))
     return reply
 
@@ -130,14 +139,16 @@ def _kept_here(config: SiteConfig) -> Iterator[None]:
         raise error.for_others(shares_names=True) from None
 
 
-def _handled(site: Site, handler: Handler, request: Request, content: Content) -> Content:
+def _handled(
+    site: Site, handler: Handler, request: Request, envelope: Envelope, content: Content
+) -> Content:
     """What the handler answers, with its letters as they are, not sealed yet."""
     given: list[Mail] = []
-    if request.carries_letters:
-        with blaming(site.name, content.name, "parcels"):
-            parcels = enclosed(content)
-        given.append(open_mail(site.name, site.store, parcels))
     try:
+        if request.carries_letters:
+            with blaming(site.name, content.name, "parcels"):
+                parcels = enclosed(content)
+            given.append(open_mail(site.name, site.store, envelope, parcels))
         with _kept_here(site.config):
             found = handler(site, request, *given)
     except NoStateError as error:
@@ -158,7 +169,7 @@ def _hold_method(store: Store, method: str, party: str, message: str) -> None:
 
 
 def _keep(store: Store, kind: str, envelope: Envelope, request: Content, reply: Content) -> None:
-    """Keep the answer that ended the run, whose rows are forgotten now."""
+    """Keep the answer that ended the run, whose rows are forgotten now; its letters are sealed."""
     store.facts[KEPT] = [kind, envelope.attempt, _digest(request)]
     store[KEPT] = np.frombuffer(to_bytes(reply), dtype=np.uint8)
 
@@ -211,11 +222,14 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
         rule = f"must be {store.attempt} or more, got {envelope.attempt}"
         raise ProtocolError(party, message, "attempt", rule)
     before = envelope.step - envelope.gap
-    if envelope.attempt > store.attempt and store.step > envelope.checkpoint:
-        store = store.roll_back(envelope.checkpoint) or store
-        if store.finished:
-            # What was kept of the result answers.
-            store.step = envelope.step - max(envelope.gap, 1)
+    if envelope.attempt > store.attempt:
+        if store.step > envelope.checkpoint:
+            store = store.roll_back(envelope.checkpoint) or store
+            if store.finished:
+                # What was kept of the result answers.
+                store.step = envelope.step - max(envelope.gap, 1)
+        start = [envelope.attempt, envelope.checkpoint]
+        store.facts["starts"] = [*store.facts.get("starts", ()), start]
     # A server started anew does not know yet whom it asks, and so not when it last did.
     in_order = store.step == before or (not envelope.gap and 0 < store.step < envelope.step)
     if store.step != envelope.step and not in_order:
@@ -224,5 +238,5 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
             rule = "must be 1: the site has no state of this model, or has lost it"
         raise ProtocolError(party, message, "step", rule)
     if 0 < store.step <= envelope.checkpoint and not store.finished:
-        store.keep()
+        store.keep(envelope.checkpoint)
     return store

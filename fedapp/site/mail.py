@@ -1,32 +1,50 @@
 """Letters between parties, sealed so that the server, which carries them, cannot read them.
 
-Every site has a key pair of its own, and opens a run only with keys that it trusts. A parcel is 8
-bytes of the step it was sent in, and the letter under a key that follows from the sender's and
-receiver's, bound to both names, the model and the step. What has come before, or is as old as
-something that an earlier request has brought, is refused as a replay.
+Every site has a long-lived key pair and draws another for each run. It takes part only with
+long-lived keys that it trusts, and deletes its private key of the run when it has answered for the
+last time. A parcel is 8 bytes that tell when it was sent, and the letter under a key that follows
+from both parties' keys and from what each was told when the run began.
+
+Nothing old is read. What has come before, or is as old as something that an earlier request has
+brought, is refused as a replay. A server that was started anew goes back to a checkpoint, and the
+sites with it: of what earlier starts have brought, only letters up to that checkpoint still count,
+and the one by which a site has ended the run, as that site can write no other. A site that has lost
+its state draws a new key, under which nothing of before opens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from fedapp.crypto.sealed import Address, public_key, seal, unseal
+from fedapp.crypto.sealed import (
+    Address,
+    Keys,
+    agree,
+    new_private_key,
+    prefixed,
+    public_key,
+    seal,
+    unseal,
+)
 from fedapp.data.names import NAME, NAME_RULE
 from fedapp.errors import ProtocolError, blaming
-from fedapp.messages.fields import Array, Letter
+from fedapp.messages.fields import Array, Letter, Request
 from fedapp.messages.parcels import Parcel
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.trust import check_trusted, identity
+from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, put_together, take_apart
 from fedapp.wire.layout import from_bytes, to_bytes
 
 L = TypeVar("L", bound=Letter)
 Letters = list[tuple[str, Letter]]  # receiver and content of each
-STEP_BYTES = 8
+HEAD = struct.Struct("<II")  # step; twice the attempt, one more where it is the sender's last
 
 
 class Mail:
@@ -89,17 +107,45 @@ class Mail:
 
 
 def box_key(name: str) -> Array:
-    """The site's public key. uint8, shape (32,)."""
+    """The site's long-lived public key. uint8, shape (32,)."""
     return np.frombuffer(public_key(identity(name)), dtype=np.uint8)
 
 
-def know(config: SiteConfig, store: Store, names: Sequence[str], keys: Array) -> None:
+def begin_session(store: Store, greeting: Request) -> None:
+    """Draw the site's key of the run, and keep what the server said at its beginning."""
+    private = new_private_key()
+    store.facts["run_key"], store.facts["session"] = public_key(private).hex(), private.hex()
+    store.facts["told"] = _digest(greeting)
+
+
+def run_key(store: Store) -> Array:
+    """The site's public key of the run. uint8, shape (32,)."""
+    return np.frombuffer(bytes.fromhex(store.facts["run_key"]), dtype=np.uint8)
+
+
+def end_session(store: Store) -> None:
+    """Forget the private key of the run: from here on nobody reads what was sent."""
+    store.facts.pop("session", None)
+
+
+def know(
+    config: SiteConfig,
+    store: Store,
+    names: Sequence[str],
+    keys: tuple[Array, Array],
+    opening: Request,
+) -> None:
     """Keep who takes part, and their public keys.
+
+    Parameters
+    ----------
+    keys : the long-lived ones and those of the run, each uint8, shape (n_parties, 32).
+    opening : the request that told them, which is bound to all letters as a whole.
 
     Raises
     ------
     ProtocolError : the site is not among them, a name comes twice or is none, they were sent
-        before, or a key is not trusted.
+        before, a key is not trusted, or one of the site's own was exchanged.
     """
     own = config.name
     if own not in names or len(set(names)) < len(names):
@@ -108,42 +154,100 @@ def know(config: SiteConfig, store: Store, names: Sequence[str], keys: Array) ->
         raise ProtocolError(own, "parcel", "names", f"must be {NAME_RULE}")
     if "peers" in store.facts:
         raise ProtocolError(own, "parcel", "names", "must be sent once")
-    found = {name: key.tobytes() for name, key in zip(names, keys, strict=True)}
-    check_trusted(config, found)
-    store.facts["peers"] = {name: key.hex() for name, key in found.items()}
+    found = {
+        name: (key.tobytes(), of_run.tobytes())
+        for name, key, of_run in zip(names, *keys, strict=True)
+    }
+    if found[own] != (box_key(own).tobytes(), run_key(store).tobytes()):
+        rule = "must be the site's own, the server sent another"
+        raise ProtocolError(own, "parcel", "key", rule)
+    check_trusted(config, {name: key for name, (key, _) in found.items() if name != own})
+    store.facts["peers"] = {name: [key.hex() for key in both] for name, both in found.items()}
+    store.facts["told"] += _digest(opening)
     store.facts["heard"] = {}
 
 
-def open_mail(name: str, store: Store, parcels: Iterable[Parcel]) -> Mail:
+def _digest(request: Request) -> str:
+    return hashlib.sha256(to_bytes(take_apart(request, "server"))).hexdigest()
+
+
+def session_secret(name: str, store: Store, envelope: Envelope, peer: str) -> bytes:
+    """What the site shares with another party in this run: 32 bytes.
+
+    Raises
+    ------
+    ProtocolError : the peer does not take part, its key is none, or the site has ended the run.
+    """
+    facts = store.facts
+    if peer not in facts["peers"] or peer == name:
+        raise ProtocolError(peer, "parcel", "sender", "must be another party of the run")
+    if "session" not in facts:
+        raise ProtocolError(name, "parcel", "key", "must be there, the site has ended the run")
+    private = Keys(identity(name), bytes.fromhex(facts["session"]))
+    told = (envelope.model_id, envelope.method, facts["told"])
+    with blaming(peer, "parcel", "key"):
+        public = Keys(*map(bytes.fromhex, facts["peers"][peer]))
+        return agree(private, public, prefixed(*(text.encode() for text in told)))
+
+
+def open_mail(name: str, store: Store, envelope: Envelope, parcels: Iterable[Parcel]) -> Mail:
     """Open what has come with a request.
 
     Raises
     ------
-    ProtocolError : a parcel is from nobody who takes part, was changed, or was sent before.
+    ProtocolError : a parcel is from nobody who takes part, was changed, was sent before, comes from
+        a start of the server that is over, or its sender was told of another run.
     """
     before: dict[str, int] = store.facts["heard"]
     heard, seen, letters = dict(before), set(), []
     for sender, parcel in parcels:
-        step, content = _open(name, store, sender, parcel)
-        if step <= before.get(sender, 0) or parcel in seen:
+        address, content = _open(name, store, envelope, sender, parcel)
+        if address.step <= before.get(sender, 0) or parcel in seen:
             raise ProtocolError(sender, "parcel", "step", "must be a new one, got one seen before")
-        heard[sender] = step
+        if not address.last and _is_over(store, address):
+            rule = "must be a new one, got one of an earlier attempt"
+            raise ProtocolError(sender, "parcel", "step", rule)
+        heard[sender] = address.step
         seen.add(parcel)
         letters.append((sender, from_bytes(content, sender)))
     store.facts["heard"] = heard
     return Mail(name, letters)
 
 
-def _open(name: str, store: Store, sender: str, parcel: bytes) -> tuple[int, bytes]:
-    """Step and content of a parcel."""
-    peers: Mapping[str, str] = store.facts["peers"]
-    if sender not in peers or sender == name:
-        raise ProtocolError(sender, "parcel", "sender", "must be another party of the run")
-    step = int.from_bytes(parcel[:STEP_BYTES], "little")
-    address = Address(store.folder.name, sender, name, step)
-    private, public = identity(name), bytes.fromhex(peers[sender])
-    with blaming(sender, "parcel", "content"):
-        return step, unseal(private, public, address, parcel[STEP_BYTES:])
+def address_of(sender: str, receiver: str, parcel: bytes) -> Address:
+    """Where a parcel says that it belongs.
+
+    Raises
+    ------
+    struct.error, ValueError : it is too short, or says what cannot be.
+    """
+    step, start = HEAD.unpack(parcel[: HEAD.size])
+    return Address(sender, receiver, step, start // 2, last=bool(start % 2))
+
+
+def _open(
+    name: str, store: Store, envelope: Envelope, sender: str, parcel: bytes
+) -> tuple[Address, bytes]:
+    """When a parcel was sent, and its content."""
+    secret = session_secret(name, store, envelope, sender)
+    try:
+        address = address_of(sender, name, parcel)
+        return address, unseal(secret, address, parcel[HEAD.size :])
+    except (struct.error, ValueError):
+        rule = (
+            f"must be sealed by {sender} for {name} in this run, got {len(parcel)} bytes that are "
+            "not: changed on the way, or the server told the two of different parties, keys or "
+            "settings"
+        )
+        raise ProtocolError(sender, "parcel", "content", rule) from None
+
+
+def _is_over(store: Store, address: Address) -> bool:
+    """Whether a later start of the server went back to before a letter."""
+    return any(
+        attempt > address.attempt and address.step > checkpoint
+        for attempt, checkpoint in store.facts.get("starts", ())
+    )
 
 
 def write_letters(name: str, letters: Letters) -> list[Parcel]:
@@ -156,13 +260,15 @@ def write_letters(name: str, letters: Letters) -> list[Parcel]:
     return [(receiver, to_bytes(take_apart(letter, name))) for receiver, letter in letters]
 
 
-def seal_mail(name: str, store: Store, letters: Iterable[Parcel]) -> list[Parcel]:
-    """Seal what ``write_letters`` wrote, under the step that is being answered."""
-    step, private = store.step + 1, identity(name)
+def seal_mail(
+    name: str, store: Store, envelope: Envelope, letters: Iterable[Parcel]
+) -> list[Parcel]:
+    """Seal what ``write_letters`` wrote, as of the exchange that is being answered."""
     parcels = []
     for receiver, content in letters:
-        address = Address(store.folder.name, name, receiver, step)
-        public = bytes.fromhex(store.facts["peers"][receiver])
-        sealed = seal(private, public, address, content)
-        parcels.append((receiver, step.to_bytes(STEP_BYTES, "little") + sealed))
+        with blaming(name, "parcel", "step"):
+            address = Address(name, receiver, envelope.step, envelope.attempt, store.finished)
+        head = HEAD.pack(address.step, 2 * address.attempt + address.last)
+        sealed = seal(session_secret(name, store, envelope, receiver), address, content)
+        parcels.append((receiver, head + sealed))
     return parcels

@@ -116,7 +116,9 @@ class Store:
     _small: dict[str, str] = field(default_factory=dict)
     _changed: dict[str, Array] = field(default_factory=dict)
     _replaced: set[str] = field(default_factory=set)
-    _kept: dict[str, Any] = field(default_factory=lambda: {"step": -1, "files": []})
+    _kept: dict[str, Any] = field(
+        default_factory=lambda: {"step": -1, "checkpoint": 0, "files": []}
+    )
 
     @classmethod
     def open(cls, folder: Path, lasting: bool = False) -> Store:
@@ -221,19 +223,20 @@ class Store:
         """The reply to the last step."""
         return self[REPLY].tobytes()
 
-    def keep(self) -> None:
-        """Keep the current state until another one is kept."""
+    def keep(self, checkpoint: int) -> None:
+        """Keep the current state, as that of a checkpoint, until another one is kept."""
         if self._kept["step"] != self.step:
-            self._kept = {"step": self.step, "files": list(self._files.values())}
+            files = list(self._files.values())
+            self._kept = {"step": self.step, "checkpoint": checkpoint, "files": files}
             self._write(CHECKPOINT)
             self._sweep(self._files.values())
 
-    def roll_back(self, step: int) -> Store | None:
-        """The state that was kept, if it is the one after this step; None if there is none."""
+    def roll_back(self, checkpoint: int) -> Store | None:
+        """The state that was kept, if it is that of this checkpoint; None if there is none."""
         if not (self.folder / CHECKPOINT).exists():
             return None
         kept = self._read(self.folder, CHECKPOINT, self.lasting)
-        return kept if kept.step <= step else None
+        return kept if kept._kept["checkpoint"] == checkpoint else None
 
     def _write(self, name: str) -> None:
         state = {

@@ -105,20 +105,16 @@ def check_trusted(config: SiteConfig, keys: dict[str, bytes]) -> None:
 
     Parameters
     ----------
-    keys : of all parties, by name; the site's own among them.
+    keys : of the other parties, by name.
 
     Raises
     ------
-    ProtocolError : names a party whose key is unknown or another one, and says what to do; or the
-        site's own was exchanged.
+    ProtocolError : names a party whose key is unknown or another one, and says what to do.
     """
     own, trusted = config.name, trusted_keys(config, keys)
-    if keys[own] != public_key(identity(own)):
-        rule = "must be the site's own, the server sent another"
-        raise ProtocolError(own, "parcel", "key", rule)
     for name, key in keys.items():
         got, known = fingerprint_of(key), trusted.get(name, "")
-        if name == own or got == known:
+        if got == known:
             continue
         rule = f"must be one {own} trusts ({known or 'none is pinned'}), got {got}"
         way = f"run at {own}: . env.sh; fedapp trust {name} {got}"
