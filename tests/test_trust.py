@@ -13,12 +13,14 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.commands.site import site_app
+from fedapp.config import Settings
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.alignment import OpenRequest
 from fedapp.messages.fields import Request
 from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.run_folder import RunFolder
 from fedapp.site.answer import answer
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.trust import PINNED, identity, pin, trusted_keys
@@ -27,6 +29,7 @@ from fedapp.wire.content import Content, take_apart
 from simulations.local import run_local
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.tampering import refuses
+from tests.transcript import listen, summary_of
 
 MODEL = "0123456789abcdef"
 MALLORY = new_private_key()  # the coordinator's own
@@ -165,6 +168,50 @@ def test_methods_for_different_rows_need_no_keys(
         node["trusted"] = "nobody:" + 32 * "0"
     run = run_local(settings(strategy="pax", parties=2, label="y"), sites(*nodes))
     assert (run.path / "model.json").exists()
+
+
+# What a disk holds once a run has ended
+
+
+SMALL = {"key_bits": 512, "insecure_small_key": True}
+FOREST = {"strategy": "federated-forest", "federated_forest__trees": 2}
+ENCRYPTED = {f"federated_forest__{name}": value for name, value in SMALL.items()}
+EINI = {f"eini__{name}": value for name, value in {**SMALL, "unguarded": True}.items()}
+
+
+def listened(settings: Settings) -> set[bytes]:
+    """Carry out a run; the private keys that its sites had of it on their disks."""
+    _, app = listen(settings)
+    assert len(app.sessions) == settings.parties
+    return {key.encode() for key in app.sessions.values()}
+
+
+@pytest.mark.parametrize(
+    ("trained", "ways"),
+    [
+        ({}, ("interactive", "eini")),
+        (FOREST, ("one-round",)),
+        ({**FOREST, **ENCRYPTED, "federated_forest__labels": "paillier"}, ()),
+    ],
+    ids=["secureboost", "forest", "forest under Paillier"],
+)
+def test_no_key_of_a_run_is_on_any_disk_after_its_end(
+    vertical: MakeSettings, trained: dict[str, Any], ways: tuple[str, ...]
+) -> None:
+    run = vertical(**{"parties": 3, "num_boost_round": 1, "align": "ordered", **trained})
+    keys = listened(run)
+    for way in ways:
+        given = {"model": model_of(run), "data": run.data, "parties": 3, "align": "ordered"}
+        keys |= listened(vertical(**{**given, **EINI, "strategy": way}))
+    assert len(keys) == 3 * (1 + len(ways))
+    files = [path for path in home().rglob("*") if path.is_file()]
+    assert any(path.name == "state.json" for path in files)
+    held = b"".join(path.read_bytes() for path in files)
+    assert not [key for key in keys if key in held or bytes.fromhex(key.decode()) in held]
+
+
+def model_of(run: Settings) -> str:
+    return str(summary_of(RunFolder(Path(run.run_dir)))["model_id"])
 
 
 # What the commands write and show
