@@ -17,10 +17,14 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         ". FOLDER/env.sh",
     ),
     (
-        r"Using SuperLink: \S+ \((?:\S+@)?([^\s@]+)\)(?s:.*)"
-        r"Connection to the SuperLink is unavailable",
+        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)Connection to the SuperLink is unavailable",
         "the SuperLink '{name}' must answer at {0}, got no connection; at the coordinator: "
         "FOLDER/start-superlink.sh",
+    ),
+    (
+        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)Authentication failed",
+        "the SuperLink '{name}' at {0} must know the user, got a name or a password that it does "
+        "not; at the coordinator: fedapp federation user FOLDER NAME",
     ),
     (
         r"Failed to read certificate file `([^`]+)`",
@@ -53,7 +57,8 @@ def sentence_for(printed: str, name: str) -> str:
 
 
 def failed(printed: str, name: str, otherwise: str) -> RunFailedError:
-    """The error for a failed command: the sentence alone, or else its last lines."""
+    """The error for a failed command: the sentence alone, or else its last lines; no password."""
+    printed = re.sub(r"\(\S+@", "(", printed)
     if sentence := sentence_for(printed, name):
         return RunFailedError(sentence, [])
     return RunFailedError(otherwise, printed.splitlines()[-LOG_LINES:])

@@ -1,0 +1,242 @@
+"""nginx as `fedapp federation init` configures it, before a SuperLink: real processes of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import tomllib
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.client import HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from flwr.proto.control_pb2 import ListRunsRequest, ListRunsResponse
+
+from fedapp.commands.engines import told
+from fedapp.commands.federation import federation_app
+from fedapp.config import Settings
+from fedapp.errors import ConfigError, RunFailedError
+from simulations.engines import free_ports, run_superlink
+from tests.deploy_folders import init_federation, invoke
+
+NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+START_SECONDS = 120
+pytestmark = pytest.mark.skipif(not NGINX, reason="needs nginx")
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    folder: Path
+    sites: int
+    users: int
+    superlink: int
+    nginx: int  # process id
+
+    def ask(self, port: int, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
+        """Status and body of an answer."""
+        with self.connection(port) as connection:
+            return asked(connection, path, body, **headers)
+
+    def connection(self, port: int) -> HTTPSConnection:
+        context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
+        return Closing("localhost", port, context=context, timeout=START_SECONDS)
+
+
+class Closing(HTTPSConnection):
+    def __enter__(self) -> Closing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def asked(
+    connection: HTTPSConnection, path: str, body: bytes = b"", **headers: str
+) -> tuple[int, bytes]:
+    given = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+    connection.request("POST", path, body, given | headers)
+    response: HTTPResponse = connection.getresponse()
+    return response.status, response.read()
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """SuperLink and nginx by the commands of the compose file."""
+    parent = tmp_path_factory.mktemp("nginx")
+    sites, users, superlink = free_ports(3)
+    options = ("--host", "localhost", "--target", "compose", "--public-port", str(sites))
+    options += ("--users-port", str(users), "--port", str(superlink))
+    folder, _ = init_federation(parent, *options)
+    config = folder / "nginx.conf"
+    config.write_text(config.read_text().replace(" /tmp/nginx", f" {parent}/nginx"))
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    with (parent / "log").open("wb") as log:
+        processes = [
+            subprocess.Popen(
+                services[name]["command"],
+                env={**os.environ, **services[name].get("environment", {})},
+                stdout=log,
+                stderr=log,
+                executable=NGINX if name == "nginx" else None,
+            )
+            for name in ("superlink", "nginx")
+        ]
+    try:
+        for port in (superlink, sites, users):
+            wait_until_open(port, parent / "log")
+        yield Coordinator(folder, sites, users, superlink, processes[1].pid)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+
+
+def wait_until_open(port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline, log.read_text()[-2000:]
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def ann(coordinator: Coordinator) -> dict[str, Any]:
+    """A user's configuration of Flower, as TOML says it."""
+    invoke(federation_app, "user", str(coordinator.folder), "ann")
+    text = (coordinator.folder / "users" / "ann.toml").read_text()
+    return tomllib.loads(text)["superlink"]["federation"]  # type: ignore[no-any-return]
+
+
+def basic(link: dict[str, Any]) -> str:
+    userinfo, _, _ = link["address"].rpartition("@")
+    return f"Basic {b64encode(userinfo.encode()).decode()}"
+
+
+LIST = "/v1/control/list-runs"
+
+
+def test_a_site_reaches_the_fleet_routes_without_a_password(coordinator: Coordinator) -> None:
+    path = "/v1/fleet/pull-messages"
+    status, body = coordinator.ask(coordinator.superlink, path)
+    assert b"nginx" not in body
+    assert coordinator.ask(coordinator.sites, path) == (status, body)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        LIST,
+        "/v1/runtime/acquire-task",
+        "/health",
+        "/v1/fleet/../control/list-runs",
+        "/v1/fleet/%2e%2e/control/list-runs",
+        "/v1/fleet/..%2fcontrol/list-runs",
+        "/v1/fleet/../../v1/control/list-runs",
+        "//v1//control/list-runs",
+    ],
+)
+def test_a_site_reaches_nothing_else(
+    coordinator: Coordinator, ann: dict[str, Any], path: str
+) -> None:
+    for headers in ({}, {"authorization": basic(ann)}):
+        status, body = coordinator.ask(coordinator.sites, path, **headers)
+        assert status == 403
+        assert b"nginx" in body
+
+
+def test_the_control_routes_ask_for_a_password_and_take_the_users(
+    coordinator: Coordinator, ann: dict[str, Any]
+) -> None:
+    body = ListRunsRequest().SerializeToString()
+    wrong = {"address": "ann:0@"}
+    for headers in ({}, {"authorization": basic(wrong)}, {"authorization": "Bearer x"}):
+        assert coordinator.ask(coordinator.users, LIST, body, **headers)[0] == 401
+    given = {"authorization": basic(ann)}
+    status, answer = coordinator.ask(coordinator.users, LIST, body, **given)
+    assert status == coordinator.ask(coordinator.superlink, LIST, body)[0] == 200
+    assert not ListRunsResponse.FromString(answer).run_dict
+
+
+@pytest.mark.parametrize("path", ["/v1/fleet/pull-messages", "/v1/runtime/acquire-task", "/"])
+def test_a_user_reaches_the_control_routes_alone(
+    coordinator: Coordinator, ann: dict[str, Any], path: str
+) -> None:
+    status, _ = coordinator.ask(coordinator.users, path, authorization=basic(ann))
+    assert status == 403
+
+
+def test_flowers_own_command_speaks_to_the_superlink_as_a_user(
+    coordinator: Coordinator, ann: dict[str, Any], tmp_path: Path
+) -> None:
+    shutil.copy(coordinator.folder / "users" / "ann.toml", tmp_path / "config.toml")
+    listed = subprocess.run(
+        ["flwr", "list", "federation", "--format", "json"],
+        env={**os.environ, "FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert json.loads(listed.stdout)["success"], listed.stdout + listed.stderr
+
+
+def test_a_run_by_a_user_with_a_wrong_password_is_refused_and_no_password_is_shown(
+    coordinator: Coordinator,
+    ann: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Callable[..., Settings],
+) -> None:
+    text = (coordinator.folder / "users" / "ann.toml").read_text()
+    (tmp_path / "config.toml").write_text(text.replace(":", ":0", 1))
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    rule = rf"at localhost:{coordinator.users} must know the user, .* fedapp federation user"
+    with pytest.raises(RunFailedError, match=rule) as caught:
+        run_superlink(settings(), "federation")
+    assert caught.value.log_lines == []
+    assert (
+        told("federation") == f"engine federation: the SuperLink at localhost:{coordinator.users}"
+    )
+
+
+def test_a_name_is_given_to_one_user_and_the_password_is_kept_by_its_hash_alone(
+    coordinator: Coordinator, ann: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=r"name must be new, got ann"):
+        invoke(federation_app, "user", str(coordinator.folder), "ann")
+    password = ann["address"].rpartition("@")[0].partition(":")[2]
+    assert len(bytes.fromhex(password)) == 32
+    assert password not in (coordinator.folder / "nginx.users").read_text()
+    assert (coordinator.folder / "users" / "ann.toml").stat().st_mode & 0o077 == 0
+
+
+def test_many_requests_take_one_connection_to_the_superlink(coordinator: Coordinator) -> None:
+    def upstream() -> set[int]:
+        """Ports from which nginx is connected to the SuperLink."""
+        return {
+            one.laddr.port
+            for worker in psutil.Process(coordinator.nginx).children()
+            for one in worker.net_connections("tcp")
+            if one.raddr and one.raddr.port == coordinator.superlink
+        }
+
+    seen = set()
+    with coordinator.connection(coordinator.sites) as connection:
+        for _ in range(20):
+            asked(connection, "/v1/fleet/pull-messages")
+            seen |= upstream()
+    # A second, where the machine let the first be silent for more than keepalive_timeout.
+    assert 1 <= len(seen) <= 2
