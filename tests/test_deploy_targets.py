@@ -117,7 +117,10 @@ def test_the_process_that_reads_a_sites_rows_has_no_way_out_and_the_other_one_no
     document = composed(folder)
     supernode, superexec = (document["services"][name] for name in ("supernode", "superexec"))
     assert superexec["networks"] == ["inside"]
-    assert document["networks"]["inside"] == {"internal": True}
+    assert document["networks"]["inside"] == {
+        "internal": True,
+        "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
+    }
     assert mounts(superexec)[str(data)] == "ro"
     assert str(data) not in mounts(supernode)
     assert not any("supernode.key" in path for path in mounts(superexec))
@@ -129,6 +132,28 @@ def test_docker_compose_takes_the_files(folders: Any) -> None:
         command = ["docker-compose", "--file", str(folder / "compose.yaml"), "config"]
         shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         assert yaml.safe_load(shown)["services"].keys() == composed(folder)["services"].keys()
+
+
+def test_what_runs_a_users_app_sees_no_key_and_no_password(folders: Any) -> None:
+    for target in ("compose", "kubernetes", "systemd"):
+        coordinator, site = folders(target)
+        if target == "compose":
+            names = {
+                Path(path).name for path in mounts(composed(coordinator)["services"]["superexec"])
+            }
+        elif target == "kubernetes":
+            names = set(of_kind(kustomized(coordinator), "Secret")["superexec"]["data"]) | {
+                "flower",
+                "home",
+            }
+        else:
+            found = unit(coordinator / "fedapp-federation-superexec.service")
+            hidden = set(found["InaccessiblePaths"][0].split())
+            assert hidden == {f"{coordinator}/{name}" for name in ("ca.key", "server.key", "users")}
+            continue
+        assert names == {"ca.crt", "superexec.secret", "flower", "home"}
+        shutil.rmtree(coordinator)
+        shutil.rmtree(site)
 
 
 # Kubernetes

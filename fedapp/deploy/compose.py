@@ -21,22 +21,33 @@ _SITE = """\
 
 
 def compose_federation(machine: Machine, federation: Federation) -> Texts:
-    """SuperLink, SuperExec and nginx."""
+    """SuperLink, SuperExec and nginx; a user's app sees no key and no other's password."""
     folder = machine.folder
-    fedapp = _service(machine) | {"network_mode": "host", "volumes": [f"{folder}:{folder}"]}
+    flower, home = (f"{folder}/{name}" for name in ("flower", "home"))
+    keys = [f"{folder}/{name}" for name in ("ca.crt", "superexec.secret")]
+    server = [f"{folder}/{name}" for name in ("server.crt", "server.key")]
+    proxy = [f"{folder}/{name}" for name in ("ca.crt", "nginx.conf", "nginx.users")]
     certificate = nginx.certificate_of(machine, federation)
-    files = [f"{folder}/{name}" for name in ("nginx.conf", "nginx.users", "ca.crt")]
     services = {
-        "superlink": fedapp | {"command": _words(federation.superlink(folder, folder))},
-        "superexec": fedapp
-        | {"depends_on": ["superlink"], "command": _words(federation.superexec(folder))},
+        "superlink": _service(machine)
+        | {
+            "volumes": [*(_read_only(path) for path in (*keys, *server)), _both(flower)],
+            "command": _words(federation.superlink(folder, flower)),
+        },
+        "superexec": _service(machine)
+        | {
+            "depends_on": ["superlink"],
+            "volumes": [*(_read_only(path) for path in keys), _both(flower), _both(home)],
+            "command": _words(federation.superexec(folder)),
+        },
         "nginx": _guarded(machine, nginx.IMAGE)
         | {
-            "network_mode": "host",
-            "volumes": [_read_only(path) for path in (*files, *certificate)],
+            "volumes": [_read_only(path) for path in (*proxy, *certificate)],
             "command": _words(nginx.container_words(folder)),
         },
     }
+    for service in services.values():
+        service["network_mode"] = "host"
     return {
         "compose.yaml": (as_yaml(_FEDERATION, {"services": services}), PUBLIC),
         **nginx.for_container(federation, folder, certificate),
@@ -60,9 +71,11 @@ def compose_site(machine: Machine, site: Site) -> Texts:
         "volumes": [_both(home), _both(flower), *(_read_only(path) for path in files)],
         "command": _words(site.superexec(folder, supernode="supernode")),
     }
+    # It leads to nothing beyond this machine, nor, without an address of it there, to this machine.
+    own = {"com.docker.network.bridge.inhibit_ipv4": "true"}
     document = {
         "services": {"supernode": supernode, "superexec": superexec},
-        "networks": {"outside": {}, "inside": {"internal": True}},
+        "networks": {"outside": {}, "inside": {"internal": True, "driver_opts": own}},
     }
     return {"compose.yaml": (as_yaml(_SITE, document), PUBLIC), **machine.dockerfile()}
 

@@ -63,6 +63,8 @@ ARG BASE=python:{PYTHON}-slim
 FROM $BASE
 COPY . /opt/fedapp
 RUN pip install --no-cache-dir --constraint /opt/fedapp/constraints.txt --editable /opt/fedapp
+# Containers cannot write there: what is not compiled now is compiled by every process.
+RUN python -m compileall -q /opt/fedapp/fedapp /opt/fedapp/strategies /opt/fedapp/clients
 """
 
 

@@ -31,21 +31,22 @@ def units_federation(machine: Machine, federation: Federation) -> Texts:
     """SuperLink and SuperExec, which the former starts; nginx is the host's own."""
     folder, name = machine.folder, federation.name
     superlink, superexec = (f"fedapp-{name}-{process}.service" for process in _COORDINATOR)
-    writes = f"ReadWritePaths={folder}"
+    flower, home = f"{folder}/flower", f"{folder}/home"
+    hidden = f"InaccessiblePaths={folder}/ca.key {folder}/users"
     return {
         superlink: _unit(
             machine,
             f"SuperLink of {name}",
             (f"Wants={superexec}",),
-            federation.superlink(folder, folder),
-            (writes, f"InaccessiblePaths={folder}/ca.key", *_NO_WAY_OUT),
+            federation.superlink(folder, flower),
+            (f"ReadWritePaths={flower}", f"{hidden} {home}", *_NO_WAY_OUT),
         ),
         superexec: _unit(
             machine,
             f"SuperExec of {name}",
             (f"After={superlink}",),
             federation.superexec(folder),
-            (writes, f"InaccessiblePaths={folder}/ca.key {folder}/server.key", *_NO_WAY_OUT),
+            (f"ReadWritePaths={flower} {home}", f"{hidden} {folder}/server.key", *_NO_WAY_OUT),
         ),
         **nginx.for_host(machine, federation),
     }
