@@ -26,7 +26,7 @@ def trainer(settings: MakeSettings, strategy: str, folder: Path, trained_once: T
     def make(objective: str = "binary:logistic", **more: Any) -> Trained:
         data = folder / f"{objective[:5]}.csv"
         if not data.exists():
-            made_table(data, objective, n_values=40, n_rows=120)
+            made_table(data, objective, n_values=40, n_rows=60)
         given = {"data": str(data), "label": "y", "objective": objective, "parties": 2}
         given |= {"max_depth": 3, "num_boost_round": 6, "align": "ordered", "columns": "random"}
         given |= {f"secureboost__{name}": value for name, value in SMALL.items()}

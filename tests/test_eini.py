@@ -87,6 +87,9 @@ class Letters:
 # The predictions
 
 
+FEWER = {"multi:softprob": {"num_boost_round": 2}}  # trees of each class
+
+
 @pytest.mark.parametrize(
     ("objective", "parties"),
     [
@@ -100,20 +103,28 @@ class Letters:
 def test_predictions_are_those_of_the_interactive_way(
     train: Train, settings: MakeSettings, objective: str, parties: int
 ) -> None:
-    trained, _ = train(objective, parties=parties)
+    trained, _ = train(objective, parties=parties, **FEWER.get(objective, {}))
     plain = inference(settings, trained, align="ordered")
     interactive = written(summary_of(run_local(plain)))
-    summary = summary_of(run_local(encrypted(settings, trained, eini__batch_rows=50)))
+    summary = summary_of(run_local(encrypted(settings, trained, eini__batch_rows=25)))
     np.testing.assert_allclose(written(summary), interactive, rtol=0, atol=1e-9)
     assert summary["batches"] == 3
     # hello, three to align; the first step of all, one more a party and a batch
     assert summary["exchanges"] == 4 + parties + summary["batches"]
 
 
-@pytest.mark.parametrize("source", [CREDIT, DEFAULT], ids=["give-me-some-credit", "default-credit"])
 @pytest.mark.parametrize(
-    ("strategy", "parties"),
-    [("secureboost", 2), ("secureboost", 3), ("secureboost", 4), ("federated-forest", 3)],
+    ("source", "strategy", "parties"),
+    [
+        (CREDIT, "secureboost", 3),
+        (DEFAULT, "federated-forest", 3),
+        pytest.param(CREDIT, "secureboost", 2, marks=pytest.mark.slow),
+        pytest.param(CREDIT, "secureboost", 4, marks=pytest.mark.slow),
+        pytest.param(CREDIT, "federated-forest", 3, marks=pytest.mark.slow),
+        pytest.param(DEFAULT, "secureboost", 2, marks=pytest.mark.slow),
+        pytest.param(DEFAULT, "secureboost", 3, marks=pytest.mark.slow),
+        pytest.param(DEFAULT, "secureboost", 4, marks=pytest.mark.slow),
+    ],
     indirect=["strategy"],
 )
 def test_predictions_of_real_rows_are_those_of_the_interactive_way(
@@ -195,7 +206,7 @@ def test_the_sum_of_a_row_does_not_repeat_under_the_same_key(
         return letters[0]
 
     monkeypatch.setattr(client, "_totals", totals_twice)
-    run_local(encrypted(settings, trained, eini__batch_rows=50))
+    run_local(encrypted(settings, trained, eini__batch_rows=25))
     assert len(found) == 2 * 3
     every = [sums for letter in found for sums in letter]
     assert len(set(every)) == len(every) > 6
@@ -353,7 +364,7 @@ def test_the_command_predicts_under_encryption(
         cli, [*arguments, "--inference", "eini", "-ceini.unguarded=true", *small]
     )
     assert result.exit_code == 0, result.output
-    assert "120 rows written to out.parquet" in result.output
+    assert "60 rows written to out.parquet" in result.output
     table = pq.read_table("out.parquet")
     assert table.column_names[0] == "row"
     found = np.column_stack([table[name].to_numpy() for name in table.column_names[1:]])
