@@ -125,8 +125,9 @@ def test_a_structure_that_another_passive_party_sends_is_refused(
         keep(site, part, letter, asked)
 
     def write_more(sender: str, letters: Letters) -> Letters:
-        forged = [("party-3", letter) for letter in seen] if sender == "party-2" else []
-        return [*letters, *forged]
+        # Beside a letter of its own: after its last one it has no key to seal any.
+        lies = sender == "party-2" and letters
+        return [*letters, *(("party-3", letter) for letter in seen if lies)]
 
     monkeypatch.setattr(client, "_keep_structure", keep_and_remember)
     rewrite_all_letters(monkeypatch, write_more)
