@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, cast, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import DataError
 from fedapp.trees.objective import REGRESSION, Objective, gradients, n_outputs
+from fedapp.trees.text import Opening, read_model, write_model
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.float32]
 
-FORMAT, KIND = 1, "linear"
+KIND = "linear"
+ARRAYS = ("means", "scales", "weights", "bias")
 BATCH_ROWS = 2**14
 # Largest second derivative of the loss of a row by its margin.
 STEEPEST = {"binary:logistic": 0.25, "multi:softprob": 0.5, REGRESSION: 1.0}
@@ -226,18 +226,8 @@ def _slices(n_rows: int) -> Iterator[slice]:
 
 def linear_to_json(model: LinearModel) -> str:
     """The model as text; the same model always gives the same text."""
-    document = {
-        "format": FORMAT,
-        "kind": KIND,
-        "objective": model.objective,
-        "columns": list(model.columns),
-        "classes": list(model.classes),
-        "means": model.means.tolist(),
-        "scales": model.scales.tolist(),
-        "weights": model.weights.tolist(),
-        "bias": model.bias.tolist(),
-    }
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n"
+    content = {name: getattr(model, name).tolist() for name in ARRAYS}
+    return write_model(KIND, model, content, ensure_ascii=False)
 
 
 def linear_from_json(text: str) -> LinearModel:
@@ -247,27 +237,14 @@ def linear_from_json(text: str) -> LinearModel:
     ------
     DataError : the text is no linear model of this format.
     """
-    try:
-        document = json.loads(text)
-        kind = (document["format"], document["kind"])
-        if kind != (FORMAT, KIND) or document["objective"] not in get_args(Objective):
-            raise ValueError(f"format and kind {kind}, objective {document['objective']}")
-        return _checked(document)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"model must be a linear model of format {FORMAT}, got {error!r}"
-        ) from error
+    return read_model(text, KIND, _checked)
 
 
-def _checked(document: dict[str, Any]) -> LinearModel:
+def _checked(said: Opening, document: Mapping[str, Any]) -> LinearModel:
     """The model of a document whose arrays fit its columns and classes."""
-    arrays = {
-        name: np.array(document[name], dtype=np.float64)
-        for name in ("means", "scales", "weights", "bias")
-    }
-    columns, classes = tuple(document["columns"]), tuple(document["classes"])
-    model = LinearModel(cast(Objective, document["objective"]), columns, classes, **arrays)
-    n_columns, width = len(columns), model.n_outputs
+    arrays = {name: np.array(document[name], dtype=np.float64) for name in ARRAYS}
+    model = LinearModel(said.objective, said.columns, said.classes, **arrays)
+    n_columns, width = len(said.columns), model.n_outputs
     shapes = [(n_columns,), (n_columns,), (n_columns, width), (width,)]
     if [array.shape for array in arrays.values()] != shapes:
         raise ValueError(f"arrays must be of shapes {shapes}")

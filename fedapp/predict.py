@@ -29,10 +29,11 @@ from fedapp.site.joined import read_joined
 from fedapp.trees.divided.lookup import DIVIDED
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import KIND as BOOSTED
-from fedapp.trees.model import Ensemble, from_json, kind_of, model_text
+from fedapp.trees.model import Ensemble, from_json
 from fedapp.trees.objective import Array, transform
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.stacked import model as stacked
+from fedapp.trees.text import kind_of, model_text
 
 Model = Ensemble | bagged.BaggedForest | stacked.StackedModel | LinearModel
 Predict = Callable[[Any, Array], Any]  # a model, and rows with NaN for missing, to predictions

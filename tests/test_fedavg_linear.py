@@ -29,8 +29,8 @@ from fedapp.messages.fedavg_linear import MomentsReply, check_moments
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.site.rows import Holdout, share_rows
-from fedapp.trees.model import model_text
 from fedapp.trees.objective import transform
+from fedapp.trees.text import model_text
 from simulations.local import run_local, simulated_contexts
 from strategies.fedavg_linear import FedAvgLinear
 from tests.network import die, fails_from, resumed, run

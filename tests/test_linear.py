@@ -141,5 +141,5 @@ def test_a_model_reads_back_as_it_was_written() -> None:
 )
 def test_a_broken_model_is_refused(field: str, value: object) -> None:
     document = {**json.loads(linear_to_json(made_model())), field: value}
-    with pytest.raises(DataError, match=r"^model must be a linear model of format 1, got"):
+    with pytest.raises(DataError, match=r"^model must be JSON of fedapp's format 1, got"):
         linear_from_json(json.dumps(document))

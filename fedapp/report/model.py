@@ -16,7 +16,7 @@ from fedapp.report.matrix import confusion_table
 from fedapp.report.summary import Run, score_names, score_notes, score_rows, score_text
 from fedapp.report.tree import first_tree, tree_html
 from fedapp.trees.divided.lookup import DIVIDED
-from fedapp.trees.model import kind_of
+from fedapp.trees.text import kind_of
 
 Fields = Mapping[str, Any]
 

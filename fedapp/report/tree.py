@@ -12,8 +12,9 @@ from fedapp.report.canvas import plain
 from fedapp.report.markup import escaped
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import KIND as BOOSTED
-from fedapp.trees.model import LEAF, NODE, Tree, from_json, kind_of
+from fedapp.trees.model import LEAF, NODE, Tree, from_json
 from fedapp.trees.stacked import model as stacked
+from fedapp.trees.text import kind_of
 
 DEEPEST = 4  # levels below the root that are drawn
 _LONGEST_NAME = 18

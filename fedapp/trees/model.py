@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import DataError
 from fedapp.trees.objective import Objective, base_margin, exact_predictions, n_outputs
+from fedapp.trees.text import Opening, exact, model_text, read_model, write_model
 
-FORMAT = 1
 KIND = ""  # the text of a boosted model names none
-_BEGINS = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
 LEAF = -1
 
 # A tree is an array of these; node 0 is the root, a right child follows its left sibling.
@@ -182,23 +178,11 @@ def scaled(tree: Tree, factor: float) -> Tree:
 
 def to_json(model: Ensemble) -> str:
     """The model as text; the same model always gives the same text."""
-    document = {
-        "format": FORMAT,
-        "objective": model.objective,
-        "base_score": _exact(model.base_score),
-        "columns": list(model.columns),
-        "classes": list(model.classes),
-        "trees": [
-            {name: [_exact(value) for value in tree[name]] for name in NODE.names or ()}
-            for tree in model.trees
-        ],
-    }
-    return json.dumps(document, separators=(",", ":")) + "\n"
-
-
-def _exact(value: Any) -> Any:
-    """A JSON number that reads back to the same bits."""
-    return float(str(value)) if isinstance(value, np.floating) else value.item()
+    trees = [
+        {name: [exact(value) for value in tree[name]] for name in NODE.names or ()}
+        for tree in model.trees
+    ]
+    return write_model(KIND, model, {"trees": trees}, model.base_score)
 
 
 def from_json(text: str) -> Ensemble:
@@ -208,20 +192,13 @@ def from_json(text: str) -> Ensemble:
     ------
     DataError : the text is no model of this format.
     """
-    try:
-        document = json.loads(text)
-        if document["format"] != FORMAT or document["objective"] not in get_args(Objective):
-            raise ValueError(f"format {document['format']}, objective {document['objective']}")
-        columns = tuple(str(name) for name in document["columns"])
-        return Ensemble(
-            cast(Objective, document["objective"]),
-            np.float32(document["base_score"]),
-            columns,
-            tuple(str(name) for name in document["classes"]),
-            tuple(read_tree(tree, len(columns), NODE) for tree in document["trees"]),
-        )
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {error!r}") from error
+
+    def build(said: Opening, document: dict[str, Any]) -> Ensemble:
+        trees = tuple(read_tree(tree, len(said.columns), NODE) for tree in document["trees"])
+        mean = np.float32(document["base_score"])
+        return Ensemble(said.objective, mean, said.columns, said.classes, trees)
+
+    return read_model(text, KIND, build)
 
 
 def read_tree(
@@ -239,24 +216,6 @@ def read_tree(
     columns = tree["column"][tree["left"] != LEAF]
     check_trees(tree["left"], np.array([0, len(tree)]), columns, n_columns)
     return tree
-
-
-def kind_of(text: str) -> str:
-    """Kind of model that a ``model.json`` holds, by how it begins."""
-    begins = _BEGINS.match(text)
-    return begins[1] if begins else KIND
-
-
-def model_text(path: Path) -> str:
-    """Text of a ``model.json``, of any kind.
-
-    Raises
-    ------
-    DataError : there is no such file.
-    """
-    if not path.is_file():
-        raise DataError(f"model must be a file, got {path}")
-    return path.read_text()
 
 
 def load_model(path: Path) -> Ensemble:

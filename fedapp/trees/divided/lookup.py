@@ -13,8 +13,9 @@ import numpy.typing as npt
 from fedapp.errors import DataError
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.forest.model import BaggedForest
-from fedapp.trees.model import LEAF, Ensemble, Tree, from_json, kind_of
+from fedapp.trees.model import LEAF, Ensemble, Tree, from_json
 from fedapp.trees.sides import goes_left
+from fedapp.trees.text import kind_of
 
 FORMAT = 1
 DIVIDED = "parts"  # kind of a model.json that says where the parts of a model lie

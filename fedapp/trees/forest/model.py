@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import DataError
 from fedapp.trees.forest.cart import Ints, Rules
 from fedapp.trees.forest.levels import (
     Rows,
@@ -26,8 +24,8 @@ from fedapp.trees.model import LEAF, read_tree
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.predict import find_leaves
 from fedapp.trees.sides import Nodes, moved, sides_of, slots_of
+from fedapp.trees.text import Opening, read_model, write_model
 
-FORMAT = 1
 KIND = "bagged"
 BRANCH = np.dtype(
     [
@@ -209,18 +207,11 @@ def grow(
 
 def to_json(model: BaggedForest) -> str:
     """The model as text; the same model always gives the same text."""
-    document = {
-        "format": FORMAT,
-        "kind": KIND,
-        "objective": model.objective,
-        "columns": list(model.columns),
-        "classes": list(model.classes),
-        "trees": [
-            {name: tree[name].tolist() for name in BRANCH.names or ()} | {"value": values.tolist()}
-            for tree, values in zip(model.trees, model.values, strict=True)
-        ],
-    }
-    return json.dumps(document, separators=(",", ":")) + "\n"
+    trees = [
+        {name: tree[name].tolist() for name in BRANCH.names or ()} | {"value": values.tolist()}
+        for tree, values in zip(model.trees, model.values, strict=True)
+    ]
+    return write_model(KIND, model, {"trees": trees})
 
 
 def from_json(text: str) -> BaggedForest:
@@ -230,20 +221,14 @@ def from_json(text: str) -> BaggedForest:
     ------
     DataError : the text is no model of this format.
     """
-    try:
-        document = json.loads(text)
-        known = document["objective"] in get_args(Objective)
-        if (document["format"], document["kind"], known) != (FORMAT, KIND, True):
-            raise ValueError(f"format {document['format']}, kind {document['kind']}")
-        columns = tuple(str(name) for name in document["columns"])
-        classes = tuple(str(name) for name in document["classes"])
-        objective = cast(Objective, document["objective"])
-        width = n_outputs(objective, len(classes))
-        trees = tuple(read_tree(fields, len(columns), BRANCH) for fields in document["trees"])
+
+    def build(said: Opening, document: dict[str, Any]) -> BaggedForest:
+        width = n_outputs(said.objective, len(said.classes))
+        trees = tuple(read_tree(tree, len(said.columns), BRANCH) for tree in document["trees"])
         values = tuple(
             np.array(fields["value"], dtype=np.float64).reshape(len(tree), width)
             for fields, tree in zip(document["trees"], trees, strict=True)
         )
-        return BaggedForest(objective, columns, classes, trees, values)
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {error!r}") from error
+        return BaggedForest(*said, trees, values)
+
+    return read_model(text, KIND, build)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -10,14 +9,13 @@ from typing import Any, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import DataError
 from fedapp.trees.model import Ensemble, Tree
 from fedapp.trees.objective import Objective, base_margin, n_outputs
 from fedapp.trees.packed import TREES, pack_trees, unpack_trees
 from fedapp.trees.stacked.head import Floats, HeadShape, Kind, head_margins, weights_in_unit
 from fedapp.trees.stacked.outputs import tree_outputs
+from fedapp.trees.text import Opening, exact, read_model, write_model
 
-FORMAT = 1
 KIND = "trees under a head"
 PREDICT_NUMBERS = 2**23  # tree outputs held at once
 
@@ -174,35 +172,19 @@ def split_ensembles(
 
 def to_json(model: StackedModel) -> str:
     """The model as text; the same model always gives the same text."""
-    document = {
-        "format": FORMAT,
-        "kind": KIND,
-        "objective": model.objective,
-        "base_score": _exact([model.base_score])[0],
-        "columns": list(model.columns),
-        "classes": list(model.classes),
-        "unit": _exact([model.unit])[0],
+    content = {
+        "unit": exact(model.unit),
         "head": {
             "kind": model.shape.kind,
             "channels": model.shape.channels,
-            "weights": _exact(model.weights),
+            "weights": [exact(weight) for weight in model.weights],
         },
-        "ensembles": [_document(trees) for trees in model.ensembles],
+        "ensembles": [
+            {name: [exact(value) for value in array] for name, array in pack_trees(trees).items()}
+            for trees in model.ensembles
+        ],
     }
-    return json.dumps(document, separators=(",", ":")) + "\n"
-
-
-def _document(trees: Sequence[Tree]) -> dict[str, Any]:
-    """Arrays of an ensemble as lists."""
-    return {
-        name: _exact(array) if array.dtype == np.float32 else array.tolist()
-        for name, array in pack_trees(trees).items()
-    }
-
-
-def _exact(values: Any) -> list[float]:
-    """JSON numbers that read back to the same float32."""
-    return [float(str(value)) for value in values]
+    return write_model(KIND, model, content, model.base_score)
 
 
 def from_json(text: str) -> StackedModel:
@@ -212,37 +194,23 @@ def from_json(text: str) -> StackedModel:
     ------
     DataError : the text is no model of this format.
     """
-    try:
-        document = json.loads(text)
-        if (document["format"], document["kind"]) != (FORMAT, KIND):
-            raise ValueError(f"format {document['format']}, kind {document['kind']}")
-        return _model(document)
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {error!r}") from error
+    return read_model(text, KIND, _model)
 
 
-def _model(document: Mapping[str, Any]) -> StackedModel:
+def _model(said: Opening, document: Mapping[str, Any]) -> StackedModel:
     """The model, its parts held against each other."""
-    head, columns = document["head"], tuple(str(name) for name in document["columns"])
-    classes = tuple(str(name) for name in document["classes"])
-    if document["objective"] not in get_args(Objective) or head["kind"] not in get_args(Kind):
-        raise ValueError(f"objective {document['objective']}, head {head['kind']}")
-    width = n_outputs(document["objective"], len(classes))
-    ensembles = tuple(_trees(arrays, len(columns)) for arrays in document["ensembles"])
+    head, width = document["head"], n_outputs(said.objective, len(said.classes))
+    if head["kind"] not in get_args(Kind):
+        raise ValueError(f"head {head['kind']}")
+    ensembles = tuple(_trees(arrays, len(said.columns)) for arrays in document["ensembles"])
     counts = [len(trees) for trees in ensembles]
     shape = HeadShape.over(cast(Kind, head["kind"]), counts, width, int(head["channels"]))
     weights = np.array(head["weights"], dtype=np.float32)
     if weights.shape != (shape.n_weights,):
         raise ValueError(f"{len(weights)} weights of a head that has {shape.n_weights}")
+    mean, unit = (np.float32(document[name]) for name in ("base_score", "unit"))
     return StackedModel(
-        cast(Objective, document["objective"]),
-        np.float32(document["base_score"]),
-        columns,
-        classes,
-        np.float32(document["unit"]),
-        ensembles,
-        shape,
-        weights,
+        said.objective, mean, said.columns, said.classes, unit, ensembles, shape, weights
     )
 
 

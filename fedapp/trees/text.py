@@ -1,0 +1,112 @@
+"""The text of a model, of any kind: how it begins, how it is written and read.
+
+Every ``model.json`` is one line of JSON: format, kind (but for a boosted model), objective, base
+score (where the kind has one), names of columns and classes, and then what the kind consists of.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_args
+
+import numpy as np
+
+from fedapp.errors import DataError
+from fedapp.trees.objective import Objective
+
+FORMAT = 1
+_BEGINS = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
+M = TypeVar("M")
+
+
+class Described(Protocol):
+    """A model of any kind."""
+
+    @property
+    def objective(self) -> Objective: ...
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+
+class Opening(NamedTuple):
+    """What every kind says first."""
+
+    objective: Objective
+    columns: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+def write_model(
+    kind: str,
+    model: Described,
+    content: Mapping[str, Any],
+    base_score: np.float32 | None = None,
+    ensure_ascii: bool = True,
+) -> str:
+    """The model as text; the same model always gives the same text.
+
+    Parameters
+    ----------
+    kind : empty for a boosted model.
+    content : what JSON can hold; floats by ``exact``.
+    """
+    document = {
+        "format": FORMAT,
+        **({"kind": kind} if kind else {}),
+        "objective": model.objective,
+        **({} if base_score is None else {"base_score": exact(base_score)}),
+        "columns": list(model.columns),
+        "classes": list(model.classes),
+        **content,
+    }
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=ensure_ascii) + "\n"
+
+
+def read_model(text: str, kind: str, build: Callable[[Opening, dict[str, Any]], M]) -> M:
+    """Read a model that ``write_model`` wrote.
+
+    Parameters
+    ----------
+    build : from what every kind says first, and the whole document.
+
+    Raises
+    ------
+    DataError : the text is no model of this kind and format.
+    """
+    try:
+        document = json.loads(text)
+        found = document["format"], document.get("kind", ""), document["objective"]
+        if found[:2] != (FORMAT, kind) or found[2] not in get_args(Objective):
+            raise ValueError("format {}, kind {!r}, objective {}".format(*found))
+        names = (tuple(str(name) for name in document[key]) for key in ("columns", "classes"))
+        return build(Opening(cast(Objective, found[2]), *names), document)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {error!r}") from error
+
+
+def exact(value: Any) -> Any:
+    """A JSON number that reads back to the same bits."""
+    return float(str(value)) if isinstance(value, np.floating) else value.item()
+
+
+def kind_of(text: str) -> str:
+    """Kind of model that a ``model.json`` holds, by how it begins."""
+    begins = _BEGINS.match(text)
+    return begins[1] if begins else ""
+
+
+def model_text(path: Path) -> str:
+    """Text of a ``model.json``, of any kind.
+
+    Raises
+    ------
+    DataError : there is no such file.
+    """
+    if not path.is_file():
+        raise DataError(f"model must be a file, got {path}")
+    return path.read_text()
