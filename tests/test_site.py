@@ -27,6 +27,7 @@ from fedapp.site.config import SiteConfig, parse_node_config, site_config
 from fedapp.site.mail import box_key
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.policy import check_policy, check_request
+from fedapp.site.trust import pin
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import take_apart
 from simulations.local import run_local
@@ -353,7 +354,7 @@ def test_a_finished_run_does_not_begin_again_under_its_id(
     keys = np.stack([box_key(name) for name in names])
     asked: list[Request] = [
         VerticalHelloRequest(True, 1000, 42, ""),
-        OpenRequest(names, "bank", keys, False, 0.2, 0.1, 42),
+        OpenRequest(names, "bank", keys, keys, np.array([9, 9]), False, 0.2, 0.1, 42),
     ]
     for step, request in enumerate(asked, start=1):
         envelope = Envelope(model_id, step, 0, attempt=1, method="secureboost")
@@ -437,7 +438,8 @@ def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(
     path = write_table("secret", 200, id=ids, b=[""] * 3 + [7654321] * 197)
     shown = check(
         "--node-config",
-        f'name="bank" data="{path}" label="y" id="id" allow="pax,secureboost" min-rows=9',
+        f'name="bank" data="{path}" label="y" id="id" allow="pax,secureboost" min-rows=9 '
+        f'trusted="shop:{32 * "0"}"',
     )
     lines = [line.replace("│", " ").split() for line in shown.splitlines()]
     for words in (
@@ -486,10 +488,15 @@ def test_a_check_says_which_keys_others_may_read(
 def test_a_check_says_what_a_run_must_ask_for(write_table: WriteTable) -> None:
     path = write_table("rows", id=[f"r{number}" for number in range(40)])
     node = f'name="bank" data="{path}" label="y" id="id" encrypted-labels=true'
-    lines = check("--node-config", node).splitlines()
-    answers = {line.replace("│", " ").split()[0]: line for line in lines if line.startswith("│")}
-    assert "active, but only with labels=paillier (enc" in answers["federated-forest"]
-    assert "yes, active" in answers["secureboost"]
+
+    def answers() -> dict[str, str]:
+        lines = [line.replace("│", " ") for line in check("--node-config", node).splitlines()]
+        return {line.split()[0]: line for line in lines if line.strip()}
+
+    assert "active, but only with others' keys (fedapp trust)" in answers()["secureboost"]
+    pin(home(), "shop", 32 * "0")
+    assert "active, but only with labels=paillier (enc" in answers()["federated-forest"]
+    assert "yes, active" in answers()["secureboost"]
 
 
 def test_a_check_says_when_a_table_is_smaller_than_its_own_policy(write_table: WriteTable) -> None:

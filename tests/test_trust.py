@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.alignment import OpenRequest
-from fedapp.messages.fields import Request
+from fedapp.messages.fields import Array, Request
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import answer
@@ -27,6 +29,7 @@ from fedapp.site.trust import PINNED, identity, pin, trusted_keys
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, take_apart
 from simulations.local import run_local
+from strategies.vertical import Mailbox
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.tampering import refuses
 from tests.transcript import listen, summary_of
@@ -122,28 +125,73 @@ def columns(write_table: WriteTable, sites: MakeSites) -> list[Context]:
     return sites(*nodes)
 
 
-@pytest.fixture
-def _swapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coordinator that tells the others a key of its own for the clinic's."""
-    from strategies.vertical import Mailbox
-
+def tell(
+    patch: pytest.MonkeyPatch, party: str, change: Callable[[OpenRequest], OpenRequest]
+) -> None:
+    """The coordinator opens the run otherwise for one party than for the others."""
     honest = Mailbox.relay_each
 
-    def relay_each(self: Mailbox, requests: dict[str, Any], *given: Any, **more: Any) -> Any:
-        for party, request in requests.items():
-            if isinstance(request, OpenRequest) and party != "clinic":
-                request.box_keys[1] = np.frombuffer(public_key(MALLORY), np.uint8)
-        return honest(self, requests, *given, **more)
+    def relay_each(self: Mailbox, requests: Mapping[str, Request], *given: Any, **more: Any) -> Any:
+        told = {
+            name: change(request) if isinstance(request, OpenRequest) and name == party else request
+            for name, request in requests.items()
+        }
+        return honest(self, told, *given, **more)
 
-    monkeypatch.setattr(Mailbox, "relay_each", relay_each)
+    patch.setattr(Mailbox, "relay_each", relay_each)
 
 
-@pytest.mark.usefixtures("_swapped")
+def swapped(keys: Array, place: int) -> Array:
+    """The coordinator's own key in the place of a party's."""
+    changed = keys.copy()
+    changed[place] = np.frombuffer(public_key(MALLORY), np.uint8)
+    return changed
+
+
 def test_a_coordinator_that_swaps_a_partys_key_is_found_out(
-    vertical: MakeSettings, columns: list[Context]
+    vertical: MakeSettings, columns: list[Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = rf"^clinic .*: parcel\.key must be one bank trusts \(.*\), got {print_of(MALLORY)}"
+    tell(monkeypatch, "bank", lambda told: replace(told, box_keys=swapped(told.box_keys, 1)))
     refuses(rule, vertical(parties=3), columns)
+
+
+LIES: dict[str, Callable[[OpenRequest], OpenRequest]] = {
+    "key of the run": lambda told: replace(told, run_keys=swapped(told.run_keys, 0)),
+    "active": lambda told: replace(told, active="clinic"),
+    "seed": lambda told: replace(told, seed=told.seed + 1),
+    "fractions": lambda told: replace(told, valid_fraction=told.valid_fraction / 2 + 0.1),
+    "sizes": lambda told: replace(told, n_rows=told.n_rows + np.array([1, 0, 0])),
+    "parties": lambda told: replace(
+        told,
+        names=told.names[1:],
+        box_keys=told.box_keys[1:],
+        run_keys=told.run_keys[1:],
+        n_rows=told.n_rows[1:],
+        active="clinic",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", LIES.values(), ids=LIES)
+def test_a_coordinator_that_tells_parties_of_different_runs_is_found_out(
+    vertical: MakeSettings,
+    columns: list[Context],
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[OpenRequest], OpenRequest],
+) -> None:
+    """The shop is told otherwise; whoever first has a letter of the other side stops."""
+    tell(monkeypatch, "shop", change)
+    sealed = "content must be sealed by .* for .* told the two of different parties, keys or"
+    rule = rf"\(step 3\): parcel\.({sealed}|sender must be another party of the run)"
+    refuses(rule, vertical(parties=3), columns)
+
+
+def test_a_coordinator_does_not_tell_a_site_of_another_size_than_its_own(
+    vertical: MakeSettings, columns: list[Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(monkeypatch, "shop", lambda told: replace(told, n_rows=told.n_rows + 1))
+    refuses(r"^shop .*: OpenRequest\.n_rows must be the site's own", vertical(parties=3), columns)
 
 
 # Who is not
@@ -236,7 +284,7 @@ def test_a_key_is_pinned_and_replaced_and_shown(table: Path, tmp_path: Path) -> 
 def test_a_check_says_that_no_key_is_pinned(table: Path) -> None:
     node = f'name="shop" data="{table}" id="id"'
     shown = CliRunner().invoke(site_app, ["check", "--node-config", node], env={"COLUMNS": "200"})
-    assert "no other site: vertical runs are refused (fedapp trust)" in shown.output
+    assert re.search(r"trusted +no other site", shown.output)
 
 
 @pytest.mark.parametrize(

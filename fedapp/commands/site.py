@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from fedapp.commands.help import Command
 from fedapp.commands.targets import Target, how_started
 from fedapp.errors import ConfigError
 
-NOBODY = "no other site: vertical runs are refused (fedapp trust)"
+NOBODY = "no other site"
 site_app = typer.Typer(help="A site: write what it needs, check its table.", no_args_is_help=True)
 
 
@@ -80,12 +81,11 @@ def check_command(
     node = parse_node_config(node_config or config)
     if "data" not in node:
         raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
-    site = site_config(node, {})
-    run = load_settings({})
+    site, beside = site_config(node, {}), Path(config).parent if config else home()
+    trusted = {**pins_in(home()), **pins_in(beside / "home"), **site.trusted}
+    site, run = replace(site, trusted=trusted), load_settings({})
     found = check_site(site, all_methods(), (run.test_fraction, run.valid_fraction))
-    beside = Path(config).parent if config else home()
     folders = {beside, *(place / "sites" / site.name for place in (home(), beside / "home"))}
-    trusted = sorted({**pins_in(home()), **pins_in(beside / "home"), **site.trusted}.items())
     console = Console()
     table = Grid("column", "type", "missing")
     for column in found.columns:
@@ -109,7 +109,7 @@ def check_command(
         "approve": "ask" if site.asks else "all",
         "min-bin-rows": str(site.min_bin_rows),
         **{key: str(limit) for key, limit in site.limits.items()},
-        "trusted": ", ".join(f"{name} {key}" for name, key in trusted) or NOBODY,
+        "trusted": ", ".join(" ".join(one) for one in sorted(trusted.items())) or NOBODY,
     }.items():
         facts.add_row(fact, escape(value))
     console.print(facts)

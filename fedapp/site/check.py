@@ -61,6 +61,7 @@ def check_site(
 
     Parameters
     ----------
+    config : trusted are all keys that the site has pinned.
     methods : all, by name.
     fractions : of the rows that test, and of the others that validate, in a run that says nothing.
 
@@ -166,4 +167,6 @@ def _takes_part(
     wanted = [] if has_ids else ["align=ordered (needs ids else)"]
     if method.codes_labels and config.encrypts_labels and role == "active":
         wanted.append("labels=paillier (encrypted-labels)")
+    if not config.trusted:
+        wanted.append("others' keys (fedapp trust)")
     return f"{role}, but only with {' and '.join(wanted)}" if wanted else f"yes, {role}"
