@@ -344,7 +344,7 @@ def scan(
         left[:] = 0
         n_left = 0
         if missing_left:
-            left[:] = sums[missing]
+            _copy(sums[missing], left)
             n_left = n_missing
         code = low
         while code < high:
@@ -365,12 +365,20 @@ def scan(
                     best_side = missing_left if n_missing else int(n_left > n_right)
             code = after
         if n_missing and not missing_left and min(n_missing, n_inside - n_missing) >= min_leaf:
-            right[:] = sums[missing]
-            left[:] = total - right
+            _copy(sums[missing], right)
+            for kind in range(len(total)):
+                left[kind] = total[kind] - right[kind]
             gain = _improvement(left, right, parent, criterion)
             if gain > best:
                 best, best_left, best_right, best_side = gain, high, high, 1
     return best, best_left, best_right, best_side
+
+
+@numba.njit(cache=True, nogil=True)
+def _copy(source: Any, target: Any) -> None:
+    """``target[:] = source``, which numba takes a second to compile."""
+    for place in range(len(source)):
+        target[place] = source[place]
 
 
 @numba.njit(cache=True, nogil=True)

@@ -176,8 +176,11 @@ def _choose(
         n_bins = end - start - missing[place]
         inside[n_bins] = 0
         counts[n_bins] = 0
-        inside[: end - start] = sums[start:end]
-        counts[: end - start] = sizes[start:end]
+        # Element by element: slices take numba seconds to compile.
+        for bin_id in range(end - start):
+            counts[bin_id] = sizes[start + bin_id]
+            for kind in range(sums.shape[1]):
+                inside[bin_id, kind] = sums[start + bin_id, kind]
         last = n_bins - 1
         gain, cut, _, side = scan(
             inside, counts, totals[node], 0, last, n_bins, 0, values, values, criterion, min_leaf
