@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ import yaml
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
+from fedapp.commands.federation import federation_app
 from fedapp.errors import ConfigError
 from fedapp.site.config import parse_node_config
 from tests.conftest import WriteTable
-from tests.deploy_folders import init_federation, init_site
+from tests.deploy_folders import init_federation, init_site, invoke
 
 PARSERS = {"superlink": _parse_args_run_superlink(), "supernode": _parse_args_run_supernode()}
 Object = dict[str, Any]
@@ -319,6 +322,32 @@ def test_the_coordinators_pod_is_reached_by_nginxs_ports_and_reaches_nothing(fol
     ports = [{"protocol": "TCP", "port": port} for port in (9092, 9093)]
     assert reached(objects, "superlink", "Ingress") == [{"ports": ports}]
     assert reached(objects, "superlink", "Egress") == []
+
+
+def test_an_operator_reaches_a_superlink_in_a_cluster_as_a_user(folders: Any) -> None:
+    coordinator, _ = folders("kubernetes")
+    config = tomllib.loads((coordinator / "flower" / "config.toml").read_text())
+    address = config["superlink"]["federation"]["address"]
+    assert re.fullmatch(r"operator:[0-9a-f]{64}@fed\.example\.org:9093", address)
+    assert (coordinator / "nginx.users").read_text().startswith("operator:{SSHA}")
+    shown = invoke(federation_app, "user", str(coordinator), "ann")
+    assert f"kubectl apply -k {coordinator}" in shown
+    assert len((coordinator / "nginx.users").read_text().splitlines()) == 2
+
+
+def test_the_hosts_own_certificate_is_in_the_proxys_secret_alone(tmp_path: Path) -> None:
+    for name in ("own.pem", "own-key.pem"):
+        (tmp_path / name).write_text(name)
+    given = ("--certificate", str(tmp_path / "own.pem"), "--key", str(tmp_path / "own-key.pem"))
+    folder, _ = init_federation(tmp_path, "--target", "kubernetes", *given)
+    assert (folder / "host.crt").read_text() == "own.pem"
+    assert (folder / "host.key").read_text() == "own-key.pem"
+    assert (folder / "host.key").stat().st_mode & 0o077 == 0
+    secrets = of_kind(kustomized(folder), "Secret")
+    holders = {name for name, one in secrets.items() if "host.key" in one["data"]}
+    assert holders == {"nginx"}
+    assert "server.key" not in secrets["nginx"]["data"]
+    assert "ssl_certificate /etc/fedapp/host.crt;" in (folder / "nginx.conf").read_text()
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl")

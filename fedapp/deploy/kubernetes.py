@@ -50,9 +50,9 @@ def manifests_federation(machine: Machine, federation: Federation) -> Texts:
         _policy("superlink", "superlink", ingress=[{"ports": [_tcp(p) for p in ports.values()]}]),
     ]
     # The host's own certificate lies elsewhere, and kustomize takes files of its folder alone.
-    paths = [Path(path) for path in (federation.certificate, federation.key) if path]
-    copies = {f"host{path.suffix}": (path.read_text(), SECRET) for path in paths}
-    certificate, key = ("host.crt", "host.key") if paths else ("server.crt", "server.key")
+    own = {"host.crt": federation.certificate, "host.key": federation.key}
+    copies = {name: (Path(path).read_text(), SECRET) for name, path in own.items() if path}
+    certificate, key = copies or ("server.crt", "server.key")
     secrets = {
         "superlink": ["ca.crt", "server.crt", "server.key", "superexec.secret"],
         "superexec": ["ca.crt", "superexec.secret"],
