@@ -35,7 +35,6 @@ from pydantic import Field
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
-from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.federated_forest import (
     ENCODED,
@@ -46,16 +45,14 @@ from fedapp.messages.federated_forest import (
     LevelRequest,
     PartitionReply,
     PartitionRequest,
-    SetupReply,
     SetupRequest,
     SplitReply,
     SplitRequest,
-    SumReply,
     SumRequest,
 )
 from fedapp.messages.fields import Array
+from fedapp.messages.parcels import SentReply
 from fedapp.messages.vertical import VerticalHelloReply
-from fedapp.metrics import threshold_rows
 from fedapp.run_folder import RunFolder
 from fedapp.trees.divided.lookup import joint_names
 from fedapp.trees.forest.cart import Criterion
@@ -65,12 +62,12 @@ from fedapp.trees.forest.model import BaggedForest, branches, to_json
 from fedapp.trees.objective import REGRESSION
 from strategies.alignment import align
 from strategies.base import Summary
-from strategies.scoring import threshold_note
 from strategies.vertical import (
     FEWEST_PARTIES,
     Mailbox,
     VerticalStrategy,
     check_key_bits,
+    final_summary,
     named_scores,
     parts_file,
 )
@@ -207,7 +204,7 @@ class FederatedForest(VerticalStrategy):
             for place, party in enumerate(parties)
         }
         seconds = seconds_to_encrypt(rows.n_train, own.key_bits) if self.encrypted else None
-        yield from mailbox.relay_each(requests, SetupReply, seconds=seconds)
+        yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
 
     def _column_seeds(
         self, parties: Parties[VerticalHelloReply]
@@ -237,7 +234,7 @@ class FederatedForest(VerticalStrategy):
         """The same: the passive parties sum, and the active one says who has won."""
         drawn, told, active = self._drawn(parties), _told(self.last), mailbox.active
         requests = {party: SumRequest(**told, n_drawn=drawn[party]) for party in mailbox.passive}
-        yield from mailbox.relay_each(requests, SumReply)
+        yield from mailbox.relay_each(requests, SentReply)
         replies = yield from mailbox.relay(
             SplitRequest,
             [active],
@@ -313,23 +310,9 @@ class FederatedForest(VerticalStrategy):
             yield self._progress(reply)
         kept[active] = reply
         yield self._written(parties, mailbox, kept)
-        names, counts = reply.column_names, reply.column_counts
-        split = np.argsort(-reply.column_gains, kind="stable")
-        split = split[counts[split] > 0]
-        scores = {
-            subset: named_scores(reply.score_names, getattr(reply, f"{subset}_scores"))
-            for subset in SUBSETS
-        }
         return {
-            "metrics": scores,
-            "threshold": threshold_note(scores, threshold_rows(bool(self.rows["valid"]))),
+            **final_summary(reply, active, self.rows),
             "oob": named_scores(reply.score_names, reply.oob_scores),
-            "active": active,
-            "matched_rows": self.rows,
-            "importance": {
-                "gain": {names[place]: float(reply.column_gains[place]) for place in split},
-                "count": {names[place]: int(counts[place]) for place in split},
-            },
             "trees": self.own.trees,
             "best_round": None,
         }

@@ -13,16 +13,13 @@ with one passive party one more ends it where that party has splits in the last 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
-from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
 from fedapp.messages.parameters import parameters_of
 from fedapp.messages.parcels import SentReply
@@ -39,18 +36,18 @@ from fedapp.messages.secureboost import (
     SumRequest,
 )
 from fedapp.messages.vertical import VerticalHelloReply
-from fedapp.metrics import threshold_rows
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import REGRESSION
 from strategies.alignment import align
 from strategies.base import Summary
-from strategies.scoring import History, model_files, threshold_note
+from strategies.scoring import History, model_files
 from strategies.settings import BOOSTING_SETTINGS
 from strategies.vertical import (
     Mailbox,
     VerticalStrategy,
     check_key_bits,
+    final_summary,
     named_scores,
     parts_file,
 )
@@ -188,17 +185,9 @@ class SecureBoost(VerticalStrategy):
         )
         reply = replies[active]
         yield self._written(active, passive, reply)
-        scores = {
-            subset: named_scores(reply.score_names, getattr(reply, f"{subset}_scores"))
-            for subset in SUBSETS
-        }
         return {
-            "metrics": scores,
-            "threshold": threshold_note(scores, threshold_rows(bool(self.rows["valid"]))),
-            "active": active,
-            "matched_rows": self.rows,
+            **final_summary(reply, active, self.rows),
             "leaf_purity": self._purity_by_view(passive),
-            "importance": _importance(reply),
             "trees": reply.n_trees,
             "best_round": best,
         }
@@ -233,15 +222,3 @@ class SecureBoost(VerticalStrategy):
 
 
 STRATEGY = SecureBoost
-
-
-def _importance(reply: FinishReply) -> Mapping[str, Any]:
-    """Gain and splits by column, where the names are shared."""
-    names = reply.column_names
-    if not names:
-        return {}
-    gains, counts = np.asarray(reply.column_gains), np.asarray(reply.column_counts)
-    return {
-        "gain": dict(zip(names, gains.tolist(), strict=True)),
-        "count": dict(zip(names, counts.tolist(), strict=True)),
-    }

@@ -11,12 +11,15 @@ import numpy as np
 from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, ModelFiles, Parties, ask
 from fedapp.crypto.keys import SMALLEST_BITS
+from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.parcels import Parcel
-from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
+from fedapp.messages.vertical import FinalScores, VerticalHelloReply, VerticalHelloRequest
+from fedapp.metrics import threshold_rows
 from fedapp.trees.divided.lookup import DIVIDED
 from strategies.base import TreeStrategy
+from strategies.scoring import threshold_note
 
 FEWEST_PARTIES = 2
 
@@ -166,6 +169,37 @@ class Mailbox:
 def named_scores(names: tuple[str, ...], values: Array) -> dict[str, float]:
     """Scores by name; none where there are no rows."""
     return dict(zip(names, values.tolist(), strict=True)) if len(values) else {}
+
+
+def final_summary(reply: FinalScores, active: str, rows: Mapping[str, int]) -> dict[str, Any]:
+    """What a finished model's scores come to in the summary.
+
+    Parameters
+    ----------
+    rows : that all parties have, by subset.
+    """
+    scores = {
+        subset: named_scores(reply.score_names, getattr(reply, f"{subset}_scores"))
+        for subset in SUBSETS
+    }
+    return {
+        "metrics": scores,
+        "threshold": threshold_note(scores, threshold_rows(bool(rows["valid"]))),
+        "active": active,
+        "matched_rows": rows,
+        "importance": _importance(reply),
+    }
+
+
+def _importance(reply: FinalScores) -> dict[str, dict[str, float]]:
+    """Gain and splits of the columns that split anywhere, largest gain first, if they are named."""
+    names, gains, counts = reply.column_names, reply.column_gains, reply.column_counts
+    order = [place for place in np.argsort(-gains, kind="stable") if counts[place]]
+    found: dict[str, dict[str, float]] = {
+        "gain": {names[place]: float(gains[place]) for place in order},
+        "count": {names[place]: int(counts[place]) for place in order},
+    }
+    return found if names else {}
 
 
 def parts_file(

@@ -15,6 +15,7 @@ from sklearn.metrics import accuracy_score
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, PartyError
 from fedapp.messages import federated_forest as messages
+from fedapp.messages.parcels import SentReply
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.trees.forest.label_codes import class_codes, number_codes
@@ -43,7 +44,7 @@ OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
 SETUP = 5  # steps: hello, alignment of two ordered parties, and then
 KINDS = {
     **ORDERED,
-    "train.federated_forest_setup": (messages.SetupRequest, messages.SetupReply),
+    "train.federated_forest_setup": (messages.SetupRequest, SentReply),
     "train.federated_forest_level": (messages.LevelRequest, messages.LevelReply),
     "train.federated_forest_partition": (messages.PartitionRequest, messages.PartitionReply),
     "evaluate.federated_forest_finish": (messages.FinishRequest, messages.FinishReply),

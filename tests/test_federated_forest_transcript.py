@@ -13,6 +13,7 @@ import pytest
 from clients.federated_forest import paillier_active as chooser
 from fedapp.config import Settings
 from fedapp.messages import federated_forest as messages
+from fedapp.messages.parcels import SentReply
 from fedapp.trees.forest.label_codes import RowFields, number_codes
 from strategies.federated_forest import WARNINGS
 from tests.forests import encrypted_forest, parts_of
@@ -26,8 +27,8 @@ NUMBERS = "reg:squarederror"
 OWN = "train.federated_forest"
 KINDS = {
     **ORDERED,
-    f"{OWN}_setup": (messages.SetupRequest, messages.SetupReply),
-    f"{OWN}_sum": (messages.SumRequest, messages.SumReply),
+    f"{OWN}_setup": (messages.SetupRequest, SentReply),
+    f"{OWN}_sum": (messages.SumRequest, SentReply),
     f"{OWN}_split": (messages.SplitRequest, messages.SplitReply),
     f"{OWN}_partition": (messages.PartitionRequest, messages.PartitionReply),
     "evaluate.federated_forest_finish": (messages.FinishRequest, messages.FinishReply),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from clients.federated_forest import active, grow, part, splits
 from clients.federated_forest import paillier_active as chooser
 from clients.federated_forest import paillier_passive as summer
 from clients.federated_forest.phases import SET_UP, TOLD, role_of
+from clients.vertical_scores import told_scores
 from fedapp.errors import ProtocolError
 from fedapp.messages.federated_forest import (
     FinishRequest,
@@ -17,24 +16,23 @@ from fedapp.messages.federated_forest import (
     LevelRequest,
     PartitionReply,
     PartitionRequest,
-    SetupReply,
     SetupRequest,
     SplitReply,
     SplitRequest,
-    SumReply,
     SumRequest,
 )
+from fedapp.messages.parcels import SentReply
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.phases import FINISHED, enter, in_order, is_active, phase_of
 
 
-def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SetupReply, Letters]:
+def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Get ready, each in its role."""
     if is_active(site):
-        return SetupReply(), active.setup(site, request, mail)
+        return SentReply(), active.setup(site, request, mail)
     grow.begin(site, request)
-    return SetupReply(), []
+    return SentReply(), []
 
 
 def level(site: Site, request: LevelRequest, mail: Mail) -> LevelReply:
@@ -46,10 +44,10 @@ def level(site: Site, request: LevelRequest, mail: Mail) -> LevelReply:
         splits.take_splits(site, request)
     scores = _scores(site, request)
     found = grow.search_level(site, request)
-    return LevelReply(found.improvements, found.ranks, **scores)
+    return LevelReply(improvements=found.improvements, ranks=found.ranks, **scores)
 
 
-def sums(site: Site, request: SumRequest, mail: Mail) -> tuple[SumReply, Letters]:
+def sums(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Make the last level's splits, and sum encrypted labels of the open nodes."""
     letters: Letters = []
     if phase_of(site.store) == SET_UP:
@@ -59,7 +57,7 @@ def sums(site: Site, request: SumRequest, mail: Mail) -> tuple[SumReply, Letters
         letters = summer.make_won(site, request, mail)
         splits.take_splits(site, request)
     letters.append((site.store.facts["active"], summer.sum_columns(site, request)))
-    return SumReply(), letters
+    return SentReply(), letters
 
 
 def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
@@ -70,19 +68,14 @@ def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Le
         splits.take_splits(site, request)
     scores = _scores(site, request)
     chosen, letters = chooser.choose(site, request, mail)
-    return SplitReply(chosen.trees, chosen.nodes, chosen.owners, **scores), letters
+    told: dict[str, Any] = {"trees": chosen.trees, "nodes": chosen.nodes, "owners": chosen.owners}
+    return SplitReply(**told, **scores), letters
 
 
 def _scores(site: Site, request: LevelRequest | SplitRequest) -> dict[str, Any]:
     """Scores of the forest as it is, at the active party once there is one."""
-    train, valid = dict[str, float](), dict[str, float]()
-    if len(request.trees) and is_active(site):
-        train, valid = active.level_scores(site.store)
-    return {
-        "score_names": tuple(train),
-        "train_scores": np.array(list(train.values()), dtype=np.float64),
-        "valid_scores": np.array(list(valid.values()), dtype=np.float64),
-    }
+    grown = len(request.trees) and is_active(site)
+    return told_scores(active.level_scores(site.store) if grown else {"train": {}, "valid": {}})
 
 
 def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[PartitionReply, Letters]:

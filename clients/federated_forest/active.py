@@ -21,9 +21,10 @@ from clients.federated_forest.splits import (
     take_splits,
     tell_others,
 )
+from clients.vertical_scores import rows_of, told_scores
 from fedapp import metrics
 from fedapp.data.labels import number_labels
-from fedapp.data.partition import SUBSETS
+from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.federated_forest import (
     FinishReply,
@@ -99,16 +100,15 @@ def forest(store: Store) -> BaggedForest:
     return BaggedForest(objective, tuple(store.facts["peers"]), classes, trees, values)
 
 
-def level_scores(store: Store) -> tuple[Scores, Scores]:
+def level_scores(store: Store) -> dict[str, Scores]:
     """Scores of the training and the validation rows by the forest as it is."""
     model = forest(store)
-    return _scores(store, model, "train"), _scores(store, model, "valid")
+    return {subset: _scores(store, model, subset) for subset in WATCHED}
 
 
 def _rows(store: Store, model: BaggedForest, subset: str) -> Scored:
     """Margins, labels and weights of a subset of the rows."""
-    start = sum(store.facts[f"n_{name}"] for name in SUBSETS[: SUBSETS.index(subset)])
-    rows = slice(start, start + store.facts[f"n_{subset}"])
+    rows = rows_of(store, subset)
     margins = margins_of(model.objective, model.predictions(store["nodes"][:, rows]))
     return margins, store["labels"][rows], store["weights"][rows]
 
@@ -146,11 +146,7 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     names, gains, counts = _importance(site, kept)
     told = store.facts["forest"]["master_keeps_model"]
     reply = FinishReply(
-        score_names=tuple(scores["train"]),
-        train_scores=np.array(list(scores["train"].values())),
-        valid_scores=np.array(list(scores["valid"].values())),
-        test_scores=np.array(list(scores["test"].values())),
-        oob_scores=np.array(list(scores["oob"].values())),
+        **told_scores(scores),
         column_names=names,
         column_gains=gains,
         column_counts=counts,

@@ -17,12 +17,13 @@ from clients.federated_forest.splits import (
     tell_others,
     worth_of,
 )
-from fedapp.crypto.keys import PrivateKey, PublicKey, generate_key
+from clients.keys import draw_key
+from fedapp.crypto.keys import PrivateKey, PublicKey
 from fedapp.crypto.packing import SumLayout, whole_layout
 from fedapp.crypto.paillier import encrypt
-from fedapp.crypto.sums import read_terms, self_test
+from fedapp.crypto.sums import read_terms
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import ConfigError, ProtocolError, blaming
+from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.federated_forest import (
     ColumnSums,
     EncryptedLabels,
@@ -47,16 +48,8 @@ def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
     """A key that holds what a row adds to sums, tried out; the rows under it, afresh for each."""
     store = site.store
     fields = RowFields.of(store["targets"], store["row_weights"], store.facts["n_classes"])
-    try:
-        key = generate_key(
-            request.key_bits,
-            insecure_small_key=request.insecure_small_key,
-            full_masks=site.config.full_masks,
-        )
-        layout = _layout(key.public, fields)
-    except ValueError as error:
-        raise ConfigError(f"federated-forest.{error}") from error
-    self_test(key)
+    key = draw_key(site, request, "federated-forest", lambda own: _layout(own, fields))
+    layout = _layout(key.public, fields)
     store["key"], store["worth"] = key.to_array(), np.zeros((0, 3))
     weighted = store["row_weights"] > 0
     plaintexts, workers = layout.pack(fields.numbers[weighted]), shared_workers()

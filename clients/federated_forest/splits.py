@@ -6,13 +6,11 @@ the others which rows go left; then all know where every row is.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.federated_forest import PAILLIER, Partition
+from fedapp.messages.federated_forest import PAILLIER, LevelSplits, Partition
 from fedapp.messages.fields import Letter
 from fedapp.site.answer import Site
 from fedapp.site.bits import sent_bits
@@ -23,16 +21,7 @@ from fedapp.trees.forest.cart import Candidates, Ints
 from fedapp.trees.forest.levels import Splits, number
 from fedapp.trees.sides import Bits, Places, moved, sides_of, slots_of
 
-
-class Told(Protocol):
-    """Splits of a level, as messages have them."""
-
-    @property
-    def trees(self) -> Places: ...
-    @property
-    def nodes(self) -> Places: ...
-    @property
-    def owners(self) -> Ints: ...
+Told = LevelSplits | Splits
 
 
 def is_encrypted(store: Store) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.alignment import check_order
+from clients.keys import draw_key
 from clients.secureboost.phases import BEGUN, CHOSEN, GROWN, IDLE, SET_UP
 from clients.secureboost.round import (
     Done,
@@ -28,11 +29,9 @@ from clients.secureboost.round import (
     tell_splits,
 )
 from clients.secureboost.view import View
-from fedapp.crypto.keys import PrivateKey, generate_key
 from fedapp.crypto.packing import PRECISION, grouped_layouts
-from fedapp.crypto.sums import self_test
 from fedapp.data.labels import check_weights, number_labels
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ProtocolError
 from fedapp.histograms.bins import Cuts, digitise
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.messages.parcels import SentReply
@@ -66,9 +65,12 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
     }
     width = _code_labels(store, told["objective"])
     _bin_columns(store, request.max_bin)
-    key = _draw_key(site, request, width)
+    n_train = store.facts["n_train"]
+    key = draw_key(
+        site, request, "secureboost", lambda own: grouped_layouts(own.bits, n_train, width)
+    )
     store["key"] = key.to_array()
-    letter = PublicKey(key.public.to_array(), width, store.facts["n_train"], PRECISION)
+    letter = PublicKey(key.public.to_array(), width, n_train, PRECISION)
     return SentReply(), [(name, letter) for name in site.others]
 
 
@@ -141,21 +143,6 @@ def _bin_columns(store: Store, max_bin: int) -> None:
     cuts = quantile_cuts(train, None, max_bin) if train.shape[1] else NO_CUTS
     store["edges"], store["offsets"], store["minima"] = cuts.edges, cuts.offsets, cuts.minima
     store["codes"], store.facts["missing_code"] = digitise(train, cuts)
-
-
-def _draw_key(site: Site, request: SetupRequest, width: int) -> PrivateKey:
-    """A key that holds a row's gradients, tried out."""
-    try:
-        key = generate_key(
-            request.key_bits,
-            insecure_small_key=request.insecure_small_key,
-            full_masks=site.config.full_masks,
-        )
-        grouped_layouts(key.public.bits, site.store.facts["n_train"], width)
-    except ValueError as error:
-        raise ConfigError(f"secureboost.{error}") from error
-    self_test(key)
-    return key
 
 
 def _meet(site: Site, mail: Mail) -> None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from clients.secureboost.scores import margins_after, scores_of
 from clients.secureboost.view import Ints, View
+from clients.vertical_scores import told_scores
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import FinishReply, FinishRequest, PartKept, Records
@@ -39,10 +40,7 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     columns, gains, counts = _importance(store, model)
     reply = FinishReply(
         n_trees=len(model.trees),
-        score_names=tuple(scores["train"]),
-        train_scores=np.array(list(scores["train"].values())),
-        valid_scores=np.array(list(scores["valid"].values())),
-        test_scores=np.array(list(scores["test"].values())),
+        **told_scores(scores),
         column_names=columns,
         column_gains=gains,
         column_counts=counts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from clients.secureboost.view import View
+from clients.vertical_scores import rows_of
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError
@@ -13,11 +14,9 @@ from fedapp.messages.fields import Array
 
 def scores_of(view: View, margins: Array) -> dict[str, dict[str, float]]:
     """Scores by subset of the rows; nothing for one without rows."""
-    store, rows, start = view.store, dict[str, tuple[Array, Array, Array]](), 0
-    for subset in SUBSETS:
-        own = slice(start, start + store.facts[f"n_{subset}"])
-        rows[subset] = margins[own], store["labels"][own], store["weights"][own]
-        start = own.stop
+    labels, weights = view.store["labels"], view.store["weights"]
+    places = {subset: rows_of(view.store, subset) for subset in SUBSETS}
+    rows = {subset: (margins[own], labels[own], weights[own]) for subset, own in places.items()}
     return metrics.pooled_subsets(view.objective, rows)
 
 

@@ -63,6 +63,7 @@ from fedapp.messages.fields import (
     SiteLimit,
 )
 from fedapp.messages.methods import Method
+from fedapp.messages.vertical import FinalScores, RoundScores
 
 METHOD = Method("vertical", codes_labels=True, baseline="forest")
 
@@ -70,9 +71,37 @@ ENCODED, PAILLIER = "encoded", "paillier"  # the forms in which labels leave the
 
 Places = Annotated[Array, Form("int32", "n_splits", low=0)]
 Owners = Annotated[Array, Form("int64", "n_splits", low=0)]  # numbers of parties, by name
-Scores = Annotated[Array, Form("float64", "n_scores", nan=True)]
 Count = Annotated[int, Range(1, 10**6)]
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
+
+
+@dataclass(frozen=True, eq=False)
+class LevelSplits:
+    """Part of a message: splits of a level, by tree and node; nobody's thresholds."""
+
+    __slots__ = ()
+    trees: Places
+    nodes: Places
+    owners: Owners
+
+
+@dataclass(frozen=True, eq=False)
+class OpenNodes(LevelSplits):
+    """Part of a request: the last level's splits, and how much is drawn for their children."""
+
+    __slots__ = ()
+    n_drawn: Annotated[Array, Form("int64", "n_open", low=0)]  # of the receiver's columns
+
+
+@dataclass(frozen=True, eq=False)
+class OwnSplits:
+    """Part of a reply: the party's splits, for a server that keeps the model; else none."""
+
+    __slots__ = ()
+    columns: Annotated[Array, Form("int64", "n_records", low=0)]
+    thresholds: Annotated[Array, Form("float32", "n_records")]
+    defaults: Annotated[Array, Form("uint8", "n_records", high=1)]
+    names: Annotated[tuple[str, ...], Range(0, 10**6)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,47 +128,35 @@ class SetupRequest(Request, letters=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LevelRequest(Request, letters=True):
+class LevelRequest(OpenNodes, Request, letters=True):
     """The splits of the last level; say how well their children could be split."""
 
     kind: ClassVar[str] = "train.federated_forest_level"
     doing: ClassVar[str] = "searching for splits"
     each_round: ClassVar[bool] = True
-    trees: Places
-    nodes: Places
-    owners: Owners
-    n_drawn: Annotated[Array, Form("int64", "n_open", low=0)]  # of the receiver's columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SumRequest(Request, letters=True):
+class SumRequest(OpenNodes, Request, letters=True):
     """To a passive party: the splits of the last level; sum the labels of their children."""
 
     kind: ClassVar[str] = "train.federated_forest_sum"
     doing: ClassVar[str] = "summing encrypted labels"
     each_round: ClassVar[bool] = True
-    trees: Places
-    nodes: Places
-    owners: Owners
-    n_drawn: Annotated[Array, Form("int64", "n_open", low=0)]  # of the receiver's columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SplitRequest(Request, letters=True):
+class SplitRequest(OpenNodes, Request, letters=True):
     """To the active party: the splits of the last level; choose how their children are split."""
 
     kind: ClassVar[str] = "train.federated_forest_split"
     doing: ClassVar[str] = "choosing splits"
     each_round: ClassVar[bool] = True
-    trees: Places
-    nodes: Places
-    owners: Owners
-    n_drawn: Annotated[Array, Form("int64", "n_open", low=0)]  # of the receiver's columns
     last: bool  # no level follows, so nobody else need know which rows go left
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartitionRequest(Request, letters=True):
+class PartitionRequest(LevelSplits, Request, letters=True):
     """To those who won: make the own ones of these splits, and tell the others.
 
     After the last level to all passive parties: also keep the own part of the model.
@@ -148,30 +165,19 @@ class PartitionRequest(Request, letters=True):
     kind: ClassVar[str] = "train.federated_forest_partition"
     doing: ClassVar[str] = "splitting the rows"
     each_round: ClassVar[bool] = True
-    trees: Places
-    nodes: Places
-    owners: Owners
     last: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FinishRequest(Request, letters=True):
+class FinishRequest(LevelSplits, Request, letters=True):
     """To the active party: make the last splits, score the forest, keep the own part of it."""
 
     kind: ClassVar[str] = "evaluate.federated_forest_finish"
     doing: ClassVar[str] = "scoring"
-    trees: Places
-    nodes: Places
-    owners: Owners
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetupReply(Reply, letters=True):
-    """Parcels for others."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LevelReply(Reply):
+class LevelReply(RoundScores, Reply):
     """The best split of every open node: see ``fedapp.trees.forest.cart.Candidates``.
 
     The active party adds scores of the forest as it is.
@@ -179,54 +185,23 @@ class LevelReply(Reply):
 
     improvements: Annotated[Array, Form("float64", "n_open", nan=True)]
     ranks: Annotated[Array, Form("int64", "n_open", low=0)]
-    score_names: Annotated[tuple[str, ...], Range(0, 20)]
-    train_scores: Scores
-    valid_scores: Annotated[Array, Form("float64", "n_valid_scores", nan=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SumReply(Reply, letters=True):
-    """Parcels for others: the sums, and which rows the own splits of the last level send left."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SplitReply(Reply, letters=True):
+class SplitReply(LevelSplits, RoundScores, Reply, letters=True):
     """This level's splits, and scores of the forest as it is."""
 
-    trees: Places
-    nodes: Places
-    owners: Owners
-    score_names: Annotated[tuple[str, ...], Range(0, 20)]
-    train_scores: Scores
-    valid_scores: Annotated[Array, Form("float64", "n_valid_scores", nan=True)]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartitionReply(Reply, letters=True):
+class PartitionReply(OwnSplits, Reply, letters=True):
     """Which rows go left, for the others; the own splits for the server if it keeps the model."""
 
-    columns: Annotated[Array, Form("int64", "n_records", low=0)]
-    thresholds: Annotated[Array, Form("float32", "n_records")]
-    defaults: Annotated[Array, Form("uint8", "n_records", high=1)]
-    names: Annotated[tuple[str, ...], Range(0, 10**6)]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FinishReply(Reply, letters=True):
+class FinishReply(OwnSplits, FinalScores, Reply, letters=True):
     """Scores of the finished forest, and importance; the rest for a server that keeps the model."""
 
-    score_names: Annotated[tuple[str, ...], Range(0, 20)]
-    train_scores: Scores
-    valid_scores: Annotated[Array, Form("float64", "n_valid_scores", nan=True)]
-    test_scores: Annotated[Array, Form("float64", "n_test_scores", nan=True)]
     oob_scores: Annotated[Array, Form("float64", "n_oob_scores", nan=True)]  # with bootstrap
-    column_names: Annotated[tuple[str, ...], Range(0, 10**6)]
-    column_gains: Annotated[Array, Form("float64", "n_named", low=0)]
-    column_counts: Annotated[Array, Form("int64", "n_named", low=0)]
-    columns: Annotated[Array, Form("int64", "n_records", low=0)]
-    thresholds: Annotated[Array, Form("float32", "n_records")]
-    defaults: Annotated[Array, Form("uint8", "n_records", high=1)]
-    names: Annotated[tuple[str, ...], Range(0, 10**6)]
     classes: Annotated[tuple[str, ...], Range(0, 1000)]
     leaf_values: Annotated[Array, Form("float64", "n_nodes", "n_outputs")]  # trees in turn
 

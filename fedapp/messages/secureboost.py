@@ -33,6 +33,7 @@ from typing import Annotated, ClassVar
 from fedapp.messages.fields import Array, Form, Letter, OnlyInTrials, Range, Reply, Request
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, TreeParameters
+from fedapp.messages.vertical import FinalScores
 
 METHOD = Method("vertical")
 
@@ -133,17 +134,10 @@ class SplitReply(Reply, letters=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FinishReply(Reply, letters=True):
+class FinishReply(FinalScores, Reply, letters=True):
     """Scores of the finished model; importance and the model itself where all allow it."""
 
     n_trees: Annotated[int, Range(0, 10**9)]
-    score_names: Annotated[tuple[str, ...], Range(0, 20)]
-    train_scores: Annotated[Array, Form("float64", "n_train_scores", nan=True)]
-    valid_scores: Annotated[Array, Form("float64", "n_valid_scores", nan=True)]
-    test_scores: Annotated[Array, Form("float64", "n_test_scores", nan=True)]
-    column_names: Annotated[tuple[str, ...], Range(0, 10**6)]
-    column_gains: Annotated[Array, Form("float64", "n_named", low=0)]
-    column_counts: Annotated[Array, Form("int64", "n_named", low=0)]
     model: Annotated[Array, Form("uint8", "n_model_bytes")]  # JSON of fedapp's format, or nothing
 
 

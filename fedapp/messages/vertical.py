@@ -20,6 +20,27 @@ from fedapp.messages.fields import Array, Form, Introduction, Range, Request
 SHARED_BY = frozenset({"vertical", "inference"})
 
 
+@dataclass(frozen=True, eq=False)
+class RoundScores:
+    """Part of a message: scores of the model as it is; no values for a subset without rows."""
+
+    __slots__ = ()
+    score_names: Annotated[tuple[str, ...], Range(0, 20)]
+    train_scores: Annotated[Array, Form("float64", "n_train_scores", nan=True)]
+    valid_scores: Annotated[Array, Form("float64", "n_valid_scores", nan=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class FinalScores(RoundScores):
+    """Part of a message: scores of the finished model, and importance of the columns named."""
+
+    __slots__ = ()
+    test_scores: Annotated[Array, Form("float64", "n_test_scores", nan=True)]
+    column_names: Annotated[tuple[str, ...], Range(0, 10**6)]
+    column_gains: Annotated[Array, Form("float64", "n_named", low=0)]
+    column_counts: Annotated[Array, Form("int64", "n_named", low=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class VerticalHelloRequest(Request):
     """Read the table and say how large it is."""
