@@ -51,7 +51,7 @@ def letters_sent(app: Listener) -> list[Opened]:
     for _, _, reply in app.heard:
         sender = nodes[reply.metadata.src_node_id]
         for receiver, parcel in parcels_of(reply):
-            address = address_of(sender, receiver, parcel)
+            address = address_of(app.store(receiver), sender, receiver, parcel)
             raw = unseal(app.secret(receiver, sender), address, parcel[HEAD.size :])
             found.append(Opened(sender, receiver, from_bytes(raw, sender), raw))
     return found

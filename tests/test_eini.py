@@ -234,7 +234,8 @@ def test_the_active_party_cannot_open_what_passive_parties_send_each_other(
             continue
         _, content = from_records(request.content, "party-3")
         for sender, parcel in enclosed(content):
-            address, sealed = mail.address_of(sender, "party-3", parcel), parcel[mail.HEAD.size :]
+            address = mail.address_of(app.store("party-3"), sender, "party-3", parcel)
+            sealed = parcel[mail.HEAD.size :]
             assert unseal(app.secret("party-3", sender), address, sealed)
             for peer in ("party-2", "party-3") if sender == "party-2" else ():
                 n_tried += 1

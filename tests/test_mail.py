@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from shutil import rmtree
 from types import ModuleType
@@ -297,9 +297,11 @@ def test_a_letter_that_came_before_is_refused_and_so_is_an_older_one(sites: Site
             opened(sites, sent, step=5)
 
 
-def resumed(sites: Sites, attempt: int, checkpoint: int, step: int) -> None:
-    """A server that was started anew greets both sites: a step that carries no news."""
-    for name in NAMES:
+def resumed(
+    sites: Sites, attempt: int, checkpoint: int, step: int, names: Sequence[str] = NAMES
+) -> None:
+    """A server that was started anew greets the sites: a step that carries no news."""
+    for name in names:
         envelope = {"attempt": attempt, "checkpoint": checkpoint, "gap": 0}
         sites.ask(name, TellRequest(1, False), step=step, **envelope)
 
@@ -347,8 +349,25 @@ def test_a_step_that_is_done_again_is_sealed_under_another_key(sites: Sites) -> 
     first = sites.tell("bank", 77, step=4, checkpoint=3)
     again = sites.tell("bank", 77, step=4, checkpoint=3, attempt=1)
     assert parcel_of(first)[8:] != parcel_of(again)[8:]
-    own = [address_of("bank", "shop", parcel_of(one)) for one in (first, again)]
-    assert [(one.step, one.attempt) for one in own] == [(4, 0), (4, 1)]
+    store = sites.store("bank")
+    own = [address_of(store, "bank", "shop", parcel_of(one)) for one in (first, again)]
+    assert [(one.step, one.attempt, one.since) for one in own] == [(4, 0, 0), (4, 1, 3)]
+
+
+def test_parties_that_were_told_of_different_checkpoints_do_not_read_each_other(
+    sites: Sites,
+) -> None:
+    """Otherwise one would go on from where the other has gone back."""
+    for name in NAMES:
+        sites.tell(name, 1, step=3)
+    over = sites.tell("bank", 77, step=4, checkpoint=3)
+    sites.tell("shop", 1, step=4)
+    resumed(sites, attempt=1, checkpoint=3, step=5, names=["bank"])
+    resumed(sites, attempt=1, checkpoint=4, step=5, names=["shop"])
+    new = sites.tell("bank", 78, attempt=1, checkpoint=3, step=6)
+    with pytest.raises(ProtocolError, match=UNLIKE):
+        opened(sites, new, attempt=1, checkpoint=4, step=6)
+    assert opened(sites, over, attempt=1, checkpoint=4, step=6) == [77]
 
 
 def test_sites_that_lost_their_state_read_nothing_of_before(sites: Sites) -> None:
@@ -410,7 +429,7 @@ def test_a_disk_that_is_stolen_after_the_end_opens_no_letter(sites: Sites) -> No
         digits = {match for one in files for match in re.findall(rb"[0-9a-f]{64}", one)}
         keys |= {bytes.fromhex(each.decode()) for each in digits}
         keys |= {identity(name) for name in NAMES}
-        address = address_of(sender, receiver, parcel)
+        address = address_of(disk, sender, receiver, parcel)
         assert not any(opens(disk, key, address, parcel) for key in keys)
 
 
@@ -431,7 +450,8 @@ def opens(disk: Store, key: bytes, address: Address, parcel: bytes) -> bool:
 def test_a_disk_that_is_stolen_before_the_end_opens_a_letter(sites: Sites) -> None:
     """So the search of the test above finds a key where there is one."""
     sent = sites.tell("bank", 77, step=3)
-    disk, address = sites.store("shop"), address_of("bank", "shop", parcel_of(sent))
+    disk = sites.store("shop")
+    address = address_of(disk, "bank", "shop", parcel_of(sent))
     assert opens(disk, bytes.fromhex(disk.facts["session"]), address, parcel_of(sent))
 
 

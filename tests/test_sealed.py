@@ -23,7 +23,7 @@ from fedapp.crypto.sealed import (
     unseal,
 )
 
-ADDRESS = Address("bank", "shop", 3, 1)
+ADDRESS = Address("bank", "shop", 3, 1, 2)
 OPENING = b"names, keys and settings"
 BANK, SHOP, OTHER = (Keys(new_private_key(), new_private_key()) for _ in range(3))
 
@@ -145,6 +145,7 @@ def test_a_parcel_with_more_behind_it_is_refused() -> None:
         {"sender": "shop", "receiver": "bank"},
         {"step": 4},
         {"attempt": 0},
+        {"since": 1},
         {"step": 1, "attempt": 3},
         {"last": True},
     ],
@@ -236,8 +237,7 @@ def test_a_parcel_is_what_its_docstring_says() -> None:
     pairs = [(a.run, b.run), (a.own, b.run), (a.run, b.own), (a.own, b.own)]
     products = b"".join(product(one, other) for one, other in pairs)
     secret = hkdf(hashlib.sha256(OPENING).digest(), products, b"fedapp parcel v2")
-    numbers = (3).to_bytes(8, "little") + (1).to_bytes(8, "little") + b"\0"
-    info = b"fedapp parcel v2" + numbers + prefixed(b"bank", b"shop")
+    info = prefixed(b"fedapp parcel v2", b"bank", b"shop", b"3", b"1", b"2", b"False")
     key = hmac.digest(secret, info + b"\1", "sha256")
     parcel = sealed()
     assert ChaCha20Poly1305(key).decrypt(parcel[:12], parcel[12:], None) == b"margins"

@@ -68,12 +68,17 @@ class Listener(SiteApp):
             self.sessions[name] = facts["session"]
         return reply
 
+    def store(self, name: str) -> Store:
+        """What a site kept of the last run, with its private key of the run."""
+        envelope, _ = from_records(self.heard[-1][1].content, "server")
+        store = Store.open(home() / "sites" / name / envelope.model_id)
+        store.facts["session"] = self.sessions[name]
+        return store
+
     def secret(self, receiver: str, sender: str) -> bytes:
         """What two parties shared in the last run."""
         envelope, _ = from_records(self.heard[-1][1].content, "server")
-        store = Store.open(home() / "sites" / receiver / envelope.model_id)
-        store.facts["session"] = self.sessions[receiver]
-        return session_secret(receiver, store, envelope, sender)
+        return session_secret(receiver, self.store(receiver), envelope, sender)
 
     def of_kind(self, name: str) -> list[tuple[Message, Message]]:
         """Requests and replies whose message type ends like this; errors are excluded."""

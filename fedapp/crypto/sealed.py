@@ -8,7 +8,7 @@ parcels, whoever steals the long-lived keys. The relay sees who sends to whom, w
 bytes; it can drop a parcel and deliver it again.
 
 No nonce comes twice, even where a party goes back to an older state of its disk or of its whole
-machine. A key serves the parcels of one run, direction, start of the server and step. Its nonces
+machine. A key serves the parcels of one run and address. Its nonces
 are keyed hashes of fresh randomness and the content: where the randomness came again, the same
 nonce would mean the same content, and so the same parcel.
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -59,6 +59,7 @@ class Address:
     sender, receiver : names of parties.
     step : the exchange the parcel was sent in, 0 to 2^32 - 1.
     attempt : start of the server that it was sent in, 0 to 2^16 - 1.
+    since : the step that this start went back to.
     last : whether the sender has ended the run with it.
 
     Raises
@@ -70,6 +71,7 @@ class Address:
     receiver: str
     step: int
     attempt: int = 0
+    since: int = 0
     last: bool = False
 
     def __post_init__(self) -> None:
@@ -193,10 +195,8 @@ def _product(private: bytes, public: bytes) -> bytes:
 
 
 def _key(secret: bytes, address: Address) -> bytes:
-    """The key of one direction, attempt and step; another one for parcels that end the run."""
-    names = prefixed(address.sender.encode(), address.receiver.encode())
-    numbers = address.step.to_bytes(8, "little") + address.attempt.to_bytes(8, "little")
-    info = LABEL + numbers + bytes([address.last]) + names
+    """The key of the parcels of one address."""
+    info = prefixed(LABEL, *(str(part).encode() for part in astuple(address)))
     return HKDFExpand(SHA256(), KEY_BYTES, info).derive(secret)
 
 

@@ -223,13 +223,13 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
         raise ProtocolError(party, message, "attempt", rule)
     before = envelope.step - envelope.gap
     if envelope.attempt > store.attempt:
+        starts = [*store.facts.get("starts", ()), [envelope.attempt, envelope.checkpoint]]
         if store.step > envelope.checkpoint:
             store = store.roll_back(envelope.checkpoint) or store
             if store.finished:
                 # What was kept of the result answers.
                 store.step = envelope.step - max(envelope.gap, 1)
-        start = [envelope.attempt, envelope.checkpoint]
-        store.facts["starts"] = [*store.facts.get("starts", ()), start]
+        store.facts["starts"] = starts
     # A server started anew does not know yet whom it asks, and so not when it last did.
     in_order = store.step == before or (not envelope.gap and 0 < store.step < envelope.step)
     if store.step != envelope.step and not in_order:

@@ -8,8 +8,9 @@ from both parties' keys and from what each was told when the run began.
 Nothing old is read. What has come before, or is as old as something that an earlier request has
 brought, is refused as a replay. A server that was started anew goes back to a checkpoint, and the
 sites with it: of what earlier starts have brought, only letters up to that checkpoint still count,
-and the one by which a site has ended the run, as that site can write no other. A site that has lost
-its state draws a new key, under which nothing of before opens.
+and the one by which a site has ended the run, as that site can write no other. Parties that were
+told of different checkpoints do not read each other. A site that has lost its state draws a new
+key, under which nothing of before opens.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ def open_mail(name: str, store: Store, envelope: Envelope, parcels: Iterable[Par
     return Mail(name, letters)
 
 
-def address_of(sender: str, receiver: str, parcel: bytes) -> Address:
+def address_of(store: Store, sender: str, receiver: str, parcel: bytes) -> Address:
     """Where a parcel says that it belongs.
 
     Raises
@@ -222,7 +223,12 @@ def address_of(sender: str, receiver: str, parcel: bytes) -> Address:
     struct.error, ValueError : it is too short, or says what cannot be.
     """
     step, start = HEAD.unpack(parcel[: HEAD.size])
-    return Address(sender, receiver, step, start // 2, last=bool(start % 2))
+    return Address(sender, receiver, step, start // 2, _since(store, start // 2), bool(start % 2))
+
+
+def _since(store: Store, attempt: int) -> int:
+    """The step that a start of the server went back to, as it was told."""
+    return int(dict(store.facts.get("starts", ())).get(attempt, 0))
 
 
 def _open(
@@ -231,7 +237,7 @@ def _open(
     """When a parcel was sent, and its content."""
     secret = session_secret(name, store, envelope, sender)
     try:
-        address = address_of(sender, name, parcel)
+        address = address_of(store, sender, name, parcel)
         return address, unseal(secret, address, parcel[HEAD.size :])
     except (struct.error, ValueError):
         rule = (
@@ -267,7 +273,8 @@ def seal_mail(
     parcels = []
     for receiver, content in letters:
         with blaming(name, "parcel", "step"):
-            address = Address(name, receiver, envelope.step, envelope.attempt, store.finished)
+            when = (envelope.step, envelope.attempt, _since(store, envelope.attempt))
+            address = Address(name, receiver, *when, last=store.finished)
         head = HEAD.pack(address.step, 2 * address.attempt + address.last)
         sealed = seal(session_secret(name, store, envelope, receiver), address, content)
         parcels.append((receiver, head + sealed))
