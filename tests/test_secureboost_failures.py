@@ -172,10 +172,10 @@ class DyingApp(SiteApp):
             return super().__call__(message, context)
         write_whole = store.write_whole
 
-        def die_in_between(path: Path, data: bytes) -> None:
+        def die_in_between(path: Path, data: bytes, **how: Any) -> None:
             if self._party in path.parts:
                 raise Killed
-            write_whole(path, data)
+            write_whole(path, data, **how)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store, "write_whole", die_in_between)
