@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from clients.labels import code_labels
+from clients.labels import CLASSES, keep_classes
 from clients.scoring import score_fields, score_model
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError
@@ -32,7 +32,7 @@ from fedapp.trees.objective import Objective
 
 def sum_up(site: Site, request: MomentsRequest) -> MomentsReply:
     """Sums of the labels, moments of the columns."""
-    label_sum, weight_sum = code_labels(site.store, request.classes)
+    label_sum, weight_sum = keep_classes(site, request)
     found = moments(site.store["train.values"], site.store["train.weights"])
     return MomentsReply(
         label_sum=label_sum,
@@ -61,6 +61,8 @@ def _model(site: Site, request: AverageRequest) -> LinearModel:
     objective = cast(Objective, site.store.facts["objective"])
     columns = tuple(site.store.facts["hello"]["columns"])
     arrays = (request.means, request.scales, request.weights, request.bias)
+    if list(request.classes) != site.store.facts[CLASSES]:
+        raise ProtocolError(site.name, "AverageRequest", CLASSES, "must be those of the run")
     model = LinearModel(objective, columns, request.classes, *arrays)
     if request.weights.shape != (len(columns), model.n_outputs):
         rule = f"must be of shape {(len(columns), model.n_outputs)}, got {request.weights.shape}"

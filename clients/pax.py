@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from clients.labels import code_labels
+from clients.labels import CLASSES, keep_classes
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError
@@ -24,7 +24,7 @@ from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchReque
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
 from fedapp.trees.boosted.routes import ROUTE, Routes, route_codes, route_values
-from fedapp.trees.objective import Objective, gradients
+from fedapp.trees.objective import Objective, gradients, n_outputs
 
 
 def sketch(site: Site, request: SketchRequest) -> SketchReply:
@@ -35,7 +35,7 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
     store["codes"], store.facts["missing_code"] = digitise(values, own_cuts(summary))
     store["representatives"], store["offsets"] = summary.representatives, summary.offsets
     store.drop("train.values")
-    label_sum, weight_sum = code_labels(store, request.classes)
+    label_sum, weight_sum = keep_classes(site, request)
     return SketchReply(
         representatives=summary.representatives,
         masses=summary.masses,
@@ -53,6 +53,7 @@ def grow(site: Site, request: GrowRequest) -> GrowReply:
     if "train.margins" not in store:
         _begin(store, request)
     _route(store, request)
+    _check_leaves(site, request)
     scores = _start_round(site, request) if request.level == 0 else _no_scores()
     histograms, missing = _sum_nodes(store, request)
     at_root = request.level == 0
@@ -154,9 +155,20 @@ def _sum_nodes(store: Store, request: GrowRequest) -> tuple[Array, Array]:
 
 def _check(site: Site, request: GrowRequest) -> None:
     """Hold the request against the party's table, so that no index leaves its array."""
-    n_columns = len(site.store["offsets"]) - 1
+    store = site.store
+    n_columns = len(store["offsets"]) - 1
+    width = n_outputs(store.facts["objective"], len(store.facts[CLASSES]))
     n_trees, n_leaves = request.n_trees, len(request.leaf_values)
+    # Nodes that may be split: the roots, then both children of every split.
+    level, n_open = store.facts.get("open", (-1, 0))
+    n_splits = len(request.split_trees)
+    at_root = request.level == 0
+    store.facts["open"] = request.level, width if at_root else 2 * n_splits
     rules = {
+        "n_trees": (n_trees == width, f"must be {width}"),
+        "level": (at_root or request.level == level + 1, f"must be 0 or {level + 1}"),
+        "split_nodes": (n_splits <= n_open, f"must be {n_open} at most"),
+        "wanted_nodes": (_may_be_wanted(request), "must be roots, or children of the splits, once"),
         "columns": (request.columns < n_columns, f"must be < {n_columns}"),
         "split_columns": (request.split_columns < n_columns, f"must be < {n_columns}"),
         "split_trees": (request.split_trees < n_trees, f"must be < {n_trees}"),
@@ -173,6 +185,32 @@ def _check(site: Site, request: GrowRequest) -> None:
     for field, (holds, rule) in rules.items():
         if not np.all(holds):
             raise ProtocolError(site.name, "GrowRequest", field, rule)
+
+
+def _may_be_wanted(request: GrowRequest) -> bool:
+    """Whether each wanted node is there, and wanted once."""
+    wanted = _keys(request.wanted_trees, request.wanted_nodes)
+    known = _keys(np.arange(request.n_trees), np.zeros(request.n_trees))
+    if request.level:
+        lefts = _keys(request.split_trees, request.split_lefts)
+        known = np.concatenate((lefts, lefts + 1))
+    return len(np.unique(wanted)) == len(wanted) and bool(np.isin(wanted, known).all())
+
+
+def _keys(trees: Array, nodes: Array) -> Array:
+    """A number for each node."""
+    return (trees.astype(np.int64) << 32) | nodes.astype(np.int64)
+
+
+def _check_leaves(site: Site, request: GrowRequest) -> None:
+    """Hold that every row, where it is now, has a leaf value."""
+    if not len(request.leaf_values):
+        return
+    sizes = np.diff(request.leaf_offsets)
+    for subset in WATCHED:
+        nodes = site.store[f"{subset}.nodes"]
+        if (nodes.max(axis=1, initial=0) >= sizes).any():
+            raise ProtocolError(site.name, "GrowRequest", "leaf_values", "must be one a node")
 
 
 def _offsets_fit(offsets: Array, n_trees: int, n_values: int) -> bool:

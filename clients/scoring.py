@@ -7,9 +7,10 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from clients.labels import CLASSES
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS
-from fedapp.errors import DataError, ProtocolError
+from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_whole
 from fedapp.messages.fields import Array
@@ -28,6 +29,10 @@ class Scored(Protocol):
 
     @property
     def objective(self) -> Objective: ...
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
     @property
     def n_outputs(self) -> int: ...
     @property
@@ -60,10 +65,17 @@ def score_model(
     predict : the model, values of some rows -> margins.
     """
     store, text = site.store, request.model.tobytes()
+    message = type(request).__name__
     try:
         model = read(text.decode())
     except (DataError, UnicodeDecodeError) as error:
-        raise ProtocolError(site.name, type(request).__name__, "model", str(error)) from error
+        rule = str(error).removeprefix("model ")
+        raise ProtocolError(site.name, message, "model", rule) from error
+    facts = store.facts
+    run = facts["objective"], facts["hello"]["columns"], facts[CLASSES]
+    if (model.objective, list(model.columns), list(model.classes)) != run:
+        rule = "must have the objective, columns and classes of the run"
+        raise ProtocolError(site.name, message, "model", rule)
     reply = EvaluateReply(**_scores(site, request, model, predict))
     write_whole(store.folder / "model.json", text)
     store.forget()
@@ -104,7 +116,8 @@ def score_fields(
     """
     labels, weights = site.store[f"{subset}.labels"], site.store[f"{subset}.weights"]
     how = n_bins, residual_range, center, site.config.min_bin_rows
-    found = metrics.statistics(objective, margins, labels, weights, *how)
+    with blaming(site.name, "message", "model"):  # its margins may be no numbers
+        found = metrics.statistics(objective, margins, labels, weights, *how)
     return {f"{subset}_sums": found.sums, f"{subset}_scores": found.histogram}
 
 

@@ -18,6 +18,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 WITHHELD = "[withheld]"
+LONGEST = 300  # letters of what is told in words
+
+
+def as_plain(text: str, longest: int = LONGEST) -> str:
+    """A text as a terminal can show it: printable, and not too long."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return shown if len(shown) <= longest else f"{shown[: longest - 3]}..."
 
 
 class FedappError(Exception):

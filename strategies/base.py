@@ -30,8 +30,7 @@ from fedapp.conversation import (
     Progress,
     ask,
 )
-from fedapp.data.notes import as_plain
-from fedapp.errors import ConfigError, FedappError, PartyError, blaming
+from fedapp.errors import ConfigError, FedappError, PartyError, as_plain, blaming
 from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.messages.parcels import Parcel
 from fedapp.run_folder import RunFolder

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from fedapp.conversation import Parties
 from fedapp.data.names import NAME, NAME_RULE
-from fedapp.data.notes import LONGEST, is_plain
-from fedapp.errors import DataError, PartyError, ProtocolError
+from fedapp.data.notes import is_plain
+from fedapp.errors import LONGEST, DataError, PartyError, ProtocolError
 from fedapp.messages.fields import Introduction
 from fedapp.run_state import RunState
 

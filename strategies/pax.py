@@ -108,7 +108,9 @@ class PAX(HorizontalStrategy):
         sketches = yield from ask(
             {party: SketchRequest(n_bins[party], classes) for party in parties},
             SketchReply,
-            lambda party, reply: check_sketch(party, reply, len(columns), len(classes)),
+            lambda party, reply: check_sketch(
+                party, reply, len(columns), len(classes), n_bins[party]
+            ),
         )
         coarsest = self.own.fusion == "coarsest" or (
             self.own.fusion == "auto" and self.settings.objective == REGRESSION

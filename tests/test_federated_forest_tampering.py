@@ -178,8 +178,8 @@ def test_a_letter_that_the_server_keeps_back_stops_the_run_by_its_senders_name(
 @pytest.mark.parametrize(
     ("n", "rule"),
     [
-        (2**255 + 2**254, "must be the product of two odd primes"),
-        (3**40, "key-bits must be >= 128"),
+        (2**255 + 2**254, "must be the product of two large primes"),
+        (3**40, "must be 256 bits, got 8 bytes"),
     ],
 )
 def test_a_false_public_key_stops_the_run_by_the_active_partys_name(

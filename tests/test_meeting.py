@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedapp.data.notes import LONGEST, Note
-from fedapp.errors import ProtocolError
+from fedapp.data.notes import Note
+from fedapp.errors import LONGEST, ProtocolError
 from fedapp.messages.hello import HelloReply
 from strategies.meeting import check_texts
 

@@ -19,7 +19,7 @@ from phe.paillier import EncryptedNumber, PaillierPublicKey, generate_paillier_k
 from fedapp.crypto import sums as sums_module
 from fedapp.crypto.fixed_base import fixed_bases, square_base
 from fedapp.crypto.integers import from_bytes_array, to_bytes_array
-from fedapp.crypto.keys import PrivateKey, PublicKey, check_public_key, generate_key
+from fedapp.crypto.keys import PrivateKey, PublicKey, generate_key, read_public_key
 from fedapp.crypto.masks import BASE_BYTES, OwnerMasks, PublicMasks, short_bits
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt, rerandomise
@@ -115,7 +115,7 @@ def test_a_key_has_the_bits_asked_for_and_keeps_them_from_its_repr(key: PrivateK
     big = generate_key(2048)
     assert big.public.bits == 2048
     assert big.p.bit_length() == big.q.bit_length() == 1024
-    check_public_key(big.public)
+    assert read_public_key(big.public.to_array(), 2048) == big.public
 
 
 def test_small_and_odd_keys_are_refused(key: PrivateKey) -> None:
@@ -123,18 +123,32 @@ def test_small_and_odd_keys_are_refused(key: PrivateKey) -> None:
     with pytest.raises(ValueError, match=rule):
         generate_key(2046)
     with pytest.raises(ValueError, match=rule.replace("2046", "512")):
-        check_public_key(key.public)
+        read_public_key(key.public.to_array(), 512)
     with pytest.raises(ValueError, match="key-bits must be >= 128, got 64"):
         generate_key(64, insecure_small_key=True)
     with pytest.raises(ValueError, match="key-bits must be even, got 513"):
         generate_key(513, insecure_small_key=True)
 
 
-def test_a_modulus_that_is_no_product_of_two_odd_primes_is_refused(key: PrivateKey) -> None:
-    check_public_key(key.public, insecure_small_key=True)
-    for n in (2 * key.p, key.p, key.p**2):
-        with pytest.raises(ValueError, match="n must be the product of two odd primes"):
-            check_public_key(PublicKey(n), insecure_small_key=True)
+def test_a_modulus_that_is_no_product_of_two_large_primes_is_refused(key: PrivateKey) -> None:
+    largest = mpz(65521)  # prime below 2^16
+    for n in (2 * key.p, key.p, key.p**2, key.p**3, largest * key.p * key.q):
+        with pytest.raises(ValueError, match="n must be the product of two large primes"):
+            read_public_key(PublicKey(n).to_array(), PublicKey(n).bits, insecure_small_key=True)
+
+
+def test_a_modulus_of_another_length_is_refused_before_it_is_read(key: PrivateKey) -> None:
+    modulus = key.public.to_array()
+    assert read_public_key(modulus, 512, insecure_small_key=True) == key.public
+    with pytest.raises(ValueError, match=r"n must be 520 bits, got 64 bytes"):
+        read_public_key(modulus, 520, insecure_small_key=True)
+    with pytest.raises(ValueError, match=r"n must be 511 bits, got 512"):
+        read_public_key(modulus, 511, insecure_small_key=True)
+    huge = np.full(2**26, 255, dtype=np.uint8)
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match=r"n must be 512 bits, got 67108864 bytes"):
+        read_public_key(huge, 512, insecure_small_key=True)
+    assert time.perf_counter() - began < 1  # to read it takes longer, to try it as a prime hours
 
 
 def test_table_powers_are_plain_powers() -> None:

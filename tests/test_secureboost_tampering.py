@@ -153,9 +153,10 @@ def test_a_count_of_other_columns_stops_the_run_by_the_partys_name(
 @pytest.mark.parametrize(
     ("n", "rule"),
     [
-        (2**511 + 2**510, "must be the product of two odd primes"),
-        (2**521 - 1, "must be the product of two odd primes"),
-        (3**40, "key-bits must be >= 128"),
+        (2**511 + 2**510, "must be the product of two large primes"),
+        (2**512 - 569, "must be the product of two large primes"),  # a prime
+        (2**521 - 1, "must be 512 bits, got 66 bytes"),
+        (2**510 + 1, "must be 512 bits, got 511"),
     ],
 )
 def test_a_false_public_key_stops_the_run_by_the_active_partys_name(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from clients.eini.active import NOT_OWN, UNGUARDED, active_step, chain
 from clients.explain import explain_open
 from clients.inference import OwnPart, own_digest, own_part
-from fedapp.crypto.keys import PublicKey, check_public_key
+from fedapp.crypto.keys import PublicKey, read_public_key
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import check_ciphertexts
 from fedapp.crypto.sums import choose, pack_sums, sum_rows
@@ -79,8 +79,8 @@ def _keep_structure(site: Site, part: OwnPart, letter: Structure, request: StepR
     with blaming(active, "Structure", "lefts"):
         check_trees(letter.lefts, np.concatenate(([0], letter.ends)))
     with blaming(active, "Structure", "n"):
-        key = PublicKey.from_array(letter.n)
-        check_public_key(key, insecure_small_key=request.insecure_small_key)
+        insecure = request.insecure_small_key
+        key = read_public_key(letter.n, request.key_bits, insecure_small_key=insecure)
         SumLayout(key.bits, letter.n_terms, letter.n_outputs, 0)
     store["n"], store["ends"] = letter.n, letter.ends
     store["lefts"], store["records"] = letter.lefts, letter.records

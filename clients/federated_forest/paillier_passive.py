@@ -20,7 +20,7 @@ from clients.federated_forest.splits import (
     own_partition,
     tell_others,
 )
-from fedapp.crypto.keys import PublicKey, check_public_key
+from fedapp.crypto.keys import PublicKey, read_public_key
 from fedapp.crypto.packing import SumLayout, whole_layout
 from fedapp.crypto.paillier import check_ciphertexts
 from fedapp.crypto.sums import Terms, pack_terms
@@ -50,8 +50,8 @@ def take_labels(site: Site, mail: Mail) -> None:
     n_train, forest, active = (store.facts[name] for name in ("n_train", "forest", "active"))
     letter = mail.one(EncryptedLabels, active)
     with blaming(active, name, "n"):
-        key = PublicKey.from_array(letter.n)
-        check_public_key(key, insecure_small_key=forest["insecure_small_key"])
+        agreed = forest["key_bits"], forest["insecure_small_key"]
+        key = read_public_key(letter.n, agreed[0], insecure_small_key=agreed[1])
         whole_layout(key.bits, n_train, letter.n_fields, letter.bits)
     bits = sent_bits(active, name, "weighted", letter.weighted, [n_train])
     weighted = np.flatnonzero(bits[0])

@@ -156,6 +156,11 @@ def _meet(site: Site, mail: Mail) -> None:
         if len(bins.names) not in (0, len(bins.widths)):
             rule = f"must be {len(bins.widths)} or none, got {len(bins.names)}"
             raise ProtocolError(name, "ColumnBins", "names", rule)
+        n_columns, max_bin = len(bins.widths), store.facts["boost"]["max_bin"]
+        most = site.config.limits["most-columns"]
+        if n_columns > most or (bins.widths > max_bin).any():
+            rule = f"must be <= {max_bin} (max-bin), of {most} columns at most (most-columns)"
+            raise ProtocolError(name, "ColumnBins", "widths", rule)
         widths[name], names[name] = bins.widths.tolist(), list(bins.names)
         allows = allows and bins.allows_export
     store.facts["widths"] = {name: widths[name] for name in store.facts["peers"]}

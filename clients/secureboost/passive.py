@@ -11,7 +11,7 @@ import numpy as np
 from clients.secureboost.phases import SET_UP, SUMMED, TOLD
 from clients.secureboost.splits import nodes_after, own_sides
 from fedapp.crypto.keys import PublicKey as Key
-from fedapp.crypto.keys import check_public_key
+from fedapp.crypto.keys import read_public_key
 from fedapp.crypto.packing import PairLayout, grouped_layouts
 from fedapp.crypto.paillier import check_ciphertexts
 from fedapp.crypto.sums import pack_sums, sum_rows
@@ -58,7 +58,8 @@ def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
     # A missing value's bin is one more, the column's last.
     store["codes"] = np.where(is_missing, cuts.widths, codes).astype(kind)
     store["edges"], store["offsets"], store["minima"] = cuts.edges, cuts.offsets, cuts.minima
-    store.facts["insecure"] = request.insecure_small_key
+    store.facts["key"] = request.key_bits, request.insecure_small_key
+    store.facts["max_depth"] = request.max_depth
     store.put("lookup", Lookup.empty())
     names = tuple(store.facts["columns"]) if site.config.shares_names else ()
     letter = ColumnBins(cuts.widths, names, site.config.allows_export)
@@ -107,10 +108,13 @@ def _meet(store: Store, letter: PublicKey) -> None:
     n_rows = store.facts["n_train"]
     if letter.most_rows != n_rows:
         raise DataError(f"rows must be {n_rows}, as aligned, got {letter.most_rows}")
-    store["n"] = letter.n
+    if "n" in store:
+        raise ProtocolError(store.facts["active"], "PublicKey", "letter", "must come once")
+    bits, insecure = store.facts["key"]
     with blaming(store.facts["active"], "PublicKey", "n"):
-        check_public_key(_key(store), insecure_small_key=store.facts["insecure"])
-        grouped_layouts(_key(store).bits, n_rows, letter.n_outputs, letter.precision)
+        read_public_key(letter.n, bits, insecure_small_key=insecure)
+        grouped_layouts(bits, n_rows, letter.n_outputs, letter.precision)
+    store["n"] = letter.n
     store.facts["packing"] = [n_rows, letter.n_outputs, letter.precision]
 
 
@@ -185,8 +189,26 @@ def _check_splits(site: Site, letter: Splits) -> None:
     fits = fits and bool((columns < len(widths)).all())
     fits = fits and bool((letter.first_rights[own] <= widths[columns[own]]).all())
     fits = fits and bool((letter.bits_of < len(columns)).all())
-    if not fits or letter.level != store.facts["level"] + 1:
+    # Each node of the last level splits once at most, and each wanted node is a new one.
+    before = "splits.trees" in store
+    n_open = 2 * len(store["splits.trees"]) if before else n_trees
+    fits = fits and len(letter.trees) <= n_open and _may_be_wanted(letter)
+    level = store.facts["level"] + 1
+    if not fits or letter.level != level or level > store.facts["max_depth"]:
         raise ProtocolError(active, "Splits", "columns", "must be of this party and this level")
+
+
+def _may_be_wanted(letter: Splits) -> bool:
+    """Whether each wanted node is a child of one of the splits, and wanted once."""
+    wanted, lefts = (
+        (trees.astype(np.int64) << 32) | nodes
+        for trees, nodes in (
+            (letter.wanted_trees, letter.wanted_nodes),
+            (letter.trees, letter.lefts),
+        )
+    )
+    is_child = np.isin(wanted, np.concatenate((lefts, lefts + 1))).all()
+    return bool(is_child) and len(np.unique(wanted)) == len(wanted)
 
 
 def _move(site: Site, mail: Mail) -> None:

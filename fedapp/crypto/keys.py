@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import gmpy2
@@ -140,16 +141,38 @@ def generate_key(
     return PrivateKey(p, q, full_masks)
 
 
-def check_public_key(key: PublicKey, *, insecure_small_key: bool = False) -> None:
-    """Refuse a key from outside that cannot be a product of two primes, or is too small.
+def read_public_key(modulus: Bytes, bits: int, *, insecure_small_key: bool = False) -> PublicKey:
+    """A key from outside, refused where it can be seen to be no product of two primes.
+
+    That n has a third large factor, or two close ones, nobody sees who does not have them.
+
+    Parameters
+    ----------
+    modulus : uint8, shape (bytes of n,), big endian.
+    bits : of n, as agreed.
 
     Raises
     ------
-    ValueError : n has too few bits, is even, or is a prime or a square.
+    ValueError : n has more or fewer bits, or is too small, a prime, a power, or a multiple of a
+        prime below 2^16.
     """
-    _check_bits(key.bits, insecure_small_key)
-    if key.n % 2 == 0 or gmpy2.is_square(key.n) or gmpy2.is_prime(key.n):
-        raise ValueError("n must be the product of two odd primes, got another number")
+    _check_bits(bits, insecure_small_key)
+    # Before the number is read: to work with a longer one takes many times longer.
+    if len(modulus) != (bits + 7) // 8:
+        raise ValueError(f"n must be {bits} bits, got {len(modulus)} bytes")
+    key = PublicKey.from_array(modulus)
+    if key.bits != bits:
+        raise ValueError(f"n must be {bits} bits, got {key.bits}")
+    has_small_factor = gmpy2.gcd(key.n, _small_primes()) != 1
+    if has_small_factor or gmpy2.is_power(key.n) or gmpy2.is_prime(key.n):
+        raise ValueError("n must be the product of two large primes, got another number")
+    return key
+
+
+@cache
+def _small_primes() -> mpz:
+    """The product of all primes below 2^16."""
+    return gmpy2.primorial(2**16)
 
 
 def _check_bits(bits: int, insecure_small_key: bool) -> None:

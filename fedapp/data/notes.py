@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.schema import listed
-from fedapp.errors import WITHHELD
+from fedapp.errors import LONGEST, WITHHELD, as_plain
 
-LONGEST = 300  # letters of a note as it is told
 EXACT = 2**24  # up to here float32 has every whole number
 FEWEST_ROWS = 10  # with less, whole numbers in a row are no surprise
 Floats = npt.NDArray[np.float32]
@@ -36,12 +35,6 @@ class Note:
         them."""
         text = self.rule.replace("{}", self.columns if shares_names else WITHHELD)
         return as_plain(text)
-
-
-def as_plain(text: str, longest: int = LONGEST) -> str:
-    """A text as a terminal can show it: printable, and not too long."""
-    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return shown if len(shown) <= longest else f"{shown[: longest - 3]}..."
 
 
 def is_plain(text: str) -> bool:

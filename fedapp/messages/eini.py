@@ -40,7 +40,7 @@ class StepRequest(Request, letters=True):
 
     kind: ClassVar[str] = "evaluate.eini_step"
     doing: ClassVar[str] = "predicting under encryption"
-    key_bits: Annotated[int, Range(64, 2**15)]
+    key_bits: Annotated[int, Range(64, 2**13)]
     insecure_small_key: Annotated[bool, OnlyInTrials()]
     batch_rows: Annotated[int, Range(0, 2**31)]  # 0: as many as fit into 64 MiB of ciphertexts
     least_possibilities: Annotated[float, Range(1, 1e300), OnlyInTrials(below=1000)]

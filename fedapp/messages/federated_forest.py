@@ -123,7 +123,7 @@ class SetupRequest(Request, letters=True):
     column_seeds: Annotated[Array, Form("int64", "n_columns", low=0)]  # of the receiver's columns
     master_keeps_model: bool
     labels: Annotated[str, Range(1, 16)]  # ENCODED or PAILLIER
-    key_bits: Annotated[int, Range(64, 2**15)]
+    key_bits: Annotated[int, Range(64, 2**13)]
     insecure_small_key: Annotated[bool, OnlyInTrials()]
 
 

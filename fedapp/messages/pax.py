@@ -24,7 +24,7 @@ from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
 from fedapp.messages.labels import LabelsReply, check_label_sum
 from fedapp.messages.methods import Method
-from fedapp.messages.parameters import MOST_NODES
+from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES
 
 METHOD = Method("horizontal")
 
@@ -61,7 +61,7 @@ class GrowRequest(Request):
     doing: ClassVar[str] = "growing trees"
     each_round: ClassVar[bool] = True
     round_id: Annotated[int, Range(0, 10**6)]
-    level: Annotated[int, Range(0, 64)]
+    level: Annotated[int, Range(0, MOST_DEPTH)]
     n_trees: Annotated[int, Range(1, 1000)]  # of a round, one an output
     base_margin: float
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
@@ -97,8 +97,10 @@ class GrowReply(Reply):
     valid_scores: Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)]
 
 
-def check_sketch(party: str, reply: SketchReply, n_columns: int, n_classes: int) -> None:
-    """Hold a sketch against the columns and classes of the run.
+def check_sketch(
+    party: str, reply: SketchReply, n_columns: int, n_classes: int, n_bins: int
+) -> None:
+    """Hold a sketch against the columns and classes of the run, and the bins that were asked for.
 
     Raises
     ------
@@ -106,8 +108,10 @@ def check_sketch(party: str, reply: SketchReply, n_columns: int, n_classes: int)
     """
     offsets, points = reply.offsets, reply.representatives
     fills = len(offsets) == n_columns + 1 and offsets[0] == 0 and offsets[-1] == len(points)
-    if not fills or (np.diff(offsets) < 0).any():
-        raise ProtocolError(party, "SketchReply", "offsets", f"must divide {n_columns} columns")
+    widths = np.diff(offsets)
+    if not fills or (widths < 0).any() or (widths > n_bins).any():
+        rule = f"must divide {n_columns} columns, of {n_bins} bins at most"
+        raise ProtocolError(party, "SketchReply", "offsets", rule)
     if len(reply.maxima) != n_columns:
         raise ProtocolError(party, "SketchReply", "maxima", f"must have {n_columns} values")
     ends = offsets[1:][np.diff(offsets) > 0]  # of the columns that have bins

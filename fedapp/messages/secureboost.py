@@ -54,7 +54,7 @@ class SetupRequest(TreeParameters, Request, letters=True):
     goss: bool
     top_rate: Annotated[float, Range(0, 1)]
     other_rate: Annotated[float, Range(0, 1)]
-    key_bits: Annotated[int, Range(64, 2**15)]
+    key_bits: Annotated[int, Range(64, 2**13)]
     insecure_small_key: Annotated[bool, OnlyInTrials()]
 
 

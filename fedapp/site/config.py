@@ -23,7 +23,8 @@ NODE_KEYS = (
     *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
     *("share-column-names", "allow-export", "trusted", "allow", "min-rows", "encrypted-labels"),
     *("allow-insecure", "app", "full-masks"),
-    *("min-bin-rows", "most-bins", "score-bins", "align-most-rows", "runs-per-day", "approve"),
+    *("min-bin-rows", "most-bins", "score-bins", "align-most-rows", "most-columns"),
+    *("runs-per-day", "approve"),
     *("partition-id", "num-partitions"),
 )
 # A site's own limits, far above what ordinary runs ask for.
@@ -31,6 +32,7 @@ LIMITS = {
     "most-bins": 1024,
     "score-bins": 4096,
     "align-most-rows": 10_000_000,
+    "most-columns": 100_000,
     "runs-per-day": 100,
 }
 # Where a site has min-rows, single rows do not show in its scores either.

@@ -195,7 +195,11 @@ def from_json(text: str) -> Ensemble:
 
     def build(said: Opening, document: dict[str, Any]) -> Ensemble:
         trees = tuple(read_tree(tree, len(said.columns), NODE) for tree in document["trees"])
-        mean = np.float32(document["base_score"])
+        if len(trees) % n_outputs(said.objective, len(said.classes)):
+            raise ValueError("trees must be one for every output")
+        mean, is_share = np.float32(document["base_score"]), said.objective == "binary:logistic"
+        if not np.isfinite(mean) or (is_share and not 0 < mean < 1):
+            raise ValueError("base_score must be the prediction of a model without trees")
         return Ensemble(said.objective, mean, said.columns, said.classes, trees)
 
     return read_model(text, KIND, build)
@@ -212,7 +216,11 @@ def read_tree(
     """
     tree = np.zeros(len(fields["left"]), dtype=nodes)
     for name in nodes.names or ():
+        if len(fields[name]) != len(tree):
+            raise ValueError(f"{name} must be one a node")
         tree[name] = fields[name]
+        if tree[name].dtype.kind == "f" and not np.isfinite(tree[name]).all():
+            raise ValueError(f"{name} must be finite")
     columns = tree["column"][tree["left"] != LEAF]
     check_trees(tree["left"], np.array([0, len(tree)]), columns, n_columns)
     return tree

@@ -24,6 +24,18 @@ def n_outputs(objective: Objective, n_classes: int) -> int:
     return n_classes if objective == "multi:softprob" else 1
 
 
+def check_classes(objective: Objective, n_classes: int) -> None:
+    """Hold that a model for this loss may have so many classes.
+
+    Raises
+    ------
+    ValueError : it may not.
+    """
+    fewest, most = {"binary:logistic": (2, 2), REGRESSION: (0, 0)}.get(objective, (2, 10**6))
+    if not fewest <= n_classes <= most:
+        raise ValueError(f"classes must be those of {objective}, got {n_classes}")
+
+
 def base_score(objective: Objective, label_sum: float, weight_sum: float) -> np.float32:
     """Prediction before the first tree: the weighted mean of the labels of all parties.
 

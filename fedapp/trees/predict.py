@@ -24,7 +24,13 @@ def predict_margins(model: Ensemble, values: npt.NDArray[np.float32]) -> npt.NDA
     Returns
     -------
     float32, shape (n_rows, n_outputs).
+
+    Raises
+    ------
+    ValueError : the values are of fewer columns than the model's.
     """
+    if values.shape[1] < len(model.columns):
+        raise ValueError(f"values must have {len(model.columns)} columns, got {values.shape[1]}")
     margins = np.full((len(values), model.n_outputs), model.base_margin, dtype=np.float32)
     return add_trees(margins, model.trees, values)
 

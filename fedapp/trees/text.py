@@ -14,12 +14,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 
-from fedapp.errors import DataError
-from fedapp.trees.objective import Objective
+from fedapp.errors import DataError, as_plain
+from fedapp.trees.objective import Objective, check_classes
 
 FORMAT = 1
 _BEGINS = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
 M = TypeVar("M")
+# What JSON raises that is of another form than its reader's, or nested without end.
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class Described(Protocol):
@@ -83,10 +85,21 @@ def read_model(text: str, kind: str, build: Callable[[Opening, dict[str, Any]], 
         found = document["format"], document.get("kind", ""), document["objective"]
         if found[:2] != (FORMAT, kind) or found[2] not in get_args(Objective):
             raise ValueError("format {}, kind {!r}, objective {}".format(*found))
-        names = (tuple(str(name) for name in document[key]) for key in ("columns", "classes"))
-        return build(Opening(cast(Objective, found[2]), *names), document)
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {error!r}") from error
+        names = (_names(document, key) for key in ("columns", "classes"))
+        said = Opening(cast(Objective, found[2]), *names)
+        check_classes(said.objective, len(said.classes))
+        return build(said, document)
+    except UNREADABLE as error:
+        got = as_plain(repr(error))
+        raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {got}") from error
+
+
+def _names(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A list of texts."""
+    found = document[key]
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise ValueError(f"{key} must be a list of texts")
+    return tuple(found)
 
 
 def exact(value: Any) -> Any:

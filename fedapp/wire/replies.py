@@ -6,8 +6,7 @@ from typing import TypeVar
 
 from flwr.app import Error, Message
 
-from fedapp.data.notes import as_plain
-from fedapp.errors import PartyError, blaming
+from fedapp.errors import PartyError, as_plain, blaming
 from fedapp.messages.fields import Reply
 from fedapp.messages.parcels import Parcel
 from fedapp.wire.codec import FAILED, REFUSED, WAITING, from_records

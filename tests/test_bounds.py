@@ -1,0 +1,140 @@
+"""What comes from outside is held against what a run can need before it is used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.config import Settings
+from fedapp.errors import PartyError
+from fedapp.messages.pax import GrowRequest
+from fedapp.messages.scoring import EvaluateRequest
+from fedapp.trees.model import NODE, Ensemble, from_json, to_json
+from fedapp.trees.predict import predict_margins
+from strategies.base import TreeStrategy
+from tests.conftest import MakeSettings
+from tests.network import run
+from tests.tampering import refuses, rewrite_letters
+
+
+def asks(
+    monkeypatch: pytest.MonkeyPatch, request: type, change: Callable[[Any], Any], skip: int = 0
+) -> None:
+    """Have the server send other requests of a class than the strategy made, after so many."""
+    honest, seen = TreeStrategy._content, [0]
+
+    def content(self: TreeStrategy[Any], party: str, sent: Any) -> Any:
+        if isinstance(sent, request):
+            seen[0] += 1
+            sent = change(sent) if seen[0] > skip else sent
+        return honest(self, party, sent)
+
+    monkeypatch.setattr(TreeStrategy, "_content", content)
+
+
+@pytest.fixture
+def pax(settings: MakeSettings) -> Settings:
+    return settings(parties=1, data="breast-cancer")
+
+
+def document(**changes: Any) -> Callable[[EvaluateRequest], EvaluateRequest]:
+    def change(sent: EvaluateRequest) -> EvaluateRequest:
+        found = {**json.loads(sent.model.tobytes()), **changes}
+        text = json.dumps(found, separators=(",", ":")).encode()
+        return replace(sent, model=np.frombuffer(text, dtype=np.uint8))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"columns": [f"c{number}" for number in range(31)]},
+        {"columns": [""] * 100_000},
+        {"columns": [f"c{number}" for number in range(29)]},
+        {"classes": ["yes", "no"]},
+        {"objective": "multi:softprob"},
+        {"objective": "reg:squarederror", "classes": []},
+        {"base_score": 1.0},
+        {"base_score": float("nan")},
+        {"columns": 7},
+    ],
+    ids=str,
+)
+def test_a_model_of_other_columns_classes_or_objective_is_refused(
+    pax: Settings, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """A tree that splits at a column the table does not have would read foreign memory."""
+    asks(monkeypatch, EvaluateRequest, document(**changes))
+    with pytest.raises(PartyError, match=r"^party-1 .*EvaluateRequest.model must "):
+        run(pax)
+
+
+def test_values_of_too_few_columns_are_not_walked() -> None:
+    tree = np.zeros(3, dtype=NODE)
+    tree["left"], tree["column"] = [1, -1, -1], [4, 0, 0]
+    model = Ensemble("reg:squarederror", np.float32(0), ("a", "b", "c", "d", "e"), (), (tree,))
+    with pytest.raises(ValueError, match="values must have 5 columns, got 4"):
+        predict_margins(model, np.zeros((2, 4), dtype=np.float32))
+    again = from_json(to_json(model))
+    assert predict_margins(again, np.ones((2, 5), dtype=np.float32)).shape == (2, 1)
+
+
+def grown(**changes: Any) -> Callable[[GrowRequest], GrowRequest]:
+    return lambda sent: replace(
+        sent, **{name: change(getattr(sent, name)) for name, change in changes.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("skip", "changes", "rule"),
+    [
+        (1, {"level": lambda level: 5}, "level must be 0 or 1"),
+        (0, {"n_trees": lambda n: 7}, "n_trees must be 1"),
+        (
+            0,
+            {
+                "wanted_nodes": lambda _: np.arange(5000, dtype=np.int32),
+                "wanted_trees": lambda _: np.zeros(5000, np.int32),
+            },
+            "wanted_nodes must be roots, or children of the splits, once",
+        ),
+        (
+            1,
+            {
+                name: (lambda array: np.repeat(array, 5000))
+                for name in GrowRequest.__dataclass_fields__
+                if name.startswith("split_")
+            },
+            "split_nodes must be 1 at most",
+        ),
+        (
+            2,
+            {
+                "leaf_values": lambda values: values[:2],
+                "leaf_offsets": lambda offsets: np.minimum(offsets, 2),
+            },
+            "leaf_values must be one a node",
+        ),
+    ],
+    ids=["level", "trees", "wanted", "splits", "leaves"],
+)
+def test_a_level_is_as_large_as_the_last_one_allows(
+    pax: Settings, monkeypatch: pytest.MonkeyPatch, skip: int, changes: Any, rule: str
+) -> None:
+    asks(monkeypatch, GrowRequest, grown(**changes), skip)
+    refuses(rf"^party-1 .*: GrowRequest.{rule}$", pax)
+
+
+@pytest.mark.parametrize("widths", [[33], [1, 2] * 60_000])
+def test_bins_of_others_are_as_many_as_the_run_can_need(
+    vertical: MakeSettings, monkeypatch: pytest.MonkeyPatch, widths: list[int]
+) -> None:
+    rewrite_letters(monkeypatch, "ColumnBins", "widths", lambda _: np.array(widths, dtype=np.int64))
+    rule = r"must be <= 32 \(max-bin\), of 100000 columns at most \(most-columns\)"
+    refuses(rf"ColumnBins.widths {rule}$", vertical(align="ordered"))
