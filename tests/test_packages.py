@@ -25,10 +25,13 @@ INSTALL = r"torch must be installed for fedxgbllr \(pip install 'fedapp\[fedxgbl
 # The modules that train a network, and so begin by importing torch.
 TRAINERS = ["fedapp.trees.stacked.fit", "simulations.bench.fedxgbllr_epoch"]
 WITHOUT_TORCH = """
-import importlib, pkgutil, sys
+import sys
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *more: None if name == "torch" else find(name, *more)
+"""
+IMPORT_ALL = """
+import importlib, pkgutil
 refused = []
 for package in ("fedapp", "strategies", "clients", "simulations"):
     package = importlib.import_module(package)
@@ -40,21 +43,22 @@ for package in ("fedapp", "strategies", "clients", "simulations"):
         except ModuleNotFoundError:
             refused.append(module.name)
 print(refused)
-sys.argv = ["fedapp", *sys.argv[1:]]
+"""
+MAIN = """
 from fedapp.cli import main
 main()
 """
 
 
-def without_torch(*words: str) -> subprocess.CompletedProcess[str]:
-    """Import all modules, then run the command, in a process that has no torch."""
-    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH, *words]
+def without_torch(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run code, then the command, in a process that has no torch."""
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH + code + MAIN, *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_without_torch_all_but_the_trainer_is_imported_and_pax_runs(tmp_path: Path) -> None:
     given = [f"-crun-dir={tmp_path / 'run'}", "-cnum-boost-round=1", "--engine", "local"]
-    ended = without_torch("run", "pax", *given)
+    ended = without_torch(IMPORT_ALL, "run", "pax", *given)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[0] == str(TRAINERS)
     assert (tmp_path / "run" / "model.xgb.json").is_file()
@@ -68,7 +72,7 @@ def test_without_torch_a_network_over_trees_predicts(
     own = {f"fedxgbllr__{name}": value for name, value in short.items()}
     folder = run_local(settings(strategy="fedxgbllr", **own)).path
     given = ["--data", "breast-cancer", "--output", str(tmp_path / "scores.csv")]
-    ended = without_torch("predict", str(folder), *given)
+    ended = without_torch("", "predict", str(folder), *given)
     assert ended.returncode == 0, ended.stderr
     assert len((tmp_path / "scores.csv").read_text().splitlines()) == 570
 

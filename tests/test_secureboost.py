@@ -38,7 +38,7 @@ def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
 
     def make(objective: str = "binary:logistic", parties: int = 2, **more: Any) -> Settings:
         data = write_rows(tmp_path / "made.csv", made_columns(objective))
-        given = {"num_boost_round": 3, "max_depth": 3, **more}
+        given = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, **more}
         return vertical(data=str(data), label="y", objective=objective, parties=parties, **given)
 
     return make
@@ -266,9 +266,9 @@ def test_the_joined_model_is_xgboosts_on_real_rows(
     real_data: Path, vertical: MakeSettings, tmp_path: Path, source: Any, parties: int
 ) -> None:
     name, label, numbers = source
-    data = first_rows(real_data / name, 3000, tmp_path / "rows.csv", drop=numbers)
+    data = first_rows(real_data / name, 1000, tmp_path / "rows.csv", drop=numbers)
     run = vertical(
-        data=data, label=label, parties=parties, num_boost_round=10, max_depth=4, align="ordered"
+        data=data, label=label, parties=parties, num_boost_round=4, max_depth=4, align="ordered"
     )
     assert_xgboosts(run_local(run), Pooled(run))
 
@@ -286,7 +286,7 @@ def test_the_joined_model_is_xgboosts_on_files_of_two_parties(
 ) -> None:
     files = f"{real_data / name}-guest.csv,{real_data / name}-host.csv"
     more = {"label": label, "id": ids, "objective": objective, "max_depth": 4}
-    run = vertical(data=files, num_boost_round=10, **more)
+    run = vertical(data=files, num_boost_round=4, **more)
     assert_xgboosts(run_local(run), Pooled(run))
 
 
