@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 
 from fedapp.config import Settings
 from fedapp.conversation import Conversation, Parties
 from fedapp.crypto.speed import seconds_to_mask
+from fedapp.data.partition import SUBSETS
 from fedapp.messages.alignment import (
     MaskRequest,
     MatchReply,
@@ -22,21 +22,16 @@ from fedapp.messages.vertical import VerticalHelloReply
 from strategies.vertical import Mailbox
 
 
-@dataclass(frozen=True, slots=True)
-class Aligned:
-    """How many rows all parties have in common, by their use."""
-
-    n_train: int
-    n_valid: int
-    n_test: int
-
-
 def align(
     parties: Parties[VerticalHelloReply], mailbox: Mailbox, settings: Settings
-) -> Conversation[Aligned]:
+) -> Conversation[dict[str, int]]:
     """Everybody's ids under everybody's mask; ``len(parties) + 2`` exchanges.
 
     The digests of the order lie in the mailbox afterwards, for the active party to check.
+
+    Returns
+    -------
+    How many rows all parties have in common, by subset.
     """
     ordered = settings.align == "ordered"
     active, passive = mailbox.active, mailbox.passive
@@ -58,7 +53,7 @@ def align(
     matching = mailbox.relay(MatchRequest, [active], MatchReply, seconds=left.pop())
     reply = (yield from matching)[active]
     yield from mailbox.relay(OrderRequest, passive, SentReply)
-    return Aligned(reply.n_train, reply.n_valid, reply.n_test)
+    return {subset: getattr(reply, f"n_{subset}") for subset in SUBSETS}
 
 
 def _seconds_left(parties: Parties[VerticalHelloReply]) -> list[float]:

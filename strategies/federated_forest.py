@@ -177,8 +177,7 @@ class FederatedForest(VerticalStrategy):
 
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
         """Rows in one order, columns in bins, labels in codes."""
-        rows = yield from align(parties, mailbox, self.settings)
-        self.rows = {"train": rows.n_train, "valid": rows.n_valid, "test": rows.n_test}
+        self.rows = yield from align(parties, mailbox, self.settings)
         if not self.simulated:
             # Every party knows the run's seed, and could work out from it who draws how much.
             self.draws = secrets.randbits(63)
@@ -203,7 +202,7 @@ class FederatedForest(VerticalStrategy):
             )
             for place, party in enumerate(parties)
         }
-        seconds = seconds_to_encrypt(rows.n_train, own.key_bits) if self.encrypted else None
+        seconds = seconds_to_encrypt(self.rows["train"], own.key_bits) if self.encrypted else None
         yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
 
     def _column_seeds(

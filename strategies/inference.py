@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from fedapp.config import Settings
@@ -12,7 +13,7 @@ from fedapp.errors import ConfigError
 from fedapp.messages.explain import MOST_ROWS, ExplainReply, ExplainRequest
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.run_folder import RunFolder
-from strategies.alignment import Aligned, align
+from strategies.alignment import align
 from strategies.base import Summary
 from strategies.vertical import Mailbox, VerticalStrategy
 
@@ -44,7 +45,7 @@ class InferenceStrategy(VerticalStrategy):
 
     def align_all(
         self, parties: Parties[VerticalHelloReply], mailbox: Mailbox
-    ) -> Conversation[Aligned]:
+    ) -> Conversation[dict[str, int]]:
         """Find the common rows, all to be predicted; say which ones are to be explained."""
         self._check_likeness(parties)
         whole = self.settings.model_copy(update={"test_fraction": 0.0, "valid_fraction": 0.0})
@@ -69,7 +70,7 @@ class InferenceStrategy(VerticalStrategy):
                 )
 
     def predicted(
-        self, active: str, rows: Aligned, n_trees: int, **more: Any
+        self, active: str, rows: Mapping[str, int], n_trees: int, **more: Any
     ) -> Conversation[Summary]:
         """What the run's folder says: which model, of which rows; predictions lie elsewhere."""
         model = f'{{"format":1,"kind":"model","id":"{self.settings.model}"}}\n'
@@ -78,7 +79,7 @@ class InferenceStrategy(VerticalStrategy):
             "metrics": {},
             "active": active,
             "tables": self.tables,
-            "matched_rows": {"predicted": rows.n_train},
+            "matched_rows": {"predicted": rows["train"]},
             "trees": n_trees,
             **more,
             "best_round": None,

@@ -139,9 +139,8 @@ class SecureBoost(VerticalStrategy):
 
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
         """Rows in one order, columns in bins, a key."""
-        rows = yield from align(parties, mailbox, self.settings)
-        self.rows = {"train": rows.n_train, "valid": rows.n_valid, "test": rows.n_test}
-        if self.settings.early_stopping_rounds and not rows.n_valid:
+        self.rows = yield from align(parties, mailbox, self.settings)
+        if self.settings.early_stopping_rounds and not self.rows["valid"]:
             raise ConfigError(
                 "valid-fraction must leave validation rows for early-stopping-rounds, "
                 f"got {self.settings.valid_fraction}"

@@ -14,6 +14,7 @@ from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.load import load_table
 from fedapp.data.partition import partition_columns
+from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.run_folder import RunFolder
 from fedapp.site.columns import common_order, split_common
@@ -52,11 +53,11 @@ def tables_of(settings: Settings) -> list[Table]:
         labels = [settings.label, *[""] * (len(files) - 1)]
         return in_order(
             [
-                load_table(Path(file), label=label, id_column=settings.id)
+                load_table(Path(file), Roles(label=label, id_column=settings.id))
                 for file, label in zip(files, labels, strict=True)
             ]
         )
-    table = read_source(settings.data, label=settings.label, weight=settings.weight)
+    table = read_source(settings.data, Roles(label=settings.label, weight=settings.weight))
     rng = np.random.default_rng(settings.seed)
     shares = partition_columns(settings.columns, len(table.columns), settings.parties, rng)
     ids = np.arange(table.n_rows).astype(str)

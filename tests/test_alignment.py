@@ -18,6 +18,7 @@ from fedapp.crypto.psi import hash_to_group
 from fedapp.crypto.sealed import fingerprint_of
 from fedapp.data.load import load_table
 from fedapp.data.partition import SUBSETS, split_rows
+from fedapp.data.schema import Roles
 from fedapp.errors import FedappError
 from fedapp.messages import alignment
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
@@ -67,7 +68,7 @@ def whole(settings: Settings, contexts: list[Context]) -> Pooled:
     """The joined table of these sites."""
     nodes = sorted((dict(one.node_config) for one in contexts), key=lambda node: node["name"])
     tables = [
-        load_table(Path(str(node["data"])), label=str(node["label"]), id_column="customer")
+        load_table(Path(str(node["data"])), Roles(label=str(node["label"]), id_column="customer"))
         for node in nodes
     ]
     return Pooled(settings, in_order(tables))

@@ -14,6 +14,7 @@ import xgboost
 from fedapp.config import Settings
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.load import load_table
+from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import SiteConfig
@@ -155,7 +156,7 @@ def test_a_step_of_three_equal_parties_is_no_longer_than_that_of_one(
         model_of(run_local(bag(objective, parties=n, num_boost_round=1, valid_fraction=0.0)))
         for n in (1, 3)
     )
-    values = load_table(Path(bag(objective).data), label="y").values
+    values = load_table(Path(bag(objective).data), Roles(label="y")).values
     steps = [np.abs(predict_margins(m, values) - m.base_margin).mean() for m in (one, three)]
     assert 0.7 < steps[1] / steps[0] < 1.2
 
@@ -164,7 +165,7 @@ def test_a_step_of_three_equal_parties_is_no_longer_than_that_of_one(
 def test_stock_xgboost_predicts_the_same_from_the_export(bag: MakeSettings, objective: str) -> None:
     settings = bag(objective, num_boost_round=4, bagging__local_rounds=2)
     folder = run_local(settings)
-    table = load_table(Path(settings.data), label="y")
+    table = load_table(Path(settings.data), Roles(label="y"))
     stock = xgboost.Booster(model_file=folder.path / "model.xgb.json")
     matrix = xgboost.DMatrix(table.values, feature_names=list(table.columns))
     theirs = stock.predict(matrix, output_margin=True).reshape(table.n_rows, -1)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedapp.data.datasets import read_source
+from fedapp.data.schema import Roles
 from fedapp.trees.forest.model import from_json
 from simulations.baselines import join_tables, pooled_forest
 from simulations.bench import federated_forest as bench
@@ -26,7 +27,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_come_so_many_times(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     bench.write_rows("wine", 3, path)
-    once, many = read_source("wine"), read_source(str(path), label="y")
+    once, many = read_source("wine"), read_source(str(path), Roles(label="y"))
     np.testing.assert_array_equal(many.values, np.tile(once.values, (3, 1)))
     assert many.labels is not None
     assert once.labels is not None

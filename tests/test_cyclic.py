@@ -12,6 +12,7 @@ import xgboost
 
 from fedapp.config import Settings
 from fedapp.data.load import load_table
+from fedapp.data.schema import Roles
 from fedapp.errors import PartyError
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.predict import predict_margins
@@ -97,7 +98,7 @@ def test_stock_xgboost_predicts_the_same_from_the_export(
 ) -> None:
     settings = turns(objective, num_boost_round=5)
     folder = run_local(settings)
-    table = load_table(Path(settings.data), label="y")
+    table = load_table(Path(settings.data), Roles(label="y"))
     stock = xgboost.Booster(model_file=folder.path / "model.xgb.json")
     matrix = xgboost.DMatrix(table.values, feature_names=list(table.columns))
     theirs = stock.predict(matrix, output_margin=True).reshape(table.n_rows, -1)

@@ -16,7 +16,7 @@ import pytest
 
 from fedapp.data import datasets
 from fedapp.data.datasets import DataFile, DataSet, dataset_names, fetch, load_dataset, read_source
-from fedapp.data.schema import Reader
+from fedapp.data.schema import Reader, Roles
 from fedapp.errors import ConfigError, DataError
 
 CONTENT = b"row,size,city,y\n1,5,Rome,u\n2,6,Bern,v\n3,7,,u\n"
@@ -149,7 +149,7 @@ def test_a_dropped_column_may_be_the_group(cache: Path, tiny: object) -> None:
 
 def test_drop_adds_to_what_a_set_drops(cache: Path, tiny: object) -> None:
     put(cache, CONTENT)
-    assert read_source("tiny", drop=["city"], label="y").columns == ("size",)
+    assert read_source("tiny", Roles(drop=("city",), label="y")).columns == ("size",)
 
 
 def test_a_reader_names_columns_and_skips_lines(cache: Path, tiny: Callable[..., None]) -> None:
@@ -160,12 +160,12 @@ def test_a_reader_names_columns_and_skips_lines(cache: Path, tiny: Callable[...,
 
 def test_another_label_than_the_sets_own_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"label must be 'target' or empty .* 'wine', got 'hue'"):
-        read_source("wine", label="hue")
+        read_source("wine", Roles(label="hue"))
 
 
 def test_a_file_is_read_where_no_set_has_the_name(tmp_path: Path) -> None:
     path = put(tmp_path, b"a,y\n1,2\n", "rows.csv")
-    assert read_source(str(path), label="y").columns == ("a",)
+    assert read_source(str(path), Roles(label="y")).columns == ("a",)
 
 
 def test_an_unknown_source_is_refused_without_its_folder() -> None:

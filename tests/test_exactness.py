@@ -15,6 +15,7 @@ from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.load import load_table
+from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig
 from fedapp.site.rows import Holdout, read_subsets
@@ -61,7 +62,7 @@ def weighted_copy(name: str, path: Path, drop: tuple[str, ...] = (), label: str 
     """A registry table as CSV, with a column of sample weights; ``label`` renames a column to y."""
     from pyarrow import csv, table
 
-    source = read_source(name, drop=drop)
+    source = read_source(name, Roles(drop=drop))
     assert source.labels is not None
     weights = np.random.default_rng(7).uniform(0.5, 2, source.n_rows).astype(np.float32)
     columns = dict(zip(source.columns, source.values.T, strict=True))
@@ -192,7 +193,7 @@ def exported(run: Settings) -> tuple[Ensemble, xgboost.Booster, Table]:
     folder = run_local(run)
     booster = xgboost.Booster()
     booster.load_model(folder.path / "model.xgb.json")
-    table = load_table(Path(run.data), label="y")
+    table = load_table(Path(run.data), Roles(label="y"))
     return load_model(folder.path / "model.json"), booster, table
 
 

@@ -16,6 +16,7 @@ from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
+from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.linear import (
     LinearModel,
@@ -69,7 +70,7 @@ def model_of(folder: RunFolder) -> LinearModel:
 
 def train_rows(settings: Settings) -> tuple[Any, Any]:
     """Values and labels of all parties' training rows."""
-    table = read_source(settings.data, label=settings.label)
+    table = read_source(settings.data, Roles(label=settings.label))
     assert table.labels is not None
     holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
     shares = share_rows(table, holdout, settings.partition, settings.parties)
@@ -235,7 +236,7 @@ def test_the_same_seed_gives_the_same_model(linear: MakeSettings) -> None:
 def test_predict_gives_the_models_predictions(linear: MakeSettings, tmp_path: Path) -> None:
     settings = linear()
     model, output = model_of(run_local(settings)), tmp_path / "scores.csv"
-    table = read_source(settings.data, label=settings.label)
+    table = read_source(settings.data, Roles(label=settings.label))
     assert predict_table(Path(settings.run_dir), settings.data, "", output).n_rows == table.n_rows
     written = np.array([line.split(",")[1:] for line in output.read_text().splitlines()[1:]])
     expected = transform(model.objective, predict_linear(model, table.values))

@@ -17,6 +17,7 @@ from flwr.app import Context, Message
 from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
+from fedapp.data.schema import Roles
 from fedapp.errors import DataError, PartyError
 from fedapp.predict import predict_table
 from fedapp.report.page import write_report
@@ -194,7 +195,7 @@ def test_test_labels_choose_nothing(short: MakeSettings, write_table: WriteTable
     target = rng.normal(size=200).round(3)
     permuted = target.copy()
     path = write_table("as-is", 200, y=target)
-    table = read_source(str(path), label="y")
+    table = read_source(str(path), Roles(label="y"))
     rows = np.concatenate(share_rows(table, Holdout(0.2, 0.1, 42), "iid", 3)["test"])
     permuted[rows] = rng.permutation(target[rows])
     assert (permuted != target).sum() > 20

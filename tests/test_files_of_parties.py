@@ -13,6 +13,7 @@ from flwr.app import Context
 from fedapp.config import Settings
 from fedapp.data.load import load_table
 from fedapp.data.partition import SUBSETS, split_rows
+from fedapp.data.schema import Roles
 from fedapp.errors import DataError
 from simulations.baselines import run_baselines
 from simulations.local import run_local, site_contexts
@@ -65,7 +66,7 @@ def test_the_baselines_have_the_rows_that_the_run_held_back(
     table, rows = stacked_tables(settings)
     fractions = settings.test_fraction, settings.valid_fraction
     for name, path in files.items():
-        own = load_table(path, label="y")
+        own = load_table(path, Roles(label="y"))
         split = split_rows(own.n_rows, *fractions, settings.seed)
         for subset in SUBSETS:
             held = own.take(getattr(split, subset))

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from fedapp.cli import cli
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
+from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import interactive
@@ -252,4 +253,4 @@ def test_flowers_simulation_trains_and_predicts_as_the_local_engine(
         assert (simulated.path / name).read_bytes() == (folder.path / name).read_bytes()
     local = written(summary_of(run_local(inference(settings, trained))))
     np.testing.assert_array_equal(written(summary_of(simulate(inference(settings, again)))), local)
-    assert len(local) == read_source(trained.data, label="y").n_rows
+    assert len(local) == read_source(trained.data, Roles(label="y")).n_rows

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedapp.data.load import load_table
+from fedapp.data.schema import Roles
 from fedapp.errors import DataError
 
 
@@ -18,7 +19,7 @@ def write(folder: Path, text: str, name: str = "rows.csv") -> Path:
 
 def test_columns_without_a_role_are_features(tmp_path: Path) -> None:
     path = write(tmp_path, "id,a,y,w,g,b,t\n007,1,0,0.5,x,2.5,u\n8,2,1,2,01,3,v\n")
-    table = load_table(path, label="y", id_column="id", weight="w", group="g", drop=["t"])
+    table = load_table(path, Roles(label="y", id_column="id", weight="w", group="g", drop=("t",)))
     assert table.columns == ("a", "b")
     assert table.values.dtype == np.float32
     assert table.values.tolist() == [[1, 2.5], [2, 3]]
@@ -43,8 +44,8 @@ def test_a_table_may_have_no_label(tmp_path: Path) -> None:
 
 def test_a_packed_file_reads_like_a_plain_one(tmp_path: Path) -> None:
     text = "a,y\n1,0\n2,1\n"
-    plain = load_table(write(tmp_path, text), label="y")
-    packed = load_table(write(tmp_path, text, "rows.csv.gz"), label="y")
+    plain = load_table(write(tmp_path, text), Roles(label="y"))
+    packed = load_table(write(tmp_path, text, "rows.csv.gz"), Roles(label="y"))
     assert np.array_equal(plain.values, packed.values)
 
 
@@ -59,7 +60,9 @@ def test_a_column_with_no_value_at_all_is_nan(tmp_path: Path) -> None:
 
 
 def test_booleans_become_zero_and_one(tmp_path: Path) -> None:
-    table = load_table(write(tmp_path, "a,b,y\ntrue,1,True\n,2,False\nfalse,3,True\n"), label="y")
+    table = load_table(
+        write(tmp_path, "a,b,y\ntrue,1,True\n,2,False\nfalse,3,True\n"), Roles(label="y")
+    )
     assert np.array_equal(table.values[:, 0], [1, np.nan, 0], equal_nan=True)
     assert table.labels is not None
     assert table.labels.tolist() == [1, 0, 1]
@@ -74,7 +77,7 @@ def test_numbers_past_the_first_block_may_be_decimal(tmp_path: Path) -> None:
 def test_fields_of_several_lines_are_read_past_the_first_block(tmp_path: Path) -> None:
     text = "a line\n" * 20  # so that the block's last line end is within a field
     rows = "".join(f'"{text}",{n}\n' for n in range(100_000))
-    table = load_table(write(tmp_path, "t,a\n" + rows), drop=["t"])
+    table = load_table(write(tmp_path, "t,a\n" + rows), Roles(drop=("t",)))
     assert np.array_equal(table.values[:, 0], np.arange(100_000))
 
 
@@ -92,13 +95,13 @@ def test_labels_are_numbers_only_where_all_are(
     tmp_path: Path, fields: list[str], labels: list[object]
 ) -> None:
     rows = "".join(f"0,{field}\n" for field in fields)
-    table = load_table(write(tmp_path, "a,y\n" + rows), label="y")
+    table = load_table(write(tmp_path, "a,y\n" + rows), Roles(label="y"))
     assert table.labels is not None
     assert table.labels.tolist() == labels
 
 
 def test_rows_without_a_group_are_a_group(tmp_path: Path) -> None:
-    table = load_table(write(tmp_path, "a,g\n1,\n2,u\n"), group="g")
+    table = load_table(write(tmp_path, "a,g\n1,\n2,u\n"), Roles(group="g"))
     assert table.groups is not None
     assert table.groups.tolist() == ["missing", "u"]
 
@@ -114,7 +117,7 @@ def test_parquet_keeps_types_and_order(tmp_path: Path) -> None:
         "c": pa.array([1.5, 2.5, 3.5]).cast(pa.decimal128(5, 2)),
     }
     pq.write_table(pa.table(columns), path)
-    table = load_table(path, label="d", id_column="id")
+    table = load_table(path, Roles(label="d", id_column="id"))
     assert table.columns == ("b", "i", "c")
     expected = [[1, 1, 1.5], [np.nan, np.nan, 2.5], [0, 3, 3.5]]
     assert np.array_equal(table.values, expected, equal_nan=True)
@@ -127,7 +130,7 @@ def test_parquet_keeps_types_and_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rows.libsvm", "rows.svm", "rows.libsvm.gz"])
 @pytest.mark.parametrize("label", ["", "y"])
 def test_absent_libsvm_entries_are_zero(tmp_path: Path, name: str, label: str) -> None:
-    table = load_table(write(tmp_path, "+1 1:0.5 3:2 \n-1 2:1\n", name), label=label)
+    table = load_table(write(tmp_path, "+1 1:0.5 3:2 \n-1 2:1\n", name), Roles(label=label))
     assert table.columns == ("f1", "f2", "f3")
     assert table.values.tolist() == [[0.5, 0, 2], [0, 1, 0]]
     assert table.labels is not None
@@ -136,7 +139,7 @@ def test_absent_libsvm_entries_are_zero(tmp_path: Path, name: str, label: str) -
 
 def refuse(path: Path, message: str, **columns: object) -> None:
     with pytest.raises(DataError, match=message) as caught:
-        load_table(path, **columns)  # type: ignore[arg-type]
+        load_table(path, Roles(**columns))  # type: ignore[arg-type]
     assert str(path.parent) not in str(caught.value)
 
 
@@ -243,7 +246,7 @@ def test_a_reader_error_does_not_quote_a_row(tmp_path: Path) -> None:
 def test_a_nameless_column_can_be_the_id(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(",b\n7,1\n8,2\n")
-    table = load_table(path, id_column="unnamed-1")
+    table = load_table(path, Roles(id_column="unnamed-1"))
     assert table.columns == ("b",)
     assert table.ids is not None
     assert table.ids.tolist() == ["7", "8"]

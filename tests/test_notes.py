@@ -15,6 +15,7 @@ from flwr.app import Context
 
 from fedapp.config import Settings
 from fedapp.data.load import load_table
+from fedapp.data.schema import Roles
 from fedapp.errors import PartyError
 from simulations.local import run_local
 
@@ -24,7 +25,9 @@ MakeSites = Callable[..., list[Context]]
 
 
 def notes_of(path: Path, **roles: Any) -> list[str]:
-    return [note.told(shares_names=True) for note in load_table(path, label="y", **roles).notes]
+    return [
+        note.told(shares_names=True) for note in load_table(path, Roles(label="y", **roles)).notes
+    ]
 
 
 def test_a_sound_table_has_no_notes(write_table: WriteTable) -> None:

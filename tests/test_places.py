@@ -41,7 +41,7 @@ def write(tmp_path: Path) -> Write:
 
 def error_of(path: Path, **roles: str) -> DataError:
     with pytest.raises(DataError) as caught:
-        load_table(path, **roles)  # type: ignore[arg-type]
+        load_table(path, Roles(**roles))  # type: ignore[arg-type]
     return caught.value
 
 
@@ -65,7 +65,7 @@ def test_values_that_are_no_numbers_are_counted_and_the_first_one_is_quoted(
 def test_a_row_of_several_lines_is_at_its_first(write: Write) -> None:
     path = write('t,a\n"one\ntwo",1\n\n"three\r\nfour\nfive",2\n"six\nseven",x\n"eight",3\n')
     with pytest.raises(DataError, match=r"1 of 4 values of 'a' .*, first 'x' in line 8: correct"):
-        load_table(path, drop=["t"])
+        load_table(path, Roles(drop=("t",)))
 
 
 def test_many_columns_of_text_are_named_and_three_are_told_of(write: Write) -> None:
@@ -127,7 +127,7 @@ def test_utf16_is_recognised(write: Write) -> None:
 
 
 def test_a_column_of_other_bytes_that_is_dropped_is_no_error(write: Write) -> None:
-    table = load_table(write(b"a,city\n1,K\xf6ln\n"), drop=["city"])
+    table = load_table(write(b"a,city\n1,K\xf6ln\n"), Roles(drop=("city",)))
     assert table.columns == ("a",)
 
 
@@ -154,7 +154,7 @@ def test_a_file_that_may_not_be_read_is_told_as_such(as_nobody: Path) -> None:
 
 @pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs")])
 def test_another_separator_is_recognised_and_noted(write: Write, mark: str, name: str) -> None:
-    table = load_table(write(f"a{mark}b{mark}y\n1{mark}2.5{mark}0\n"), label="y")
+    table = load_table(write(f"a{mark}b{mark}y\n1{mark}2.5{mark}0\n"), Roles(label="y"))
     assert table.columns == ("a", "b")
     assert table.values.tolist() == [[1, 2.5]]
     rule = f"data file is read as one with {name} between its fields"
@@ -215,7 +215,7 @@ def test_the_name_of_a_column_spelled_like_one_is_suggested(
 
 def test_near_names_of_dropped_columns_are_suggested(write: Write) -> None:
     with pytest.raises(DataError, match=r"got 'blance', 'xyz'; did you mean balance\?$"):
-        load_table(write("age,balance\n1,2\n"), drop=["blance", "xyz"])
+        load_table(write("age,balance\n1,2\n"), Roles(drop=("blance", "xyz")))
 
 
 def test_of_many_columns_twenty_are_listed(write: Write) -> None:

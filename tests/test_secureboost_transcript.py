@@ -15,6 +15,7 @@ from flwr.app import Context, RecordDict
 
 from fedapp.config import load_settings
 from fedapp.data.load import load_table
+from fedapp.data.schema import Roles
 from fedapp.home import home
 from fedapp.messages import alignment, secureboost
 from fedapp.messages.parcels import SentReply
@@ -105,7 +106,7 @@ def record(home_folder: Path, patch: pytest.MonkeyPatch, **more: Any) -> Recorde
         node = {"name": name, "data": str(path), "id": "id", "label": "" if place else "y"}
         node["allow-insecure"] = "true"
         contexts.append(Context(0, place + 2, {**node, **more}, RecordDict(), {}))
-        tables.append(load_table(path, label=node["label"], id_column="id"))
+        tables.append(load_table(path, Roles(label=node["label"], id_column="id")))
     settings = load_settings(
         {
             "strategy": "secureboost",

@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 
 from fedapp.commands.help import Command
+from fedapp.data.schema import Roles
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -63,7 +64,7 @@ def describe_command(
     from fedapp.data.datasets import dataset_names, find_dataset, read_source
 
     dropped = tuple(name.strip() for name in drop_columns.split(",") if name.strip())
-    table = read_source(source, label=label, drop=dropped)
+    table = read_source(source, Roles(label=label, drop=dropped))
     console = Console()
     if source in dataset_names():
         dataset = find_dataset(source)

@@ -14,7 +14,7 @@ import os
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from fedapp.data.build import build_table, holds_numbers
 from fedapp.data.load import load_table, read_frame
 from fedapp.data.registry import BUILT_IN, REGISTRY, DataFile, DataSet, bare_name
-from fedapp.data.schema import PACKINGS, Roles
+from fedapp.data.schema import NO_ROLES, PACKINGS, Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
@@ -75,28 +75,18 @@ def load_dataset(name: str, *, group: str = "") -> Table:
     return _load(name, Roles(group=group))
 
 
-def read_source(
-    data: str,
-    *,
-    label: str = "",
-    id_column: str = "",
-    weight: str = "",
-    group: str = "",
-    drop: Sequence[str] = (),
-) -> Table:
+def read_source(data: str, roles: Roles = NO_ROLES) -> Table:
     """Read what the setting `data` names: a built-in set, a registry set, or a file, in that order.
 
     Parameters
     ----------
-    label, id_column, weight, group, drop : as for `load_table`. A set's own label and dropped
-        columns stay; `drop` adds to them.
+    roles : of its columns. A set's own label and dropped columns stay; `roles.drop` adds to them.
 
     Raises
     ------
     ConfigError : `data` names nothing, or `label` is not the set's own.
     DataError : see `load_table` and `load_dataset`.
     """
-    roles = Roles(label, id_column, weight, group, tuple(drop))
     if data in dataset_names():
         return _load(data, roles)
     if os.path.isdir(data):
@@ -104,9 +94,7 @@ def read_source(
     if not os.path.isfile(data):
         rule = "data must be a built-in name, a registry name or an existing file"
         raise ConfigError(f"{rule}, got '{Path(data).name}'{_close_to(data)}")
-    return load_table(
-        Path(data), label=label, id_column=id_column, weight=weight, group=group, drop=drop
-    )
+    return load_table(Path(data), roles)
 
 
 def cache_folder() -> Path:

@@ -25,7 +25,7 @@ from fedapp.data.build import build_table
 from fedapp.data.faults import not_utf8, ragged
 from fedapp.data.places import TextFile, delimiter_of, is_number
 from fedapp.data.registry import REGISTRY
-from fedapp.data.schema import MISSING, PACKINGS, PLAIN, Reader, Roles, with_names
+from fedapp.data.schema import MISSING, NO_ROLES, PACKINGS, PLAIN, Reader, Roles, with_names
 from fedapp.data.table import Table
 from fedapp.errors import DataError
 
@@ -38,27 +38,18 @@ CANNOT_READ = (
 )
 
 
-def load_table(
-    path: Path,
-    *,
-    label: str = "",
-    id_column: str = "",
-    weight: str = "",
-    group: str = "",
-    drop: Sequence[str] = (),
-) -> Table:
+def load_table(path: Path, roles: Roles = NO_ROLES) -> Table:
     """Read a table; every column without a role is a feature.
 
     Empty fields and NA, N/A, nan, NaN, null and ? are missing; booleans become 0 and 1. Fields of a
     CSV file are separated by commas, or by what splits a header line without any: semicolons or
     tabs. What a LIBSVM file leaves out is 0, not missing; its columns are f1, f2, ..., and its
-    first token is the label whatever `label` says.
+    first token is the label whatever `roles` say.
 
     Parameters
     ----------
     path : .csv, .parquet, .libsvm or .svm; all but Parquet also with .gz or .bz2.
-    label, id_column, weight, group : names of columns; empty means none.
-    drop : names of further columns that are not features.
+    roles : of its columns.
 
     Returns
     -------
@@ -70,9 +61,8 @@ def load_table(
     DataError : the file cannot be read, a named column is absent, a feature is text or infinite,
         or a label, id or weight breaks its rule.
     """
-    roles = Roles(label, id_column, weight, group, tuple(drop))
     if file_format(path) == "libsvm":
-        roles = replace(roles, label=label or LIBSVM_LABEL)
+        roles = replace(roles, label=roles.label or LIBSVM_LABEL)
     return build_table(read_frame(path, roles), roles, text_file(path))
 
 

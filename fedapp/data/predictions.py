@@ -42,7 +42,8 @@ def read_columns_of(data: str, columns: Sequence[str], roles: Roles, foreign: st
     ConfigError : there is no such table.
     """
     if data in dataset_names():
-        return _only(read_source(data, id_column=roles.id_column, weight=roles.weight), columns)
+        known = Roles(id_column=roles.id_column, weight=roles.weight)
+        return _only(read_source(data, known), columns)
     if roles.id_column in columns:
         raise DataError.naming("id must not be a feature of the model, got {}", roles.id_column)
     reader = Reader(n_features=len(columns))

@@ -28,6 +28,9 @@ class Roles:
         return {role: name for role, name in zip(roles, names, strict=True) if name}
 
 
+NO_ROLES = Roles()
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """How a file departs from one whose suffix and header line say it all.

@@ -7,13 +7,13 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import SUBSETS, partition_rows, split_rows
+from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig
 
@@ -100,19 +100,11 @@ def read_table(config: SiteConfig) -> Table:
     DataError : the table breaks a rule.
     ConfigError : there is no such table.
     """
-    columns = config.label, config.id_column, config.weight, config.group, config.dropped
+    roles = Roles(config.label, config.id_column, config.weight, config.group, config.dropped)
     if not config.simulated:
-        return _read(config.data, *columns)
+        return read_source(config.data, roles)
     with _READING:
-        return _read_once(file_version(config.data), config.data, *columns)
-
-
-def _read(
-    data: str, label: str, id_column: str, weight: str, group: str, dropped: tuple[str, ...]
-) -> Table:
-    return read_source(
-        data, label=label, id_column=id_column, weight=weight, group=group, drop=dropped
-    )
+        return _read_once(file_version(config.data), config.data, roles)
 
 
 _READING = threading.Lock()
@@ -120,9 +112,9 @@ MOST_TABLES = 32  # of the parties of a simulation
 
 
 @lru_cache(MOST_TABLES)
-def _read_once(version: tuple[int, int], data: str, *columns: Any) -> Table:
+def _read_once(version: tuple[int, int], data: str, roles: Roles) -> Table:
     """A simulated table, read once for all of this process while its file stays so."""
-    return _read(data, *columns)
+    return read_source(data, roles)
 
 
 def file_version(data: str) -> tuple[int, int]:

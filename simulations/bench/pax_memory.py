@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from fedapp.config import Settings, load_settings
+from fedapp.data.schema import Roles
 from fedapp.histograms.bins import code_type
 from fedapp.packages import versions
 from simulations.bench import peak_bytes
@@ -121,7 +122,7 @@ def train_pooled(path: Path, run_dir: Path) -> Measured:
     from simulations.baselines import xgboost_parameters
 
     settings, ready = settings_of(path, run_dir), peak_bytes()
-    table = read_source(str(path), label="label")
+    table = read_source(str(path), Roles(label="label"))
     parameters = xgboost_parameters(settings, table.labels, np.ones(table.n_rows), table.labels)
     start = time.perf_counter()
     matrix = xgboost.QuantileDMatrix(table.values, table.labels, max_bin=MAX_BIN)

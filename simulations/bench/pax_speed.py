@@ -31,6 +31,7 @@ from fedapp import metrics
 from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import find_dataset, locate, read_source
 from fedapp.data.labels import class_ids, class_names
+from fedapp.data.schema import Roles
 from fedapp.home import home
 from fedapp.packages import versions
 from fedapp.site.rows import Holdout, share_rows
@@ -112,7 +113,7 @@ def settings_of(data: str, depth: int, bins: str, parties: int = N_PARTIES) -> S
 
 def read_rows(settings: Settings) -> Subsets:
     """The same rows as the parties of a run have."""
-    table = read_source(settings.data, label=settings.label)
+    table = read_source(settings.data, Roles(label=settings.label))
     assert table.labels is not None
     labels = class_ids(table.labels, class_names(table.labels, settings.objective))
     holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)

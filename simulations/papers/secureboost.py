@@ -106,7 +106,7 @@ class Alignment(VerticalStrategy):
     ) -> Conversation[Summary]:
         """The first exchanges of every vertical run."""
         rows = yield from align(parties, Mailbox(parties), self.settings)
-        return {"common": rows.n_train + rows.n_valid + rows.n_test}
+        return {"common": sum(rows.values())}
 
 
 def write_ids(folder: Path, sizes: Sequence[int]) -> str:
