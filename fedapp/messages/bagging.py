@@ -4,7 +4,7 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
 
 - The server learns each party's trees as XGBoost grew them on its rows alone: thresholds lie among
   the party's values, and gains, sums of hessians and leaf values may stand for a single row. Before
-  each round also its training and validation scores, as in ``booster``, and once the sums of
+  each round also its training and validation scores, as in ``scoring``, and once the sums of
   ``labels``.
 - A party learns the trees of all parties, without gains and hessians, their leaf values times the
   party's share of the rows. They come in the order of the parties' names, which it is not told, but

@@ -5,7 +5,7 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
 - The server learns the trees of the party whose turn it is, as XGBoost grew them on its rows alone:
   thresholds lie among the party's values, and gains, sums of hessians and leaf values may stand for
   a single row. Before each round also all parties' training and validation scores, as in
-  ``booster``, and once the sums of ``labels``.
+  ``scoring``, and once the sums of ``labels``.
 - A party learns every tree, without gains and hessians, and from the turns which ones came from the
   same party; it is not told that party's name.
 """

@@ -10,7 +10,7 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
   model as the party trained it on, of which the difference to the one it was sent is a sum of
   gradients: a party of one row, or of one row in a batch and one epoch, gives that row away. Before
   each round also its training and validation scores, and at the end those of the finished model,
-  as in ``booster``.
+  as in ``scoring``.
 - A party learns means and spreads of the columns over all parties, and the model after each round.
 """
 
@@ -87,7 +87,7 @@ class AverageReply(Reply):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest(booster.EvaluateRequest):
-    """Score the finished model on all rows; the reply is ``booster``'s."""
+    """Score the finished model on all rows; the reply is ``scoring``'s."""
 
     kind: ClassVar[str] = "evaluate.fedavg_linear_scores"
     doing: ClassVar[str] = "scoring"

@@ -10,7 +10,7 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
   the squared distances of its labels from the mean (regression), its number of training rows, in
   every round the head's weights after the party's training and their mean loss, and at the end how
   much on average over its training rows the head turns each tree up. Before each round also scores
-  as in ``booster``, and the sums of ``labels``.
+  as in ``scoring``, and the sums of ``labels``.
 - A party learns the trees of all other parties, without gains, in the order of the parties' names,
   though not the names; the head after each round; and the mean of all parties' labels, with their
   standard deviation for regression.

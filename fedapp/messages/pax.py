@@ -9,7 +9,7 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
   sum of its labels, and per tree node, column and bin the sums of gradients and hessians and the
   number of missing values. A bin may hold a single row: the share rule gives a small party few
   bins, and that is all that hides its rows. Before each round also its training and validation
-  scores, as in ``booster``.
+  scores, as in ``scoring``.
 - A party learns the trees as they grow, and of the other parties only what is in them.
 """
 
