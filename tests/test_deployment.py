@@ -27,6 +27,7 @@ from fedapp.deploy.folders import registered_sites
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.site.part_file import PART_FILE
+from fedapp.site.trust import PINNED
 from simulations.bench.exchange import EXCHANGES, cpu_seconds
 from simulations.deployment import RUN_SECONDS, Deployment, ended, settings_of
 from simulations.local import run_local, site_contexts
@@ -190,6 +191,24 @@ def test_a_run_that_a_site_does_not_allow_ends_with_the_sites_words(
 
 
 # Different columns of the same rows
+
+
+@pytest.mark.slow
+def test_a_site_that_has_pinned_no_keys_refuses_a_run_between_columns(
+    deployment: Deployment,
+) -> None:
+    use_tables(deployment, same_rows(deployment.folder))
+    pins = deployment.home("shop") / PINNED
+    kept = pins.rename(pins.with_suffix(".kept"))
+    try:
+        given = settings_of(SECUREBOOST)
+        command = deployment.begin("run", "secureboost", "--engine", "federation", *given)
+        shown, _ = command.communicate(timeout=RUN_SECONDS)
+    finally:
+        kept.rename(pins)
+    assert command.returncode == 1
+    rule = r"bank \(step 2\): parcel\.key must be one shop trusts \(none is pinned\), got "
+    assert re.search(rule, shown.splitlines()[-1])
 
 
 def parts_of(places: Mapping[str, Path], model: str) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,8 @@ Reveals: ids leave no party, nor hashes of them.
   the others have.
 - What parties write is sealed under keys that are bound to all of ``OpenRequest`` and of the
   request before it: two parties that were told different things read nothing of each other. Who
-  steals a site's disk during a run reads that run's letters to and from the site; afterwards none.
+  steals a site's disk during a run reads that run's letters to and from the site; afterwards none,
+  as far as the disk forgets what is deleted.
 """
 
 from __future__ import annotations
