@@ -297,6 +297,14 @@ def test_a_letter_that_came_before_is_refused_and_so_is_an_older_one(sites: Site
             opened(sites, sent, step=5)
 
 
+def test_a_letter_that_came_before_an_older_one_does_not_come_again(sites: Sites) -> None:
+    older, newer = (parcel_of(sites.tell("bank", 1, step=step)) for step in (3, 4))
+    sites.tell("shop", 1, parcels=[("bank", newer), ("bank", older)], step=4, gap=0)
+    for parcel in (newer, older):
+        with pytest.raises(ProtocolError, match=SEEN):
+            sites.tell("shop", 1, parcels=[("bank", parcel)], step=5)
+
+
 def resumed(
     sites: Sites, attempt: int, checkpoint: int, step: int, names: Sequence[str] = NAMES
 ) -> None:

@@ -208,7 +208,7 @@ def open_mail(name: str, store: Store, envelope: Envelope, parcels: Iterable[Par
         if not address.last and _is_over(store, address):
             rule = "must be a new one, got one of an earlier attempt"
             raise ProtocolError(sender, "parcel", "step", rule)
-        heard[sender] = address.step
+        heard[sender] = max(address.step, heard.get(sender, 0))
         seen.add(parcel)
         letters.append((sender, from_bytes(content, sender)))
     store.facts["heard"] = heard
