@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 import strategies
 from fedapp.config import Settings, load_settings
+from fedapp.deploy.warm import serverapp
 from fedapp.errors import ConfigError
 from fedapp.messages.methods import all_methods
 from fedapp.names import near
@@ -31,6 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train, and write the report, unless a command waits for the run to add to it first."""
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("fedapp").setLevel(logging.INFO)
+    serverapp.replace_parts()
     folder = train(grid, load_settings(context.run_config))
     if not folder.is_held:
         write_report(folder)

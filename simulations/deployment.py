@@ -27,6 +27,10 @@ from simulations.engines import free_ports
 
 # What ends a wait that has no end, on however busy a machine.
 START_SECONDS, RUN_SECONDS, STOP_SECONDS = 300, 900, 60
+# Processes of a coordinator and of a site, by the module that Python runs.
+SUPERLINK = "fedapp.deploy.superlink"
+SUPERNODE, SUPEREXEC = "fedapp.deploy.supernode", "fedapp.deploy.superexec"
+WORKER = "fedapp.deploy.warm.worker"
 
 
 class Deployment:

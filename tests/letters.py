@@ -61,7 +61,9 @@ def raw_of(message: Message) -> bytes:
     """All that a message carries, as the server sees it."""
     records = message.content
     data = [array.data for record in records.array_records.values() for array in record.values()]
-    texts = [repr(dict(record)) for record in records.config_records.values()]
+    values = [value for record in records.config_records.values() for value in record.values()]
+    data += [value for value in values if isinstance(value, bytes)]
+    texts = [repr(value) for value in values if not isinstance(value, bytes)]
     return b"".join(data) + "".join([*texts, repr(scalars_of(message))]).encode()
 
 

@@ -20,6 +20,7 @@ from hypothesis.extra.numpy import arrays
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
 from fedapp.messages.hello import HelloReply
+from fedapp.wire import codec
 from fedapp.wire.codec import RAW, Envelope, from_records, n_bytes, to_records
 from fedapp.wire.content import Content, put_together, take_apart
 from fedapp.wire.layout import to_bytes
@@ -128,11 +129,19 @@ def assert_same(found: Reply, sent: Reply) -> None:
             assert (type(there), there) == (type(here), here)
 
 
+def sent_records(message: Request | Reply, as_array: bool) -> RecordDict:
+    """Records of a message, its content an array or with the envelope."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "MOST_WITH_ENVELOPE", -1 if as_array else 2**20)
+        return to_records(take_apart(message, "bank"), ENVELOPE)
+
+
+@pytest.mark.parametrize("as_array", [False, True])
 @pytest.mark.parametrize("wire", [through_objects, through_proto])
 @examples(max_examples=40, deadline=None)
 @given(sent=samples())
-def test_a_message_survives_the_wire(wire: Any, sent: Sample) -> None:
-    records = to_records(take_apart(sent, "bank"), ENVELOPE)
+def test_a_message_survives_the_wire(wire: Any, as_array: bool, sent: Sample) -> None:
+    records = sent_records(sent, as_array)
     envelope, content = from_records(wire(records), "bank")
     assert envelope == ENVELOPE
     assert_same(put_together(Sample, content, "bank"), sent)
@@ -288,31 +297,47 @@ def test_another_class_is_refused() -> None:
 def test_another_wire_format_is_refused() -> None:
     records = to_records(take_apart(sample(), "bank"), ENVELOPE)
     records.config_records["envelope"]["format"] = 1
-    del records["content"]  # of which another format may know nothing
+    del records.config_records["envelope"]["content"]  # of which another format may know nothing
     with pytest.raises(
-        ProtocolError, match=r"^bank: message.format must be 2, got 1; update fedapp"
+        ProtocolError, match=r"^bank: message.format must be 3, got 1; update fedapp"
     ):
         from_records(records, "bank")
 
 
 @pytest.mark.parametrize("missing", ["envelope", "content"])
 def test_records_of_another_app_are_refused(missing: str) -> None:
-    records = to_records(take_apart(sample(), "bank"), ENVELOPE)
+    records = sent_records(sample(), as_array=True)
     del records[missing]
     with pytest.raises(ProtocolError, match=r"^bank: message.records must be fedapp's, got KeyErr"):
         from_records(records, "bank")
 
 
+@pytest.mark.parametrize("as_array", [False, True])
 @pytest.mark.parametrize("more", [ConfigRecord({"labels": [1]}), ArrayRecord()], ids=["c", "a"])
-def test_a_record_too_many_is_refused(more: Any) -> None:
-    records = to_records(take_apart(sample(), "bank"), ENVELOPE)
+def test_a_record_too_many_is_refused(more: Any, as_array: bool) -> None:
+    records = sent_records(sample(), as_array)
     records["more"] = more
     with pytest.raises(ProtocolError, match=r"^bank: message.records .*more records or arrays"):
         from_records(records, "bank")
 
 
-def test_an_array_too_many_is_refused() -> None:
+def test_contents_in_both_places_are_refused() -> None:
+    records = sent_records(sample(), as_array=True)
+    records.config_records["envelope"]["content"] = b"more"
+    with pytest.raises(ProtocolError, match=r"^bank: message.records .*more records or arrays"):
+        from_records(records, "bank")
+
+
+@pytest.mark.parametrize("content", ["text", 1, [b"bytes"]])
+def test_a_content_of_another_type_is_refused(content: Any) -> None:
     records = to_records(take_apart(sample(), "bank"), ENVELOPE)
+    records.config_records["envelope"]["content"] = content
+    with pytest.raises(ProtocolError, match=r"^bank: message.records .*content of another type"):
+        from_records(records, "bank")
+
+
+def test_an_array_too_many_is_refused() -> None:
+    records = sent_records(sample(), as_array=True)
     records.array_records["content"]["more"] = records.array_records["content"]["content"]
     with pytest.raises(ProtocolError, match=r"^bank: message.records .*more records or arrays"):
         from_records(records, "bank")
@@ -346,7 +371,7 @@ def test_an_envelope_has_whole_numbers(key: str, value: Any) -> None:
 )
 def test_the_one_array_is_raw_bytes(changes: dict[str, Any]) -> None:
     array = {"dtype": "|u1", "shape": (8,), "stype": RAW, "data": bytes(8), **changes}
-    records = to_records(take_apart(OtherRequest(level=1), "bank"), ENVELOPE)
+    records = sent_records(OtherRequest(level=1), as_array=True)
     records["content"] = ArrayRecord({"content": FlowerArray(**array)})
     with pytest.raises(
         ProtocolError,
@@ -355,26 +380,28 @@ def test_the_one_array_is_raw_bytes(changes: dict[str, Any]) -> None:
         from_records(records, "bank")
 
 
-def test_a_message_is_few_objects_of_flower_however_many_arrays_it_has() -> None:
-    def n_objects(message: Request | Reply) -> int:
-        records = to_records(take_apart(message, "bank"), ENVELOPE)
-        return len(get_all_nested_objects(records))
-
-    assert n_objects(sample()) == n_objects(OtherRequest(level=1)) == 5
+@pytest.mark.parametrize(("n_rows", "n_objects"), [(0, 2), (2**16, 2), (2**17, 5)])
+def test_a_message_is_few_objects_of_flower_however_many_arrays_it_has(
+    n_rows: int, n_objects: int
+) -> None:
+    message = sample(offsets=np.zeros(n_rows, dtype=np.int64))
+    records = to_records(take_apart(message, "bank"), ENVELOPE)
+    assert len(get_all_nested_objects(records)) == n_objects
 
 
 def test_arrays_that_arrived_are_views_of_the_bytes_that_came() -> None:
     records = through_objects(to_records(take_apart(sample(), "bank"), ENVELOPE))
-    data = records.array_records["content"]["content"].data
+    data = records.config_records["envelope"]["content"]
+    assert isinstance(data, bytes)
     found = put_together(Sample, from_records(records, "bank")[1], "bank")
     for array in (found.sums, found.counts, found.offsets, found.maxima, found.bits):
         assert np.shares_memory(array, np.frombuffer(data, dtype=np.uint8))
 
 
-def test_a_size_is_that_of_the_content_and_the_envelope() -> None:
-    records = to_records(take_apart(sample(), "bank"), ENVELOPE)
-    content = records.array_records["content"]["content"].data
-    assert content == to_bytes(take_apart(sample(), "bank"))
+@pytest.mark.parametrize("as_array", [False, True])
+def test_a_size_is_that_of_the_content_and_the_envelope(as_array: bool) -> None:
+    records = sent_records(sample(), as_array)
+    content = to_bytes(take_apart(sample(), "bank"))
     assert n_bytes(records) == len(content) + 5 * 8 + len("0123456789abcdef")
 
 

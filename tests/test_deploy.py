@@ -247,15 +247,17 @@ def test_a_node_config_says_what_was_asked_for_to_flower_too(site: Init) -> None
 
 
 def commands_of(script: Path, program: str) -> list[list[str]]:
-    """Arguments with which a script starts a program."""
+    """Options with which a script starts a program, or a module."""
     text = script.read_text().replace("\\\n", " ")
     lines = [line.partition("&")[0].split() for line in text.splitlines()]
-    return [words[2:] for words in lines if words[:2] == ["keep", program]]
+    found = [words[1 : words.index(program) + 1] for words in lines if program in words]
+    assert all(words in ([program], ["python", "-P", "-m", program]) for words in found)
+    return [words[words.index(program) + 1 :] for words in lines if program in words]
 
 
 def test_flower_takes_the_options_of_the_superlinks_script(federation: Init) -> None:
     folder, _ = federation("--port", "18000")
-    (words,) = commands_of(folder / "start-superlink.sh", "flower-superlink")
+    (words,) = commands_of(folder / "start-superlink.sh", "fedapp.deploy.superlink")
     given = _parse_args_run_superlink().parse_args(words)
     assert given.isolation == "process"
     assert given.database == f"{folder}/superlink.db"
@@ -266,7 +268,7 @@ def test_flower_takes_the_options_of_the_superlinks_script(federation: Init) -> 
 @pytest.mark.parametrize("ca", [True, False])
 def test_flower_takes_the_options_of_the_supernodes_script(site: Init, ca: bool) -> None:
     folder, _ = site("--port", "18094", *(() if ca else ("--ca", "")))
-    (words,) = commands_of(folder / "start-supernode.sh", "flower-supernode")
+    (words,) = commands_of(folder / "start-supernode.sh", "fedapp.deploy.supernode")
     given = _parse_args_run_supernode().parse_args(words)
     assert given.superlink == "fed.example.org:9092"
     assert given.root_certificates == (f"{folder}/ca.crt" if ca else None)
@@ -297,11 +299,10 @@ def test_a_script_starts_its_process_again_until_it_is_told_to_stop(
 ) -> None:
     folder, _ = site()
     starts = tmp_path / "starts"
-    for program in ("flower-supernode", "python"):
-        stub = tmp_path / program
-        noted = starts if program == "flower-supernode" else "/dev/null"
-        stub.write_text(f"#!/bin/sh\necho $$ >> {noted}\nexec sleep 60\n")
-        stub.chmod(0o700)
+    stub = tmp_path / "python"
+    noted = f"case $3 in *.supernode) echo $$ >> {starts};; esac"
+    stub.write_text(f"#!/bin/sh\n{noted}\nexec sleep 60\n")
+    stub.chmod(0o700)
     script = folder / "start-supernode.sh"
     script.write_text(script.read_text().replace("pause=5", "pause=0.1"))
     with (folder / "env.sh").open("a") as file:

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,12 @@ from tests.deploy_folders import init_federation, init_site, invoke
 
 PARSERS = {"superlink": _parse_args_run_superlink(), "supernode": _parse_args_run_supernode()}
 Object = dict[str, Any]
+
+
+def options_of(name: str, words: Sequence[str]) -> Any:
+    """What Flower makes of the options with which its SuperLink or SuperNode is started."""
+    assert list(words[:4]) == ["python", "-P", "-m", f"fedapp.deploy.{name}"]
+    return PARSERS[name].parse_args(words[4:])
 
 
 @pytest.fixture
@@ -108,8 +114,7 @@ def test_what_a_service_is_told_to_read_is_mounted_and_flower_takes_its_options(
             for network in service.get("networks", []):
                 assert network in document["networks"]
             if name in PARSERS:
-                given = PARSERS[name].parse_args(service["command"][1:])
-                assert given.isolation == "process"
+                assert options_of(name, service["command"]).isolation == "process"
 
 
 def test_the_process_that_reads_a_sites_rows_has_no_way_out_and_the_other_one_no_rows(
@@ -251,9 +256,9 @@ def test_flower_takes_the_options_of_the_pods(folders: Any) -> None:
     for folder in folders("kubernetes"):
         for pod in pods(kustomized(folder)).values():
             for container in pod["containers"]:
-                if parser := PARSERS.get(container["name"]):
-                    assert parser.parse_args(container["args"][1:]).isolation == "process"
-                    found.add(container["name"])
+                if (name := container["name"]) in PARSERS:
+                    assert options_of(name, container["args"]).isolation == "process"
+                    found.add(name)
     assert found == set(PARSERS)
 
 
@@ -386,8 +391,7 @@ def test_units_start_what_the_other_targets_start(folders: Any) -> None:
         (site / "fedapp-bank-supernode.service", "supernode"),
     ):
         program, *words = shlex.split(unit(path)["ExecStart"][0])
-        assert Path(program).name == f"flower-{name}"
-        assert PARSERS[name].parse_args(words).isolation == "process"
+        assert options_of(name, [Path(program).name, *words]).isolation == "process"
 
 
 def test_a_sites_units_part_the_rows_from_the_network_and_end_together(folders: Any) -> None:

@@ -29,7 +29,15 @@ from fedapp.home import home
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.trust import PINNED
 from simulations.bench.exchange import EXCHANGES, cpu_seconds
-from simulations.deployment import RUN_SECONDS, Deployment, ended, settings_of
+from simulations.deployment import (
+    RUN_SECONDS,
+    SUPERLINK,
+    SUPERNODE,
+    WORKER,
+    Deployment,
+    ended,
+    settings_of,
+)
 from simulations.local import run_local, site_contexts
 from tests.deployed import (
     CLASSES,
@@ -151,6 +159,7 @@ def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_t
     expected = local_pax(deployment, tmp_path / "local")
     ended(begun(deployment, "pax", tmp_path / "across", PAX))
     assert model_in(tmp_path / "across") == expected
+    assert not any(deployment.process(name, WORKER) for name in SITES)
     known = registered_sites(deployment.coordinator / "flower")
     assert sorted(known.values()) == sorted(SITES)
     no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
@@ -304,9 +313,9 @@ def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_
 @pytest.mark.parametrize(
     "killed",
     [
-        ("shop", "fedapp.deploy.clientapp"),
-        ("bank", "flower-supernode"),
-        ("coordinator", "flower-superlink"),
+        ("shop", WORKER),
+        ("bank", SUPERNODE),
+        ("coordinator", SUPERLINK),
     ],
     ids=["ClientApp of shop", "SuperNode of bank", "SuperLink"],
 )

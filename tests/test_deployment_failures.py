@@ -18,7 +18,17 @@ from typing import Any
 import pytest
 
 from fedapp.deploy.certificates import new_authority, supernode_keys
-from simulations.deployment import RUN_SECONDS, START_SECONDS, Deployment, ended, settings_of
+from simulations.deployment import (
+    RUN_SECONDS,
+    START_SECONDS,
+    SUPEREXEC,
+    SUPERLINK,
+    SUPERNODE,
+    WORKER,
+    Deployment,
+    ended,
+    settings_of,
+)
 from tests.deployed import (
     PAX,
     local_pax,
@@ -81,10 +91,10 @@ def last_words(run: subprocess.Popen[str]) -> str:
 @pytest.mark.parametrize(
     ("place", "program"),
     [
-        ("bank", "fedapp.deploy.clientapp"),
-        ("bank", "fedapp.deploy.superexec"),
-        ("bank", "flower-supernode"),
-        ("coordinator", "flower-superlink"),
+        ("bank", WORKER),
+        ("bank", SUPEREXEC),
+        ("bank", SUPERNODE),
+        ("coordinator", SUPERLINK),
     ],
 )
 def test_a_run_survives_the_death_of_a_process(
@@ -116,7 +126,7 @@ def messages(run_dir: Path, source: str, target: str) -> Counter[int]:
     return Counter(line["step"] for line in lines if (line["from"], line["to"]) == (source, target))
 
 
-@pytest.mark.parametrize("program", ["fedapp.deploy.clientapp", "flower-supernode"])
+@pytest.mark.parametrize("program", [WORKER, SUPERNODE])
 def test_a_slow_site_is_asked_again_and_answers_twice_and_no_tree_grows_twice(
     deployment: Deployment, local_model: bytes, tmp_path: Path, program: str
 ) -> None:

@@ -27,6 +27,7 @@ from fedapp.trees.sides import goes_left
 from simulations.local import run_local
 from strategies.interactive import Interactive
 from tests.forests import joined, part_of
+from tests.letters import raw_of
 from tests.pooled import Pooled
 from tests.tampering import rewrite_letters, set_last_bit
 from tests.test_exactness import made_table
@@ -142,12 +143,7 @@ def test_no_prediction_and_no_leaf_leaves_the_active_party(
     trained, _ = train()
     folder, app = listen(inference(settings, trained))
     scores = written(summary_of(folder))[:, 0].astype(np.float32)
-    sent = [
-        array.data
-        for _, request, reply in app.heard
-        for message in (request, reply)
-        for array in message.content.array_records["content"].values()
-    ]
+    sent = [raw_of(message) for _, *messages in app.heard for message in messages]
     assert not any(scores[:3].tobytes() in data for data in sent)
     assert "probability" not in (folder.path / "summary.json").read_text()
 

@@ -44,7 +44,8 @@ class Federation:
         state : folder of the database.
         """
         return [
-            *("flower-superlink", "--isolation", "process"),
+            *("python", "-P", "-m", "fedapp.deploy.superlink"),
+            *("--isolation", "process"),
             *("--database", f"{state}/superlink.db"),
             *("--host", LOOPBACK, "--port", str(self.port), "--enable-supernode-auth"),
             *("--ssl-ca-certfile", f"{keys}/ca.crt"),
@@ -95,7 +96,8 @@ class Site:
         """
         root = ["--root-certificates", f"{keys}/ca.crt"] if self.has_ca else []
         return [
-            *("flower-supernode", "--superlink", self.superlink, *root),
+            *("python", "-P", "-m", "fedapp.deploy.supernode"),
+            *("--superlink", self.superlink, *root),
             *("--auth-supernode-private-key", f"{keys}/supernode.key"),
             *("--isolation", "process"),
             *("--superexec-auth-secret-file", f"{keys}/superexec.secret"),
@@ -128,8 +130,6 @@ def environment(state: str) -> Mapping[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        # Flower's SuperExec asks for work every second by default.
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
         "FLWR_HOME": f"{state}/flower",
         "FEDAPP_HOME": f"{state}/home",
     }

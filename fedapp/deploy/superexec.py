@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -13,27 +14,37 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
 
+from fedapp.deploy.warm import SITE
+
 
 class SiteExecutor(SubprocessExecutor):
     """Starts the site's own ClientApp, and nothing else that a coordinator may ask for."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start a process that answers one message."""
+        """Have a message answered."""
         if spec.task_type != TaskType.CLIENT_APP:
             return LaunchResult.failed(f"a site runs no {spec.task_type}, only its own ClientApp")
-        command = [sys.executable, "-P", "-m", "fedapp.deploy.clientapp"]
-        command += ["--runtime-api-address", spec.runtime_api_address, "--token", spec.token]
-        command += ["--parent-pid", str(spec.parent_pid)]
-        if spec.insecure:
-            command.append("--insecure")
-        elif spec.root_certificates_path:
-            command += ["--root-certificates", spec.root_certificates_path]
-        subprocess.Popen(command)
+        self.answer(spec)
         return LaunchResult.accepted()
+
+    def answer(self, spec: ExecutionSpec) -> None:
+        """Start a process that answers one message."""
+        options = ["--token", spec.token, "--parent-pid", str(spec.parent_pid)]
+        options += ["--runtime-api-address", spec.runtime_api_address, *tls_options(spec)]
+        subprocess.Popen([sys.executable, "-P", "-m", "fedapp.deploy.clientapp", *options])
+
+
+def tls_options(spec: ExecutionSpec) -> list[str]:
+    """Options of the connection to the SuperNode."""
+    if spec.insecure:
+        return ["--insecure"]
+    return (
+        ["--root-certificates", spec.root_certificates_path] if spec.root_certificates_path else []
+    )
 
 
 def main() -> None:
-    """Run Flower's SuperExec with the site's own executor.
+    """Run Flower's SuperExec with the site's own executor, warm where Flower's parts are known.
 
     Raises
     ------
@@ -41,7 +52,14 @@ def main() -> None:
     """
     if not hasattr(run_superexec, "get_executor"):
         raise SystemExit("flwr must be a version with run_superexec.get_executor, as 1.41 is")
-    run_superexec.get_executor = lambda *_, **__: SiteExecutor()
+    # Flower asks for a task every second by default; the SuperNode holds the question.
+    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")
+    executor = SiteExecutor()
+    if SITE.are_known():
+        from fedapp.deploy.warm.executor import warm_executor
+
+        executor = warm_executor()
+    run_superexec.get_executor = lambda *_, **__: executor
     flower_superexec()
 
 

@@ -1,12 +1,14 @@
 """Messages <-> Flower records. Nothing is pickled; everything is checked, on both sides.
 
-A message becomes two records of one ``RecordDict``::
+A message becomes one or two records of one ``RecordDict``::
 
-    envelope  ConfigRecord   format, model id, step, checkpoint, attempt, gap, method
-    content   ArrayRecord    one array of bytes: all fields, as ``wire.layout`` lays them out
+    envelope  ConfigRecord   format, model id, step, checkpoint, attempt, gap, method; content
+    content   ArrayRecord    one array of bytes, where they are many
 
-Flower stores, hashes and sends every array of a record as objects of their own, in a deployment
-with a request each on every hop; so there is one, whatever the message holds.
+The content is all fields, as ``wire.layout`` lays them out. Flower stores, hashes and sends every
+record, and of every array two more objects, as objects of their own, in a deployment with a request
+each on every hop; so a small content goes with the envelope. It cuts arrays into pieces, and the
+values of a ConfigRecord not, so a large one is an array.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from fedapp.errors import ProtocolError
 from fedapp.wire.content import Content
 from fedapp.wire.layout import from_bytes, to_bytes
 
-WIRE_FORMAT = 2
+WIRE_FORMAT = 3
+MOST_WITH_ENVELOPE = 2**20  # bytes of a content
 RAW, BYTES = "fedapp.raw", "|u1"
 METHOD = re.compile(r"[a-z0-9-]{0,64}")
 ENVELOPE, CONTENT = "envelope", "content"
@@ -71,6 +74,9 @@ def to_records(content: Content, envelope: Envelope) -> RecordDict:
         }
     )
     data = to_bytes(content)
+    if len(data) <= MOST_WITH_ENVELOPE:
+        head[CONTENT] = data
+        return RecordDict({ENVELOPE: head})
     array = FlowerArray(dtype=BYTES, shape=(len(data),), stype=RAW, data=data)
     return RecordDict({ENVELOPE: head, CONTENT: ArrayRecord({CONTENT: array})})
 
@@ -93,7 +99,7 @@ def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:
             raise ProtocolError(party, "message", "format", rule)
         steps = {key: _whole(head[key]) for key in ("step", "checkpoint", "attempt", "gap")}
         envelope = Envelope(str(head["model-id"]), **steps, method=_method(head["method"]))
-        data = _only_array(records)
+        data = _content(records)
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(
             party, "message", "records", f"must be fedapp's, got {error!r}"
@@ -108,7 +114,8 @@ def n_bytes(records: RecordDict) -> int:
     """
     arrays = sum(len(a.data) for r in records.array_records.values() for a in r.values())
     values = [value for r in records.config_records.values() for value in r.values()]
-    return arrays + sum(len(v.encode()) if isinstance(v, str) else 8 for v in values)
+    texts = [value.encode() if isinstance(value, str) else value for value in values]
+    return arrays + sum(len(text) if isinstance(text, bytes) else 8 for text in texts)
 
 
 def _whole(value: Any) -> int:
@@ -125,8 +132,13 @@ def _method(value: Any) -> str:
     return value
 
 
-def _only_array(records: RecordDict) -> bytes:
-    """The bytes of the one array there is."""
+def _content(records: RecordDict) -> bytes:
+    """The bytes with the envelope, or of the one array there is."""
+    data = records.config_records[ENVELOPE].get(CONTENT)
+    if isinstance(data, bytes) and set(records) == {ENVELOPE}:
+        return data
+    if data is not None:
+        raise ValueError("more records or arrays, or content of another type")
     array = records.array_records[CONTENT][CONTENT]
     if set(records) != {ENVELOPE, CONTENT} or len(records.array_records[CONTENT]) != 1:
         raise ValueError("more records or arrays")

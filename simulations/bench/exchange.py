@@ -37,7 +37,7 @@ import psutil
 from fedapp.config import Settings, load_settings
 from fedapp.deploy.folders import registered_sites
 from fedapp.packages import versions
-from simulations.deployment import Deployment, example_nodes, settings_of
+from simulations.deployment import SUPEREXEC, Deployment, example_nodes, settings_of
 from simulations.local import run_local, site_contexts
 
 SITES, WATCHED = ("bank", "insurer", "shop"), "bank"
@@ -181,7 +181,7 @@ class Watch:
 def watched(deployment: Deployment) -> Iterator[Watch]:
     """Look at one site again and again while the block runs."""
     watch, ended = Watch(), threading.Event()
-    superexec = deployment.caught(WATCHED, "fedapp.deploy.superexec")
+    superexec = deployment.caught(WATCHED, SUPEREXEC)
     assert superexec
     before = superexec.cpu_times()
     thread = threading.Thread(target=_look, args=(watch, deployment, superexec, ended))

@@ -24,6 +24,10 @@ from pathlib import Path
 from fedapp.config import load_settings
 from simulations.deployment import (
     RUN_SECONDS,
+    SUPEREXEC,
+    SUPERLINK,
+    SUPERNODE,
+    WORKER,
     Deployment,
     example_nodes,
     settings_of,
@@ -41,10 +45,8 @@ SETTINGS = {
     "exchange-deadline": 300,
 }
 FAULTS = (
-    *((site, "flower-supernode") for site in SITES),
-    *((site, "fedapp.deploy.superexec") for site in SITES),
-    *((site, "fedapp.deploy.clientapp") for site in SITES),
-    ("coordinator", "flower-superlink"),
+    *((site, program) for site in SITES for program in (SUPERNODE, SUPEREXEC, WORKER)),
+    ("coordinator", SUPERLINK),
     ("coordinator", "flower-superexec"),
     ("coordinator", "flwr-serverapp"),
 )

@@ -1,0 +1,23 @@
+"""Flower's ``flower-supernode`` for a site, quick while a run goes on.
+
+``python -m fedapp.deploy.supernode`` takes the options of ``flower-supernode``.
+"""
+
+from __future__ import annotations
+
+from flwr.supernode.cli import flower_supernode
+
+from fedapp.deploy.warm import SITE
+
+
+def main() -> None:
+    """Run Flower's SuperNode, with the site's own pace where its parts are known."""
+    if SITE.are_known():
+        from fedapp.deploy.warm.supernode import replace_parts
+
+        replace_parts()
+    flower_supernode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""A SuperLink that holds a question for messages until there are some, and answers others sooner.
+
+Asked again and again, Flower's SuperLink spends most of its time on saying no: each question is a
+transaction of its database. Of an exchange's other requests it spends most in eight layers of its
+web framework, of which five or six only pass each of them on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from threading import BoundedSemaphore, Condition
+from typing import Any
+
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
+from flwr.superlink import main as superlink
+from flwr.superlink.routers.control import middlewares as control
+from flwr.superlink.routers.fleet.middlewares import FleetEventLogMiddleware
+from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+HOLD = 2.0  # seconds
+# Of the 40 threads that answer; whoever asks beyond that is answered at once, as by Flower.
+MOST_HELD = 20
+FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
+# Routes whose requests a layer passes on as they are.
+PASSED_ON: Mapping[object, tuple[str, ...]] = {
+    control.ControlSensitiveResponseMiddleware: (FLEET, RUNTIME),
+    control.ControlAuthenticationMiddleware: (FLEET, RUNTIME),
+    control.ControlLicenseMiddleware: (FLEET, RUNTIME),
+    control.ControlEventLogMiddleware: (FLEET, RUNTIME),
+    NodeAuthMiddleware: (RUNTIME,),
+    FleetEventLogMiddleware: (RUNTIME,),
+    RuntimeTracingMiddleware: (FLEET,),
+}
+
+
+class Arrivals:
+    """How many messages have come for each node since the SuperLink started."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[int]()
+        self._came, self._room = Condition(), BoundedSemaphore(MOST_HELD)
+
+    def __getitem__(self, node: int) -> int:
+        return self._counts[node]
+
+    def add(self, node: int) -> None:
+        """One has come."""
+        with self._came:
+            self._counts[node] += 1
+            self._came.notify_all()
+
+    def wait(self, node: int, count: int) -> bool:
+        """Wait for more than so many; whether they have come."""
+        if not self._room.acquire(blocking=False):
+            return False
+        with self._came:
+            came = self._came.wait_for(lambda: self._counts[node] > count, HOLD)
+        self._room.release()
+        return came
+
+
+def held(
+    arrivals: Arrivals,
+    pull: Callable[..., Any],
+    node_of: Callable[[Any], int],
+    request: Any,
+    *rest: Any,
+    **named: Any,
+) -> Any:
+    """Stands for a ``pull_messages``: looks again when a message has come."""
+    count = arrivals[node := node_of(request)]
+    response = pull(request, *rest, **named)
+    if response.messages_list or not arrivals.wait(node, count):
+        return response
+    return pull(request, *rest, **named)
+
+
+def told(
+    arrivals: Arrivals, push: Callable[..., Any], request: Any, *rest: Any, **named: Any
+) -> Any:
+    """Stands for a ``push_messages``: tells those who wait."""
+    response = push(request, *rest, **named)
+    for message in request.messages_list:
+        arrivals.add(message.metadata.dst_node_id)
+    return response
+
+
+class Layer:
+    """A layer of the web framework, and a way past it for what it would pass on."""
+
+    def __init__(self, app: ASGIApp, layer: Middleware) -> None:
+        self._app, self._passed_on = app, PASSED_ON[layer.cls]
+        self._layer = layer.cls(app, *layer.args, **layer.kwargs)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        is_passed_on = scope["type"] == "http" and scope["path"].startswith(self._passed_on)
+        await (self._app if is_passed_on else self._layer)(scope, receive, send)
+
+
+def layers(given: Callable[[], list[Middleware]]) -> list[Middleware]:
+    """Stands for ``_get_middleware``."""
+    return [Middleware(Layer, one) if one.cls in PASSED_ON else one for one in given()]
+
+
+def replace_parts() -> None:
+    """Have Flower's SuperLink, once it starts, use these parts."""
+    replaceable: Any = superlink
+    replaceable._get_middleware = partial(layers, superlink._get_middleware)
+    arrivals = Arrivals()
+    for handlers, node_of in (
+        (fleet_handlers, lambda request: request.node.node_id),
+        (runtime_handlers, lambda _: SUPERLINK_NODE_ID),
+    ):
+        pull, push = handlers.pull_messages, handlers.push_messages
+        replaced = {
+            "pull_messages": partial(held, arrivals, pull, node_of),
+            "push_messages": partial(told, arrivals, push),
+        }
+        for name, ours in replaced.items():
+            setattr(handlers, name, ours)

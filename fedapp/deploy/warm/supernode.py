@@ -1,0 +1,150 @@
+"""What a site's SuperNode does in other ways than Flower's.
+
+It looks for messages and replies when there is something to see, and answers at once for a process
+that has died.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+from flwr.app import Error, Message
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
+from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
+from flwr.supercore.object_store import ObjectStore
+from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate import NodeState, nodestate_factory
+from flwr.supernode.nodestate.in_memory_nodestate import (
+    CLIENT_APP_CRASHED_ERROR,
+    InMemoryNodeState,
+)
+from flwr.supernode.servicer.runtime import runtime_handlers
+
+from fedapp.deploy.warm import BACKOFF
+
+# Seconds. Flower's loop waits 3 for a message and 0.5 for a reply.
+SOONEST = 0.05
+HOLD = 1.0  # a request for a task waits so long for one
+
+
+class Pace:
+    """When to look again: at once for what comes from this machine; for a message the sooner, the
+    less time has passed since the last one."""
+
+    def __init__(self) -> None:
+        self.task, self.reply = Event(), Event()
+        self._asked_at = -float("inf")
+
+    def asked(self) -> None:
+        """A message has come."""
+        self._asked_at = time.monotonic()
+        self.task.set()
+
+    def sleep(self, seconds: float) -> None:
+        """Stands for ``time.sleep`` in the SuperNode's loop."""
+        if seconds < 1:
+            self.reply.wait(seconds)
+            self.reply.clear()
+        else:
+            time.sleep(self.seconds(seconds))
+
+    def seconds(self, longest: float) -> float:
+        """Until a message is asked for again."""
+        waited = time.monotonic() - self._asked_at
+        return min(longest, max(SOONEST, waited / 10))
+
+
+class WarmNodeState(InMemoryNodeState):
+    """Tells when there is something to do, and answers for a process that has died.
+
+    Parameters
+    ----------
+    pace : told of messages and replies.
+    """
+
+    def __init__(self, pace: Pace, object_store: ObjectStore) -> None:
+        super().__init__(object_store)
+        self.pace = pace
+
+    def store_message(self, message: Message) -> str | None:
+        """A message has come, or a reply whose objects follow."""
+        stored = super().store_message(message)
+        if not message.metadata.reply_to_message_id:
+            self.pace.asked()
+        return stored
+
+    def store_object(
+        self, run_id: int, session_id: str, object_id: str, object_content: bytes
+    ) -> bool:
+        """With its last object a reply is whole."""
+        stored = super().store_object(run_id, session_id, object_id, object_content)
+        self.pace.reply.set()
+        return stored
+
+    def get_messages_legacy(
+        self,
+        *,
+        run_ids: Sequence[int] | None = None,
+        is_reply: bool | None = None,
+        limit: int | None = None,
+    ) -> Sequence[Message]:
+        """No reply before it is whole: its objects might never come."""
+        if is_reply and self._object_push_session_by_root:
+            return []
+        return super().get_messages_legacy(run_ids=run_ids, is_reply=is_reply, limit=limit)
+
+    def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:
+        """A task that failed without a reply has one: that it failed."""
+        finished = super().finish_task(task_id, sub_status, details)
+        if finished and sub_status == SubStatus.FAILED:
+            (task,) = self.get_tasks(task_ids=[task_id])
+            if task.type == TaskType.CLIENT_APP:
+                self._store_error_replies({task.run_id}, CLIENT_APP_CRASHED_ERROR)
+        return finished
+
+    def _store_error_replies(self, run_ids: set[int], error: Error) -> None:
+        """Also for a message that nobody took, and instead of a reply that is not whole."""
+        with self._lock_object_push_sessions, self.lock_msg_store:
+            broken = self._object_push_session_by_root.keys() & self.msg_store.keys()
+            self.delete_messages(message_ids=list(broken))
+            for run_id in run_ids:
+                self.delete_sessions_in_run(run_id)
+            for entry in self.msg_store.values():
+                metadata = entry.message.metadata
+                if metadata.run_id in run_ids and not metadata.reply_to_message_id:
+                    entry.is_retrieved = True
+                    self.record_message_processing_start(metadata.message_id)
+        super()._store_error_replies(run_ids, error)
+        self.pace.reply.set()
+
+
+def hold(
+    acquire: Any, pace: Pace, request: AcquireTaskRequest, state: NodeState
+) -> AcquireTaskResponse:
+    """Stands for ``acquire_task``: waits for a task instead of being asked again and again."""
+    pace.task.clear()
+    response: AcquireTaskResponse = acquire(request, state)
+    if response.token or not pace.task.wait(HOLD):
+        return response
+    found: AcquireTaskResponse = acquire(request, state)
+    return found
+
+
+def replace_parts() -> None:
+    """Have Flower's SuperNode, once it starts, use these parts."""
+    pace = Pace()
+    replaced: list[tuple[Any, str, Any]] = [
+        (start_client_internal, "time", SimpleNamespace(sleep=pace.sleep)),
+        (start_client_internal, "pull_objects", partial(pull_objects, initial_backoff=BACKOFF)),
+        (nodestate_factory, "InMemoryNodeState", partial(WarmNodeState, pace)),
+        (runtime_handlers, "acquire_task", partial(hold, runtime_handlers.acquire_task, pace)),
+    ]
+    for module, name, ours in replaced:
+        setattr(module, name, ours)

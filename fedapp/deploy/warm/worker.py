@@ -1,0 +1,125 @@
+"""One run's process at a site: it answers the messages of that run, one after the other.
+
+``python -m fedapp.deploy.warm.worker`` reads a task's token from a line of its input, answers the
+task with Flower's own functions, and writes a line: ``ended`` where that was the run's last message
+here. It ends with its input, and so with the executor that started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+import threading
+from functools import partial
+from queue import SimpleQueue
+from typing import TextIO
+
+import httpx
+from flwr.app import Context, Message
+from flwr.common.constant import SubStatus
+from flwr.supercore.constant import TASK_TOKEN_HEADER
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.tls import validate_and_resolve_root_certificates
+from flwr.supernode.runtime import run_clientapp
+
+from fedapp.client_app import SiteApp
+from fedapp.deploy.warm import BACKOFF
+from fedapp.home import home
+from fedapp.site.store import Store
+from fedapp.wire.codec import ENVELOPE
+
+
+class Task:
+    """The token of the task that is answered now; none between tasks."""
+
+    def __init__(self, token: str = "") -> None:
+        self.token = token
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        """Send the token with a request."""
+        context.request.headers[TASK_TOKEN_HEADER] = self.token
+        return call_next(context)
+
+    def client(
+        self, address: str, insecure: bool, root_certificates: str | None
+    ) -> RuntimeHttpClient:
+        """A connection to the SuperNode that shows the token."""
+        return RuntimeHttpClient.from_server_address(
+            address,
+            insecure,
+            validate_and_resolve_root_certificates(root_certificates, insecure),
+            [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), self],
+            retry_invoker=make_simple_http_retry_invoker(),
+        )
+
+
+class Worker:
+    """Answers tasks over one connection."""
+
+    def __init__(self, task: Task, client: RuntimeHttpClient) -> None:
+        self._task, self._client = task, client
+        self._app: SiteApp | None = None
+        self._lock = threading.Lock()
+        self._send_heartbeat = make_task_heartbeat_fn_http(client)
+        HeartbeatSender(self._heartbeat).start()
+
+    def answer(self, token: str) -> bool:
+        """Answer one task; whether the run has ended here with it."""
+        self._task.token = token
+        message, context, _, fab = run_clientapp.pull_task_input(self._client)
+        if self._app is None:
+            self._app = SiteApp(hashlib.sha256(fab.content).hexdigest())
+        reply = self._app(message, context)
+        run_clientapp.push_message(self._client, reply, context)
+        with self._lock:
+            run_clientapp.push_task_output(self._client, context, SubStatus.COMPLETED, "")
+            self._task.token = ""
+        return not reply.has_error() and _has_ended(message, context)
+
+    def _heartbeat(self) -> bool:
+        """Between tasks there is nothing to keep alive, and the old token would be refused."""
+        with self._lock:
+            return not self._task.token or self._send_heartbeat()
+
+
+def _has_ended(message: Message, context: Context) -> bool:
+    """Whether a message that was answered has been the last of its run at this site."""
+    name, model = context.node_config["name"], message.content[ENVELOPE]["model-id"]
+    return Store.open(home() / "sites" / str(name) / str(model)).finished
+
+
+def _read(source: TextIO, tokens: SimpleQueue[str]) -> None:
+    """Pass tokens on; whoever gave them has ended if no more can come, and so does this process."""
+    for line in source:
+        tokens.put(line.strip())
+    os._exit(0)
+
+
+def main() -> None:
+    """Answer tasks until the input ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    parser.add_argument("--insecure", action="store_true")
+    parser.add_argument("--root-certificates")
+    given = parser.parse_args()
+    # What the app may print goes to the log.
+    answered = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    tokens: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin, tokens), daemon=True).start()
+    name = "pull_and_inflate_object_from_tree"
+    setattr(run_clientapp, name, partial(getattr(run_clientapp, name), initial_backoff=BACKOFF))
+    task = Task()
+    worker = Worker(task, task.client(given.address, given.insecure, given.root_certificates))
+    while True:
+        print("ended" if worker.answer(tokens.get()) else "", file=answered, flush=True)
+
+
+if __name__ == "__main__":
+    main()
