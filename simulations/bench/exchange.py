@@ -4,11 +4,11 @@
 machine, holds the model against that of one process, and follows the messages to one site:
 
 - when a message was sent, picked up and answered: the SuperLink's database and the run's ledger;
-- when the process started that answers it: the system's table of processes;
 - when its handler began and ended: the site's files (``lock`` is opened first, ``state.json``
   written last).
 
-Prints a table of the parts, one of the trainings, and a JSON line with both.
+Prints a table of the parts, one of the trainings, and a JSON line with both. With ``--stock``
+SuperLink, SuperNodes and SuperExecs are Flower's own commands.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import signal
 import sqlite3
@@ -28,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
 
@@ -37,7 +38,7 @@ import psutil
 from fedapp.config import Settings, load_settings
 from fedapp.deploy.folders import registered_sites
 from fedapp.packages import versions
-from simulations.deployment import SUPEREXEC, Deployment, example_nodes, settings_of
+from simulations.deployment import Deployment, example_nodes, settings_of
 from simulations.local import run_local, site_contexts
 
 SITES, WATCHED = ("bank", "insurer", "shop"), "bank"
@@ -45,12 +46,11 @@ ROWS, ROUNDS, REPEATS = 200, 15, 5
 LOOK_SECONDS = 0.03
 # In the order in which they pass; each lasts until the next one begins.
 PARTS = {
-    "sent": "until the SuperNode asks for messages (every 3 s)",
-    "picked": "until the SuperExec has started a process",
-    "started": "start of the process: Python, Flower, the app",
+    "sent": "until the SuperNode has it",
+    "picked": "until a process of the site handles it",
     "began": "handler, state written to the disk",
     "ended": "reply through the SuperNode to the SuperLink",
-    "replied": "until the ServerApp asks for replies (every 0.5 s at most)",
+    "replied": "until the ServerApp has it",
     "received": "until the slowest site has answered, and the next request is sent",
 }
 # Exchanges of a run of so many parties, at most.
@@ -72,12 +72,13 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="trees, an exchange each")
+    parser.add_argument("--stock", action="store_true", help="with Flower's own commands")
     given = parser.parse_args()
     # What ends the command ends what it has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as name:
         os.environ["FEDAPP_HOME"] = f"{name}/home"
-        lines, cpu = measured(Path(name), given.rounds)
+        lines, cpu = measured(Path(name), given.rounds, given.stock)
     if not lines:
         raise SystemExit("no exchange was seen from its beginning to its end")
     parts = {part: median(line[part] for line in lines) for part in PARTS}
@@ -86,19 +87,19 @@ def main() -> None:
     print("| part of an exchange | seconds |\n|---|---|")
     for part, words in PARTS.items():
         print(f"| {words} | {parts[part]:.2f} |")
-    print(f"| an exchange | {seconds:.1f} |\n")
-    print(f"CPU of a process that answers: {cpu:.2f} s; imports of Flower {flower:.2f} s,")
-    print(f"of the app {own - flower:.2f} s beyond them\n")
+    print(f"| an exchange | {seconds:.2f} |\n")
+    print(f"CPU of all processes in an exchange: {cpu:.2f} s; a process imports Flower in")
+    print(f"{flower:.2f} s of CPU, the app in {own - flower:.2f} s beyond that\n")
     counts = exchanges_by_default(2)
     print("| run with the default settings, 2 parties | exchanges | minutes |\n|---|---|---|")
     for method, count in counts.items():
         print(f"| {method} | {count} | {count * seconds / 60:.0f} |")
     found = {
-        "exchange": "deployment",
+        "exchange": "stock" if given.stock else "deployment",
         "exchanges measured": len(lines),
         "seconds": round(seconds, 2),
         "parts": {part: round(value, 3) for part, value in parts.items()},
-        "cpu": {"process": cpu, "flower": flower, "app": round(own - flower, 3)},
+        "cpu": {"exchange": cpu, "flower": flower, "app": round(own - flower, 3)},
         "exchanges": counts,
         "versions": versions(("fedapp", "flwr")),
     }
@@ -136,9 +137,11 @@ def _children_seconds() -> float:
 # One run, watched
 
 
-def measured(folder: Path, rounds: int) -> tuple[list[dict[str, float]], float]:
-    """Seconds of each part of each exchange, and of CPU of a process that answers."""
+def measured(folder: Path, rounds: int, stock: bool) -> tuple[list[dict[str, float]], float]:
+    """Seconds of each part of each exchange, and of CPU of all processes in one."""
     deployment = Deployment(folder, example_nodes(folder, SITES, ROWS))
+    if stock:
+        _use_flowers_commands(folder)
     settings = {"parties": len(SITES), "num-boost-round": rounds, "max-depth": 1, "max-bin": 32}
     contexts = site_contexts(deployment.node_config(name) for name in SITES)
     local = run_local(load_settings({**settings, "run-dir": str(folder / "local")}), contexts)
@@ -152,7 +155,18 @@ def measured(folder: Path, rounds: int) -> tuple[list[dict[str, float]], float]:
         deployment.close()
     same = (folder / "across" / "model.json").read_bytes()
     assert same == (local.path / "model.json").read_bytes()
-    return timelines(watch, _waits(folder / "across" / "ledger.jsonl")), watch.cpu
+    exchanges = json.loads((folder / "across" / "summary.json").read_text())["exchanges"]
+    lines = timelines(watch, _waits(folder / "across" / "ledger.jsonl"))
+    return lines, round(watch.cpu / exchanges, 2)
+
+
+def _use_flowers_commands(folder: Path) -> None:
+    """Have the scripts start them, and a SuperExec ask as often as the site's own."""
+    for script in folder.glob("*/start-*.sh"):
+        own = re.sub(r"python -P -m fedapp\.deploy\.", "flower-", script.read_text())
+        script.write_text(own)
+        with (script.parent / "env.sh").open("a") as file:
+            file.write("export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.05\n")
 
 
 @dataclass(slots=True)
@@ -163,15 +177,12 @@ class Watch:
     ----------
     messages : when a message was sent and picked up, by its step.
     replies : when the reply was first seen at the SuperLink, by its step.
-    starts : when processes were first seen, by number; the system's own times of their start are
-        off by up to a second.
     locks, states : when the site's files were written.
-    cpu : seconds of CPU of one process.
+    cpu : seconds of CPU of all processes.
     """
 
     messages: dict[int, tuple[float, float]] = field(default_factory=dict)
     replies: dict[int, float] = field(default_factory=dict)
-    starts: dict[int, float] = field(default_factory=dict)
     locks: set[float] = field(default_factory=set)
     states: set[float] = field(default_factory=set)
     cpu: float = 0.0
@@ -181,25 +192,27 @@ class Watch:
 def watched(deployment: Deployment) -> Iterator[Watch]:
     """Look at one site again and again while the block runs."""
     watch, ended = Watch(), threading.Event()
-    superexec = deployment.caught(WATCHED, SUPEREXEC)
-    assert superexec
-    before = superexec.cpu_times()
-    thread = threading.Thread(target=_look, args=(watch, deployment, superexec, ended))
+    before = _cpu(deployment)
+    thread = threading.Thread(target=_look, args=(watch, deployment, ended))
     thread.start()
     try:
         yield watch
     finally:
         ended.set()
         thread.join()
-    after = superexec.cpu_times()
-    used = after.children_user + after.children_system
-    used -= before.children_user + before.children_system
-    watch.cpu = round(used / max(1, len(watch.starts)), 2)
+    watch.cpu = _cpu(deployment) - before
 
 
-def _look(
-    watch: Watch, deployment: Deployment, superexec: psutil.Process, ended: threading.Event
-) -> None:
+def _cpu(deployment: Deployment) -> float:
+    """Seconds of CPU that the scripts' processes have used, those that have ended among them."""
+    found = 0.0
+    for process in chain.from_iterable(map(deployment.family, ("coordinator", *SITES))):
+        with suppress(psutil.NoSuchProcess):
+            found += sum(process.cpu_times()[:4])
+    return found
+
+
+def _look(watch: Watch, deployment: Deployment, ended: threading.Event) -> None:
     """Note what there is to be seen."""
     nodes = registered_sites(deployment.coordinator / "flower")
     node = next(int(number) for number, name in nodes.items() if name == WATCHED)
@@ -209,17 +222,8 @@ def _look(
         while not ended.wait(LOOK_SECONDS):
             with suppress(sqlite3.OperationalError):  # locked for a moment
                 _look_at_messages(watch, superlink, node)
-            now = time.time()
-            for child in _alive(superexec):
-                watch.starts.setdefault(child.pid, now)
             watch.locks |= {path.stat().st_mtime for path in site.glob("*/lock")}
             watch.states |= {path.stat().st_mtime for path in site.glob("*/state.json")}
-
-
-def _alive(superexec: psutil.Process) -> list[psutil.Process]:
-    with suppress(psutil.NoSuchProcess):
-        return list(superexec.children())
-    return []
 
 
 def _look_at_messages(watch: Watch, superlink: sqlite3.Connection, node: int) -> None:
@@ -256,7 +260,7 @@ def timelines(watch: Watch, waits: Mapping[int, float]) -> list[dict[str, float]
     lines = []
     for step in sorted(watch.messages)[1:-1]:
         moments = [*watch.messages[step]]
-        for seen in (watch.starts.values(), watch.locks, watch.states):
+        for seen in (watch.locks, watch.states):
             moments += sorted(moment for moment in seen if moment > moments[-1])[:1]
         if step not in watch.replies or step + 1 not in watch.messages:
             continue
