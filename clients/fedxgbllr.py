@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from clients.labels import CLASSES
 from clients.scoring import score_fields
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS, WATCHED
@@ -33,7 +34,7 @@ from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
 from fedapp.trees.boosted.from_xgboost import for_xgboost, trees_from_xgboost
 from fedapp.trees.model import Tree
-from fedapp.trees.objective import REGRESSION, Objective, base_margin
+from fedapp.trees.objective import REGRESSION, Objective, base_margin, n_outputs
 from fedapp.trees.packed import TREES, pack_trees, unpack_trees
 from fedapp.trees.stacked.head import HeadShape, head_margins, learned_rates, weights_in_unit
 from fedapp.trees.stacked.model import StackedModel, split_ensembles, to_json
@@ -47,7 +48,10 @@ def fit(site: Site, request: FitRequest) -> FitReply:
     store = site.store
     if not store["train.weights"].any():
         raise DataError("weight must be > 0 in some training row")
-    trees = _own_trees(store, request)
+    if request.n_outputs != n_outputs(store.facts["objective"], len(store.facts[CLASSES])):
+        raise ProtocolError(site.name, "FitRequest", "n_outputs", "must be those of the run")
+    with blaming(site.name, "FitRequest", "parameters"):
+        trees = _own_trees(store, request)
     square_sum = 0.0
     if store.facts["objective"] == REGRESSION:
         distances = store["train.labels"].astype(np.float64) - request.base_score
@@ -150,7 +154,8 @@ def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array
     training = Training(**{name: getattr(request, name) for name in settings})
     rng = site.random(request.seed, request.round_id)
     held_back = rows["valid"] if store["valid.weights"].any() else None
-    return fit_head(objective, shape, request.weights, rows["train"], training, rng, held_back)
+    with blaming(site.name, "AverageRequest", "parameters"):
+        return fit_head(objective, shape, request.weights, rows["train"], training, rng, held_back)
 
 
 def _labelled(store: Store, subset: str) -> tuple[Array, Array, Array]:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from clients.labels import CLASSES
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
@@ -31,6 +32,8 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
     """
     store = site.store
     objective = cast(Objective, store.facts["objective"])
+    if request.n_classes != len(store.facts[CLASSES]):
+        raise ProtocolError(site.name, type(request).__name__, "n_classes", "must be the run's")
     width = n_outputs(objective, request.n_classes)
     with blaming(site.name, type(request).__name__, "trees"):
         known = unpack_trees(arrays_of(request), store["train.values"].shape[1])
@@ -42,14 +45,10 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
             shape = (len(store[f"{subset}.labels"]), width)
             store[f"{subset}.margins"] = np.full(shape, request.base_margin, dtype=np.float32)
     scores = _learn(site, objective, known, request)
-    trees = grow_trees(
-        objective,
-        request.n_classes,
-        _parameters(site, request),
-        (store["train.values"], store["train.labels"], store["train.weights"]),
-        store["train.margins"],
-        request.n_rounds,
-    )
+    rows = store["train.values"], store["train.labels"], store["train.weights"]
+    given = objective, request.n_classes, _parameters(site, request), rows
+    with blaming(site.name, type(request).__name__, "parameters"):
+        trees = grow_trees(*given, store["train.margins"], request.n_rounds)
     return {**pack_trees(trees, EXPLAINED), **scores}
 
 

@@ -168,5 +168,10 @@ _KINDS: dict[str, tuple[Callable[[str], Model], Predict]] = {
 def _load(path: Path) -> tuple[Model, Predict]:
     """A model of any method, and what predicts rows; an unknown kind is read as a boosted model."""
     text = model_text(path)
-    read, predict = _KINDS.get(kind_of(text), _KINDS[BOOSTED])
+    read, predict = model_readers(text)
     return read(text), predict
+
+
+def model_readers(text: str) -> tuple[Callable[[str], Model], Predict]:
+    """What reads a model of this text's kind, and what predicts with it."""
+    return _KINDS.get(kind_of(text), _KINDS[BOOSTED])

@@ -76,6 +76,9 @@ def check_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
     ------
     DataError : names the party and the first column that differs from the first party's.
     """
+    for party, own in columns.items():
+        if len(set(own)) < len(own):
+            raise DataError("columns must have a name of their own each", party)
     (first, due), *others = columns.items()
     known = set(due)
     for party, own in others:

@@ -167,8 +167,15 @@ class Mailbox:
 
 
 def named_scores(names: tuple[str, ...], values: Array) -> dict[str, float]:
-    """Scores by name; none where there are no rows."""
-    return dict(zip(names, values.tolist(), strict=True)) if len(values) else {}
+    """Scores by name; none where there are no rows.
+
+    Raises
+    ------
+    DataError : more or fewer names than scores.
+    """
+    if len(values) not in (0, len(names)):
+        raise DataError(f"score_names must be {len(values)}, one a score, got {len(names)}")
+    return dict(zip(names, values.tolist(), strict=False)) if len(values) else {}
 
 
 def final_summary(reply: FinalScores, active: str, rows: Mapping[str, int]) -> dict[str, Any]:
@@ -194,12 +201,15 @@ def final_summary(reply: FinalScores, active: str, rows: Mapping[str, int]) -> d
 def _importance(reply: FinalScores) -> dict[str, dict[str, float]]:
     """Gain and splits of the columns that split anywhere, largest gain first, if they are named."""
     names, gains, counts = reply.column_names, reply.column_gains, reply.column_counts
+    if not names:
+        return {}
+    if len(names) != len(gains):
+        raise DataError(f"column_names must be {len(gains)}, one a column, got {len(names)}")
     order = [place for place in np.argsort(-gains, kind="stable") if counts[place]]
-    found: dict[str, dict[str, float]] = {
+    return {
         "gain": {names[place]: float(gains[place]) for place in order},
         "count": {names[place]: int(counts[place]) for place in order},
     }
-    return found if names else {}
 
 
 def parts_file(

@@ -151,6 +151,8 @@ def know(
     own = config.name
     if own not in names or len(set(names)) < len(names):
         raise ProtocolError(own, "parcel", "names", "must differ, with the site's own")
+    if any(len(each) != len(names) for each in keys):
+        raise ProtocolError(own, "parcel", "key", "must be one a name")
     if not all(map(NAME.fullmatch, names)):
         raise ProtocolError(own, "parcel", "names", f"must be {NAME_RULE}")
     if "peers" in store.facts:

@@ -1,0 +1,640 @@
+"""Messages and model files that nobody honest sends, and what sites, strategies and readers do.
+
+::
+
+    python -m simulations.bench.fuzz --cases 10000
+    NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(mktemp -d) \\
+        python -X dev -m simulations.bench.fuzz --cases 500
+
+Small runs of every method are recorded, with each site's folder before each message. A case takes
+one recorded message of a class, changes fields of it (or bytes), and hands it to the site as it was
+then; a letter is changed after it was opened, a reply before the strategy reads it, a model's text
+before its reader. Each must end in an answer or in an error of ``fedapp.errors``: without a crash
+of its process, 2 seconds of work, or 512 MiB beyond those it began with; no message has more than
+some MiB. How much work a run asks for (``WORK``) is its own affair and stays as it is.
+
+Cases are drawn by ``--seed``, class and number: ``--only CLASS --first N --cases 1`` repeats one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message
+
+from fedapp.client_app import SiteApp
+from fedapp.config import Settings, load_settings
+from fedapp.errors import FedappError
+from fedapp.home import home
+from fedapp.messages.fields import Array
+from fedapp.predict import model_readers
+from fedapp.server_app import train
+from fedapp.site import answer as answer_module
+from fedapp.site.answer import answer
+from fedapp.site.config import site_config
+from fedapp.site.mail import Mail
+from fedapp.site.trust import IDENTITY
+from fedapp.wire.codec import Envelope, from_records, to_records
+from fedapp.wire.content import Content
+from fedapp.wire.layout import from_bytes, to_bytes
+from simulations.local import LocalGrid, site_contexts
+
+SECONDS, CPU_SECONDS = 120, 2.0  # of a case: until it is ended; of work
+MEMORY = 512 * 2**20
+BATCH = 50  # cases of a process
+KEPT = 3  # recorded messages of a class
+# Fields that say how much work a run is: any value is honest.
+WORK = frozenset({"epochs", "n_rounds", "trees", "key_bits", "channels", "round_id", "max_depth"})
+N_ROWS = 60
+NESTED = "nested"  # stands for lists in lists
+NODES = ("bank", "shop")
+VERTICAL = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True}
+FOREST = {
+    "federated-forest.trees": 3,
+    "federated-forest.max-depth": 3,
+    "federated-forest.key-bits": 256,
+    "federated-forest.insecure-small-key": True,
+}
+EINI = {"eini.key-bits": 512, "eini.insecure-small-key": True, "eini.unguarded": True}
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "pax": {},
+    "pax classes": {"strategy": "pax", "objective": "multi:softprob"},
+    "bagging": {},
+    "cyclic": {},
+    "fedavg-linear": {"fedavg-linear.rounds": 2, "fedavg-linear.local-epochs": 1},
+    "fedxgbllr": {"fedxgbllr.trees": 6, "fedxgbllr.rounds": 1, "fedxgbllr.epochs": 1},
+    "secureboost": VERTICAL,
+    "federated-forest": FOREST,
+    "federated-forest paillier": {**FOREST, "federated-forest.labels": "paillier"},
+}
+PREDICTIONS = {"interactive": {}, "one-round": {}, "eini": EINI}
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """A recorded message.
+
+    Parameters
+    ----------
+    node : the site's node config.
+    home : copy of what the site had before it.
+    letters : classes of the letters that came with it.
+    """
+
+    kind: str
+    node: Mapping[str, Any]
+    envelope: Envelope
+    data: bytes
+    home: Path
+    letters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A run: its settings, and the reply to each message by step and node."""
+
+    settings: Settings
+    replies: Mapping[tuple[int, int], bytes]
+
+
+class Recorder(SiteApp):
+    """Sites of which every message is kept, with the site's folder before it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.seeds, self.replies = folder, list[Seed](), dict[tuple[int, int], bytes]()
+        self._lock = threading.Lock()
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        name = str(context.node_config["name"])
+        envelope, content = from_records(message.content, name)
+        with self._lock:  # one site at a time, so that others' folders rest
+            here = self.folder / f"{len(self.seeds)}"
+            copy_home(name, here)
+            with watching_letters() as seen:
+                reply = super().__call__(message, context)
+            kind, data = message.metadata.message_type, to_bytes(content)
+            node = dict(context.node_config)
+            self.seeds.append(Seed(kind, node, envelope, data, here, tuple(seen)))
+        if not reply.has_error():
+            found = to_bytes(from_records(reply.content, name)[1])
+            self.replies[envelope.step, context.node_id] = found
+        return reply
+
+
+def copy_home(name: str, to: Path) -> None:
+    """What a site has, and of the others on this machine the keys alone."""
+    (to / "sites").mkdir(parents=True)
+    for folder in home().glob("sites/*"):
+        if folder.name == name:
+            shutil.copytree(folder, to / "sites" / name)
+        elif (folder / IDENTITY).exists():
+            (to / "sites" / folder.name).mkdir()
+            shutil.copy(folder / IDENTITY, to / "sites" / folder.name / IDENTITY)
+
+
+@contextmanager
+def watching_letters(
+    change: Callable[[str, Content], Content] | None = None,
+) -> Iterator[list[str]]:
+    """Have letters changed after they were opened; gives the classes of those that came."""
+    module, seen = vars(answer_module), list[str]()
+    honest = module["open_mail"]
+
+    def opened(*given: Any) -> Mail:
+        mail = honest(*given)
+        letters = mail._letters
+        seen.extend(letter.name for _, letter in letters)
+        changed = [(sender, change(sender, one) if change else one) for sender, one in letters]
+        return Mail(mail._name, changed)
+
+    module["open_mail"] = opened
+    try:
+        yield seen
+    finally:
+        module["open_mail"] = honest
+
+
+# Recording
+
+
+def record(folder: Path) -> tuple[list[Seed], dict[str, Recorded], dict[str, str]]:
+    """Small runs of all methods; messages, replies, and the texts of models by method."""
+    seeds, runs, models = list[Seed](), dict[str, Recorded](), dict[str, str]()
+    for name, given in METHODS.items():
+        method = str(given.get("strategy", name.split()[0]))
+        contexts = site_contexts(write_tables(folder / name, method, "classes" in name))
+        settings = {"strategy": method, "parties": len(NODES), "num-boost-round": 2, "max-depth": 3}
+        found = {**settings, "max-bin": 16, "explain": "", **given}
+        predictions = PREDICTIONS if method in ("secureboost", "federated-forest") else {}
+        if "paillier" in name or (method == "secureboost"):
+            predictions = {key: one for key, one in predictions.items() if key != "one-round"}
+        for run, more in {name: found, **predictions}.items():
+            if run != name:
+                model = json.loads((folder / name / "run" / "summary.json").read_text())["model_id"]
+                base = {"strategy": run, "parties": len(NODES), "model": model, "explain": "r3,r9"}
+                more, run = {**base, **more}, f"{run} after {name}"
+            app = Recorder(folder / name / f"homes {run}")
+            made = load_settings({**more, "run-dir": str(folder / name / run.replace(name, "run"))})
+            grid = LocalGrid(contexts, app)
+            try:
+                trained = train(grid, made)
+            finally:
+                grid.close()
+            seeds += app.seeds
+            runs[run] = Recorded(made, app.replies)
+            if run == name:
+                models[name] = (trained.path / "model.json").read_text()
+    return seeds, runs, models
+
+
+def write_tables(folder: Path, method: str, has_classes: bool) -> list[dict[str, Any]]:
+    """A table for each site, and node configs that name them."""
+    (folder / "tables").mkdir(parents=True)
+    is_vertical, nodes = method in ("secureboost", "federated-forest"), []
+    for place, name in enumerate(NODES):
+        rng = np.random.default_rng(place)
+        rows = rng.normal(size=(N_ROWS, 3)).round(2)
+        labels = rng.integers(0, 3 if has_classes else 2, N_ROWS)
+        has_label = not (is_vertical and place)
+        header = ["id", *(f"{name if is_vertical else 'c'}{c}" for c in range(3))]
+        lines = [",".join([*header, "y"] if has_label else header)]
+        for number, row in enumerate(rows):
+            values = [f"r{number}", *map(str, row), *([str(labels[number])] if has_label else [])]
+            lines.append(",".join(values))
+        path = folder / "tables" / f"{name}.csv"
+        path.write_text("\n".join(lines) + "\n")
+        node = {"name": name, "data": str(path), "id": "id", "allow-insecure": "true"}
+        nodes.append({**node, "runs-per-day": 10**9, **({"label": "y"} if has_label else {})})
+    return nodes
+
+
+# Changes
+
+
+def change_content(content: Content, rng: random.Random) -> Content:
+    """One to three fields with other values, or one too few or too many."""
+    scalars, arrays = dict(content.scalars), dict(content.arrays)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        names = sorted((scalars.keys() | arrays.keys()) - WORK)
+        if not names:
+            break
+        name = rng.choice(names)
+        if rng.random() < 0.02:
+            scalars.pop(name, arrays.pop(name, None))
+        elif name in arrays:
+            arrays[name] = change_array(arrays[name], rng)
+        elif name in scalars:
+            scalars[name] = change_scalar(scalars[name], rng)
+    if rng.random() < 0.02:
+        scalars["more"] = 1
+    return Content(content.name, scalars, arrays)
+
+
+def change_scalar(value: Any, rng: random.Random) -> Any:
+    """Another value, mostly of the same type."""
+    if rng.random() < 0.05:
+        return rng.choice([True, 0, 1.5, "", ["a"], "x" * 2000])
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        edges = [0, 1, -1, 2, value + 1, value - 1, 2**31, 2**63 - 1, -(2**63), 64, 1000, 65535]
+        return max(-(2**63), min(2**63 - 1, rng.choice(edges)))
+    if isinstance(value, float):
+        return rng.choice([0.0, -1.0, 1.0, 0.5, 1e-300, 1e300, -1e300, value * 2, 1e38])
+    if isinstance(value, str):
+        return rng.choice(["", value + "x", value[:-1], "\x1b[2J", "a" * 64, "\ud800", "../x", "é"])
+    texts = list(value)
+    return rng.choice([[], texts[:-1], texts + texts, texts[::-1], ["x"] * 1001, [*texts, "new"]])
+
+
+def change_array(array: Array, rng: random.Random) -> Array:
+    """Other values, another length, shape or type."""
+    way, copy = rng.random(), np.array(array)
+    if way < 0.55 and copy.size:
+        n_changed = rng.choice((1, 1, 2, copy.size))
+        places = [rng.randrange(copy.size) for _ in range(min(n_changed, 1000))]
+        for place in places:
+            copy.flat[place] = _edge(copy.dtype, rng)
+        return copy
+    if way < 0.85 and copy.ndim:
+        rows = list(range(len(copy)))
+        lengths = [rows[:-1], rows[:1], [], rows + rows[-1:], rows[::-1], rows * 3, rows * 1000]
+        found = copy[np.array(rng.choice(lengths)[:50_000], dtype=np.int64)]
+        return np.ascontiguousarray(found)
+    if way < 0.93:
+        size = rng.choice((0, 1, 7, 5000))
+        shape = (size, *copy.shape[1:]) if copy.ndim else ()
+        return np.full(shape, _edge(copy.dtype, rng), dtype=copy.dtype)
+    if way < 0.97:
+        return copy.reshape(-1, 1)
+    return copy.astype(rng.choice(["uint8", "int32", "int64", "float32", "float64"]))
+
+
+def _edge(dtype: np.dtype[Any], rng: random.Random) -> Any:
+    if dtype.kind == "f":
+        largest = np.finfo(dtype).max
+        return rng.choice([0, -1, 1, np.nan, np.inf, -np.inf, largest, -largest, 1e-30, 0.5])
+    info = np.iinfo(dtype)
+    edges = [0, 1, 2, 3, 7, 31, 64, 255, 1000, 65535, 65536, 2**31 - 1, info.max, info.min, -1]
+    return max(info.min, min(info.max, rng.choice(edges)))
+
+
+def change_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Some bytes changed, cut out, doubled, or left away at the end."""
+    copy = bytearray(data)
+    for _ in range(rng.choice((1, 2, 8))):
+        place = rng.randrange(len(copy)) if copy else 0
+        way = rng.random()
+        if way < 0.6 and copy:
+            copy[place] = rng.choice([0, 255, 48, 57, 34, copy[place] ^ (1 << rng.randrange(8))])
+        elif way < 0.75:
+            del copy[place : place + rng.choice((1, 8, 100))]
+        elif way < 0.9:
+            copy[place:place] = copy[place : place + rng.choice((1, 8, 100))]
+        else:
+            del copy[place:]
+    return bytes(copy)
+
+
+def change_message(content: Content, rng: random.Random) -> Content:
+    """A changed message as it arrives; raises what its reading raises."""
+    if rng.random() < 0.2:
+        return from_bytes(change_bytes(to_bytes(content), rng), "fuzz")
+    changed = change_content(content, rng)
+    with suppress(FedappError):  # what no message has cannot be written; it is given as it is
+        return from_bytes(to_bytes(changed), "fuzz")
+    return changed
+
+
+def change_envelope(envelope: Envelope, rng: random.Random) -> Envelope:
+    """Mostly as it was."""
+    if rng.random() > 0.05:
+        return envelope
+    name = rng.choice(["step", "checkpoint", "attempt", "gap", "method", "model_id"])
+    value = rng.choice([0, 1, 2, envelope.step + 1, 2**62])
+    other: dict[str, Any] = {name: {"method": "pax", "model_id": "0" * 16}.get(name, value)}
+    return replace(envelope, **other)
+
+
+def change_document(text: str, rng: random.Random) -> str:
+    """JSON with other values at some places."""
+    if rng.random() < 0.3:
+        return change_bytes(text.encode(), rng).decode(errors="replace")
+    document = json.loads(text)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        node: Any = document
+        while isinstance(node, dict | list) and node:
+            key = rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
+            if not isinstance(node[key], dict | list) or rng.random() < 0.15:
+                node[key] = _other(node[key], rng)
+                break
+            node = node[key]
+    return json.dumps(document).replace(f'"{NESTED}"', "[" * 5000 + "]" * 5000)
+
+
+def _other(value: Any, rng: random.Random) -> Any:
+    edges: list[Any] = [
+        None,
+        True,
+        "",
+        "x",
+        -1,
+        0,
+        1,
+        2,
+        10**6,
+        2**31,
+        2**63,
+        10**30,
+        1e300,
+        NESTED,
+        {},
+        [],
+    ]
+    edges += [float("nan"), float("inf"), -0.5, [""] * 10_000, value]
+    if isinstance(value, list):
+        edges += [value[:-1], value + value, value[::-1]]
+    return rng.choice(edges)
+
+
+# Cases: each a function of its number, run in a process of its own
+
+Case = Callable[[int], None]  # of the number of the case
+
+
+def request_case(seeds: list[Seed], seed: str, work: Path, letter: str = "") -> Case:
+    """A request to a site, or a letter that came with one."""
+    unpacked: list[Path | None] = [None]
+
+    def run(number: int) -> None:
+        rng = random.Random(f"{seed} {number}")
+        chosen = seeds[number % len(seeds)]
+        if unpacked[0] != chosen.home:
+            shutil.rmtree(work, ignore_errors=True)
+            shutil.copytree(chosen.home, work)
+            unpacked[0] = chosen.home
+        os.environ["FEDAPP_HOME"] = str(work)
+        envelope, content = chosen.envelope, from_bytes(chosen.data, "fuzz")
+
+        def change(sender: str, found: Content) -> Content:
+            if found.name != letter:
+                return found
+            return change_message(found, rng)
+
+        config = site_config(chosen.node, {})
+        try:
+            if not letter:
+                envelope, content = change_envelope(envelope, rng), change_message(content, rng)
+            with watching_letters(change if letter else None):
+                answer(config, chosen.kind, envelope, content)
+        except FedappError:
+            return
+        unpacked[0] = None  # it has gone on
+
+    return run
+
+
+class Finished(Exception):
+    """A strategy has taken the changed reply."""
+
+
+class Replay(LocalGrid):
+    """A grid of the recorded replies, one of them changed."""
+
+    def __init__(self, contexts: list[Context], run: Recorded, at: tuple[int, int], rng: Any):
+        super().__init__(contexts)
+        self._run, self._at, self._rng = run, at, rng
+        self._replies: dict[str, Message] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            envelope, _ = from_records(message.content, "fuzz")
+            if envelope.step > self._at[0]:
+                raise Finished
+            at = envelope.step, message.metadata.dst_node_id
+            content = from_bytes(self._run.replies[at], "fuzz")
+            message_id = f"{len(self._replies)}-{at}"
+            message.metadata.__dict__["_message_id"] = message_id
+            if at == self._at:
+                content = change_message(content, self._rng)
+            self._replies[message_id] = Message(to_records(content, envelope), reply_to=message)
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._replies.pop(one) for one in list(message_ids) if one in self._replies]
+
+
+def reply_case(
+    places: list[tuple[Recorded, tuple[int, int]]], seed: str, work: Path, nodes: list[Context]
+) -> Case:
+    """A reply to a strategy, which has taken all those before it."""
+
+    def run(number: int) -> None:
+        rng = random.Random(f"{seed} {number}")
+        recorded, at = places[number % len(places)]
+        shutil.rmtree(work, ignore_errors=True)
+        grid = Replay(nodes, recorded, at, rng)
+        settings = recorded.settings.model_copy(update={"run_dir": str(work)})
+        with suppress(FedappError, Finished):
+            train(grid, settings)
+
+    return run
+
+
+def reader_case(text: str, seed: str) -> Case:
+    """The text of a model to its reader, and rows to what it gives."""
+
+    def run(number: int) -> None:
+        rng = random.Random(f"{seed} {number}")
+        changed = change_document(text, rng)
+        with suppress(FedappError):
+            read, predict = model_readers(changed)
+            model = read(changed)
+            predict(model, np.zeros((5, len(model.columns)), dtype=np.float32))
+
+    return run
+
+
+# Processes
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a class of cases came to."""
+
+    name: str
+    cases: int = 0
+    failures: list[str] | None = None
+
+
+def run_cases(name: str, case: Case, numbers: range) -> Outcome:
+    """Run cases in processes that may die."""
+    found, failures, next_one = Outcome(name), list[str](), numbers.start
+    while next_one < numbers.stop:
+        stop = min(next_one + BATCH, numbers.stop)
+        done, problem = _batch(case, range(next_one, stop))
+        failures += [f"case {number}: {text}" for number, text in problem]
+        next_one = done
+    found.cases, found.failures = len(numbers), failures
+    return found
+
+
+def _batch(case: Case, numbers: range) -> tuple[int, list[tuple[int, str]]]:
+    """Run cases in one process; the number to go on with, and what went wrong."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if not process:
+        os.close(reading)
+        _child(case, numbers, writing)
+    os.close(writing)
+    problems, at, buffer = list[tuple[int, str]](), numbers.start, b""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        ready = _readable(reading, deadline - time.monotonic())
+        if not ready:
+            os.kill(process, signal.SIGKILL)
+            problems.append((at, f"no end within {SECONDS} s"))
+            break
+        if not (more := os.read(reading, 2**16)):
+            break
+        buffer += more
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
+            number, text = json.loads(line)
+            at, deadline = number + 1, time.monotonic() + SECONDS
+            if text:
+                problems.append((number, text))
+    os.close(reading)
+    _, status = os.waitpid(process, 0)
+    if at < numbers.stop and not any(number == at for number, _ in problems):
+        problems.append((at, f"its process ended with status {os.waitstatus_to_exitcode(status)}"))
+    return max(at, numbers.start) + (at < numbers.stop), problems
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    import select
+
+    return bool(select.select([descriptor], [], [], max(0.0, seconds))[0])
+
+
+def _child(case: Case, numbers: range, writing: int) -> None:
+    """Run cases, tell of each, and end."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    most = _memory() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    for number in numbers:
+        text, began = "", time.process_time()
+        try:
+            case(number)
+        except BaseException as error:
+            lines = traceback.format_exception(error)
+            text = f"{type(error).__name__}: {error}\n{''.join(lines[-6:])}"
+        took = time.process_time() - began
+        if took > CPU_SECONDS:
+            text = text or f"took {took:.1f} s of work"
+        os.write(writing, (json.dumps([number, text[:4000]]) + "\n").encode())
+    os._exit(0)
+
+
+def _memory() -> int:
+    """What this process has mapped, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+# All of it
+
+
+def classes(folder: Path, seed: str) -> dict[str, Case]:
+    """Cases of every class of message and model."""
+    seeds, runs, models = record(folder)
+    requests, letters = defaultdict(list), defaultdict(list)
+    for one in seeds:
+        requests[f"{one.kind} at {one.node['name']}"].append(one)
+        for letter in set(one.letters):
+            letters[f"{letter} in {one.kind} at {one.node['name']}"].append((letter, one))
+    work, found = folder / "work", dict[str, Case]()
+    for name, given in requests.items():
+        found[name] = request_case(_some(given), f"{seed} {name}", work)
+    for name, pairs in letters.items():
+        given = _some([one for _, one in pairs])
+        found[name] = request_case(given, f"{seed} {name}", work, pairs[0][0])
+    replies: dict[str, list[tuple[Recorded, tuple[int, int]]]] = defaultdict(list)
+    for run, recorded in runs.items():
+        for at, data in recorded.replies.items():
+            replies[f"{from_bytes(data, 'fuzz').name} to {run}"].append((recorded, at))
+    nodes = site_contexts([{"name": name} for name in NODES])
+    for name, places in replies.items():
+        found[name] = reply_case(_some(places), f"{seed} {name}", work, nodes)
+    for name, text in models.items():
+        found[f"model.json of {name}"] = reader_case(text, f"{seed} {name}")
+    return found
+
+
+def _some(given: list[Any]) -> list[Any]:
+    """A few of many, the first and the last among them."""
+    n_kept = min(KEPT, len(given))
+    return [given[(len(given) - 1) * place // max(1, n_kept - 1)] for place in range(n_kept)]
+
+
+def fuzz(n_cases: int, seed: str = "0", only: str = "", first: int = 0) -> list[Outcome]:
+    """Run so many cases of every class; their failures."""
+    with suppress(AttributeError):  # one core: no helpers that a fork would share
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    outcomes = []
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["FEDAPP_HOME"] = f"{place}/home"
+        for name, case in classes(Path(place), seed).items():
+            if only in name:
+                outcomes.append(run_cases(name, case, range(first, first + n_cases)))
+                _tell(outcomes[-1])
+    return outcomes
+
+
+def _tell(outcome: Outcome) -> None:
+    print(f"{outcome.name}: {outcome.cases} cases, {len(outcome.failures or ())} failures")
+    kinds = Counter((text.partition(": ")[2]).split("\n")[0] for text in outcome.failures or ())
+    for kind, count in kinds.most_common(8):
+        shown = next(text for text in outcome.failures or () if kind in text)
+        print(f"  {count} x {kind}\n    {shown}")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=1000, help="of each class")
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--only", default="", help="classes whose name has this text")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    given = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    outcomes = fuzz(given.cases, given.seed, given.only, given.first)
+    n_failures = sum(len(one.failures or ()) for one in outcomes)
+    n_cases = sum(one.cases for one in outcomes)
+    print(f"{len(outcomes)} classes, {n_cases} cases, {n_failures} failures")
+    sys.exit(bool(n_failures))
+
+
+if __name__ == "__main__":
+    main()
