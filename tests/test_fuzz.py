@@ -9,13 +9,12 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("only", "n_cases"),
-    [("at bank", 40), ("at shop", 40), ("to pax", 20), ("to secureboost", 20), ("model.json", 200)],
+    ("methods", "n_cases"), [("pax", 40), ("fedavg-linear", 40), ("secureboost", 15)]
 )
 def test_changed_messages_and_models_end_in_an_answer_or_a_named_error(
-    only: str, n_cases: int
+    methods: str, n_cases: int
 ) -> None:
-    command = [sys.executable, "-m", "simulations.bench.fuzz", "--only", only]
+    command = [sys.executable, "-m", "simulations.bench.fuzz", "--methods", methods]
     done = subprocess.run(
         [*command, "--cases", str(n_cases)], capture_output=True, text=True, check=False
     )

@@ -177,11 +177,15 @@ def watching_letters(
 # Recording
 
 
-def record(folder: Path) -> tuple[list[Seed], dict[str, Recorded], dict[str, str]]:
+def record(
+    folder: Path, methods: str = ""
+) -> tuple[list[Seed], dict[str, Recorded], dict[str, str]]:
     """Small runs of all methods; messages, replies, and the texts of models by method."""
     seeds, runs, models = list[Seed](), dict[str, Recorded](), dict[str, str]()
     for name, given in METHODS.items():
         method = str(given.get("strategy", name.split()[0]))
+        if methods and name not in methods.split(","):
+            continue
         contexts = site_contexts(write_tables(folder / name, method, "classes" in name))
         settings = {"strategy": method, "parties": len(NODES), "num-boost-round": 2, "max-depth": 3}
         found = {**settings, "max-bin": 16, "explain": "", **given}
@@ -566,9 +570,9 @@ def _memory() -> int:
 # All of it
 
 
-def classes(folder: Path, seed: str) -> dict[str, Case]:
+def classes(folder: Path, seed: str, methods: str) -> dict[str, Case]:
     """Cases of every class of message and model."""
-    seeds, runs, models = record(folder)
+    seeds, runs, models = record(folder, methods)
     requests, letters = defaultdict(list), defaultdict(list)
     for one in seeds:
         requests[f"{one.kind} at {one.node['name']}"].append(one)
@@ -598,14 +602,16 @@ def _some(given: list[Any]) -> list[Any]:
     return [given[(len(given) - 1) * place // max(1, n_kept - 1)] for place in range(n_kept)]
 
 
-def fuzz(n_cases: int, seed: str = "0", only: str = "", first: int = 0) -> list[Outcome]:
+def fuzz(
+    n_cases: int, seed: str = "0", only: str = "", first: int = 0, methods: str = ""
+) -> list[Outcome]:
     """Run so many cases of every class; their failures."""
     with suppress(AttributeError):  # one core: no helpers that a fork would share
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     outcomes = []
     with tempfile.TemporaryDirectory() as place:
         os.environ["FEDAPP_HOME"] = f"{place}/home"
-        for name, case in classes(Path(place), seed).items():
+        for name, case in classes(Path(place), seed, methods).items():
             if only in name:
                 outcomes.append(run_cases(name, case, range(first, first + n_cases)))
                 _tell(outcomes[-1])
@@ -626,10 +632,11 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1000, help="of each class")
     parser.add_argument("--seed", default="0")
     parser.add_argument("--only", default="", help="classes whose name has this text")
+    parser.add_argument("--methods", default="", help="separated by commas; by default all")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    outcomes = fuzz(given.cases, given.seed, given.only, given.first)
+    outcomes = fuzz(given.cases, given.seed, given.only, given.first, given.methods)
     n_failures = sum(len(one.failures or ()) for one in outcomes)
     n_cases = sum(one.cases for one in outcomes)
     print(f"{len(outcomes)} classes, {n_cases} cases, {n_failures} failures")
