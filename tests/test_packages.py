@@ -118,9 +118,9 @@ def test_every_requirement_is_pinned() -> None:
         project = tomllib.load(file)["project"]
     extras = project["optional-dependencies"].values()
     wanted = [*project["dependencies"], *(one for extra in extras for one in extra)]
-    names = {one.partition(">")[0].partition("[")[0].replace("-", "_") for one in wanted}
+    names = {one.partition(">")[0].partition("[")[0].replace("-", "_").lower() for one in wanted}
     pins = (folder / "constraints.txt").read_text().splitlines()
-    pinned = {line.partition("==")[0].replace("-", "_") for line in pins if "==" in line}
+    pinned = {line.partition("==")[0].replace("-", "_").lower() for line in pins if "==" in line}
     assert names <= pinned
 
 

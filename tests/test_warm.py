@@ -104,7 +104,7 @@ class Node:
         self.n_sent += 1
         request = HelloRequest("binary:logistic", 0.2, 0.1, self.n_sent)
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER, 0
-        envelope = Envelope(f"{run_id:016x}", step)
+        envelope = Envelope(f"{run_id:016x}", step, method="pax")
         records = to_records(take_apart(request, "bank"), envelope)
         message = Message(records, NODE, request.kind, group_id=str(step))
         self.state.create_task(TaskType.CLIENT_APP, run_id)

@@ -21,7 +21,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
 from fedapp.site.mail import session_secret
 from fedapp.site.store import Store
-from fedapp.wire.codec import from_records, to_records
+from fedapp.wire.codec import CONTENT, ENVELOPE, from_records, to_records
 from simulations.local import LocalGrid, simulated_contexts
 
 # How a run of vertical parties opens: kinds of messages and their classes, without and with psi.
@@ -41,6 +41,9 @@ def summary_of(folder: RunFolder) -> dict[str, Any]:
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+HEAD = {"format", "model-id", "step", "checkpoint", "attempt", "gap", "method"}
 
 
 class Listener(SiteApp):
@@ -121,7 +124,9 @@ def check_declared(
     assert {kind for kind, _, _ in app.heard} == set(kinds)
     for kind, request, reply in app.heard:
         for message, declared in zip((request, reply), kinds[kind], strict=True):
-            assert set(message.content) == {"envelope", "content"}
+            in_envelope = CONTENT in message.content.config_records[ENVELOPE]
+            assert set(message.content) == ({ENVELOPE} if in_envelope else {ENVELOPE, CONTENT})
+            assert set(message.content.config_records[ENVELOPE]) - {CONTENT} == HEAD
             names = {*scalars_of(message), *arrays_of(message)}
             beside = fields(Parcels) if declared.carries_letters else ()
             assert names == {field.name for field in (*fields(declared), *beside)}

@@ -190,10 +190,9 @@ def _check_splits(site: Site, letter: Splits) -> None:
     fits = fits and bool((letter.first_rights[own] <= widths[columns[own]]).all())
     fits = fits and bool((letter.bits_of < len(columns)).all())
     # Each node of the last level splits once at most, and each wanted node is a new one.
-    before = "splits.trees" in store
-    n_open = 2 * len(store["splits.trees"]) if before else n_trees
-    fits = fits and len(letter.trees) <= n_open and _may_be_wanted(letter)
     level = store.facts["level"] + 1
+    n_open = n_trees if level == 1 else 2 * len(store["splits.trees"])
+    fits = fits and len(letter.trees) <= n_open and _may_be_wanted(letter)
     if not fits or letter.level != level or level > store.facts["max_depth"]:
         raise ProtocolError(active, "Splits", "columns", "must be of this party and this level")
 

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clients.labels import CLASSES
 from clients.pax import HANDLERS
 from fedapp.config import Settings, load_settings
 from fedapp.conversation import Checkpoint, Conversation, Exchange, Parties
@@ -182,7 +183,7 @@ def _sums_of(rows: Sequence[Row], levels: Iterable[Level], sketch: Sketch) -> It
         store[f"{subset}.labels"] = table[:n_rows, -1].astype(np.float32)
         store[f"{subset}.weights"] = np.ones(n_rows, np.float32)
     store["valid.values"] = np.empty((0, len(sketch.maxima)), np.float32)
-    store.facts["objective"] = "binary:logistic"
+    store.facts["objective"], store.facts[CLASSES] = "binary:logistic", ["0", "1"]
     site = Site(SiteConfig("known", data=""), store)
     for level in levels:
         reply = HANDLERS[GrowRequest](site, level.request)

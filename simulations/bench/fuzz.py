@@ -65,6 +65,7 @@ KEPT = 3  # recorded messages of a class
 # Fields that say how much work a run is: any value is honest.
 WORK = frozenset({"epochs", "n_rounds", "trees", "key_bits", "channels", "round_id", "max_depth"})
 N_ROWS = 60
+MOST_ROWS = 50_000  # of a changed array
 NESTED = "nested"  # stands for lists in lists
 NODES = ("bank", "shop")
 VERTICAL = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True}
@@ -282,8 +283,9 @@ def change_array(array: Array, rng: random.Random) -> Array:
         return copy
     if way < 0.85 and copy.ndim:
         rows = list(range(len(copy)))
-        lengths = [rows[:-1], rows[:1], [], rows + rows[-1:], rows[::-1], rows * 3, rows * 1000]
-        found = copy[np.array(rng.choice(lengths)[:50_000], dtype=np.int64)]
+        lengths = [rows[:-1], rows[:1], [], rows + rows[-1:], rows[::-1], rows * 3]
+        lengths.append((rows * (1 + MOST_ROWS // max(len(rows), 1)))[:MOST_ROWS])
+        found = copy[np.array(rng.choice(lengths), dtype=np.int64)]
         return np.ascontiguousarray(found)
     if way < 0.93:
         size = rng.choice((0, 1, 7, 5000))
