@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import time
 import tomllib
 from base64 import b64encode
@@ -80,11 +81,12 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
     config = folder / "nginx.conf"
     config.write_text(config.read_text().replace(" /tmp/nginx", f" {parent}/nginx"))
     services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in the image
     with (parent / "log").open("wb") as log:
         processes = [
             subprocess.Popen(
                 services[name]["command"],
-                env={**os.environ, **services[name].get("environment", {})},
+                env={**os.environ, "PATH": path, **services[name].get("environment", {})},
                 stdout=log,
                 stderr=log,
                 executable=NGINX if name == "nginx" else None,
