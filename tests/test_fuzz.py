@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("methods", "n_cases"), [("pax", 40), ("fedavg-linear", 40), ("secureboost", 15)]
+    ("methods", "n_cases"), [("pax", 40), ("fedavg-linear", 40), ("secureboost", 5)]
 )
 def test_changed_messages_and_models_end_in_an_answer_or_a_named_error(
     methods: str, n_cases: int

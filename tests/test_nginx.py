@@ -186,7 +186,7 @@ def test_flowers_own_command_speaks_to_the_superlink_as_a_user(
 ) -> None:
     shutil.copy(coordinator.folder / "users" / "ann.toml", tmp_path / "config.toml")
     listed = subprocess.run(
-        ["flwr", "list", "federation", "--format", "json"],
+        [f"{Path(sys.executable).parent}/flwr", "list", "federation", "--format", "json"],
         env={**os.environ, "FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"},
         capture_output=True,
         text=True,
