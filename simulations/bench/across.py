@@ -1,0 +1,127 @@
+"""How long whole trainings take across three real sites on this machine.
+
+``python -m simulations.bench.across`` gives each of three sites its share of breast-cancer, trains
+PAX on rows and SecureBoost on columns with the default settings, 50 trees of depth 6, through a
+SuperLink, SuperNodes and TLS, and holds each model against that of the local engine on the same
+tables. Prints a JSON line for each: minutes, exchanges, and the memory of each site's processes
+between runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from sklearn.datasets import load_breast_cancer
+
+from fedapp.config import load_settings
+from simulations.deployment import Deployment, settings_of
+from simulations.local import run_local, site_contexts
+
+SITES = ("bank", "insurer", "shop")
+IDLE_SECONDS = 45  # after which a site has let go of what answered
+METHODS = ("pax", "secureboost")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("methods", nargs="*", default=METHODS, help=" or ".join(METHODS))
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--max-depth", type=int, default=6)
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for method in given.methods:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["FEDAPP_HOME"] = f"{folder}/home"
+            settings = {
+                "strategy": method,
+                "parties": len(SITES),
+                "num-boost-round": given.rounds,
+                "max-depth": given.max_depth,
+                "max-bin": 32 if method == "secureboost" else 256,
+            }
+            print(json.dumps({"bench": "across", **settings, **timed(Path(folder), settings)}))
+
+
+def timed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """One training, and what it is held against.
+
+    Raises
+    ------
+    AssertionError : the model is another one than the local engine's.
+    """
+    nodes = tables(folder, by_columns=settings["strategy"] == "secureboost")
+    deployment = Deployment(folder / "sites", nodes)
+    contexts = site_contexts(deployment.node_config(name) for name in SITES)
+    local = run_local(load_settings({**settings, "run-dir": f"{folder}/local"}), contexts)
+    try:
+        deployment.start("coordinator", *SITES)
+        deployment.register()
+        began = time.monotonic()
+        run = ("run", settings["strategy"], "--engine", "federation")
+        given = {**settings, "run-dir": folder / "across"}
+        deployment.fedapp(*run, *settings_of(given))
+        minutes = (time.monotonic() - began) / 60
+        time.sleep(IDLE_SECONDS)
+        idle = {name: idle_bytes(deployment.family(name)) for name in SITES}
+    finally:
+        deployment.close()
+    summaries = [
+        json.loads((path / "summary.json").read_text()) for path in (folder / "across", local.path)
+    ]
+    scores = [summary["metrics"] for summary in summaries]
+    assert scores[0] == scores[1], "scores must be those of the local engine"
+    if settings["strategy"] == "pax":
+        models = [(path / "model.json").read_bytes() for path in (folder / "across", local.path)]
+        assert models[0] == models[1], "the model must be that of the local engine"
+    return {
+        "minutes": round(minutes, 2),
+        "exchanges": summaries[0]["exchanges"],
+        "seconds an exchange": round(
+            summaries[0]["seconds"]["total"] / summaries[0]["exchanges"], 3
+        ),
+        "local seconds": summaries[1]["seconds"]["total"],
+        "idle MB a site": {name: round(found / 2**20) for name, found in idle.items()},
+    }
+
+
+def idle_bytes(processes: list[psutil.Process]) -> int:
+    """Memory that processes do not share with others."""
+    return sum(process.memory_full_info().uss for process in processes)
+
+
+def tables(folder: Path, by_columns: bool) -> dict[str, dict[str, str]]:
+    """Node configs of the sites, whose tables are written here."""
+    data = load_breast_cancer()
+    names = [name.replace(" ", "_") for name in data.feature_names]
+    rows, columns = np.arange(len(data.data)), np.arange(len(names))
+    nodes = {}
+    for place, name in enumerate(SITES):
+        own_rows = rows if by_columns else rows[place :: len(SITES)]
+        own_columns = columns[place :: len(SITES)] if by_columns else columns
+        has_label = not by_columns or place == 0
+        header = ["patient", *(names[column] for column in own_columns)]
+        lines = [",".join([*header, "benign"] if has_label else header)]
+        for row in own_rows:
+            fields = [f"p{row}", *(repr(float(data.data[row, column])) for column in own_columns)]
+            lines.append(",".join([*fields, str(data.target[row])] if has_label else fields))
+        path = folder / f"{name}.csv"
+        path.write_text("\n".join(lines) + "\n")
+        nodes[name] = {"data": str(path), "id": "patient"}
+        if has_label:
+            nodes[name]["label"] = "benign"
+    return nodes
+
+
+if __name__ == "__main__":
+    main()
