@@ -20,11 +20,9 @@ from fedapp.site.answer import Handler, Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.policy import check_subsets
 from fedapp.site.rows import Holdout, fingerprint, read_subsets
-from fedapp.site.store import drop_abandoned
+from fedapp.site.store import KEEP_DAYS, drop_abandoned
 
 FEWEST_ROWS = 2
-# An interrupted run can be resumed so long; then the copies of its rows go.
-KEEP_DAYS = 7
 
 
 def hello(site: Site, request: HelloRequest) -> HelloReply:

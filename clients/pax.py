@@ -23,7 +23,15 @@ from fedapp.messages.fields import Array, Request
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
-from fedapp.trees.boosted.routes import ROUTE, Routes, route_codes, route_values
+from fedapp.trees.boosted.routes import (
+    ROUTE,
+    Routes,
+    children_of,
+    each_once_among,
+    roots_of,
+    route_codes,
+    route_values,
+)
 from fedapp.trees.objective import Objective, gradients, n_outputs
 
 
@@ -189,17 +197,10 @@ def _check(site: Site, request: GrowRequest) -> None:
 
 def _may_be_wanted(request: GrowRequest) -> bool:
     """Whether each wanted node is there, and wanted once."""
-    wanted = _keys(request.wanted_trees, request.wanted_nodes)
-    known = _keys(np.arange(request.n_trees), np.zeros(request.n_trees))
+    known = roots_of(request.n_trees)
     if request.level:
-        lefts = _keys(request.split_trees, request.split_lefts)
-        known = np.concatenate((lefts, lefts + 1))
-    return len(np.unique(wanted)) == len(wanted) and bool(np.isin(wanted, known).all())
-
-
-def _keys(trees: Array, nodes: Array) -> Array:
-    """A number for each node."""
-    return (trees.astype(np.int64) << 32) | nodes.astype(np.int64)
+        known = children_of(request.split_trees, request.split_lefts)
+    return each_once_among((request.wanted_trees, request.wanted_nodes), known)
 
 
 def _check_leaves(site: Site, request: GrowRequest) -> None:

@@ -20,19 +20,14 @@ from fedapp.site.store import Store
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import Objective
 from fedapp.trees.predict import predict_margins
+from fedapp.trees.text import Described
 
 BATCH_ROWS = 2**16
 
 
-class Scored(Protocol):
+class Scored(Described, Protocol):
     """What scoring asks of a model."""
 
-    @property
-    def objective(self) -> Objective: ...
-    @property
-    def columns(self) -> tuple[str, ...]: ...
-    @property
-    def classes(self) -> tuple[str, ...]: ...
     @property
     def n_outputs(self) -> int: ...
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clients.hello import KEEP_DAYS, site_key, told_versions, weights_of
+from clients.hello import site_key, told_versions, weights_of
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.home import home
@@ -23,7 +23,7 @@ from fedapp.site.likeness import check_range, quantiles, unlike_columns
 from fedapp.site.mail import begin_session, box_key, run_key
 from fedapp.site.part_file import read_part
 from fedapp.site.rows import fingerprint
-from fedapp.site.store import drop_abandoned
+from fedapp.site.store import KEEP_DAYS, drop_abandoned
 from fedapp.trees.divided.lookup import quantiles_of
 
 log = logging.getLogger("fedapp.site")

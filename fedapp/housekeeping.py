@@ -21,11 +21,10 @@ from fedapp.metrics import default_metric
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.part_file import PART_FILE
-from fedapp.site.store import SECONDS_A_DAY
+from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})
-STATE_DAYS = 7.0  # how long what a site keeps of a run is left alone, if nothing else is said
 IN_USE_SECONDS = 3600.0  # a run elsewhere may still be working on a state so young
 BROKEN = (
     OSError,
@@ -300,7 +299,7 @@ def plan(
     Parameters
     ----------
     days : only what has not changed for so long; by default unfinished runs of any age, and states
-        of ``STATE_DAYS``.
+        of ``KEEP_DAYS``.
     all_parts : parts of models too, also those that finished runs predict with.
     tell : told of what is skipped, and why.
     """
@@ -318,7 +317,7 @@ def plan(
     finished = {run.model_id for run in runs if run.state is State.FINISHED}
     begun = [run.begun for run in runs if run.state is State.RUNNING]
     idle = min([now - IN_USE_SECONDS, *begun])
-    old = min(idle, now - (STATE_DAYS if days is None else days) * SECONDS_A_DAY)
+    old = min(idle, now - (KEEP_DAYS if days is None else days) * SECONDS_A_DAY)
     chosen: list[SiteState] = []
     kept: list[SiteState] = []
     for state in site_states():

@@ -18,12 +18,15 @@ from typing import Any
 import numpy as np
 import psutil
 
+from fedapp.config import load_settings
 from fedapp.crypto.sealed import fingerprint_of, public_key
 from fedapp.deploy.folders import write_federation, write_site
 from fedapp.deploy.processes import Federation
+from fedapp.run_folder import RunFolder
 from fedapp.site.config import parse_node_config, site_config
 from fedapp.site.trust import identity, pin
 from simulations.engines import free_ports
+from simulations.local import run_local, site_contexts
 
 # What ends a wait that has no end, on however busy a machine.
 START_SECONDS, RUN_SECONDS, STOP_SECONDS = 300, 900, 60
@@ -76,6 +79,11 @@ class Deployment:
 
     def node_config(self, name: str) -> Mapping[str, Any]:
         return parse_node_config(str(self.folder / name / "site.toml"))
+
+    def locally(self, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
+        """The same run by the local engine, with the sites' own node configs."""
+        contexts = site_contexts(self.node_config(name) for name in self.ports)
+        return run_local(load_settings({**settings, "run-dir": str(run_dir)}), contexts)
 
     def start(self, *names: str) -> None:
         """Start the coordinator's script and register its sites, or a site's script."""

@@ -17,7 +17,7 @@ from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.trees.boosted.rounds import n_leaves
 from fedapp.trees.boosted.xgboost_json import to_xgboost_json
 from fedapp.trees.model import Ensemble, Tree, importance, to_json
-from fedapp.trees.objective import Objective
+from fedapp.trees.text import Described
 from strategies.base import Summary
 
 # Bins of the score histograms while training, and of the finished model.
@@ -25,13 +25,9 @@ ROUND_BINS, FINAL_BINS = 512, 2**12
 Scores = dict[str, float]
 
 
-class Scored(Protocol):
+class Scored(Described, Protocol):
     """What the summary asks of a model."""
 
-    @property
-    def objective(self) -> Objective: ...
-    @property
-    def classes(self) -> tuple[str, ...]: ...
     @property
     def base_margin(self) -> np.float32: ...
 

@@ -10,10 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import load_settings
-from fedapp.run_folder import RunFolder
 from simulations.deployment import Deployment
-from simulations.local import run_local, site_contexts
 
 SITES = ("bank", "insurer", "shop")
 HORIZONTAL = "pax,fedxgbllr,bagging,cyclic,fedavg-linear"
@@ -80,16 +77,10 @@ def use_tables(deployment: Deployment, nodes: Mapping[str, Mapping[str, str]]) -
     deployment.start(*SITES)
 
 
-def locally(deployment: Deployment, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
-    """The same run by the local engine, with the tables that the sites have."""
-    contexts = site_contexts(deployment.node_config(name) for name in SITES)
-    return run_local(load_settings({**settings, "run-dir": str(run_dir)}), contexts)
-
-
 def local_pax(deployment: Deployment, run_dir: Path) -> bytes:
     """The PAX model of the sites' own rows."""
     use_tables(deployment, same_columns(deployment.folder))
-    return model_in(locally(deployment, run_dir, PAX).path)
+    return model_in(deployment.locally(run_dir, PAX).path)
 
 
 def model_in(run_dir: Path) -> bytes:

@@ -45,7 +45,6 @@ from tests.deployed import (
     PAX,
     SITES,
     local_pax,
-    locally,
     model_in,
     no_secret_is_at_the_coordinator,
     same_columns,
@@ -172,7 +171,7 @@ def test_a_method_across_sites_makes_the_model_of_the_local_engine_and_predicts(
 ) -> None:
     use_tables(deployment, same_columns(deployment.folder))
     settings = {"parties": 3, "max-bin": 16, **OTHERS[method]}
-    local = locally(deployment, tmp_path / "local", {**settings, "strategy": method})
+    local = deployment.locally(tmp_path / "local", {**settings, "strategy": method})
     ended(begun(deployment, method, tmp_path / "across", settings))
     assert model_in(tmp_path / "across") == model_in(local.path)
     new = write_csv(tmp_path / "new.csv", {"id": ["n1", "n2"], "a": [-1.0, 1.0], "b": [-1.0, 1.0]})
@@ -239,7 +238,7 @@ def makes_the_same_parts(
     """Train across sites, while a place's program is killed, and by the local engine; the id of
     the local model."""
     use_tables(deployment, same_rows(deployment.folder))
-    local = locally(deployment, folder / "local", {**settings, "strategy": method})
+    local = deployment.locally(folder / "local", {**settings, "strategy": method})
     run = begun(deployment, method, folder / "across", settings)
     if any(killed):
         wait_until_growing(folder / "across" / "ledger.jsonl")
@@ -275,7 +274,7 @@ def predicts_the_same(
     deployment.fedapp("predict", str(folder / "across"), *ways, *settings_of(given))
     (written,) = set(bank.glob("*/predictions.csv")) - before
     wanted = {**given, "parties": 3, "strategy": inference, "model": model}
-    local = locally(deployment, folder / f"local-{inference}", wanted)
+    local = deployment.locally(folder / f"local-{inference}", wanted)
     summary = json.loads((local.path / "summary.json").read_text())
     if inference == "eini":
         assert summary["entries"] > 0

@@ -15,12 +15,12 @@ import numpy.typing as npt
 from clients.alignment import check_order
 from clients.explain import explain_scores
 from clients.inference import ActivePart, active_part, write_rows
-from fedapp.crypto.keys import PrivateKey, generate_key
+from clients.keys import draw_key
+from fedapp.crypto.keys import PrivateKey
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt
-from fedapp.crypto.sums import self_test
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import ConfigError, DataError, ProtocolError, blaming
+from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
 from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
@@ -136,7 +136,7 @@ def _begin(site: Site, request: StepRequest, plan: Plan) -> Letters:
         return []
     if not request.unguarded:
         _guard(site, plan, request.least_possibilities)
-    key = _draw_key(site, request, plan)
+    key = _key_for(site, request, plan)
     batch_bytes = plan.n_entries * key.public.ciphertext_bytes
     store.facts["batch_rows"] = max(1, request.batch_rows or BATCH_BYTES // batch_bytes)
     return [(name, _structure(plan, key, name)) for name in chain(store)]
@@ -151,7 +151,7 @@ def _add_own_trees(store: Store, plan: Plan) -> None:
     store["sums"] = sums
 
 
-def _draw_key(site: Site, request: StepRequest, plan: Plan) -> PrivateKey:
+def _key_for(site: Site, request: StepRequest, plan: Plan) -> PrivateKey:
     """A key for this inference alone, tried out, and how values lie in its plaintexts.
 
     Raises
@@ -161,16 +161,7 @@ def _draw_key(site: Site, request: StepRequest, plan: Plan) -> PrivateKey:
     model = plan.part.model
     largest = max(np.abs(model.leaf_terms(tree)).max() for tree in plan.shared)
     layout = [len(plan.shared), model.n_outputs, int(np.frexp(largest)[1])]
-    try:
-        SumLayout(request.key_bits, *layout)
-        key = generate_key(
-            request.key_bits,
-            insecure_small_key=request.insecure_small_key,
-            full_masks=site.config.full_masks,
-        )
-    except ValueError as error:
-        raise ConfigError(f"eini.{error}") from error
-    self_test(key)
+    key = draw_key(site, request, "eini", lambda own: SumLayout(own.bits, *layout))
     site.store["key"], site.store.facts["layout"] = key.to_array(), layout
     return key
 

@@ -43,6 +43,7 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.part_file import part_digest, write_part
 from fedapp.site.phases import enter, phase_of
 from fedapp.site.store import Store
+from fedapp.trees.boosted.routes import children_of, each_once_among
 from fedapp.trees.divided.lookup import Lookup
 from fedapp.trees.sides import pack_bits
 
@@ -192,22 +193,11 @@ def _check_splits(site: Site, letter: Splits) -> None:
     # Each node of the last level splits once at most, and each wanted node is a new one.
     level = store.facts["level"] + 1
     n_open = n_trees if level == 1 else 2 * len(store["splits.trees"])
-    fits = fits and len(letter.trees) <= n_open and _may_be_wanted(letter)
+    wanted = letter.wanted_trees, letter.wanted_nodes
+    fits = fits and len(letter.trees) <= n_open
+    fits = fits and each_once_among(wanted, children_of(letter.trees, letter.lefts))
     if not fits or letter.level != level or level > store.facts["max_depth"]:
         raise ProtocolError(active, "Splits", "columns", "must be of this party and this level")
-
-
-def _may_be_wanted(letter: Splits) -> bool:
-    """Whether each wanted node is a child of one of the splits, and wanted once."""
-    wanted, lefts = (
-        (trees.astype(np.int64) << 32) | nodes
-        for trees, nodes in (
-            (letter.wanted_trees, letter.wanted_nodes),
-            (letter.trees, letter.lefts),
-        )
-    )
-    is_child = np.isin(wanted, np.concatenate((lefts, lefts + 1))).all()
-    return bool(is_child) and len(np.unique(wanted)) == len(wanted)
 
 
 def _move(site: Site, mail: Mail) -> None:

@@ -35,7 +35,7 @@ class Follower:
     Parameters
     ----------
     console : where to.
-    began : when the command did, Unix time in seconds; None for now.
+    began : when the command began, Unix time in seconds; by default now.
     clock : Unix time in seconds, as in the run's folder.
     """
 

@@ -16,10 +16,10 @@ from fedapp.errors import ConfigError, WaitingError
 from fedapp.home import home, write_whole
 from fedapp.messages.fields import Request
 from fedapp.site.config import SiteConfig
-from fedapp.site.store import SECONDS_A_DAY, locked
+from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY, locked
 
 RUNS = "runs.json"
-KEEP_DAYS = 7  # as long as an interrupted run can be resumed
+KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> N
             _check_number(config, runs, now)
             told = {name: getattr(request, name) for name in type(request).forms}
             plain = {name: one for name, one in told.items() if isinstance(one, str | int | float)}
-            kept = {key: run for key, run in runs.items() if now - run.asked < _KEPT_SECONDS}
+            kept = {key: run for key, run in runs.items() if now - run.asked < KEPT_SECONDS}
             runs = {**kept, model_id: Run(method, config.data, now, plain)}
             _write(folder, runs)
     if config.asks and not runs[model_id].approved:
@@ -81,9 +81,6 @@ def runs_of(folder: Path) -> dict[str, Run]:
     path = folder / RUNS
     found = json.loads(path.read_text()) if path.exists() else {}
     return {key: Run(**run) for key, run in found.items()}
-
-
-_KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY
 
 
 def _check_number(config: SiteConfig, runs: Mapping[str, Run], now: float) -> None:

@@ -35,6 +35,7 @@ from fedapp.messages.fields import Array
 from fedapp.site.part_file import PART_FILE
 
 SECONDS_A_DAY = 24 * 60 * 60
+KEEP_DAYS = 7  # so long an interrupted run can be resumed; then the copies of its rows go
 FORMAT = 3
 STATE, CHECKPOINT = "state.json", "checkpoint.json"
 RAW = ".raw"

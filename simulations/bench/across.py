@@ -23,9 +23,7 @@ import numpy as np
 import psutil
 from sklearn.datasets import load_breast_cancer
 
-from fedapp.config import load_settings
 from simulations.deployment import Deployment, settings_of
-from simulations.local import run_local, site_contexts
 
 SITES = ("bank", "insurer", "shop")
 IDLE_SECONDS = 45  # after which a site has let go of what answered
@@ -62,8 +60,7 @@ def timed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     nodes = tables(folder, by_columns=settings["strategy"] == "secureboost")
     deployment = Deployment(folder / "sites", nodes)
-    contexts = site_contexts(deployment.node_config(name) for name in SITES)
-    local = run_local(load_settings({**settings, "run-dir": f"{folder}/local"}), contexts)
+    local = deployment.locally(folder / "local", settings)
     try:
         deployment.start("coordinator", *SITES)
         deployment.register()
@@ -81,9 +78,8 @@ def timed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     ]
     scores = [summary["metrics"] for summary in summaries]
     assert scores[0] == scores[1], "scores must be those of the local engine"
-    if settings["strategy"] == "pax":
-        models = [(path / "model.json").read_bytes() for path in (folder / "across", local.path)]
-        assert models[0] == models[1], "the model must be that of the local engine"
+    models = [(path / "model.json").read_bytes() for path in (folder / "across", local.path)]
+    assert models[0] == models[1], "the model must be that of the local engine"
     return {
         "minutes": round(minutes, 2),
         "exchanges": summaries[0]["exchanges"],
@@ -117,7 +113,7 @@ def tables(folder: Path, by_columns: bool) -> dict[str, dict[str, str]]:
             lines.append(",".join([*fields, str(data.target[row])] if has_label else fields))
         path = folder / f"{name}.csv"
         path.write_text("\n".join(lines) + "\n")
-        nodes[name] = {"data": str(path), "id": "patient"}
+        nodes[name] = {"data": str(path), "id": "patient", "allow-export": "true"}
         if has_label:
             nodes[name]["label"] = "benign"
     return nodes

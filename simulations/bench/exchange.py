@@ -39,7 +39,6 @@ from fedapp.config import Settings, load_settings
 from fedapp.deploy.folders import registered_sites
 from fedapp.packages import versions
 from simulations.deployment import Deployment, example_nodes, settings_of
-from simulations.local import run_local, site_contexts
 
 SITES, WATCHED = ("bank", "insurer", "shop"), "bank"
 ROWS, ROUNDS, REPEATS = 200, 15, 5
@@ -143,8 +142,7 @@ def measured(folder: Path, rounds: int, stock: bool) -> tuple[list[dict[str, flo
     if stock:
         _use_flowers_commands(folder)
     settings = {"parties": len(SITES), "num-boost-round": rounds, "max-depth": 1, "max-bin": 32}
-    contexts = site_contexts(deployment.node_config(name) for name in SITES)
-    local = run_local(load_settings({**settings, "run-dir": str(folder / "local")}), contexts)
+    local = deployment.locally(folder / "local", settings)
     try:
         deployment.start("coordinator", *SITES)
         deployment.register()

@@ -21,9 +21,9 @@ ROUTE = np.dtype(
         ("default_left", np.bool_),
     ]
 )
-
-
 Routes = npt.NDArray[np.void]
+Places = npt.NDArray[Any]  # integers: a tree, or a node of one, each
+NodeList = tuple[Places, Places]  # trees and nodes, each of shape (n_nodes,)
 
 
 def route_values(
@@ -66,6 +66,27 @@ def route_codes(
     int32, shape (n_trees, n_rows).
     """
     return _routed(nodes, routes, first_right, codes, missing_code)
+
+
+def each_once_among(wanted: NodeList, known: NodeList) -> bool:
+    """Whether nodes are all among the known ones, none of them twice."""
+    asked = _keys(wanted)
+    return len(np.unique(asked)) == len(asked) and bool(np.isin(asked, _keys(known)).all())
+
+
+def children_of(trees: Places, lefts: Places) -> NodeList:
+    """Both children of some splits, given their left ones."""
+    return np.concatenate((trees, trees)), np.concatenate((lefts, lefts + 1))
+
+
+def roots_of(n_trees: int) -> NodeList:
+    """The root of every tree."""
+    return np.arange(n_trees), np.zeros(n_trees, dtype=np.int64)
+
+
+def _keys(nodes: NodeList) -> npt.NDArray[np.int64]:
+    """A number for each node of a round."""
+    return (nodes[0].astype(np.int64) << 32) | nodes[1].astype(np.int64)
 
 
 def _routed(
