@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fedapp import metrics
 from fedapp.config import Settings
+from fedapp.data.categories import side_by_side
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
@@ -193,6 +194,7 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
         taken[active],
         values=np.hstack([table.values for table in taken]),
         columns=joint_names({c.name: t.columns for c, t in zip(configs, taken, strict=True)}),
+        categories=side_by_side((table.categories, len(table.columns)) for table in taken),
     )
     holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
     split = split_common(np.arange(len(common)), common, holdout, configs[active].is_share)

@@ -8,6 +8,7 @@ from typing import cast
 import numpy as np
 
 from fedapp.config import Settings, flatten
+from fedapp.data.categories import joint_categories, recoded
 from fedapp.data.labels import Labels, label_texts
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.table import Table
@@ -61,14 +62,18 @@ def stacked_tables(settings: Settings) -> tuple[Table, dict[str, PartRows]]:
 
 
 def _stack(tables: Sequence[Table]) -> Table:
-    """Tables of the same columns, one below the other."""
+    """Tables of the same columns, one below the other, their categories in one dictionary."""
+    joint = joint_categories(table.categories for table in tables)
     labels = [table.labels for table in tables if table.labels is not None]
     weights = [table.weights for table in tables if table.weights is not None]
     return Table(
         tables[0].columns,
-        np.concatenate([table.values for table in tables]),
+        np.concatenate(
+            [recoded(table.values, table.categories, joint, table.columns)[0] for table in tables]
+        ),
         labels=_stack_labels(labels) if labels else None,
         weights=np.concatenate(weights) if weights else None,
+        categories=joint,
     )
 
 

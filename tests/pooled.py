@@ -10,6 +10,7 @@ import numpy as np
 import xgboost
 
 from fedapp.config import Settings
+from fedapp.data.categories import chosen
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.load import load_table
@@ -68,6 +69,7 @@ def tables_of(settings: Settings) -> list[Table]:
             labels=None if place else table.labels,
             weights=None if place else table.weights,
             ids=ids,
+            categories=chosen(table.categories, share),
         )
         for place, share in enumerate(shares)
     ]

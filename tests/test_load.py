@@ -68,6 +68,13 @@ def test_booleans_become_zero_and_one(tmp_path: Path) -> None:
     assert table.labels.tolist() == [1, 0, 1]
 
 
+def test_text_becomes_codes_of_its_sorted_names(tmp_path: Path) -> None:
+    table = load_table(write(tmp_path, "a,city\n1,Rome\n2,\n3,Oslo\n4,Rome\n"))
+    assert table.categories == (None, ("Oslo", "Rome"))
+    assert np.array_equal(table.values[:, 1], [1, np.nan, 0, 1], equal_nan=True)
+    assert table.take(np.array([0])).categories == table.categories
+
+
 def test_numbers_past_the_first_block_may_be_decimal(tmp_path: Path) -> None:
     n_rows = 1_500_000
     table = load_table(write(tmp_path, "a,b\n" + "100,7\n" * n_rows + "2.5,7\n"))
@@ -147,10 +154,10 @@ def refuse(path: Path, message: str, **columns: object) -> None:
     ("text", "columns", "message"),
     [
         (
-            "a,city,day\n1,Rome,2020-01-01\n",
+            "a,city\n1,7\n2,Rome\n3,Oslo\n",
             {},
-            r"^feature columns must be numbers: 1 of 1 values of 'city' is not a number, first "
-            r"'Rome' in line 2; 1 of 1 values of 'day' .*: encode .* drop-columns=city,day .* not",
+            r"^feature columns must be numbers: 2 of 3 values of 'city' are not numbers, first "
+            r"'Rome' in line 3: encode .* drop-columns=city",
         ),
         (
             "a,b\ninf,1\n-inf,2\n1,3\n",

@@ -69,8 +69,8 @@ def test_a_row_of_several_lines_is_at_its_first(write: Write) -> None:
 
 
 def test_many_columns_of_text_are_named_and_three_are_told_of(write: Write) -> None:
-    told = str(error_of(write("a,b,c,d,e,f\n" + "1,u,v,w,x,y\n" * 3)))
-    assert "3 of 3 values of 'd' are not numbers" in told
+    told = str(error_of(write("a,b,c,d,e,f\n1,2,3,4,5,6\n" + "1,u,v,w,x,y\n" * 3)))
+    assert "3 of 4 values of 'd' are not numbers" in told
     assert "; and in 2 more columns: 'e', 'f': encode them as numbers" in told
     assert "drop-columns=b,c,d,e,f " in told
 
@@ -87,7 +87,7 @@ def test_a_decimal_comma_is_recognised(write: Write, form: str, value: str, numb
 
 
 def test_a_long_value_is_cut(write: Write) -> None:
-    assert f"first '{'x' * 37}...' in line 2" in str(error_of(write(f"a,b\n{'x' * 50},1\n")))
+    assert f"first '{'x' * 37}...' in line 2" in str(error_of(write(f"a,b\n{'x' * 50},1\n2,1\n")))
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedapp.data.categories import Categories
 from fedapp.data.faults import no_numbers, not_utf8
 from fedapp.data.notes import Note, note_on_ids, notes_on_features
-from fedapp.data.places import TextFile
+from fedapp.data.places import TextFile, is_number
 from fedapp.data.schema import NO_NAME, Roles, first, listed
 from fedapp.data.table import Table
 from fedapp.errors import DataError
@@ -47,9 +48,9 @@ def build_table(frame: Any, roles: Roles, text: TextFile | None = None) -> Table
     if not columns:
         found = listed(frame.column_names)
         raise DataError.naming("table must have a feature column, got only {}", found)
-    values = _values(frame, columns, text)
+    values, categories = _values(frame, columns, text)
     ids = _ids(frame[roles.id_column], roles.id_column, text) if roles.id_column else None
-    notes = notes_on_features(columns, values, lambda name: _numbers(frame[name]))
+    notes = notes_on_features(columns, values, lambda name: _numbers(frame[name]), categories)
     return Table(
         columns,
         values,
@@ -62,6 +63,7 @@ def build_table(frame: Any, roles: Roles, text: TextFile | None = None) -> Table
             *([] if ids is None else note_on_ids(roles.id_column, ids)),
             *notes,
         ),
+        categories=categories,
     )
 
 
@@ -104,14 +106,23 @@ def _absent(rule: str, *columns: str, hint: str) -> DataError:
     return DataError(rule.format(*columns) + hint, outside=DataError.naming(rule, *columns).outside)
 
 
-def _values(frame: Any, columns: tuple[str, ...], text: TextFile | None) -> npt.NDArray[np.float32]:
+def _values(
+    frame: Any, columns: tuple[str, ...], text: TextFile | None
+) -> tuple[npt.NDArray[np.float32], Categories]:
+    """Numbers, and codes of categories with their names."""
     texts = [name for name in columns if not holds_numbers(frame[name].type)]
-    if texts:
-        raise _no_numbers(frame, texts, text)
+    mixed = [name for name in texts if _is_mixed(frame[name])]
+    if mixed:
+        raise _no_numbers(frame, mixed, text)
     values = np.empty((frame.num_rows, len(columns)), np.float32)
+    categories: list[tuple[str, ...] | None] = []
     infinite = {}
     for index, name in enumerate(columns):
-        _fill(values[:, index], frame[name])
+        column, names = frame[name], None
+        if not holds_numbers(column.type):
+            column, names = encoded(column)
+        _fill(values[:, index], column)
+        categories.append(names)
         infinite[name] = int(np.isinf(values[:, index]).sum())
     found = [f"{count} in '{name}'" for name, count in infinite.items() if count]
     if found:
@@ -119,7 +130,31 @@ def _values(frame: Any, columns: tuple[str, ...], text: TextFile | None) -> npt.
         line = _first_line(np.asarray(np.isinf(values).any(axis=1)), text)
         here = rule.format(first(found)) + line
         raise DataError.naming(rule, first(found), here=here)
-    return values
+    return values, tuple(categories) if any(names is not None for names in categories) else ()
+
+
+def _is_mixed(column: Any) -> bool:
+    """Whether some of a column's values are numbers, and others are not."""
+    if not pa.types.is_string(column.type):
+        return not pa.types.is_dictionary(column.type)
+    values = pc.unique(column).drop_null().to_pylist()
+    n_numbers = sum(is_number(value) for value in values)
+    return 0 < n_numbers < len(values)
+
+
+def encoded(column: Any) -> tuple[Any, tuple[str, ...]]:
+    """A column of text as codes, and the names that they stand for, sorted by text.
+
+    Parameters
+    ----------
+    column : pyarrow.ChunkedArray of text, or of a dictionary of text.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    column = column.cast(pa.string())
+    names = pc.unique(column).drop_null()
+    names = names.take(pc.sort_indices(names))
+    return pc.index_in(column, value_set=names), tuple(names.to_pylist())
 
 
 def _no_numbers(frame: Any, texts: Sequence[str], text: TextFile | None) -> DataError:

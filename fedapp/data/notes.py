@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.categories import Categories, names_of
 from fedapp.data.schema import listed
 from fedapp.errors import LONGEST, WITHHELD, as_plain
 
@@ -46,6 +47,7 @@ def notes_on_features(
     columns: Sequence[str],
     values: Floats,
     exact: Callable[[str], npt.NDArray[np.float64]],
+    categories: Categories = (),
 ) -> list[Note]:
     """Features that cannot help a model, or that are not what they seem.
 
@@ -53,7 +55,8 @@ def notes_on_features(
     ----------
     columns : names.
     values : shape (n_rows, n_columns); NaN is missing.
-    exact : a column by its name, before it became float32.
+    exact : a column of numbers by its name, before it became float32.
+    categories : of the columns; codes are not looked at as numbers.
     """
     if len(values) < 2:
         return []
@@ -64,10 +67,11 @@ def notes_on_features(
     ]
     empty = [name for name, least, _ in spans if np.isnan(least)]
     constant = [name for name, least, most in spans if least == most]
-    wide = [name for name, least, most in spans if max(-least, most) >= EXACT]
+    numbers = [span for at, span in enumerate(spans) if names_of(categories, at) is None]
+    wide = [name for name, least, most in numbers if max(-least, most) >= EXACT]
     numbered = [
         name
-        for name, least, most in spans
+        for name, least, most in numbers
         if _may_number_rows(least, most, len(values)) and numbers_rows(exact(name))
     ]
     found = [

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fedapp import metrics
 from fedapp.data.build import build_table, notes_on_file
+from fedapp.data.categories import chosen
 from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.labels import class_ids, label_texts
 from fedapp.data.load import read_frame, text_file
@@ -165,9 +166,16 @@ def _only(table: Table, columns: Sequence[str], notes: Sequence[Note] = ()) -> T
     """The table without other features, and with these notes alone."""
     _check_columns(columns, table.columns)
     places = {name: place for place, name in enumerate(table.columns)}
-    values = np.ascontiguousarray(table.values[:, [places[name] for name in columns]])
+    taken = [places[name] for name in columns]
+    values = np.ascontiguousarray(table.values[:, taken])
     # Without its own notes: what is odd in rows to train on is not in rows to predict.
-    return replace(table, columns=tuple(columns), values=values, notes=tuple(notes))
+    return replace(
+        table,
+        columns=tuple(columns),
+        values=values,
+        notes=tuple(notes),
+        categories=chosen(table.categories, taken),
+    )
 
 
 def _check_columns(needed: Sequence[str], there: Sequence[str]) -> None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.categories import Categories
 from fedapp.data.notes import Note
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Rows of one table: features as numbers, and the columns that are not features apart.
+    """Rows of one table: features as numbers or codes of categories; other columns stand apart.
 
     Parameters
     ----------
@@ -24,6 +25,7 @@ class Table:
     ids : str, shape (n_rows,); None where the table has no id column.
     groups : str, shape (n_rows,): the column a natural partition goes by; None without one.
     notes : what is odd about the table as a whole, also where these are some of its rows.
+    categories : names of the categories of each column, see ``fedapp.data.categories``.
     """
 
     columns: tuple[str, ...]
@@ -33,6 +35,7 @@ class Table:
     ids: npt.NDArray[np.str_] | None = None
     groups: npt.NDArray[np.str_] | None = None
     notes: tuple[Note, ...] = ()
+    categories: Categories = ()
 
     @property
     def n_rows(self) -> int:
@@ -49,4 +52,5 @@ class Table:
             ids=None if self.ids is None else self.ids[rows],
             groups=None if self.groups is None else self.groups[rows],
             notes=self.notes,
+            categories=self.categories,
         )

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.categories import chosen
 from fedapp.data.load import column_names
 from fedapp.data.partition import SUBSETS, Split, partition_columns, split_rows
 from fedapp.data.predictions import read_columns_of
@@ -52,6 +53,7 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
         weights=table.weights if is_first else None,
         ids=table.ids,
         notes=table.notes,
+        categories=chosen(table.categories, share),
     )
 
 

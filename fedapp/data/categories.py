@@ -1,0 +1,120 @@
+"""Columns of categories: the names that their codes stand for.
+
+A value k of such a column, a whole number in float32, stands for the name at place k of the
+column's dictionary; NaN is missing. Tables with different dictionaries are brought to one:
+``joint_categories`` makes it, ``recoded`` applies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import DataError
+
+Categories = tuple[tuple[str, ...] | None, ...]
+"""One entry a column: its names, sorted by text as a table is read; None for a column of numbers.
+The empty tuple: every column holds numbers."""
+
+MOST_CATEGORIES = 65_535
+"""Names of one column, so that codes are of the size of bin ids."""
+
+Values = npt.NDArray[np.float32]
+
+
+def names_of(categories: Categories, column: int) -> tuple[str, ...] | None:
+    """Names of the categories of a column, by its place; None for a column of numbers."""
+    return categories[column] if categories else None
+
+
+def chosen(categories: Categories, columns: Sequence[int] | npt.NDArray[np.int64]) -> Categories:
+    """The entries of some columns, by their places, in this order."""
+    entries = tuple(names_of(categories, int(column)) for column in columns)
+    return entries if any(names is not None for names in entries) else ()
+
+
+def side_by_side(parts: Iterable[tuple[Categories, int]]) -> Categories:
+    """Categories of tables whose columns stand beside each other.
+
+    Parameters
+    ----------
+    parts : categories of each table, and its number of columns.
+    """
+    joined = [
+        names_of(categories, column) for categories, width in parts for column in range(width)
+    ]
+    return tuple(joined) if any(names is not None for names in joined) else ()
+
+
+def joint_categories(tables: Iterable[Categories]) -> Categories:
+    """The dictionary of all parties: the union of their names, sorted by text.
+
+    A column is of categories where it is so at any party; whether the others' values fit, only they
+    can tell: a column without any value fits both (``recoded``).
+    """
+    given = [categories for categories in tables if categories]
+    merged = (
+        [names for names in column if names is not None] for column in zip(*given, strict=True)
+    )
+    joint = tuple(tuple(sorted(set().union(*names))) if names else None for names in merged)
+    return joint if any(names is not None for names in joint) else ()
+
+
+def recoded(
+    values: Values, own: Categories, joint: Categories, columns: Sequence[str] = ()
+) -> tuple[Values, npt.NDArray[np.int64]]:
+    """Values with the codes of another dictionary.
+
+    Parameters
+    ----------
+    values : shape (n_rows, n_columns); codes are those of `own`.
+    own, joint : of the same columns.
+    columns : their names, for errors.
+
+    Returns
+    -------
+    values : float32, shape (n_rows, n_columns); NaN where the name is not in `joint`. The values
+        given where nothing changes.
+    unseen : int64, shape (n_columns,): values that became NaN.
+
+    Raises
+    ------
+    DataError : a column is of numbers in one and of categories in the other, and has a value.
+    """
+    n_columns = values.shape[1]
+    unseen = np.zeros(n_columns, np.int64)
+    if own == joint:
+        return values, unseen
+    out = values.copy()
+    for column in range(n_columns):
+        here, there = names_of(own, column), names_of(joint, column)
+        if here is None or there is None:
+            if (here is None) != (there is None) and not np.isnan(values[:, column]).all():
+                raise _other_type(columns[column] if columns else f"{column + 1}", there is None)
+        elif here != there:
+            out[:, column], unseen[column] = _recoded_column(values[:, column], here, there)
+    return out, unseen
+
+
+def _other_type(column: str, is_number: bool) -> DataError:
+    due, found = ("numbers", "text") if is_number else ("categories", "numbers")
+    rule = f"feature column {{}} must be {due}, as at the other parties or in the model, "
+    return DataError.naming(
+        rule + f"got {found}: the schema of a table says its type", f"'{column}'"
+    )
+
+
+def _recoded_column(
+    codes: Values, own: tuple[str, ...], joint: tuple[str, ...]
+) -> tuple[Values, int]:
+    """Codes of another dictionary, and how many names are not in it."""
+    places = {name: place for place, name in enumerate(joint)}
+    new = np.array([*(places.get(name, np.nan) for name in own), np.nan], np.float32)
+    known = ~np.isnan(codes)
+    # The last entry is where missing values point.
+    at = np.full(len(codes), len(own), np.int64)
+    at[known] = codes[known].astype(np.int64)
+    out = new[at]
+    return out, int((known & np.isnan(out)).sum())
