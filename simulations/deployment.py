@@ -67,6 +67,7 @@ class Deployment:
         """Write the folder of a site."""
         site, ca = site_config({"name": name, **node}, {}), str(self.coordinator / "ca.crt")
         write_site(self.folder / name, site, self.superlink, ca, self.ports[name])
+        self.change_site(name, node)
 
     def change_site(self, name: str, node: Mapping[str, Any]) -> None:
         """Give a site that does not run another node config."""
