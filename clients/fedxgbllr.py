@@ -32,10 +32,11 @@ from fedapp.messages.parameters import parameters_of
 from fedapp.messages.trees import arrays_of
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
-from fedapp.trees.boosted.from_xgboost import for_xgboost, trees_from_xgboost
-from fedapp.trees.model import Tree
+from fedapp.trees.boosted.from_xgboost import for_xgboost, trees_from_xgboost, typed_columns
+from fedapp.trees.model import Grown, Tree
 from fedapp.trees.objective import REGRESSION, Objective, base_margin, n_outputs
 from fedapp.trees.packed import TREES, pack_trees, unpack_trees
+from fedapp.trees.sets import CategorySets, category_counts
 from fedapp.trees.stacked.head import HeadShape, head_margins, learned_rates, weights_in_unit
 from fedapp.trees.stacked.model import StackedModel, split_ensembles, to_json
 from fedapp.trees.stacked.outputs import tree_outputs
@@ -51,15 +52,15 @@ def fit(site: Site, request: FitRequest) -> FitReply:
     if request.n_outputs != n_outputs(store.facts["objective"], len(store.facts[CLASSES])):
         raise ProtocolError(site.name, "FitRequest", "n_outputs", "must be those of the run")
     with blaming(site.name, "FitRequest", "parameters"):
-        trees = _own_trees(store, request)
+        grown = _own_trees(store, request)
     square_sum = 0.0
     if store.facts["objective"] == REGRESSION:
         distances = store["train.labels"].astype(np.float64) - request.base_score
         square_sum = float(distances**2 @ store["train.weights"])
-    return FitReply(**pack_trees(trees, ["gains"]), square_sum=square_sum)
+    return FitReply(**pack_trees(grown.trees, ["gains"], grown.sets), square_sum=square_sum)
 
 
-def _own_trees(store: Store, request: FitRequest) -> tuple[Tree, ...]:
+def _own_trees(store: Store, request: FitRequest) -> Grown:
     """XGBoost's trees of the training rows.
 
     Under early stopping a party with validation rows keeps the rounds up to its best one. The
@@ -68,12 +69,14 @@ def _own_trees(store: Store, request: FitRequest) -> tuple[Tree, ...]:
     import xgboost
 
     values, labels, weights = (store[f"train.{name}"] for name in ("values", "labels", "weights"))
-    options = {"nthread": THREADS, "max_bin": request.max_bin}
+    widths = _widths(store)
+    options = {"nthread": THREADS, "max_bin": request.max_bin, **typed_columns(widths)}
     rows = xgboost.QuantileDMatrix(values, labels, weight=weights, **options)
     watched, patience = [], None
     if request.early_stopping_rounds and store["valid.weights"].any():
         held_back = (store[f"valid.{name}"] for name in ("values", "labels"))
-        matrix = xgboost.DMatrix(*held_back, weight=store["valid.weights"], nthread=THREADS)
+        typed = {"nthread": THREADS, **typed_columns(widths)}
+        matrix = xgboost.DMatrix(*held_back, weight=store["valid.weights"], **typed)
         watched, patience = [(matrix, "valid")], request.early_stopping_rounds
     booster = xgboost.train(
         _parameters(store.facts["objective"], request),
@@ -83,7 +86,13 @@ def _own_trees(store: Store, request: FitRequest) -> tuple[Tree, ...]:
         early_stopping_rounds=patience,
         verbose_eval=False,
     )
-    return trees_from_xgboost(booster[: booster.best_iteration + 1] if patience else booster)
+    kept = booster[: booster.best_iteration + 1] if patience else booster
+    return trees_from_xgboost(kept, widths)
+
+
+def _widths(store: Store) -> Array:
+    """Categories of each column, 0 for one of numbers."""
+    return category_counts((), len(store.facts["hello"]["columns"]))
 
 
 def _parameters(objective: Objective, request: FitRequest) -> dict[str, Any]:
@@ -106,10 +115,10 @@ def share(site: Site, request: ShareRequest) -> ShareReply:
     scalars = ("n_outputs", "head", "channels", "classes", "base_score", "unit")
     store.facts["model"] = {name: getattr(request, name) for name in scalars}
     with blaming(site.name, "ShareRequest", "trees"):
-        ensembles, shape = _ensembles(store), _shape(store)
+        (ensembles, sets), shape = _ensembles(store), _shape(store)
     for subset in SUBSETS:
         values = store[f"{subset}.values"]
-        store[f"{subset}.outputs"] = tree_outputs(ensembles, shape.n_trees, values)
+        store[f"{subset}.outputs"] = tree_outputs(ensembles, shape.n_trees, values, sets)
         store.drop(f"{subset}.values")
     return ShareReply(n_rows=len(store["train.labels"]))
 
@@ -120,11 +129,10 @@ def _shape(store: Store) -> HeadShape:
     return HeadShape.over(model["head"], counts, model["n_outputs"], model["channels"])
 
 
-def _ensembles(store: Store) -> tuple[tuple[Tree, ...], ...]:
-    """The shared trees, by party."""
-    arrays = {name: store[f"trees.{name}"] for name in TREES}
-    trees = unpack_trees(arrays, len(store.facts["hello"]["columns"]))
-    return split_ensembles(trees, store["trees.counts"])
+def _ensembles(store: Store) -> tuple[tuple[tuple[Tree, ...], ...], CategorySets]:
+    """The shared trees, by party, and the sets of all."""
+    grown = unpack_trees({name: store[f"trees.{name}"] for name in TREES}, _widths(store))
+    return split_ensembles(grown.trees, store["trees.counts"]), grown.sets
 
 
 def average(site: Site, request: AverageRequest) -> AverageReply:
@@ -198,16 +206,17 @@ def final(site: Site, request: FinalRequest) -> FinalReply:
 
 def _model(store: Store, weights: Array) -> StackedModel:
     """The finished model, the same as the server writes."""
-    model = store.facts["model"]
+    model, (ensembles, sets) = store.facts["model"], _ensembles(store)
     return StackedModel(
         cast(Objective, store.facts["objective"]),
         np.float32(model["base_score"]),
         tuple(store.facts["hello"]["columns"]),
         tuple(model["classes"]),
         np.float32(model["unit"]),
-        _ensembles(store),
+        ensembles,
         _shape(store),
         weights,
+        sets,
     )
 
 

@@ -15,10 +15,11 @@ from fedapp.messages.parameters import parameters_of
 from fedapp.messages.trees import BoostOrder, arrays_of
 from fedapp.site.answer import Site
 from fedapp.trees.boosted.from_xgboost import grow_trees
-from fedapp.trees.model import Tree
+from fedapp.trees.model import Grown
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.packed import EXPLAINED, pack_trees, unpack_trees
 from fedapp.trees.predict import add_trees
+from fedapp.trees.sets import category_counts
 
 
 def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
@@ -36,9 +37,10 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
         raise ProtocolError(site.name, type(request).__name__, "n_classes", "must be the run's")
     width = n_outputs(objective, request.n_classes)
     with blaming(site.name, type(request).__name__, "trees"):
-        known = unpack_trees(arrays_of(request), store["train.values"].shape[1])
-    if len(known) % width:
-        rule = f"must be a multiple of {width}, got {len(known)}"
+        widths = category_counts((), store["train.values"].shape[1])
+        known = unpack_trees(arrays_of(request), widths)
+    if len(known.trees) % width:
+        rule = f"must be a multiple of {width}, got {len(known.trees)}"
         raise ProtocolError(site.name, type(request).__name__, "trees", rule)
     if "train.margins" not in store:
         for subset in WATCHED:
@@ -48,19 +50,18 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
     rows = store["train.values"], store["train.labels"], store["train.weights"]
     given = objective, request.n_classes, _parameters(site, request), rows
     with blaming(site.name, type(request).__name__, "parameters"):
-        trees = grow_trees(*given, store["train.margins"], request.n_rounds)
-    return {**pack_trees(trees, EXPLAINED), **scores}
+        grown = grow_trees(*given, store["train.margins"], request.n_rounds, widths)
+    return {**pack_trees(grown.trees, EXPLAINED, grown.sets), **scores}
 
 
-def _learn(
-    site: Site, objective: Objective, trees: tuple[Tree, ...], request: BoostOrder
-) -> dict[str, Array]:
+def _learn(site: Site, objective: Objective, grown: Grown, request: BoostOrder) -> dict[str, Array]:
     """Add trees to the margins; returns the scores after them."""
     store, scores = site.store, dict[str, Array]()
     for subset in WATCHED:
         margins = store[f"{subset}.margins"]
-        if trees:
-            margins = add_trees(margins, trees, store[f"{subset}.values"])
+        if grown.trees:
+            values = store[f"{subset}.values"]
+            margins = add_trees(margins, grown.trees, values, grown.sets)
             store[f"{subset}.margins"] = margins
         scores |= score_fields(
             site, subset, objective, margins, request.score_bins, request.base_margin

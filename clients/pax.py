@@ -33,6 +33,7 @@ from fedapp.trees.boosted.routes import (
     route_values,
 )
 from fedapp.trees.objective import Objective, gradients, n_outputs
+from fedapp.trees.sets import NO_SET
 
 
 def sketch(site: Site, request: SketchRequest) -> SketchReply:
@@ -106,6 +107,7 @@ def _routes(request: GrowRequest) -> Routes:
     routes["left"], routes["column"] = request.split_lefts, request.split_columns
     routes["threshold"] = request.split_thresholds
     routes["default_left"] = request.split_defaults
+    routes["set"] = NO_SET
     return routes
 
 

@@ -27,7 +27,7 @@ from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.bagging import BagReply, BagRequest
 from fedapp.messages.hello import HelloReply
-from fedapp.trees.model import Tree, scaled
+from fedapp.trees.model import Grown, scaled, together
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
 from strategies.local_boosting import Boosted, begin, best_round, finish, trees_of
@@ -70,18 +70,18 @@ class Bagging(HorizontalStrategy):
 STRATEGY = Bagging
 
 
-def mean_step(boosted: Boosted, replies: Mapping[str, BagReply]) -> list[Tree]:
+def mean_step(boosted: Boosted, replies: Mapping[str, BagReply]) -> Grown:
     """Trees whose sum is the weighted mean of the parties' steps.
 
     The parties come in the order of their names, each with whole rounds of one tree an output, so
     tree i still adds to output ``i % n_outputs``.
     """
-    share, n_columns = shares(boosted.weights, replies), len(boosted.model.columns)
-    return [
-        scaled(tree, share[party])
-        for party, reply in replies.items()
-        for tree in trees_of(reply, n_columns)
-    ]
+    share = shares(boosted.weights, replies)
+    steps = {party: trees_of(reply, boosted.widths) for party, reply in replies.items()}
+    return together(
+        Grown(tuple(scaled(tree, share[party]) for tree in step.trees), step.sets)
+        for party, step in steps.items()
+    )
 
 
 def _ask(

@@ -41,7 +41,7 @@ class Cyclic(HorizontalStrategy):
             replies = yield from _ask(parties, boosted, turn)
             yield from boosted.note_scores(replies)
             if turn in replies and not boosted.history.stops:
-                boosted.add(trees_of(replies[turn], len(boosted.model.columns)))
+                boosted.add(trees_of(replies[turn], boosted.widths))
                 yield boosted.checkpoint(turn=turn)
         best = yield from best_round(boosted, _ask(parties, boosted, ""))
         return (yield from finish(parties, boosted, best, boosted.checkpoint(turn=turn)))

@@ -50,10 +50,19 @@ from fedapp.messages.parameters import MOST_DEPTH, parameters_of
 from fedapp.messages.trees import arrays_of
 from fedapp.metrics import LOSSES
 from fedapp.run_folder import RunFolder
+from fedapp.trees.model import together
 from fedapp.trees.objective import base_score, n_outputs
 from fedapp.trees.packed import pack_trees, unpack_trees
+from fedapp.trees.sets import Ints, category_counts
 from fedapp.trees.stacked.head import Floats, HeadShape, Kind, initial_weights
-from fedapp.trees.stacked.model import StackedModel, from_arrays, rates_by_party, to_arrays, to_json
+from fedapp.trees.stacked.model import (
+    StackedModel,
+    from_arrays,
+    rates_by_party,
+    split_ensembles,
+    to_arrays,
+    to_json,
+)
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, ask_for_labels, common_table, label_sums
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
@@ -140,20 +149,30 @@ class FedXGBllr(HorizontalStrategy):
         label_sum, weight_sum = label_sums(labels)
         mean = base_score(self.settings.objective, label_sum, weight_sum)
         request = self._fit_request(len(parties), mean, len(classes))
+        widths = category_counts((), len(columns))
         fits = yield from ask(
             parties.all(request),
             FitReply,
-            lambda party, reply: _check_fit(party, reply, len(columns), request),
+            lambda party, reply: _check_fit(party, reply, widths, request),
         )
         self.names = tuple(fits)
-        ensembles = tuple(unpack_trees(arrays_of(fit), len(columns)) for fit in fits.values())
-        counts, own = [len(trees) for trees in ensembles], self.own
+        every = [unpack_trees(arrays_of(fit), widths) for fit in fits.values()]
+        grown, counts, own = together(every), [len(one.trees) for one in every], self.own
         shape = HeadShape.over(own.head, counts, request.n_outputs, own.channels)
         # 0 for classification, and where all training labels are the same.
         deviation = np.sqrt(sum(fit.square_sum for fit in fits.values()) / weight_sum)
         unit, weights = np.float32(deviation or 1), initial_weights(shape, self.settings.seed)
+        ensembles = split_ensembles(grown.trees, np.array(counts, dtype=np.int32))
         model = StackedModel(
-            self.settings.objective, mean, columns, classes, unit, ensembles, shape, weights
+            self.settings.objective,
+            mean,
+            columns,
+            classes,
+            unit,
+            ensembles,
+            shape,
+            weights,
+            grown.sets,
         )
         yield from ask(parties.all(_share_request(model)), ShareReply)
         return model
@@ -270,10 +289,10 @@ def _mean_weights(replies: Sequence[AverageReply]) -> Floats:
     return np.asarray(mean, dtype=np.float32)
 
 
-def _check_fit(party: str, reply: FitReply, n_columns: int, request: FitRequest) -> None:
+def _check_fit(party: str, reply: FitReply, widths: Ints, request: FitRequest) -> None:
     """Hold a party's trees against the table and the number asked for."""
     with blaming(party, "FitReply", "trees"):
-        n_trees = len(unpack_trees(arrays_of(reply), n_columns))
+        n_trees = len(unpack_trees(arrays_of(reply), widths).trees)
     most, width = request.n_rounds * request.n_outputs, request.n_outputs
     if not 0 < n_trees <= most or n_trees % width:
         rule = f"must be {width} a round and {most} at most, got {n_trees}"
@@ -283,7 +302,7 @@ def _check_fit(party: str, reply: FitReply, n_columns: int, request: FitRequest)
 def _share_request(model: StackedModel) -> ShareRequest:
     """Line 4: all ensembles, in the order of the parties' names."""
     return ShareRequest(
-        **pack_trees(model.trees),
+        **pack_trees(model.trees, sets=model.sets),
         counts=model.counts,
         n_outputs=model.n_outputs,
         head=model.shape.kind,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,18 @@ from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.parameters import parameters_of
 from fedapp.messages.trees import BoostReport, arrays_of
-from fedapp.trees.model import Ensemble, Tree, split_trees, stack_trees
+from fedapp.trees.model import (
+    Ensemble,
+    Grown,
+    Tree,
+    in_order,
+    split_trees,
+    stack_trees,
+    together,
+)
 from fedapp.trees.objective import base_score
 from fedapp.trees.packed import pack_trees, unpack_trees
+from fedapp.trees.sets import NO_SETS, CategorySets, Ints, category_counts
 from strategies.base import Summary
 from strategies.horizontal import ask_for_labels, common_table, label_sums
 from strategies.scoring import (
@@ -38,7 +47,7 @@ class Boosted:
     model : without trees.
     weights : sum of the sample weights of each party's training rows.
     history : scores of the rounds.
-    trees : of all finished rounds.
+    trees, sets : of all finished rounds.
     ends : number of trees after each round.
     n_told : trees that the parties know.
     """
@@ -48,6 +57,7 @@ class Boosted:
     weights: Mapping[str, float]
     history: History
     trees: list[Tree] = field(default_factory=list)
+    sets: CategorySets = NO_SETS
     ends: list[int] = field(default_factory=list)
     n_told: int = 0
 
@@ -64,14 +74,13 @@ class Boosted:
     def after(self, n_rounds: int) -> Ensemble:
         """The model as it was after some rounds."""
         n_trees = self.ends[n_rounds - 1] if n_rounds else 0
-        model = self.model
-        trees = tuple(self.trees[:n_trees])
-        return Ensemble(model.objective, model.base_score, model.columns, model.classes, trees)
+        kept = in_order(self.trees[:n_trees], self.sets)
+        return replace(self.model, trees=kept.trees, sets=kept.sets)
 
     def order(self, n_rounds: int) -> dict[str, Any]:
         """The fields of a ``BoostOrder`` for so many rounds."""
         return {
-            **pack_trees(self.trees[self.n_told :]),
+            **pack_trees(self.trees[self.n_told :], sets=self.sets),
             **parameters_of(self.settings),
             "round_id": self.n_rounds,
             "n_rounds": n_rounds,
@@ -86,7 +95,7 @@ class Boosted:
         def hold(party: str, reply: BoostReport) -> None:
             model = self.model
             n_trees = n_rounds[party] * model.n_outputs
-            check_report(party, reply, n_trees, len(model.columns), self.settings.max_depth)
+            check_report(party, reply, n_trees, self.widths, self.settings.max_depth)
             check_scores(party, reply, model.objective, model.n_outputs, ("train", "valid"))
 
         return hold
@@ -97,15 +106,27 @@ class Boosted:
         last_trees = self.trees[self.ends[-2] if self.n_rounds > 1 else 0 :]
         yield from self.history.note_late(replies, self.n_rounds, self.trees, last_trees)
 
-    def add(self, trees: Sequence[Tree]) -> None:
+    @property
+    def widths(self) -> Ints:
+        """Categories of each column, 0 for one of numbers."""
+        return category_counts(self.model.categories, len(self.model.columns))
+
+    def add(self, grown: Grown) -> None:
         """Finish a round."""
-        self.trees += trees
+        every = together([Grown(tuple(self.trees), self.sets), grown])
+        self.trees, self.sets = list(every.trees), every.sets
         self.ends.append(len(self.trees))
 
     def checkpoint(self, **more: Any) -> Checkpoint:
         """All that is needed to go on; ``more`` are facts of the method."""
         nodes, offsets = stack_trees(self.trees)
-        arrays = {"nodes": nodes, "offsets": offsets, "ends": np.array(self.ends, dtype=np.int64)}
+        arrays = {
+            "nodes": nodes,
+            "offsets": offsets,
+            "sets": self.sets.bits,
+            "set_widths": self.sets.widths,
+            "ends": np.array(self.ends, dtype=np.int64),
+        }
         facts = {
             "base_score": float(self.model.base_score),
             "weights": dict(self.weights),
@@ -139,13 +160,14 @@ def _restore(
     mean = np.float32(facts["base_score"])
     model = Ensemble(settings.objective, mean, columns, classes, ())
     trees = list(split_trees(arrays["nodes"], arrays["offsets"]))
+    sets = CategorySets(arrays["sets"], arrays["set_widths"])
     ends = arrays["ends"].tolist()
-    return Boosted(settings, model, facts["weights"], history, trees, ends, facts["told"])
+    return Boosted(settings, model, facts["weights"], history, trees, sets, ends, facts["told"])
 
 
-def trees_of(reply: BoostReport, n_columns: int) -> tuple[Tree, ...]:
+def trees_of(reply: BoostReport, widths: Ints) -> Grown:
     """The trees a party has grown."""
-    return unpack_trees(arrays_of(reply), n_columns)
+    return unpack_trees(arrays_of(reply), widths)
 
 
 def best_round(
@@ -179,9 +201,13 @@ def finish(
 
 
 def check_report(
-    party: str, reply: BoostReport, n_trees: int, n_columns: int, max_depth: int
+    party: str, reply: BoostReport, n_trees: int, widths: Ints, max_depth: int
 ) -> None:
     """Hold a party's new trees against what it was asked for.
+
+    Parameters
+    ----------
+    widths : categories of each column, 0 for one of numbers.
 
     Raises
     ------
@@ -189,7 +215,7 @@ def check_report(
     """
     name = type(reply).__name__
     with blaming(party, name, "trees"):
-        trees = trees_of(reply, n_columns)
+        trees = trees_of(reply, widths).trees
     if len(trees) != n_trees:
         raise ProtocolError(party, name, "trees", f"must be {n_trees}, got {len(trees)}")
     most = 2 ** (max_depth + 1) - 1

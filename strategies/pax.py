@@ -169,7 +169,7 @@ class PAX(HorizontalStrategy):
             routes = growth.split(*self._merge(replies, boosting, growth))
             boosting.routes = routes
             request = self._request(boosting, growth)
-        boosting.add(growth.trees(), routes)
+        boosting.add(growth.grown(), routes)
         return True
 
     def _ask_to_grow(

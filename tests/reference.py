@@ -10,6 +10,7 @@ import numpy as np
 import xgboost
 
 from fedapp.trees.model import LEAF, Ensemble
+from fedapp.trees.sets import NO_SET
 
 
 def xgboost_trees(booster: xgboost.Booster) -> list[dict[str, Any]]:
@@ -19,11 +20,21 @@ def xgboost_trees(booster: xgboost.Booster) -> list[dict[str, Any]]:
     return trees
 
 
+def xgboost_sets(tree: dict[str, Any]) -> dict[int, list[int]]:
+    """The categories that each categorical split of a tree of ``xgboost_trees`` sends right."""
+    kept = ("categories_nodes", "categories_segments", "categories_sizes")
+    return {
+        node: tree["categories"][start : start + size]
+        for node, start, size in zip(*(tree[name] for name in kept), strict=True)
+    }
+
+
 @dataclass(frozen=True)
 class Agreement:
     """How far two models agree.
 
-    ``differing`` are nodes that differ in feature, threshold, default side or children;
+    ``differing`` are nodes that differ in feature, threshold or set of categories, default side or
+    children;
     ``leaf_error`` is the largest difference of leaf values, relative to the value or to 1e-3,
     whichever is larger: where gradients cancel, or L1 leaves next to nothing of them, the digits
     of a leaf near 0 are rounding noise of the float32 gradients.
@@ -50,7 +61,11 @@ def compare_trees(model: Ensemble, booster: xgboost.Booster) -> Agreement:
         same = lefts == tree["left"]
         same &= ~inner | (np.array(other["split_indices"]) == tree["column"])
         conditions = np.array(other["split_conditions"], dtype=np.float32)
-        same &= ~inner | (conditions == tree["threshold"])
+        by_set = np.array(other["split_type"], dtype=bool)
+        same &= by_set == (tree["set"] != NO_SET)
+        same &= ~inner | by_set | (conditions == tree["threshold"])
+        for node, codes in xgboost_sets(other).items():
+            same[node] &= codes == model.sets.codes()[tree["set"][node]]
         same &= ~inner | (np.array(other["default_left"], dtype=bool) == tree["default_left"])
         differing += int((~same).sum())
         values = tree["value"][~inner].astype(np.float64)

@@ -19,6 +19,8 @@ from fedapp.trees.predict import add_trees
 from strategies.local_boosting import check_report
 from tests.reference import compare_trees
 
+NUMBERS = np.zeros(4, dtype=np.int64)  # categories of each column
+
 
 @pytest.fixture(scope="module")
 def grown() -> tuple[Any, tuple[Tree, ...], Any]:
@@ -29,7 +31,7 @@ def grown() -> tuple[Any, tuple[Tree, ...], Any]:
     truth = np.digitize(np.nan_to_num(values[:, 0]), [-0.5, 0.5])
     parameters = {"objective": "multi:softprob", "num_class": 3, "max_depth": 3}
     trained = xgboost.train(parameters, xgboost.DMatrix(values, truth), 2)
-    return trained, trees_from_xgboost(trained), values
+    return trained, trees_from_xgboost(trained, NUMBERS).trees, values
 
 
 def test_trees_of_a_booster_are_its_own(grown: tuple[Any, tuple[Tree, ...], Any]) -> None:
@@ -41,23 +43,23 @@ def test_trees_of_a_booster_are_its_own(grown: tuple[Any, tuple[Tree, ...], Any]
     np.testing.assert_allclose(add_trees(zeros, trees, values), theirs, atol=1e-6)
 
 
-def test_categorical_splits_are_refused() -> None:
+def test_categorical_splits_of_columns_of_numbers_are_refused() -> None:
     codes = np.random.default_rng(0).integers(0, 5, (60, 1)).astype(np.float32)
     matrix = xgboost.DMatrix(
         codes, (codes[:, 0] == 2), feature_types=["c"], enable_categorical=True
     )
-    with pytest.raises(ValueError, match="numeric splits"):
-        trees_from_xgboost(xgboost.train({"max_cat_to_onehot": 1}, matrix, 1))
+    with pytest.raises(ValueError, match="columns of categories by sets, and no others"):
+        trees_from_xgboost(xgboost.train({"max_cat_to_onehot": 1}, matrix, 1), NUMBERS[:1])
 
 
 def test_trees_come_back_from_their_arrays(grown: tuple[Any, tuple[Tree, ...], Any]) -> None:
     _, trees, _ = grown
-    back = unpack_trees(pack_trees(trees, EXPLAINED), 4)
+    back = unpack_trees(pack_trees(trees, EXPLAINED), NUMBERS).trees
     for tree, other in zip(trees, back, strict=True):
         np.testing.assert_array_equal(tree, other)
-    walked = unpack_trees(pack_trees(trees), 4)
+    walked = unpack_trees(pack_trees(trees), NUMBERS).trees
     assert all((tree["gain"] == 0).all() for tree in walked)
-    assert unpack_trees(pack_trees(()), 4) == ()
+    assert unpack_trees(pack_trees(()), NUMBERS).trees == ()
 
 
 def test_scaling_leaves_what_the_rows_said(grown: tuple[Any, tuple[Tree, ...], Any]) -> None:
@@ -107,6 +109,7 @@ def test_a_reply_must_hold_the_trees_that_were_asked_for() -> None:
             values=zeros,
             columns=np.zeros(n_splits, np.int32),
             defaults=np.zeros(n_splits, np.uint8),
+            sets=np.empty(0, np.uint8),
             gains=zeros[:n_splits],
             hessians=zeros,
             weights=zeros,
@@ -114,14 +117,15 @@ def test_a_reply_must_hold_the_trees_that_were_asked_for() -> None:
         )
 
     stump = reply([1, 0, 0], [3])
-    check_report("bank", stump, 1, n_columns=1, max_depth=1)
+    check_report("bank", stump, 1, NUMBERS[:1], max_depth=1)
     with pytest.raises(ProtocolError, match=r"^bank: BagReply\.trees must divide 3 nodes"):
-        check_report("bank", reply([1, 0, 0], [2]), 1, 1, max_depth=1)
+        check_report("bank", reply([1, 0, 0], [2]), 1, NUMBERS[:1], max_depth=1)
     with pytest.raises(ProtocolError, match=r"^bank: BagReply\.trees columns must be 0 to -1"):
-        check_report("bank", stump, 1, n_columns=0, max_depth=1)
+        check_report("bank", stump, 1, NUMBERS[:0], max_depth=1)
+    few = replace(stump, hessians=stump.hessians[:2])
     with pytest.raises(ProtocolError, match=r"^bank: BagReply\.trees hessians must be 3, got 2"):
-        check_report("bank", replace(stump, hessians=stump.hessians[:2]), 1, 1, max_depth=1)
+        check_report("bank", few, 1, NUMBERS[:1], max_depth=1)
     with pytest.raises(ProtocolError, match="trees must be 2, got 1"):
-        check_report("bank", stump, 2, n_columns=1, max_depth=1)
+        check_report("bank", stump, 2, NUMBERS[:1], max_depth=1)
     with pytest.raises(ProtocolError, match="sizes must be at most 3 nodes a tree"):
-        check_report("bank", reply([1, 3, 0, 0, 0], [5]), 1, n_columns=1, max_depth=1)
+        check_report("bank", reply([1, 3, 0, 0, 0], [5]), 1, NUMBERS[:1], max_depth=1)

@@ -149,11 +149,18 @@ def boosted(objective: Any, n_rounds: int = 12) -> tuple[xgboost.Booster, np.nda
     return xgboost.train(parameters, matrix, n_rounds), values, truth
 
 
+NUMBERS = np.zeros(30, dtype=np.int64)  # categories of each column
+
+
+def trees_of(booster: Any) -> tuple[Tree, ...]:
+    return trees_from_xgboost(booster, NUMBERS).trees
+
+
 @pytest.mark.parametrize("objective", metrics.OBJECTIVES)
 def test_tree_outputs_and_the_base_margin_add_up_to_the_ensembles_margin(objective: Any) -> None:
     booster, values, _ = boosted(objective)
     width = n_outputs(objective, 3)
-    outputs = tree_outputs([trees_from_xgboost(booster)], 12 * width, values)
+    outputs = tree_outputs([trees_of(booster)], 12 * width, values)
     margins = base_margin(objective, np.float32(0.4)) + outputs.reshape(-1, 12, width).sum(axis=1)
     expected = booster.predict(xgboost.DMatrix(values), output_margin=True).reshape(-1, width)
     np.testing.assert_allclose(margins, expected, atol=1e-5, rtol=1e-5)
@@ -161,7 +168,7 @@ def test_tree_outputs_and_the_base_margin_add_up_to_the_ensembles_margin(objecti
 
 def test_a_party_with_fewer_trees_is_padded_with_zeros() -> None:
     booster, values, _ = boosted(BINARY)
-    trees = trees_from_xgboost(booster)
+    trees = trees_of(booster)
     outputs = tree_outputs([trees[:3], trees], 12, values)
     np.testing.assert_array_equal(outputs[:, :3], outputs[:, 12:15])
     assert not outputs[:, 3:12].any()
@@ -170,7 +177,7 @@ def test_a_party_with_fewer_trees_is_padded_with_zeros() -> None:
 
 @pytest.fixture
 def some_trees() -> tuple[Tree, ...]:
-    return trees_from_xgboost(boosted(BINARY)[0])
+    return trees_of(boosted(BINARY)[0])
 
 
 def second_pair_again(lefts: np.ndarray) -> np.ndarray:
@@ -180,7 +187,7 @@ def second_pair_again(lefts: np.ndarray) -> np.ndarray:
 
 
 def test_trees_survive_packing(some_trees: tuple[Tree, ...]) -> None:
-    back = unpack_trees(pack_trees(some_trees, ["gains"]), 30)
+    back = unpack_trees(pack_trees(some_trees, ["gains"]), NUMBERS).trees
     assert len(back) == len(some_trees)
     for tree, again in zip(some_trees, back, strict=True):
         for name in ("left", "parent", "column", "threshold", "default_left", "value", "gain"):
@@ -207,7 +214,7 @@ def test_trees_that_would_lead_astray_are_refused(
     packed = pack_trees(some_trees, ["gains"])
     found = {name: new(packed[name]) if callable(new) else new for name, new in change.items()}
     with pytest.raises(ValueError, match=match):
-        unpack_trees(packed | found, 30)
+        unpack_trees(packed | found, NUMBERS)
 
 
 # Training

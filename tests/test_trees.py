@@ -16,6 +16,7 @@ from fedapp.trees.boosted.rounds import Sampling
 from fedapp.trees.model import LEAF, NODE, Ensemble, from_json, importance, load_model, to_json
 from fedapp.trees.objective import base_margin, gradients, transform
 from fedapp.trees.predict import predict_margins
+from fedapp.trees.sets import NO_SET
 
 ONE = np.ones(1, np.float32)
 
@@ -24,7 +25,7 @@ def stump(threshold: float = 1.0, default_left: bool = False) -> np.ndarray:
     tree = np.zeros(3, dtype=NODE)
     tree["left"], tree["parent"] = [1, LEAF, LEAF], [-1, 0, 0]
     tree["threshold"][0], tree["default_left"][0] = threshold, default_left
-    tree["value"], tree["gain"] = [0, -0.5, 0.25], [3, 0, 0]
+    tree["value"], tree["gain"], tree["set"] = [0, -0.5, 0.25], [3, 0, 0], NO_SET
     return tree
 
 
@@ -146,7 +147,7 @@ def test_the_lighter_child_is_asked_for_and_the_other_is_the_difference() -> Non
     left = LEVEL.copy()
     left[0, 1:] = 0
     assert len(growth.split(left, NONE_MISSING)) == 1
-    trees = growth.trees()
+    trees = growth.grown().trees
     assert trees[0]["left"].tolist() == [1, LEAF, 3, LEAF, LEAF]
 
 
@@ -160,7 +161,7 @@ def test_a_tree_ends_at_max_depth() -> None:
 def test_leaves_are_weights_times_eta() -> None:
     growth = grown(1)
     growth.split(LEVEL, NONE_MISSING)
-    tree = growth.trees()[0]
+    tree = growth.grown().trees[0]
     np.testing.assert_allclose(tree["weight"][1:], [4 / 3, -6 / 7], rtol=1e-6)
     np.testing.assert_allclose(tree["value"], [0, 2 / 3, -3 / 7], rtol=1e-6)
 

@@ -271,7 +271,7 @@ def make_splits(view: View, mail: Mail) -> None:
 
 def finish_round(view: View, alone: bool = False) -> Done:
     """Add the trees and their leaf weights; scores of the training and validation rows."""
-    store, trees = view.store, view.growth().trees()
+    store, trees = view.store, view.growth().grown().trees
     nodes = store["nodes"]
     steps = [tree["value"][nodes[place]] for place, tree in enumerate(trees)]
     store["margins"] = store["margins"] + np.stack(steps, axis=1)

@@ -1,4 +1,5 @@
-"""Trees in a message, laid out as ``fedapp.trees.packed`` says: 6 bytes a node and 5 a split.
+"""Trees in a message, laid out as ``fedapp.trees.packed`` says: 6 bytes a node and 5 a split, and
+where a split is by categories a bit for each.
 
 Reveals: see ``bagging``, ``cyclic`` and ``fedxgbllr``, whose messages are made of these parts.
 """
@@ -22,6 +23,7 @@ class Trees:
     values: Annotated[Array, Form("float32", "n_nodes")]  # threshold or leaf value
     columns: Annotated[Array, Form("int32", "n_splits", low=0)]
     defaults: Annotated[Array, Form("uint8", "n_splits", low=0, high=1)]  # 1: missing goes left
+    sets: Annotated[Array, Form("uint8", "n_set_bytes")]  # bits of categories that go right
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.categories import Categories
 from fedapp.trees.objective import Objective, base_margin, exact_predictions, n_outputs
-from fedapp.trees.text import Opening, exact, model_text, read_model, write_model
+from fedapp.trees.sets import (
+    NO_SET,
+    NO_SETS,
+    CategorySets,
+    Ints,
+    category_counts,
+    sets_of_codes,
+)
+from fedapp.trees.text import (
+    Opening,
+    exact,
+    model_text,
+    read_categories,
+    read_model,
+    write_model,
+    written_categories,
+)
 
 KIND = ""  # the text of a boosted model names none
 LEAF = -1
@@ -29,9 +46,22 @@ NODE = np.dtype(
         ("hessian", np.float32),  # sum over the rows of the node
         ("weight", np.float32),  # optimal weight before the learning rate
         ("value", np.float32),  # of a leaf: weight * eta; 0 elsewhere
+        ("set", np.int32),  # number of the set that goes right, where the column is of categories
     ]
 )
+TEXT_FIELDS = tuple(name for name in NODE.names or () if name != "set")  # of a tree in JSON
 Tree = npt.NDArray[Any]
+
+
+class Grown(NamedTuple):
+    """Trees with the sets of their categorical splits.
+
+    The sets stand in the order of the splits that have one, trees in turn and nodes ascending, so
+    a tree's ``set`` fields follow from which of its columns are of categories.
+    """
+
+    trees: tuple[Tree, ...]
+    sets: CategorySets = NO_SETS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +75,8 @@ class Ensemble:
     columns : names of the features, in order.
     classes : names of the classes in the order of their ids; empty for regression.
     trees : arrays of ``NODE``; with k outputs, tree i adds to output ``i % k``.
+    sets : of the categorical splits, in the order of ``Grown``.
+    categories : names of the categories of each column; empty where all hold numbers.
     """
 
     objective: Objective
@@ -52,6 +84,8 @@ class Ensemble:
     columns: tuple[str, ...]
     classes: tuple[str, ...]
     trees: tuple[Tree, ...]
+    sets: CategorySets = NO_SETS
+    categories: Categories = ()
 
     @property
     def n_outputs(self) -> int:
@@ -92,8 +126,8 @@ class Ensemble:
 
     def first_rounds(self, n_rounds: int) -> Ensemble:
         """The model as it was after ``n_rounds`` boosting rounds."""
-        trees = self.trees[: n_rounds * self.n_outputs]
-        return Ensemble(self.objective, self.base_score, self.columns, self.classes, trees)
+        kept = in_order(self.trees[: n_rounds * self.n_outputs], self.sets)
+        return replace(self, trees=kept.trees, sets=kept.sets)
 
 
 def importance(model: Ensemble) -> dict[str, dict[str, float]]:
@@ -120,6 +154,61 @@ def stack_trees(trees: Sequence[Tree]) -> tuple[Tree, npt.NDArray[np.int64]]:
 def split_trees(nodes: Tree, offsets: npt.NDArray[np.int64]) -> tuple[Tree, ...]:
     """Undo ``stack_trees``."""
     return tuple(nodes[a:b] for a, b in pairwise(offsets))
+
+
+def in_order(trees: Sequence[Tree], sets: CategorySets) -> Grown:
+    """The trees with those of the sets that they have, in the order of their splits.
+
+    Parameters
+    ----------
+    trees : their splits have the sets' numbers in any order.
+    """
+    if not len(sets):
+        return Grown(tuple(trees))
+    nodes, offsets = stack_trees(trees)
+    used = nodes["set"] != NO_SET
+    kept = sets.take(nodes["set"][used])
+    nodes["set"][used] = np.arange(len(kept))
+    return Grown(split_trees(nodes, offsets), kept)
+
+
+def together(parts: Iterable[Grown]) -> Grown:
+    """Trees of several parts, one part after the other."""
+    trees: list[Tree] = []
+    sets = NO_SETS
+    for part in parts:
+        trees += [_renumbered(tree, len(sets)) for tree in part.trees]
+        sets = sets.plus(part.sets)
+    return Grown(tuple(trees), sets)
+
+
+def _renumbered(tree: Tree, first: int) -> Tree:
+    """The tree with the numbers of its sets raised."""
+    if not first or (tree["set"] == NO_SET).all():
+        return tree
+    found = tree.copy()
+    found["set"][tree["set"] != NO_SET] += first
+    return found
+
+
+def number_sets(nodes: Tree, widths: Ints) -> Ints:
+    """Give every split of a column of categories the number of its set, in the order of ``Grown``.
+
+    Parameters
+    ----------
+    nodes : trees one after the other; ``set`` is changed in place.
+    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
+
+    Returns
+    -------
+    int64, shape (n_sets,): categories of each set's column.
+    """
+    splits = np.flatnonzero(nodes["left"] != LEAF)
+    of_splits: Ints = widths[nodes["column"][splits]]
+    nodes["set"] = NO_SET
+    nodes["set"][splits[of_splits > 0]] = np.arange(np.count_nonzero(of_splits))
+    found: Ints = of_splits[of_splits > 0]
+    return found
 
 
 def check_trees(
@@ -179,10 +268,11 @@ def scaled(tree: Tree, factor: float) -> Tree:
 def to_json(model: Ensemble) -> str:
     """The model as text; the same model always gives the same text."""
     trees = [
-        {name: [exact(value) for value in tree[name]] for name in NODE.names or ()}
+        {name: [exact(value) for value in tree[name]] for name in TEXT_FIELDS}
         for tree in model.trees
     ]
-    return write_model(KIND, model, {"trees": trees}, model.base_score)
+    content = {**written_categories(model.categories, model.sets), "trees": trees}
+    return write_model(KIND, model, content, model.base_score)
 
 
 def from_json(text: str) -> Ensemble:
@@ -194,15 +284,34 @@ def from_json(text: str) -> Ensemble:
     """
 
     def build(said: Opening, document: dict[str, Any]) -> Ensemble:
-        trees = tuple(read_tree(tree, len(said.columns), NODE) for tree in document["trees"])
+        categories = read_categories(document, len(said.columns))
+        read = [read_tree(tree, len(said.columns), NODE) for tree in document["trees"]]
+        widths = category_counts(categories, len(said.columns))
+        trees, sets = with_sets(read, document.get("sets", []), widths)
         if len(trees) % n_outputs(said.objective, len(said.classes)):
             raise ValueError("trees must be one for every output")
         mean, is_share = np.float32(document["base_score"]), said.objective == "binary:logistic"
         if not np.isfinite(mean) or (is_share and not 0 < mean < 1):
             raise ValueError("base_score must be the prediction of a model without trees")
-        return Ensemble(said.objective, mean, said.columns, said.classes, trees)
+        return Ensemble(said.objective, mean, said.columns, said.classes, trees, sets, categories)
 
     return read_model(text, KIND, build)
+
+
+def with_sets(trees: Sequence[Tree], codes: Sequence[Sequence[int]], widths: Ints) -> Grown:
+    """Trees with their sets as a text tells them, ``CategorySets.codes``.
+
+    Parameters
+    ----------
+    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
+
+    Raises
+    ------
+    ValueError : not one a categorical split, or of a category that the column has not.
+    """
+    nodes, offsets = stack_trees(trees)
+    found = sets_of_codes(codes, number_sets(nodes, widths))
+    return Grown(split_trees(nodes, offsets), found)
 
 
 def read_tree(
@@ -212,10 +321,10 @@ def read_tree(
 
     Parameters
     ----------
-    fields : a list a field of ``nodes``, ``left`` and ``column`` among them.
+    fields : a list a field of ``nodes``, ``left`` and ``column`` among them, but for ``set``.
     """
     tree = np.zeros(len(fields["left"]), dtype=nodes)
-    for name in nodes.names or ():
+    for name in (name for name in nodes.names or () if name != "set"):
         if len(fields[name]) != len(tree):
             raise ValueError(f"{name} must be one a node")
         tree[name] = fields[name]

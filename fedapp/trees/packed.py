@@ -7,6 +7,8 @@ All trees stand one after the other::
     values     a node   threshold of a split (below goes left), value of a leaf
     columns    a split
     defaults   a split  1 where missing goes left
+    sets       a split of a column of categories: a bit a category, 1 where it goes right, in whole
+               bytes (see ``fedapp.trees.sets``); no byte for any other split
 
 and where explanations are to be made of them, also::
 
@@ -26,12 +28,16 @@ import numpy.typing as npt
 from fedapp.trees.model import (
     LEAF,
     NODE,
+    Grown,
     Tree,
     check_trees,
+    in_order,
+    number_sets,
     parents_of,
     split_trees,
     stack_trees,
 )
+from fedapp.trees.sets import NO_SETS, CategorySets, Ints
 
 Array = npt.NDArray[Any]
 TREES: Mapping[str, type[np.generic]] = {
@@ -40,6 +46,7 @@ TREES: Mapping[str, type[np.generic]] = {
     "values": np.float32,
     "columns": np.int32,
     "defaults": np.uint8,
+    "sets": np.uint8,
 }
 EXPLAINED = ("gains", "hessians", "weights")
 SPLIT_ARRAYS = ("columns", "defaults", "gains")  # a value a split; all others have one a node
@@ -47,13 +54,17 @@ MOST_NODES = 2**16  # of a tree: a left child fits 16 bits
 NO_CHILD = 0  # node 0 is the root and nobody's child
 
 
-def pack_trees(trees: Sequence[Tree], explained: Sequence[str] = ()) -> dict[str, Array]:
+def pack_trees(
+    trees: Sequence[Tree], explained: Sequence[str] = (), sets: CategorySets = NO_SETS
+) -> dict[str, Array]:
     """The trees in few bytes; each must have at most 2^16 nodes.
 
     Parameters
     ----------
     explained : which of ``EXPLAINED`` are among the arrays.
+    sets : that the splits have, of these trees and perhaps of others.
     """
+    trees, sets = in_order(trees, sets)
     nodes, offsets = stack_trees(trees)
     sizes = np.diff(offsets)
     assert (sizes <= MOST_NODES).all()
@@ -64,6 +75,7 @@ def pack_trees(trees: Sequence[Tree], explained: Sequence[str] = ()) -> dict[str
         "values": np.where(inner, nodes["threshold"], nodes["value"]),
         "columns": nodes["column"][inner],
         "defaults": nodes["default_left"][inner],
+        "sets": sets.bits,
     }
     found = {name: array.astype(TREES[name]) for name, array in arrays.items()}
     for name in explained:
@@ -72,12 +84,13 @@ def pack_trees(trees: Sequence[Tree], explained: Sequence[str] = ()) -> dict[str
     return found
 
 
-def unpack_trees(arrays: Mapping[str, Array], n_columns: int) -> tuple[Tree, ...]:
+def unpack_trees(arrays: Mapping[str, Array], widths: Ints) -> Grown:
     """Trees of a known table; a walk down each ends, and meets no column that is not there.
 
     Parameters
     ----------
     arrays : see above; what explanations need is 0 where it is not given.
+    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
 
     Raises
     ------
@@ -88,15 +101,16 @@ def unpack_trees(arrays: Mapping[str, Array], n_columns: int) -> tuple[Tree, ...
     known = {name: arrays[name] for name in (*TREES, *EXPLAINED) if name in arrays}
     for name, array in known.items():
         wanted = np.count_nonzero(inner) if name in SPLIT_ARRAYS else len(inner)
-        if name != "sizes" and len(array) != wanted:
+        if name not in {"sizes", "sets"} and len(array) != wanted:
             raise ValueError(f"{name} must be {wanted}, got {len(array)}")
     offsets = np.concatenate(([0], np.cumsum(arrays["sizes"], dtype=np.int64)))
     nodes["left"] = np.where(inner, arrays["lefts"].astype(np.int32), LEAF)
-    check_trees(nodes["left"], offsets, arrays["columns"], n_columns)
+    check_trees(nodes["left"], offsets, arrays["columns"], len(widths))
     nodes["parent"] = parents_of(nodes["left"], offsets)
     nodes["column"][inner], nodes["default_left"][inner] = arrays["columns"], arrays["defaults"]
     nodes["threshold"][inner] = arrays["values"][inner]
     nodes["value"][~inner] = arrays["values"][~inner]
     for name in known.keys() & set(EXPLAINED):
         nodes[name.removesuffix("s")][inner if name in SPLIT_ARRAYS else slice(None)] = known[name]
-    return split_trees(nodes, offsets)
+    sets = CategorySets(arrays["sets"], number_sets(nodes, widths))
+    return Grown(split_trees(nodes, offsets), sets)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fedapp.trees.kernels import frozen
 from fedapp.trees.model import LEAF, Ensemble, Tree, stack_trees
+from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, walked_sets
 
 
 def predict_margins(model: Ensemble, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -32,7 +33,7 @@ def predict_margins(model: Ensemble, values: npt.NDArray[np.float32]) -> npt.NDA
     if values.shape[1] < len(model.columns):
         raise ValueError(f"values must have {len(model.columns)} columns, got {values.shape[1]}")
     margins = np.full((len(values), model.n_outputs), model.base_margin, dtype=np.float32)
-    return add_trees(margins, model.trees, values)
+    return add_trees(margins, model.trees, values, model.sets)
 
 
 def add_outputs(
@@ -40,6 +41,7 @@ def add_outputs(
     places: npt.NDArray[np.int64],
     values: npt.NDArray[np.float32],
     outputs: npt.NDArray[np.float32],
+    sets: CategorySets = NO_SETS,
 ) -> None:
     """Add the leaf value of each row in each tree, in the order of the trees.
 
@@ -49,14 +51,18 @@ def add_outputs(
     places : int64, shape (n_trees,): column of the outputs that each tree adds to.
     values : float32, shape (n_rows, n_columns); NaN is missing.
     outputs : float32, shape (n_rows, n_outputs): changed in place.
+    sets : of the categorical splits.
     """
     nodes, offsets = stack_trees(trees)
-    read = (*_walked(nodes), np.ascontiguousarray(nodes["value"]), offsets, places, values)
-    _add_outputs(*(*frozen(*read), outputs))
+    read = (np.ascontiguousarray(nodes["value"]), offsets, places, values)
+    _add_outputs(*(*_walked(nodes, sets), *frozen(*read), outputs))
 
 
 def add_trees(
-    margins: npt.NDArray[np.float32], trees: Sequence[Tree], values: npt.NDArray[np.float32]
+    margins: npt.NDArray[np.float32],
+    trees: Sequence[Tree],
+    values: npt.NDArray[np.float32],
+    sets: CategorySets = NO_SETS,
 ) -> npt.NDArray[np.float32]:
     """Margins with the trees' leaf values added, in float32 in the order of the trees.
 
@@ -64,14 +70,18 @@ def add_trees(
     ----------
     margins : float32, shape (n_rows, n_outputs); tree i adds to output ``i % n_outputs``.
     values : float32, shape (n_rows, n_columns); NaN is missing.
+    sets : of the categorical splits.
     """
     moved = margins.copy()
-    add_outputs(trees, np.arange(len(trees)) % margins.shape[1], values, moved)
+    add_outputs(trees, np.arange(len(trees)) % margins.shape[1], values, moved, sets)
     return moved
 
 
 def find_leaves(
-    tree: npt.NDArray[Any], values: npt.NDArray[np.float32], leaves: npt.NDArray[np.int32]
+    tree: npt.NDArray[Any],
+    values: npt.NDArray[np.float32],
+    leaves: npt.NDArray[np.int32],
+    sets: CategorySets = NO_SETS,
 ) -> None:
     """Set the leaf that each row reaches in one tree.
 
@@ -80,25 +90,36 @@ def find_leaves(
     tree : array of ``NODE``, or of another type with the fields of a split.
     values : float32, shape (n_rows, n_columns); NaN is missing.
     leaves : int32, shape (n_rows,): changed in place.
+    sets : of the categorical splits, where the tree has the field ``set``.
     """
-    _find_leaves(*(*frozen(*_walked(tree), values), leaves))
+    _find_leaves(*(*_walked(tree, sets), *frozen(values), leaves))
 
 
-def _walked(nodes: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    """The fields that a walk reads, each in one piece of memory."""
+def _walked(nodes: npt.NDArray[Any], sets: CategorySets) -> list[Any]:
+    """What a walk reads: fields of the nodes, each in one piece of memory, and the sets."""
     names = ("left", "column", "threshold", "default_left")
-    return [np.ascontiguousarray(nodes[name]) for name in names]
+    fields = frozen(*(np.ascontiguousarray(nodes[name]) for name in names))
+    return [*fields, walked_sets(nodes["set"] if len(sets) else None, sets)]
 
 
 @numba.njit(cache=True, nogil=True)
 def leaf_of(
-    values: Any, first: int, lefts: Any, columns: Any, thresholds: Any, default_lefts: Any
+    values: Any,
+    first: int,
+    lefts: Any,
+    columns: Any,
+    thresholds: Any,
+    default_lefts: Any,
+    sets: Any,
 ) -> Any:
     """Place of the leaf that a row reaches in the tree whose root is at ``first``."""
-    node = first
+    node, numbers = first, sets[0]
     while lefts[node] != LEAF:
         value = values[columns[node]]
-        goes_left = default_lefts[node] if np.isnan(value) else value < thresholds[node]
+        if len(numbers) and numbers[node] >= 0:
+            goes_left = goes_left_by_set(value, default_lefts[node], numbers[node], sets)
+        else:
+            goes_left = default_lefts[node] if np.isnan(value) else value < thresholds[node]
         node = first + lefts[node] + (0 if goes_left else 1)
     return node
 
@@ -109,6 +130,7 @@ def _add_outputs(
     columns: Any,
     thresholds: Any,
     default_lefts: Any,
+    sets: Any,
     leaf_values: Any,
     offsets: Any,
     places: Any,
@@ -119,14 +141,20 @@ def _add_outputs(
     for row in range(values.shape[0]):
         for tree in range(places.shape[0]):
             first = offsets[tree]
-            leaf = leaf_of(values[row], first, lefts, columns, thresholds, default_lefts)
+            leaf = leaf_of(values[row], first, lefts, columns, thresholds, default_lefts, sets)
             outputs[row, places[tree]] += leaf_values[leaf]
 
 
 @numba.njit(cache=True, nogil=True)
 def _find_leaves(
-    lefts: Any, columns: Any, thresholds: Any, default_lefts: Any, values: Any, leaves: Any
+    lefts: Any,
+    columns: Any,
+    thresholds: Any,
+    default_lefts: Any,
+    sets: Any,
+    values: Any,
+    leaves: Any,
 ) -> None:
     """Walk every row down one tree."""
     for row in range(values.shape[0]):
-        leaves[row] = leaf_of(values[row], 0, lefts, columns, thresholds, default_lefts)
+        leaves[row] = leaf_of(values[row], 0, lefts, columns, thresholds, default_lefts, sets)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.kernels import frozen
+from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, walked_sets
 
 Nodes = npt.NDArray[np.int32]  # shape (n_trees, n_rows): where each row is in each tree
 Places = npt.NDArray[np.int32]  # a tree, or a node of one, each
@@ -112,6 +113,8 @@ def sides_of(
     defaults: npt.NDArray[np.uint8],
     slots: Nodes,
     sizes: Ints,
+    numbers: npt.NDArray[Any] | None = None,
+    sets: CategorySets = NO_SETS,
 ) -> Bits:
     """Which rows go left: a bit a row of the nodes, node after node, rows ascending.
 
@@ -120,10 +123,12 @@ def sides_of(
     values : float32, shape (n_rows, n_columns).
     columns, thresholds, defaults : of the split of each node.
     slots, sizes : see ``slots_of``.
+    numbers : of the set of each split, ``NO_SET`` where it has a threshold; None: all have one.
+    sets : of the categorical splits.
     """
     sides = np.empty(sizes.sum(), dtype=np.bool_)
     given = frozen(values, columns, thresholds, defaults, slots)
-    _cut(*(*given, np.cumsum(sizes) - sizes, sides))
+    _cut(*(*given, walked_sets(numbers, sets), np.cumsum(sizes) - sizes, sides))
     return sides
 
 
@@ -134,15 +139,21 @@ def _cut(
     thresholds: Any,
     defaults: Any,
     slots: Any,
+    sets: Any,
     ends: Any,
     sides: Any,
 ) -> None:
+    numbers = sets[0]
     for tree in range(slots.shape[0]):
         for row in range(slots.shape[1]):
             slot = slots[tree, row]
             if slot >= 0:
                 value = values[row, columns[slot]]
-                sides[ends[slot]] = defaults[slot] if np.isnan(value) else value < thresholds[slot]
+                if len(numbers) and numbers[slot] >= 0:
+                    left = goes_left_by_set(value, defaults[slot], numbers[slot], sets)
+                else:
+                    left = defaults[slot] if np.isnan(value) else value < thresholds[slot]
+                sides[ends[slot]] = left
                 ends[slot] += 1
 
 

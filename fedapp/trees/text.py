@@ -14,8 +14,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 
+from fedapp.data.categories import Categories
 from fedapp.errors import DataError, as_plain
 from fedapp.trees.objective import Objective, check_classes
+from fedapp.trees.sets import CategorySets
 
 FORMAT = 1
 _BEGINS = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
@@ -100,6 +102,33 @@ def _names(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise ValueError(f"{key} must be a list of texts")
     return tuple(found)
+
+
+def written_categories(categories: Categories, sets: CategorySets) -> dict[str, Any]:
+    """What a model's text says of categories: the names of each column, and the codes that each
+    categorical split sends right; nothing where all columns hold numbers."""
+    if not categories:
+        return {}
+    names = [None if of_column is None else list(of_column) for of_column in categories]
+    return {"categories": names, "sets": sets.codes()}
+
+
+def read_categories(document: Mapping[str, Any], n_columns: int) -> Categories:
+    """Names of the categories of each column, as ``written_categories`` says them.
+
+    Raises
+    ------
+    ValueError : not one entry a column, or names that are none, or one name twice.
+    """
+    found = document.get("categories", [])
+    if not isinstance(found, list) or len(found) not in {0, n_columns}:
+        raise ValueError(f"categories must be {n_columns}, one a column")
+    for names in (names for names in found if names is not None):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("categories must be lists of texts")
+        if len(set(names)) < len(names):
+            raise ValueError("categories must differ within a column")
+    return tuple(None if names is None else tuple(names) for names in found)
 
 
 def exact(value: Any) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.model import LEAF, NODE, Tree, parents_of
+from fedapp.trees.model import LEAF, NODE, Grown, Tree, parents_of, with_sets
 from fedapp.trees.objective import Objective, n_outputs
+from fedapp.trees.sets import Ints
 
 Rows = npt.NDArray[np.float32]
 XGBOOST_NAMES = {"reg_lambda": "lambda", "reg_alpha": "alpha"}  # all others are the same
@@ -42,7 +43,8 @@ def grow_trees(
     rows: tuple[Rows, Rows, Rows],
     margins: Rows,
     n_rounds: int,
-) -> tuple[Tree, ...]:
+    widths: Ints,
+) -> Grown:
     """Boost some rounds on one party's rows, from margins that may come from anywhere.
 
     The margins are XGBoost's ``base_margin``. So the trees are those of a booster that had gone on
@@ -57,6 +59,7 @@ def grow_trees(
         float32, shape (n_rows,).
     margins : float32, shape (n_rows, n_outputs).
     n_rounds : >= 0.
+    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
 
     Returns
     -------
@@ -65,7 +68,7 @@ def grow_trees(
     import xgboost
 
     if not n_rounds:
-        return ()
+        return Grown(())
     values, labels, weights = rows
     width = n_outputs(objective, n_classes)
     matrix = xgboost.QuantileDMatrix(
@@ -74,18 +77,37 @@ def grow_trees(
         weight=weights,
         base_margin=margins if width > 1 else margins[:, 0],
         max_bin=int(parameters["max_bin"]),
+        **typed_columns(widths),
     )
     fixed = {"base_score": 0.5, "verbosity": 0}
     given = for_xgboost(objective, width, parameters) | fixed
-    return trees_from_xgboost(xgboost.train(given, matrix, n_rounds))
+    return trees_from_xgboost(xgboost.train(given, matrix, n_rounds), widths)
 
 
-def trees_from_xgboost(booster: Any) -> tuple[Tree, ...]:
+def typed_columns(widths: Ints) -> dict[str, Any]:
+    """What XGBoost's matrices take beside the values, so that codes are read as categories.
+
+    Parameters
+    ----------
+    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
+    """
+    if not widths.any():
+        return {}
+    return {"feature_types": feature_types(widths), "enable_categorical": True}
+
+
+def feature_types(widths: Ints) -> list[str]:
+    """XGBoost's names of the types of columns; see ``typed_columns``."""
+    return ["c" if width else "float" for width in widths.tolist()]
+
+
+def trees_from_xgboost(booster: Any, widths: Ints) -> Grown:
     """The trees of an ``xgboost.Booster``, in its order, every float32 to the bit.
 
     Parameters
     ----------
     booster : of decision trees with one value a leaf, grown by ``tree_method="hist"``.
+    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
 
     Returns
     -------
@@ -93,25 +115,45 @@ def trees_from_xgboost(booster: Any) -> tuple[Tree, ...]:
 
     Raises
     ------
-    ValueError : a tree splits by categories, or has nodes that were pruned.
+    ValueError : a tree has nodes that were pruned, or splits by categories a column that has none,
+        or by others than it has.
     """
     document = json.loads(booster.save_raw("json"))
-    model = document["learner"]["gradient_booster"]["model"]
-    return tuple(_tree(tree) for tree in model["trees"])
+    trees = document["learner"]["gradient_booster"]["model"]["trees"]
+    read = [_tree(fields, widths) for fields in trees]
+    return with_sets(read, [codes for fields in trees for codes in _sets(fields)], widths)
 
 
-def _tree(fields: Mapping[str, Any]) -> Tree:
+def _sets(fields: Mapping[str, Any]) -> list[list[int]]:
+    """The categories that each categorical split of a tree sends right, nodes ascending."""
+    held = {}
+    kept = zip(
+        fields["categories_nodes"],
+        fields["categories_segments"],
+        fields["categories_sizes"],
+        strict=True,
+    )
+    for node, start, size in kept:
+        held[node] = fields["categories"][start : start + size]
+    return [held[node] for node in sorted(held)]
+
+
+def _tree(fields: Mapping[str, Any], widths: Ints) -> Tree:
     """One tree; where a split has its threshold, a leaf has its value."""
     lefts = np.array(fields["left_children"], dtype=np.int32)
     rights = np.array(fields["right_children"], dtype=np.int32)
     is_leaf = lefts == LEAF
-    if any(fields["split_type"]) or (rights[~is_leaf] != lefts[~is_leaf] + 1).any():
-        raise ValueError("a tree must have numeric splits and no pruned nodes")
+    if (rights[~is_leaf] != lefts[~is_leaf] + 1).any():
+        raise ValueError("a tree must have no pruned nodes")
+    columns = np.array(fields["split_indices"], dtype=np.int32)
+    by_set = np.array(fields["split_type"], dtype=bool)
+    if ((widths[columns] > 0) != by_set)[~is_leaf].any():
+        raise ValueError("a tree must split columns of categories by sets, and no others")
     conditions = np.array(fields["split_conditions"], dtype=np.float32)
     tree = np.zeros(len(lefts), dtype=NODE)
     tree["left"], tree["parent"] = lefts, parents_of(lefts, np.array([0, len(lefts)]))
-    tree["column"] = fields["split_indices"]
-    tree["threshold"] = np.where(is_leaf, np.float32(0), conditions)
+    tree["column"] = columns
+    tree["threshold"] = np.where(is_leaf | by_set, np.float32(0), conditions)
     tree["default_left"] = np.array(fields["default_left"], dtype=bool) & ~is_leaf
     tree["gain"], tree["hessian"] = fields["loss_changes"], fields["sum_hessian"]
     tree["weight"] = fields["base_weights"]

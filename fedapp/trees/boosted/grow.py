@@ -13,7 +13,16 @@ from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.histograms.split import Penalties, best_splits, node_weight
 from fedapp.trees.boosted.routes import ROUTE, Routes
-from fedapp.trees.model import LEAF, NODE, Tree, split_trees, stack_trees
+from fedapp.trees.model import (
+    LEAF,
+    NODE,
+    Grown,
+    Tree,
+    in_order,
+    split_trees,
+    stack_trees,
+)
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
 
 NodeId = tuple[int, int]  # tree, node
 
@@ -56,11 +65,10 @@ class Growth:
         self.level = 0
         self.wanted: list[NodeId] = [(tree, 0) for tree in range(n_trees)]
         self._open = list(self.wanted)
-        self._nodes = [np.zeros(1, dtype=NODE) for _ in range(n_trees)]
+        self._nodes = [_leaves(1, parent=-1) for _ in range(n_trees)]
+        self._sets = NO_SETS  # of all splits, in the order in which they were made
         self._sums: dict[NodeId, npt.NDArray[np.float64]] = {}
         self._parents: dict[NodeId, tuple[Histogram, npt.NDArray[np.int32]]] = {}
-        for nodes in self._nodes:
-            nodes["left"], nodes["parent"] = LEAF, -1
 
     @property
     def wanted_pairs(self) -> npt.NDArray[np.int32]:
@@ -112,9 +120,9 @@ class Growth:
         self._advance(parents, found)
         return np.array(routes, dtype=ROUTE)
 
-    def trees(self) -> tuple[Tree, ...]:
+    def grown(self) -> Grown:
         """The trees as they stand."""
-        return tuple(nodes.copy() for nodes in self._nodes)
+        return in_order([nodes.copy() for nodes in self._nodes], self._sets)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """All that ``restored`` needs to go on from here."""
@@ -129,6 +137,8 @@ class Growth:
             "open": np.array(self._open, dtype=np.int32).reshape(-1, 2),
             "nodes": nodes,
             "tree_offsets": offsets,
+            "sets": self._sets.bits,
+            "set_widths": self._sets.widths,
             "summed": np.array(list(self._sums), dtype=np.int32).reshape(-1, 2),
             "sums": np.array(list(self._sums.values())).reshape(-1, 2),
             "parents": np.array(parents, dtype=np.int32).reshape(-1, 2),
@@ -150,6 +160,7 @@ class Growth:
         growth.wanted, growth._open = _pairs(kept("wanted")), _pairs(kept("open"))
         trees = split_trees(kept("nodes"), kept("tree_offsets"))
         growth._nodes = [tree.copy() for tree in trees]
+        growth._sets = CategorySets(kept("sets"), kept("set_widths"))
         growth._sums = dict(zip(_pairs(kept("summed")), kept("sums"), strict=True))
         sums = zip(kept("parent_histograms"), kept("parent_missing"), strict=True)
         growth._parents = dict(zip(_pairs(kept("parents")), sums, strict=True))
@@ -191,7 +202,9 @@ class Growth:
         left = int(self._nodes[tree]["left"][node])
         return (tree, left), (tree, left + 1)
 
-    def _apply(self, parent: NodeId, split: np.void) -> tuple[int, int, int, int, np.float32, bool]:
+    def _apply(
+        self, parent: NodeId, split: np.void
+    ) -> tuple[int, int, int, int, np.float32, bool, int]:
         """Split one node: write its children, return its route."""
         tree, node = parent
         nodes = self._nodes[tree]
@@ -201,13 +214,11 @@ class Growth:
         nodes[node]["left"], nodes[node]["column"] = left, column
         nodes[node]["threshold"], nodes[node]["default_left"] = threshold, split["default_left"]
         nodes[node]["gain"], nodes[node]["value"] = split["gain"], 0
-        children = np.zeros(2, dtype=NODE)
-        children["left"], children["parent"] = LEAF, node
-        self._nodes[tree] = np.concatenate((nodes, children))
+        self._nodes[tree] = np.concatenate((nodes, _leaves(2, parent=node)))
         self._sums[tree, left], self._sums[tree, left + 1] = split["left"], split["right"]
         self._weigh((tree, left))
         self._weigh((tree, left + 1))
-        return tree, node, left, column, threshold, bool(split["default_left"])
+        return tree, node, left, column, threshold, bool(split["default_left"]), NO_SET
 
     def _weigh(self, place: NodeId) -> None:
         """Set the weight of a node, and its value as a leaf."""
@@ -217,6 +228,13 @@ class Growth:
         self._nodes[tree]["hessian"][node] = hessian
         self._nodes[tree]["weight"][node] = weight
         self._nodes[tree]["value"][node] = weight * np.float32(self.shape.eta)
+
+
+def _leaves(n_nodes: int, parent: int) -> Tree:
+    """Nodes that are leaves, of one parent."""
+    found = np.zeros(n_nodes, dtype=NODE)
+    found["left"], found["parent"], found["set"] = LEAF, parent, NO_SET
+    return found
 
 
 def _pairs(array: npt.NDArray[Any]) -> list[NodeId]:

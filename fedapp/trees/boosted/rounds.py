@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.categories import Categories
 from fedapp.histograms.bins import Cuts
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.routes import ROUTE, Routes
-from fedapp.trees.model import LEAF, Ensemble, Tree, split_trees, stack_trees
+from fedapp.trees.model import LEAF, Ensemble, Grown, Tree, split_trees, stack_trees, together
 from fedapp.trees.objective import Objective, n_outputs
+from fedapp.trees.sets import NO_SETS, CategorySets
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -49,11 +51,11 @@ class Boosting:
 
     Parameters
     ----------
-    objective, base_score, columns, classes : as in ``Ensemble``.
+    objective, base_score, columns, classes, categories : as in ``Ensemble``.
     cuts : layout of the histograms the trees grow from.
     shape : limits of a tree.
     sampling : random draws.
-    trees : of all finished rounds.
+    trees, sets : of all finished rounds.
     routes : splits of the last round that the holders of the rows were not told.
     leaves_told : whether they know the leaf values of the last round.
     """
@@ -65,7 +67,9 @@ class Boosting:
     cuts: Cuts
     shape: Shape
     sampling: Sampling
+    categories: Categories = ()
     trees: list[Tree] = field(default_factory=list)
+    sets: CategorySets = NO_SETS
     routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
     leaves_told: bool = True
 
@@ -88,7 +92,13 @@ class Boosting:
     def model(self) -> Ensemble:
         """The model so far."""
         return Ensemble(
-            self.objective, self.base_score, self.columns, self.classes, tuple(self.trees)
+            self.objective,
+            self.base_score,
+            self.columns,
+            self.classes,
+            tuple(self.trees),
+            self.sets,
+            self.categories,
         )
 
     def growth(self) -> Growth:
@@ -97,9 +107,10 @@ class Boosting:
         allowed = self.sampling.columns(self.n_rounds, self.width, n_columns)
         return Growth(self.width, self.cuts, allowed, self.shape)
 
-    def add(self, trees: tuple[Tree, ...], routes: Routes) -> None:
+    def add(self, grown: Grown, routes: Routes) -> None:
         """Finish a round; ``routes`` are its last splits, which nobody was told."""
-        self.trees += trees
+        every = together([Grown(tuple(self.trees), self.sets), grown])
+        self.trees, self.sets = list(every.trees), every.sets
         self.routes, self.leaves_told = routes, False
 
     def told(self) -> None:
@@ -126,6 +137,8 @@ class Boosting:
             "minima": self.cuts.minima,
             "nodes": nodes,
             "tree_offsets": offsets,
+            "sets": self.sets.bits,
+            "set_widths": self.sets.widths,
             "routes": self.routes,
             "leaves_told": np.array(self.leaves_told),
         }
@@ -133,6 +146,7 @@ class Boosting:
     def restore(self, arrays: Arrays) -> None:
         """Undo ``arrays``: go on where they were kept."""
         self.trees = list(split_trees(arrays["nodes"], arrays["tree_offsets"]))
+        self.sets = CategorySets(arrays["sets"], arrays["set_widths"])
         self.routes, self.leaves_told = arrays["routes"], bool(arrays["leaves_told"])
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.bins import Codes
+from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, walked_sets
 
 # A split as it is told to whoever routes rows: of node (tree, node), into left and left + 1.
 ROUTE = np.dtype(
@@ -19,15 +20,20 @@ ROUTE = np.dtype(
         ("column", np.int32),
         ("threshold", np.float32),
         ("default_left", np.bool_),
+        ("set", np.int32),  # number of the set that goes right, where there is no threshold
     ]
 )
+
 Routes = npt.NDArray[np.void]
 Places = npt.NDArray[Any]  # integers: a tree, or a node of one, each
 NodeList = tuple[Places, Places]  # trees and nodes, each of shape (n_nodes,)
 
 
 def route_values(
-    nodes: npt.NDArray[np.int32], routes: Routes, values: npt.NDArray[np.float32]
+    nodes: npt.NDArray[np.int32],
+    routes: Routes,
+    values: npt.NDArray[np.float32],
+    sets: CategorySets = NO_SETS,
 ) -> npt.NDArray[np.int32]:
     """Move rows on to the children of the nodes that were split, by their values.
 
@@ -36,12 +42,13 @@ def route_values(
     nodes : int32, shape (n_trees, n_rows): where each row is in each tree.
     routes : ``ROUTE``, the splits.
     values : float32, shape (n_rows, n_columns).
+    sets : of the categorical splits.
 
     Returns
     -------
     int32, shape (n_trees, n_rows).
     """
-    return _routed(nodes, routes, routes["threshold"], values, np.float32(np.nan))
+    return _routed(nodes, routes, routes["threshold"], values, np.float32(np.nan), sets)
 
 
 def route_codes(
@@ -50,6 +57,7 @@ def route_codes(
     first_right: npt.NDArray[np.int64],
     codes: Codes,
     missing_code: int,
+    sets: CategorySets = NO_SETS,
 ) -> npt.NDArray[np.int32]:
     """Move rows on to the children of the nodes that were split, by their bins: a bin moves whole.
 
@@ -60,12 +68,13 @@ def route_codes(
     first_right : int64, shape (n_routes,): lowest bin of the column that goes right.
     codes : uint8 or uint16, shape (n_rows, n_columns).
     missing_code : the code of a missing value, or -1.
+    sets : of the categorical splits; a category is a bin.
 
     Returns
     -------
     int32, shape (n_trees, n_rows).
     """
-    return _routed(nodes, routes, first_right, codes, missing_code)
+    return _routed(nodes, routes, first_right, codes, missing_code, sets)
 
 
 def each_once_among(wanted: NodeList, known: NodeList) -> bool:
@@ -95,6 +104,7 @@ def _routed(
     firsts: npt.NDArray[Any],
     cells: npt.NDArray[Any],
     missing: int | np.float32,
+    sets: CategorySets,
 ) -> npt.NDArray[np.int32]:
     """Rows moved on; a cell below the first one of its split that goes right goes left."""
     moved = nodes.copy()
@@ -108,6 +118,7 @@ def _routed(
             np.ascontiguousarray(firsts),
             cells,
             missing,
+            walked_sets(routes["set"], sets),
         )
     return moved
 
@@ -131,13 +142,19 @@ def _move(
     firsts: Any,
     cells: Any,
     missing: Any,
+    sets: Any,
 ) -> None:
     """Change the nodes of one tree in place. NaN, which is no code, differs from itself."""
+    numbers = sets[0]
     for row in range(nodes.shape[0]):
         split = split_at[nodes[row]]
         if split < 0:
             continue
         cell = cells[row, columns[split]]
-        is_missing = cell == missing or cell != cell
-        goes_left = default_lefts[split] if is_missing else cell < firsts[split]
+        if cell == missing or cell != cell:
+            goes_left = default_lefts[split]
+        elif len(numbers) and numbers[split] >= 0:
+            goes_left = goes_left_by_set(cell, default_lefts[split], numbers[split], sets)
+        else:
+            goes_left = cell < firsts[split]
         nodes[row] = lefts[split] + (0 if goes_left else 1)

@@ -9,12 +9,21 @@ from typing import Any, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.model import Ensemble, Tree
+from fedapp.data.categories import Categories
+from fedapp.trees.model import Ensemble, Tree, with_sets
 from fedapp.trees.objective import Objective, base_margin, n_outputs
 from fedapp.trees.packed import TREES, pack_trees, unpack_trees
+from fedapp.trees.sets import NO_SETS, CategorySets, category_counts
 from fedapp.trees.stacked.head import Floats, HeadShape, Kind, head_margins, weights_in_unit
 from fedapp.trees.stacked.outputs import tree_outputs
-from fedapp.trees.text import Opening, exact, read_model, write_model
+from fedapp.trees.text import (
+    Opening,
+    exact,
+    read_categories,
+    read_model,
+    write_model,
+    written_categories,
+)
 
 KIND = "trees under a head"
 PREDICT_NUMBERS = 2**23  # tree outputs held at once
@@ -33,6 +42,7 @@ class StackedModel:
     ensembles : trees of each party, in the order of the parties' names.
     shape : of the head.
     weights : float32, shape (shape.n_weights,).
+    sets, categories : as in ``Ensemble``; the sets of all trees, one party after the other.
     """
 
     objective: Objective
@@ -43,6 +53,8 @@ class StackedModel:
     ensembles: tuple[tuple[Tree, ...], ...]
     shape: HeadShape
     weights: Floats
+    sets: CategorySets = NO_SETS
+    categories: Categories = ()
 
     @property
     def n_outputs(self) -> int:
@@ -62,7 +74,15 @@ class StackedModel:
     @property
     def bare(self) -> Ensemble:
         """The trees without the head, for what is counted over trees alone."""
-        return Ensemble(self.objective, self.base_score, self.columns, self.classes, self.trees)
+        return Ensemble(
+            self.objective,
+            self.base_score,
+            self.columns,
+            self.classes,
+            self.trees,
+            self.sets,
+            self.categories,
+        )
 
     def predict_margins(self, values: Floats) -> Floats:
         """Margins of rows, some at a time.
@@ -78,7 +98,9 @@ class StackedModel:
         size = max(1, PREDICT_NUMBERS // self.shape.n_columns)
         batches = [
             self.margins(
-                tree_outputs(self.ensembles, self.shape.n_trees, values[start : start + size])
+                tree_outputs(
+                    self.ensembles, self.shape.n_trees, values[start : start + size], self.sets
+                )
             )
             for start in range(0, len(values), size)
         ]
@@ -94,7 +116,7 @@ class StackedModel:
 def to_arrays(model: StackedModel) -> dict[str, npt.NDArray[Any]]:
     """All that training has found, to be kept."""
     return {
-        **pack_trees(model.trees, ["gains"]),
+        **pack_trees(model.trees, ["gains"], model.sets),
         "counts": model.counts,
         "base_score": np.array(model.base_score),
         "unit": np.array(model.unit),
@@ -108,6 +130,7 @@ def from_arrays(
     columns: tuple[str, ...],
     classes: tuple[str, ...],
     head: tuple[Kind, int],
+    categories: Categories = (),
 ) -> StackedModel:
     """Undo ``to_arrays``; the head is given by its kind and its channels.
 
@@ -116,7 +139,8 @@ def from_arrays(
     ValueError : the arrays do not fit each other.
     """
     named = {name: arrays[name] for name in (*TREES, "gains")}
-    ensembles = split_ensembles(unpack_trees(named, len(columns)), arrays["counts"])
+    grown = unpack_trees(named, category_counts(categories, len(columns)))
+    ensembles = split_ensembles(grown.trees, arrays["counts"])
     width = n_outputs(objective, len(classes))
     return StackedModel(
         objective,
@@ -127,6 +151,8 @@ def from_arrays(
         ensembles,
         HeadShape.over(head[0], arrays["counts"].tolist(), width, head[1]),
         arrays["weights"],
+        grown.sets,
+        categories,
     )
 
 
@@ -173,6 +199,7 @@ def split_ensembles(
 def to_json(model: StackedModel) -> str:
     """The model as text; the same model always gives the same text."""
     content = {
+        **written_categories(model.categories, model.sets),
         "unit": exact(model.unit),
         "head": {
             "kind": model.shape.kind,
@@ -180,7 +207,11 @@ def to_json(model: StackedModel) -> str:
             "weights": [exact(weight) for weight in model.weights],
         },
         "ensembles": [
-            {name: [exact(value) for value in array] for name, array in pack_trees(trees).items()}
+            {
+                name: [exact(value) for value in array]
+                for name, array in pack_trees(trees).items()
+                if name != "sets"
+            }
             for trees in model.ensembles
         ],
     }
@@ -202,19 +233,34 @@ def _model(said: Opening, document: Mapping[str, Any]) -> StackedModel:
     head, width = document["head"], n_outputs(said.objective, len(said.classes))
     if head["kind"] not in get_args(Kind):
         raise ValueError(f"head {head['kind']}")
-    ensembles = tuple(_trees(arrays, len(said.columns)) for arrays in document["ensembles"])
-    counts = [len(trees) for trees in ensembles]
+    read = [_trees(arrays, len(said.columns)) for arrays in document["ensembles"]]
+    counts = [len(trees) for trees in read]
+    categories = read_categories(document, len(said.columns))
+    grown = with_sets(
+        [tree for trees in read for tree in trees],
+        document.get("sets", []),
+        category_counts(categories, len(said.columns)),
+    )
     shape = HeadShape.over(cast(Kind, head["kind"]), counts, width, int(head["channels"]))
     weights = np.array(head["weights"], dtype=np.float32)
     if weights.shape != (shape.n_weights,):
         raise ValueError(f"{len(weights)} weights of a head that has {shape.n_weights}")
     mean, unit = (np.float32(document[name]) for name in ("base_score", "unit"))
     return StackedModel(
-        said.objective, mean, said.columns, said.classes, unit, ensembles, shape, weights
+        said.objective,
+        mean,
+        said.columns,
+        said.classes,
+        unit,
+        split_ensembles(grown.trees, np.array(counts, dtype=np.int32)),
+        shape,
+        weights,
+        grown.sets,
+        categories,
     )
 
 
 def _trees(arrays: Mapping[str, Any], n_columns: int) -> tuple[Tree, ...]:
-    """One ensemble."""
-    found = {name: np.array(arrays[name], dtype=kind) for name, kind in TREES.items()}
-    return unpack_trees(found, n_columns)
+    """One ensemble, without its sets."""
+    found = {name: np.array(arrays.get(name, []), dtype=kind) for name, kind in TREES.items()}
+    return unpack_trees(found, category_counts((), n_columns)).trees

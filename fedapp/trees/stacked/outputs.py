@@ -9,12 +9,16 @@ import numpy.typing as npt
 
 from fedapp.trees.model import Tree
 from fedapp.trees.predict import add_outputs
+from fedapp.trees.sets import NO_SETS, CategorySets
 
 Floats = npt.NDArray[np.float32]
 
 
 def tree_outputs(
-    ensembles: Sequence[Sequence[Tree]], n_trees: int, values: npt.NDArray[np.float32]
+    ensembles: Sequence[Sequence[Tree]],
+    n_trees: int,
+    values: npt.NDArray[np.float32],
+    sets: CategorySets = NO_SETS,
 ) -> Floats:
     """Leaf value of every tree for every row, without the base score.
 
@@ -29,6 +33,7 @@ def tree_outputs(
     ensembles : trees of each party, as XGBoost builds them: one a class a round.
     n_trees : columns of each ensemble; one with fewer trees is padded with zeros at its end.
     values : float32, shape (n_rows, n_columns); NaN is missing.
+    sets : of the categorical splits.
 
     Returns
     -------
@@ -41,5 +46,5 @@ def tree_outputs(
         for place, ensemble in enumerate(ensembles)
         for tree_id in range(len(ensemble))
     ]
-    add_outputs(trees, np.array(places, dtype=np.int64), values, outputs)
+    add_outputs(trees, np.array(places, dtype=np.int64), values, outputs, sets)
     return outputs

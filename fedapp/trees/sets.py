@@ -1,0 +1,152 @@
+"""Sets of categories that splits send right, as XGBoost's categorical splits do.
+
+A category in the set goes right, another one left. A missing value takes the default side of the
+split, and so does a code that no category of the column has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.data.categories import Categories
+from fedapp.trees.kernels import frozen
+
+Ints = npt.NDArray[np.int64]
+Members = npt.NDArray[np.bool_]  # shape (n_categories,): by code; True goes right
+NO_SET = -1  # of a leaf, and of a split that has a threshold
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CategorySets:
+    """Sets of categories, one after the other, each in whole bytes.
+
+    Parameters
+    ----------
+    bits : uint8, shape (n_bytes,): a bit a category; the first of a byte is its highest.
+    widths : int64, shape (n_sets,), >= 1: categories of the column that each set is of.
+
+    Raises
+    ------
+    ValueError : another number of bytes than these widths take, or bits past the last category.
+    """
+
+    bits: npt.NDArray[np.uint8]
+    widths: Ints
+
+    def __post_init__(self) -> None:
+        n_bytes = int(self.offsets[-1])
+        if len(self.bits) != n_bytes:
+            raise ValueError(f"sets must be {n_bytes} bytes, got {len(self.bits)}")
+        past = 0xFF >> (1 + (self.widths - 1) % 8)  # of the last byte of each set
+        if (self.bits[self.offsets[1:] - 1] & past).any():
+            raise ValueError("sets must hold no category that the column has not")
+
+    @classmethod
+    def of(cls, members: Sequence[Members]) -> CategorySets:
+        """These sets, each of all categories of its column."""
+        bits = [np.packbits(one) for one in members]
+        widths = np.array([len(one) for one in members], dtype=np.int64)
+        return cls(np.concatenate([*bits, np.empty(0, dtype=np.uint8)]), widths)
+
+    def __len__(self) -> int:
+        return len(self.widths)
+
+    @property
+    def offsets(self) -> Ints:
+        """Where the bytes of each set begin, and those of the last end; shape (n_sets + 1,)."""
+        return np.concatenate(([0], np.cumsum(-(-self.widths // 8), dtype=np.int64)))
+
+    def members(self, number: int) -> Members:
+        """Which categories one of the sets holds."""
+        start, end = self.offsets[number : number + 2]
+        return np.unpackbits(self.bits[start:end]).astype(bool)[: self.widths[number]]
+
+    def take(self, numbers: npt.NDArray[Any]) -> CategorySets:
+        """Those of the sets with these numbers, in this order."""
+        offsets = self.offsets
+        bits = [self.bits[offsets[number] : offsets[number + 1]] for number in numbers.tolist()]
+        return CategorySets(
+            np.concatenate([*bits, np.empty(0, dtype=np.uint8)]), self.widths[numbers]
+        )
+
+    def plus(self, *others: CategorySets) -> CategorySets:
+        """With further sets at the end."""
+        every = (self, *others)
+        return CategorySets(
+            np.concatenate([sets.bits for sets in every]),
+            np.concatenate([sets.widths for sets in every]),
+        )
+
+    def codes(self) -> list[list[int]]:
+        """The categories of each set, ascending, as JSON can hold them."""
+        return [np.flatnonzero(self.members(number)).tolist() for number in range(len(self))]
+
+
+NO_SETS = CategorySets.of(())
+
+
+def sets_of_codes(codes: Sequence[Sequence[int]], widths: Ints) -> CategorySets:
+    """Undo ``CategorySets.codes``.
+
+    Parameters
+    ----------
+    widths : of the column of each set.
+
+    Raises
+    ------
+    ValueError : not one a width, or a code that the column has not.
+    """
+    if len(codes) != len(widths):
+        raise ValueError(f"sets must be {len(widths)}, one a categorical split, got {len(codes)}")
+    members = [np.zeros(width, dtype=bool) for width in widths.tolist()]
+    for known, held in zip(members, codes, strict=True):
+        if any(type(code) is not int or not 0 <= code < len(known) for code in held):
+            raise ValueError("sets must hold no category that the column has not")
+        known[np.array(held, dtype=np.int64)] = True
+    return CategorySets.of(members)
+
+
+def category_counts(categories: Categories, n_columns: int) -> Ints:
+    """Categories of each column, 0 for one of numbers; int64, shape (n_columns,)."""
+    if not categories:
+        return np.zeros(n_columns, dtype=np.int64)
+    return np.array([len(names or ()) for names in categories], dtype=np.int64)
+
+
+def walked_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[Any, ...]:
+    """What ``side_by_set`` reads, for kernels.
+
+    Parameters
+    ----------
+    numbers : the set of each node or split, ``NO_SET`` where it has none.
+
+    Returns
+    -------
+    Number of each one's set, bytes, offsets and widths of the sets; no numbers where there is no
+    set, so that a kernel need not look one up.
+    """
+    found = np.empty(0, dtype=np.int64) if numbers is None or not len(sets) else numbers
+    return tuple(frozen(found.astype(np.int64), sets.bits, sets.offsets, sets.widths))
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def goes_left_by_set(value: Any, default_left: Any, number: Any, sets: Any) -> Any:
+    """Whether a split by a set sends a value left.
+
+    Parameters
+    ----------
+    value : a code; below 0 or NaN where it is missing.
+    number : of the set.
+    sets : of ``walked_sets``.
+    """
+    _, bits, offsets, widths = sets
+    if not 0 <= value < widths[number]:
+        return default_left
+    code = np.int64(value)
+    return not (bits[offsets[number] + (code >> 3)] >> (7 - (code & 7))) & 1

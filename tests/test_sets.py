@@ -1,0 +1,223 @@
+"""Categorical splits: sets, and trees that have them, on their way to disk, messages and rows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import xgboost
+
+from fedapp.errors import DataError
+from fedapp.trees.boosted.from_xgboost import trees_from_xgboost, typed_columns
+from fedapp.trees.boosted.routes import ROUTE, route_codes, route_values
+from fedapp.trees.model import LEAF, Ensemble, Grown, from_json, in_order, to_json, together
+from fedapp.trees.packed import EXPLAINED, pack_trees, unpack_trees
+from fedapp.trees.predict import find_leaves, predict_margins
+from fedapp.trees.sets import NO_SET, CategorySets, sets_of_codes
+from fedapp.trees.sides import moved, sides_of, slots_of
+from tests.reference import compare_trees
+
+WIDTHS = np.array([0, 3, 11, 0])
+CATEGORIES = (None, tuple("abc"), tuple("ABCDEFGHIJK"), None)
+NAMES = ("number", "few", "many", "other")
+
+
+@pytest.fixture(scope="module")
+def boosted() -> tuple[Any, Ensemble, np.ndarray]:
+    """A booster of stock XGBoost on categories and numbers, its trees as a model, and the rows."""
+    rng = np.random.default_rng(5)
+    values = rng.normal(size=(600, 4)).astype(np.float32)
+    for column in (1, 2):
+        values[:, column] = rng.integers(0, WIDTHS[column], len(values))
+    truth = (values[:, 1] == 1) ^ np.isin(values[:, 2], [1, 4, 8, 10]) ^ (values[:, 0] > 0.5)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    parameters = {"objective": "binary:logistic", "base_score": 0.5, "max_depth": 4}
+    matrix = xgboost.DMatrix(values, truth, **typed_columns(WIDTHS))
+    booster = xgboost.train(parameters, matrix, 5)
+    grown = trees_from_xgboost(booster, WIDTHS)
+    model = Ensemble(
+        "binary:logistic",
+        np.float32(0.5),
+        NAMES,
+        ("0", "1"),
+        grown.trees,
+        grown.sets,
+        CATEGORIES,
+    )
+    return booster, model, values
+
+
+def test_the_model_of_these_tests_has_sets_of_both_columns(boosted: Any) -> None:
+    _, model, _ = boosted
+    assert {3, 11} == set(model.sets.widths.tolist())
+    assert len(model.sets) == sum(int((tree["set"] != NO_SET).sum()) for tree in model.trees) > 20
+    assert any((tree["column"][tree["left"] != LEAF] == 0).any() for tree in model.trees)
+
+
+def test_sets_say_what_they_hold() -> None:
+    sets = sets_of_codes([[0, 2], [], [9, 8]], np.array([3, 5, 10]))
+    assert sets.codes() == [[0, 2], [], [8, 9]]
+    assert sets.bits.tolist() == [0b10100000, 0, 0, 0b11000000]
+    assert sets.take(np.array([2, 0])).codes() == [[8, 9], [0, 2]]
+    assert sets.plus(sets.take(np.array([1]))).widths.tolist() == [3, 5, 10, 5]
+    assert len(sets) == 3
+
+
+@pytest.mark.parametrize(
+    ("bits", "widths", "rule"),
+    [
+        ([1, 2], [8], "sets must be 1 bytes, got 2"),
+        ([], [8], "sets must be 1 bytes, got 0"),
+        ([0b00010000], [3], "sets must hold no category that the column has not"),
+        ([255, 0b01000000], [9], "sets must hold no category that the column has not"),
+    ],
+)
+def test_bits_that_are_no_sets_are_refused(bits: list[int], widths: list[int], rule: str) -> None:
+    with pytest.raises(ValueError, match=f"^{rule}$"):
+        CategorySets(np.array(bits, np.uint8), np.array(widths))
+
+
+@pytest.mark.parametrize(
+    ("codes", "rule"),
+    [
+        ([[0]], "sets must be 2, one a categorical split, got 1"),
+        ([[0], [3]], "sets must hold no category that the column has not"),
+        ([[0], [-1]], "sets must hold no category that the column has not"),
+        ([[0], [True]], "sets must hold no category that the column has not"),
+        ([[0], ["a"]], "sets must hold no category that the column has not"),
+    ],
+)
+def test_codes_that_no_column_has_are_refused(codes: list[list[Any]], rule: str) -> None:
+    with pytest.raises(ValueError, match=f"^{rule}$"):
+        sets_of_codes(codes, np.array([3, 3]))
+
+
+def test_trees_of_a_booster_are_its_own_with_their_sets(boosted: Any) -> None:
+    booster, model, values = boosted
+    assert compare_trees(model, booster).differing == 0
+    matrix = xgboost.DMatrix(values, **typed_columns(WIDTHS))
+    theirs = booster.predict(matrix, output_margin=True)
+    np.testing.assert_allclose(predict_margins(model, values)[:, 0], theirs, atol=1e-6)
+
+
+def test_a_code_that_no_category_has_goes_the_way_of_a_missing_value(boosted: Any) -> None:
+    _, model, values = boosted
+    missing = values.copy()
+    missing[:, 2] = np.nan
+    for code in (11, -1, 2**20):
+        unknown = values.copy()
+        unknown[:, 2] = code
+        found = predict_margins(model, unknown)
+        np.testing.assert_array_equal(found, predict_margins(model, missing))
+
+
+def test_a_model_with_categories_survives_the_disk(boosted: Any) -> None:
+    _, model, _ = boosted
+    again = from_json(to_json(model))
+    assert again.categories == CATEGORIES
+    assert again.sets.codes() == model.sets.codes()
+    for tree, other in zip(model.trees, again.trees, strict=True):
+        np.testing.assert_array_equal(tree, other)
+    assert to_json(again) == to_json(model)
+
+
+def test_a_model_without_categories_says_nothing_of_them(boosted: Any) -> None:
+    _, model, _ = boosted
+    empty = Ensemble("binary:logistic", model.base_score, NAMES, ("0", "1"), ())
+    assert not {"categories", "sets"} & json.loads(to_json(empty)).keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"sets": []}, "one a categorical split"),
+        ({"categories": []}, "one a categorical split"),
+        ({"categories": [None, ["a"], None]}, "categories must be 4, one a column"),
+        ({"categories": [None, ["a", 1], None, None]}, "categories must be lists of texts"),
+        ({"categories": [None, ["a", "a"], None, None]}, "categories must differ within a column"),
+        ({"categories": [None, ["a"], ["b"], None]}, "sets must hold no category"),
+    ],
+)
+def test_categories_that_do_not_fit_the_trees_are_refused(
+    boosted: Any, change: dict[str, Any], rule: str
+) -> None:
+    document = {**json.loads(to_json(boosted[1])), **change}
+    with pytest.raises(DataError, match=rule):
+        from_json(json.dumps(document))
+
+
+def test_sets_travel_in_a_bit_a_category(boosted: Any) -> None:
+    _, model, _ = boosted
+    packed = pack_trees(model.trees, EXPLAINED, model.sets)
+    assert len(packed["sets"]) == sum(-(-width // 8) for width in model.sets.widths.tolist())
+    back = unpack_trees(packed, WIDTHS)
+    assert back.sets.codes() == model.sets.codes()
+    for tree, other in zip(model.trees, back.trees, strict=True):
+        np.testing.assert_array_equal(tree, other)
+    with pytest.raises(ValueError, match="sets must be"):
+        unpack_trees(packed | {"sets": packed["sets"][:-1]}, WIDTHS)
+    with pytest.raises(ValueError, match="sets must be"):
+        unpack_trees(packed, np.array([0, 3, 20, 0]))
+
+
+def test_some_of_the_trees_keep_their_own_sets(boosted: Any) -> None:
+    _, model, _ = boosted
+    shorter = model.first_rounds(2)
+    assert len(shorter.sets) == sum(int((tree["set"] != NO_SET).sum()) for tree in model.trees[:2])
+    np.testing.assert_array_equal(from_json(to_json(shorter)).trees[1], shorter.trees[1])
+    parts = [in_order(model.trees[start : start + 2], model.sets) for start in (0, 2, 4)]
+    whole = together(parts)
+    assert whole.sets.codes() == model.sets.codes()
+    for tree, other in zip(model.trees, whole.trees, strict=True):
+        np.testing.assert_array_equal(tree, other)
+    later = unpack_trees(pack_trees(model.trees[3:], sets=model.sets), WIDTHS)
+    assert later.sets.codes() == in_order(model.trees[3:], model.sets).sets.codes()
+    assert together([]) == Grown((), together([]).sets)
+
+
+def test_all_ways_to_move_rows_agree(boosted: Any) -> None:
+    _, model, values = boosted
+    tree = model.trees[0]
+    leaves = np.zeros(len(values), np.int32)
+    find_leaves(tree, values, leaves, model.sets)
+    by_value = by_side = by_code = np.zeros((1, len(values)), np.int32)
+    codes, first_rights = coded(values)
+    for _ in range(4):
+        splits = np.flatnonzero((tree["left"] != LEAF) & np.isin(np.arange(len(tree)), by_value))
+        at = tree[splits]
+        routes = np.zeros(len(splits), dtype=ROUTE)
+        routes["node"] = splits
+        for name in ("left", "column", "threshold", "default_left", "set"):
+            routes[name] = at[name]
+        firsts = np.array([first_rights(s["column"], s["threshold"]) for s in at], dtype=np.int64)
+        by_code = route_codes(by_code, routes, firsts, codes, 65535, model.sets)
+        slots, sizes = slots_of(by_side, np.zeros(len(splits), np.int32), splits.astype(np.int32))
+        sides = sides_of(
+            values,
+            at["column"].astype(np.int64),
+            at["threshold"],
+            at["default_left"].astype(np.uint8),
+            slots,
+            sizes,
+            at["set"],
+            model.sets,
+        )
+        by_side = moved(by_side, at["left"], slots, np.cumsum(sizes) - sizes, sides)
+        by_value = route_values(by_value, routes, values, model.sets)
+    for nodes in (by_value, by_side, by_code):
+        np.testing.assert_array_equal(nodes[0], leaves)
+
+
+def coded(values: np.ndarray) -> tuple[np.ndarray, Any]:
+    """A bin for every distinct value, and the first bin of a column at or above a threshold."""
+    points = [np.unique(column[~np.isnan(column)]) for column in values.T]
+    codes = np.stack(
+        [
+            np.where(np.isnan(column), 65535, np.searchsorted(known, column))
+            for column, known in zip(values.T, points, strict=True)
+        ],
+        axis=1,
+    ).astype(np.uint16)
+    return codes, lambda column, threshold: np.searchsorted(points[column], threshold)
