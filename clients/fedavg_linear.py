@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from clients.labels import CLASSES, keep_classes
+from clients.dictionary import kept_categories
+from clients.labels import CLASSES, keep_coding
 from clients.scoring import score_fields, score_model
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError
@@ -32,11 +33,11 @@ from fedapp.trees.objective import Objective
 
 def sum_up(site: Site, request: MomentsRequest) -> MomentsReply:
     """Sums of the labels, moments of the columns."""
-    label_sum, weight_sum = keep_classes(site, request)
-    found = moments(site.store["train.values"], site.store["train.weights"])
+    coded = keep_coding(site, request)
+    rows = site.store["train.values"], site.store["train.weights"]
+    found = moments(*rows, kept_categories(site.store))
     return MomentsReply(
-        label_sum=label_sum,
-        weight_sum=weight_sum,
+        **coded,
         counts=found.counts,
         means=found.means,
         squares=found.squares,
@@ -63,9 +64,10 @@ def _model(site: Site, request: AverageRequest) -> LinearModel:
     arrays = (request.means, request.scales, request.weights, request.bias)
     if list(request.classes) != site.store.facts[CLASSES]:
         raise ProtocolError(site.name, "AverageRequest", CLASSES, "must be those of the run")
-    model = LinearModel(objective, columns, request.classes, *arrays)
-    if request.weights.shape != (len(columns), model.n_outputs):
-        rule = f"must be of shape {(len(columns), model.n_outputs)}, got {request.weights.shape}"
+    model = LinearModel(objective, columns, request.classes, *arrays, kept_categories(site.store))
+    due = len(model.inputs), model.n_outputs
+    if request.weights.shape != due:
+        rule = f"must be of shape {due}, got {request.weights.shape}"
         raise ProtocolError(site.name, "AverageRequest", "weights", rule)
     if not (request.scales > 0).all():
         raise ProtocolError(site.name, "AverageRequest", "scales", "must be > 0")

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from clients.dictionary import kept_categories
 from clients.labels import CLASSES
 from clients.scoring import score_fields
 from fedapp import metrics
@@ -92,7 +93,7 @@ def _own_trees(store: Store, request: FitRequest) -> Grown:
 
 def _widths(store: Store) -> Array:
     """Categories of each column, 0 for one of numbers."""
-    return category_counts((), len(store.facts["hello"]["columns"]))
+    return category_counts(kept_categories(store), len(store.facts["hello"]["columns"]))
 
 
 def _parameters(objective: Objective, request: FitRequest) -> dict[str, Any]:
@@ -217,6 +218,7 @@ def _model(store: Store, weights: Array) -> StackedModel:
         _shape(store),
         weights,
         sets,
+        kept_categories(store),
     )
 
 

@@ -9,6 +9,7 @@ from typing import cast
 
 import numpy as np
 
+from clients.dictionary import keep_own, own_categories, told_categories
 from fedapp.data.labels import Labels, class_names
 from fedapp.data.partition import SUBSETS
 from fedapp.data.table import Table
@@ -23,6 +24,7 @@ from fedapp.site.rows import Holdout, fingerprint, read_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
 
 FEWEST_ROWS = 2
+COUNTS = "category_counts"  # an array, so none of a store's facts
 
 
 def hello(site: Site, request: HelloRequest) -> HelloReply:
@@ -31,7 +33,7 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
     if "hello" in site.store.facts:
         # The server holds the fingerprint against the one the run began with.
         subsets = read_subsets(site.config, _holdout(request))
-        now = {"fingerprint": fingerprint(subsets, site_key(site.name))}
+        now = {"fingerprint": fingerprint(subsets, site_key(site.name)), COUNTS: site.store[COUNTS]}
         return _reply(site.name, site.store.facts["hello"] | now)
     reply, subsets = look(site.config, request)
     for name, table in subsets.items():
@@ -39,9 +41,13 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
         site.store[f"{name}.weights"] = weights_of(table)
         if table.labels is not None:
             site.store[f"{name}.labels"] = table.labels
+    keep_own(site.store, own_categories(subsets))
+    site.store[COUNTS] = reply.category_counts
     told = {field.name: getattr(reply, field.name) for field in fields(reply)}
     site.store.facts["objective"] = request.objective
-    site.store.facts["hello"] = {key: value for key, value in told.items() if key != "name"}
+    site.store.facts["hello"] = {
+        key: value for key, value in told.items() if key not in ("name", COUNTS)
+    }
     return reply
 
 
@@ -73,6 +79,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         "fingerprint": fingerprint(subsets, site_key(config.name)),
         "versions": tuple(told_versions()),
         "notes": tuple(note.told(shares_names=True) for note in subsets["train"].notes),
+        **told_categories(config, subsets),
     }
     return _reply(config.name, told), subsets
 

@@ -1,15 +1,17 @@
-"""Turn a site's labels into numbers, and sum them."""
+"""Turn a site's labels and categories into numbers that mean the same everywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from clients.dictionary import recode
 from fedapp.data.labels import class_ids
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError, blaming
+from fedapp.messages.dictionary import JointCoding
 from fedapp.messages.labels import LabelsReply, LabelsRequest
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
@@ -19,24 +21,21 @@ CLASSES = "classes"  # of the run, in a store's facts
 
 
 def labels(site: Site, request: LabelsRequest) -> LabelsReply:
-    """Code the labels of all subsets, and sum those of the training rows."""
-    label_sum, weight_sum = keep_classes(site, request)
-    return LabelsReply(label_sum=label_sum, weight_sum=weight_sum)
+    """Code labels and categories of all subsets, and sum the labels of the training rows."""
+    return LabelsReply(**keep_coding(site, request))
 
 
-class TellsClasses(Protocol):
-    """A request that names the classes of the run."""
+def keep_coding(site: Site, request: JointCoding) -> dict[str, Any]:
+    """Code labels and categories by the names of the run, which stay the same to its end.
 
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-
-
-def keep_classes(site: Site, request: TellsClasses) -> tuple[float, float]:
-    """Code the labels by the classes of the run, which stay the same to its end.
+    Returns
+    -------
+    The fields of a ``LabelsReply``.
 
     Raises
     ------
-    ProtocolError : no run of this objective has so many classes, or they were told before.
+    ProtocolError : no run of this objective has so many classes, they were told before, or the
+        categories are those of another table.
     """
     facts = site.store.facts
     if CLASSES in facts:
@@ -44,7 +43,8 @@ def keep_classes(site: Site, request: TellsClasses) -> tuple[float, float]:
     with blaming(site.name, type(request).__name__, CLASSES):
         check_classes(facts["objective"], len(request.classes))
     facts[CLASSES] = list(request.classes)
-    return code_labels(site.store, request.classes)
+    label_sum, weight_sum = code_labels(site.store, request.classes)
+    return {"label_sum": label_sum, "weight_sum": weight_sum, "unseen": recode(site, request)}
 
 
 def code_labels(store: Store | dict[str, Any], classes: Sequence[str]) -> tuple[float, float]:

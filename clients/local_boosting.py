@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from clients.dictionary import kept_categories
 from clients.labels import CLASSES
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
@@ -37,7 +38,7 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
         raise ProtocolError(site.name, type(request).__name__, "n_classes", "must be the run's")
     width = n_outputs(objective, request.n_classes)
     with blaming(site.name, type(request).__name__, "trees"):
-        widths = category_counts((), store["train.values"].shape[1])
+        widths = category_counts(kept_categories(store), store["train.values"].shape[1])
         known = unpack_trees(arrays_of(request), widths)
     if len(known.trees) % width:
         rule = f"must be a multiple of {width}, got {len(known.trees)}"

@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from clients.labels import CLASSES, keep_classes
+from clients.labels import CLASSES, keep_coding
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError
@@ -38,20 +38,18 @@ from fedapp.trees.sets import NO_SET
 
 def sketch(site: Site, request: SketchRequest) -> SketchReply:
     """Summarise the columns, and keep the number of each value's bin in place of the value."""
-    store = site.store
+    store, coded = site.store, keep_coding(site, request)
     values, weights = store["train.values"], store["train.weights"]
     summary = sketch_table(values, weights, request.n_bins)
     store["codes"], store.facts["missing_code"] = digitise(values, own_cuts(summary))
     store["representatives"], store["offsets"] = summary.representatives, summary.offsets
     store.drop("train.values")
-    label_sum, weight_sum = keep_classes(site, request)
     return SketchReply(
         representatives=summary.representatives,
         masses=summary.masses,
         offsets=summary.offsets,
         maxima=summary.maxima,
-        label_sum=label_sum,
-        weight_sum=weight_sum,
+        **coded,
     )
 
 

@@ -7,8 +7,10 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from clients.dictionary import kept_categories
 from clients.labels import CLASSES
 from fedapp import metrics
+from fedapp.data.categories import Categories
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.histograms.sketch import surrogates
@@ -28,6 +30,8 @@ BATCH_ROWS = 2**16
 class Scored(Described, Protocol):
     """What scoring asks of a model."""
 
+    @property
+    def categories(self) -> Categories: ...
     @property
     def n_outputs(self) -> int: ...
     @property
@@ -67,9 +71,10 @@ def score_model(
         rule = str(error).removeprefix("model ")
         raise ProtocolError(site.name, message, "model", rule) from error
     facts = store.facts
-    run = facts["objective"], facts["hello"]["columns"], facts[CLASSES]
-    if (model.objective, list(model.columns), list(model.classes)) != run:
-        rule = "must have the objective, columns and classes of the run"
+    run = facts["objective"], facts["hello"]["columns"], facts[CLASSES], kept_categories(store)
+    found = model.objective, list(model.columns), list(model.classes), model.categories
+    if found != run:
+        rule = "must have the objective, columns, categories and classes of the run"
         raise ProtocolError(site.name, message, "model", rule)
     reply = EvaluateReply(**_scores(site, request, model, predict))
     write_whole(store.folder / "model.json", text)

@@ -1,8 +1,12 @@
-"""Linear models: logistic, softmax and linear regression on standardised columns, in numpy."""
+"""Linear models: logistic, softmax and linear regression on standardised inputs, in numpy.
+
+An input is a column of numbers, or one category of a column of categories: 1 where a row has it,
+else 0, so that a row without a value has 0 in all inputs of the column.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -10,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.categories import Categories
 from fedapp.trees.objective import REGRESSION, Objective, gradients, n_outputs
-from fedapp.trees.text import Opening, read_model, write_model
+from fedapp.trees.text import Opening, read_categories, read_model, write_model
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.float32]
@@ -19,6 +24,8 @@ Rows = npt.NDArray[np.float32]
 KIND = "linear"
 ARRAYS = ("means", "scales", "weights", "bias")
 BATCH_ROWS = 2**14
+BATCH_NUMBERS = 2**22  # inputs of a batch, where columns of categories have many
+MOST_HELD = 2**27  # inputs of rows that a descent makes once, and not for every batch
 # Largest second derivative of the loss of a row by its margin.
 STEEPEST = {"binary:logistic": 0.25, "multi:softprob": 0.5, REGRESSION: 1.0}
 # A column whose spread is below this share of its mean is constant but for rounding.
@@ -27,11 +34,11 @@ LEAST_SPREAD = 1e-10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """Weight, mean and sum of squared deviations of the present values of each column.
+    """Weight, mean and sum of squared deviations of the present values of each input.
 
     Parameters
     ----------
-    counts, means, squares : float64, shape (n_columns,); a column without a value has zeros.
+    counts, means, squares : float64, shape (n_inputs,); a column without a value has zeros.
     """
 
     counts: Floats
@@ -40,23 +47,59 @@ class Moments:
 
     @property
     def scales(self) -> Floats:
-        """Standard deviation of each column; 1 where it is constant or has no value."""
+        """Standard deviation of each input; 1 where it is constant or has no value."""
         spreads = np.sqrt(self.squares / np.where(self.counts > 0, self.counts, 1))
         constant = spreads <= LEAST_SPREAD * np.abs(self.means)
         return np.where(constant, 1.0, spreads)
 
 
-def moments(values: Rows, weights: Rows) -> Moments:
-    """Moments of the columns of some rows.
+def input_names(columns: Sequence[str], categories: Categories) -> tuple[str, ...]:
+    """Of the inputs, in order: names of columns, and ``column=category``."""
+    known = categories or (None,) * len(columns)
+    return tuple(
+        one
+        for column, names in zip(columns, known, strict=True)
+        for one in ([column] if names is None else [f"{column}={name}" for name in names])
+    )
+
+
+def expanded(values: Rows, categories: Categories) -> Rows:
+    """The inputs of rows, before they are standardised.
+
+    Parameters
+    ----------
+    values : float32, shape (n_rows, n_columns); NaN is missing.
+
+    Returns
+    -------
+    float32, shape (n_rows, n_inputs).
+    """
+    if not categories:
+        return values
+    parts = [
+        values[:, [column]]
+        if names is None
+        else (values[:, [column]] == np.arange(len(names), dtype=np.float32)).astype(np.float32)
+        for column, names in enumerate(categories)
+    ]
+    return np.hstack(parts)
+
+
+def moments(values: Rows, weights: Rows, categories: Categories = ()) -> Moments:
+    """Moments of the inputs of some rows.
 
     Parameters
     ----------
     values : float32, shape (n_rows, n_columns); NaN is missing.
     weights : float32, shape (n_rows,), >= 0.
+    categories : names of the categories of each column.
     """
     return merge_moments(
-        _moments(values[rows].astype(np.float64), weights[rows].astype(np.float64))
-        for rows in _slices(len(values))
+        _moments(
+            expanded(values[rows], categories).astype(np.float64),
+            weights[rows].astype(np.float64),
+        )
+        for rows in _slices(values, categories)
     )
 
 
@@ -86,16 +129,17 @@ def _merge(a: Moments, b: Moments) -> Moments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearModel:
-    """Margins that are linear in the standardised columns; a missing value counts as the mean.
+    """Margins that are linear in the standardised inputs; a missing number counts as the mean.
 
     Parameters
     ----------
     objective : the loss it was trained for.
     columns : names of the features, in order.
     classes : names of the classes in the order of their ids; empty for regression.
-    means, scales : float64, shape (n_columns,): column c enters as ``(x - means[c]) / scales[c]``.
-    weights : float64, shape (n_columns, n_outputs).
+    means, scales : float64, shape (n_inputs,): input i enters as ``(x - means[i]) / scales[i]``.
+    weights : float64, shape (n_inputs, n_outputs).
     bias : float64, shape (n_outputs,).
+    categories : names of the categories of each column; empty where all hold numbers.
     """
 
     objective: Objective
@@ -105,6 +149,12 @@ class LinearModel:
     scales: Floats
     weights: Floats
     bias: Floats
+    categories: Categories = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs."""
+        return input_names(self.columns, self.categories)
 
     @property
     def n_outputs(self) -> int:
@@ -113,7 +163,7 @@ class LinearModel:
 
     @property
     def base_margin(self) -> np.float32:
-        """Margin of a row of means."""
+        """Margin of a row whose inputs are all means."""
         return np.float32(self.bias[0])
 
 
@@ -129,14 +179,14 @@ def predict_linear(model: LinearModel, values: Rows) -> Rows:
     float32, shape (n_rows, n_outputs).
     """
     margins = np.empty((len(values), model.n_outputs), dtype=np.float32)
-    for rows in _slices(len(values)):
-        inputs = standardised(values[rows], model.means, model.scales)
+    for rows in _slices(values, model.categories):
+        inputs = standardised(expanded(values[rows], model.categories), model.means, model.scales)
         margins[rows] = inputs @ model.weights + model.bias
     return margins
 
 
 def standardised(values: Rows, means: Floats, scales: Floats) -> Floats:
-    """Columns of mean 0 and spread 1; a missing value is 0."""
+    """Inputs of mean 0 and spread 1; a missing value is 0."""
     inputs: Floats = np.nan_to_num((values - means) / scales)
     return inputs
 
@@ -182,9 +232,11 @@ def descend(
     if not mean_weight > 0:
         return model
     theta = np.vstack((model.weights, model.bias))
-    everything = _inputs(model, values)
+    fits = len(values) * len(model.means) <= MOST_HELD
+    everything = _inputs(model, values) if fits else None
     for batch in _batches(len(values), descent, rng):
-        inputs, shares = everything[batch], weights[batch] / np.float32(mean_weight)
+        inputs = _inputs(model, values[batch]) if everything is None else everything[batch]
+        shares = weights[batch] / np.float32(mean_weight)
         margins = (inputs @ theta).astype(np.float32)
         pairs = gradients(model.objective, margins, labels[batch], shares)
         slope = inputs.T @ pairs[..., 0].astype(np.float64) / len(batch)
@@ -195,10 +247,11 @@ def descend(
 
 
 def _inputs(model: LinearModel, values: Rows) -> Floats:
-    """Standardised columns, and one of ones for the bias."""
-    inputs = np.ones((len(values), len(model.columns) + 1))
-    for rows in _slices(len(values)):
-        inputs[rows, :-1] = standardised(values[rows], model.means, model.scales)
+    """Standardised inputs, and one of ones for the bias."""
+    inputs = np.ones((len(values), len(model.means) + 1))
+    for rows in _slices(values, model.categories):
+        found = expanded(values[rows], model.categories)
+        inputs[rows, :-1] = standardised(found, model.means, model.scales)
     return inputs
 
 
@@ -218,15 +271,19 @@ def _batches(
         yield from np.array_split(rng.permutation(n_rows), n_batches)
 
 
-def _slices(n_rows: int) -> Iterator[slice]:
+def _slices(values: Rows, categories: Categories) -> Iterator[slice]:
     """Some rows at a time; one slice at least."""
-    for start in range(0, max(n_rows, 1), BATCH_ROWS):
-        yield slice(start, start + BATCH_ROWS)
+    n_rows, n_more = len(values), sum(len(names) for names in categories if names)
+    size = BATCH_ROWS if not n_more else max(1, BATCH_NUMBERS // (values.shape[1] + n_more))
+    for start in range(0, max(n_rows, 1), size):
+        yield slice(start, start + size)
 
 
 def linear_to_json(model: LinearModel) -> str:
     """The model as text; the same model always gives the same text."""
-    content = {name: getattr(model, name).tolist() for name in ARRAYS}
+    content: dict[str, Any] = {name: getattr(model, name).tolist() for name in ARRAYS}
+    if model.categories:
+        content = {"categories": model.categories, "inputs": model.inputs, **content}
     return write_model(KIND, model, content, ensure_ascii=False)
 
 
@@ -241,11 +298,12 @@ def linear_from_json(text: str) -> LinearModel:
 
 
 def _checked(said: Opening, document: Mapping[str, Any]) -> LinearModel:
-    """The model of a document whose arrays fit its columns and classes."""
+    """The model of a document whose arrays fit its columns, categories and classes."""
+    categories = read_categories(document, len(said.columns))
     arrays = {name: np.array(document[name], dtype=np.float64) for name in ARRAYS}
-    model = LinearModel(said.objective, said.columns, said.classes, **arrays)
-    n_columns, width = len(said.columns), model.n_outputs
-    shapes = [(n_columns,), (n_columns,), (n_columns, width), (width,)]
+    model = LinearModel(said.objective, said.columns, said.classes, **arrays, categories=categories)
+    n_inputs, width = len(model.inputs), model.n_outputs
+    shapes = [(n_inputs,), (n_inputs,), (n_inputs, width), (width,)]
     if [array.shape for array in arrays.values()] != shapes:
         raise ValueError(f"arrays must be of shapes {shapes}")
     if not all(np.isfinite(array).all() for array in arrays.values()):

@@ -126,6 +126,7 @@ def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
             {"name": name, "rows": hello.n_rows} for name, hello in strategy.parties.items()
         ],
         "rows": strategy.row_counts(),
+        **strategy.table_facts(),
         "left_out": state.left_out,
         "warnings": state.warnings,
         **strategy.outcome,

@@ -116,12 +116,13 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
 def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:
     """Labels and weights of horizontal parties."""
     replies = {name: cast(HelloReply, reply) for name, (reply, _) in looked.items()}
-    _, classes = common_table(replies, settings)
+    classes = common_table(replies, settings).classes
     sums = {}
     for name, (_, subsets) in looked.items():
         kept = {f"{subset}.labels": subsets[subset].labels for subset in SUBSETS}
         kept["train.weights"] = weights_of(subsets["train"])
-        sums[name] = LabelsReply(*code_labels(kept, classes))
+        nothing = np.empty(0, dtype=np.int64)
+        sums[name] = LabelsReply(*code_labels(kept, classes), unseen=nothing)
     label_sums(sums, len(classes))
 
 

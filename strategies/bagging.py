@@ -55,7 +55,7 @@ class Bagging(HorizontalStrategy):
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """A round an exchange; the trees of a round travel with the next one's request."""
-        boosted = yield from begin(parties, self.settings, saved)
+        boosted = yield from begin(self, parties, saved)
         n_rounds = self.own_settings(self.settings).local_rounds
         while boosted.goes_on:
             replies = yield from _ask(parties, boosted, n_rounds)

@@ -257,8 +257,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         found = {name: hello.fingerprint for name, hello in self.parties.items()}
         self._note(fingerprints=found)
         for text in oddities(self.parties):
-            if text not in self._state.warnings:  # a resumed run has said it before
-                self.warn(text)
+            self.warn_once(text)
         return (yield from self.conversation(self.parties, self._saved))
 
     def _find_nodes(self, grid: Grid) -> list[int]:
@@ -347,6 +346,11 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self._note(warnings=(*self._state.warnings, text))
         log.warning("%s", text)
 
+    def warn_once(self, text: str) -> None:
+        """Warn, unless this run has, before it was interrupted."""
+        if text not in self._state.warnings:
+            self.warn(text)
+
     def _report(self, progress: Progress) -> None:
         """Write and log a line for a finished round."""
         to_parties, to_server, since = self._last_round
@@ -379,6 +383,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     def row_counts(self) -> dict[str, int]:
         """Rows that train, validate and test, all parties together, where the hello tells them."""
+        return {}
+
+    def table_facts(self) -> Mapping[str, Any]:
+        """What the summary says of the parties' columns, beside what the conversation found."""
         return {}
 
     @property

@@ -34,7 +34,7 @@ class Cyclic(HorizontalStrategy):
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """A turn an exchange. Where the party whose turn it is fails, the next one takes it."""
-        boosted = yield from begin(parties, self.settings, saved)
+        boosted = yield from begin(self, parties, saved)
         turn = saved.facts["turn"] if saved else ""
         while boosted.goes_on:
             turn = next_turn(parties, turn)

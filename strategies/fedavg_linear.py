@@ -22,7 +22,15 @@ from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
-from fedapp.linear import LinearModel, Moments, linear_to_json, merge_moments
+from fedapp.linear import (
+    ARRAYS,
+    Floats,
+    LinearModel,
+    Moments,
+    input_names,
+    linear_to_json,
+    merge_moments,
+)
 from fedapp.messages.fedavg_linear import (
     AverageReply,
     AverageRequest,
@@ -37,7 +45,7 @@ from fedapp.messages.scoring import EvaluateReply
 from fedapp.run_folder import RunFolder
 from fedapp.trees.objective import base_margin, base_score, n_outputs
 from strategies.base import Summary
-from strategies.horizontal import HorizontalStrategy, common_table, label_sums
+from strategies.horizontal import HorizontalStrategy, label_sums
 from strategies.scoring import (
     FINAL_BINS,
     ROUND_BINS,
@@ -91,12 +99,12 @@ class FedAvgLinear(HorizontalStrategy):
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """Algorithm 1."""
-        columns, classes = common_table(parties, self.settings)
+        self.agree(parties, saved)
         if saved is None:
-            self.model = yield from self._begin(parties, columns, classes)
+            self.model = yield from self._begin(parties)
             self.best = self.model
         else:
-            self._restore(saved, columns, classes)
+            self._restore(saved)
         while self.n_averaged < self.own.rounds and not self.history.stops:
             replies = yield from self._ask(parties, self.own.local_epochs)
             yield from self._note_scores(replies)
@@ -106,25 +114,35 @@ class FedAvgLinear(HorizontalStrategy):
                 yield self._checkpoint()
         return (yield from self._finish(parties))
 
-    def _begin(
-        self, parties: Parties[HelloReply], columns: tuple[str, ...], classes: tuple[str, ...]
-    ) -> Conversation[LinearModel]:
+    def _begin(self, parties: Parties[HelloReply]) -> Conversation[LinearModel]:
         """The model that knows nothing but the mean label."""
+        table = self.table
+        n_inputs, n_classes = len(input_names(table.columns, table.categories)), len(table.classes)
         replies = yield from ask(
-            parties.all(MomentsRequest(classes)),
+            parties.all(MomentsRequest(**table.coding())),
             MomentsReply,
-            lambda party, reply: check_moments(party, reply, len(columns), len(classes)),
+            lambda party, reply: check_moments(
+                party, reply, n_inputs, n_classes, table.n_coded_columns
+            ),
         )
+        self.note_coding(replies)
         self.weights = {party: reply.weight_sum for party, reply in replies.items()}
         whole = merge_moments(
             Moments(reply.counts, reply.means, reply.squares) for reply in replies.values()
         )
         objective = self.settings.objective
-        mean = base_score(objective, *label_sums(replies, len(classes)))
-        width = n_outputs(objective, len(classes))
+        mean = base_score(objective, *label_sums(replies, n_classes))
+        width = n_outputs(objective, n_classes)
         bias = np.full(width, base_margin(objective, mean), dtype=np.float64)
-        weights = np.zeros((len(columns), width))
-        return LinearModel(objective, columns, classes, whole.means, whole.scales, weights, bias)
+        weights = np.zeros((n_inputs, width))
+        return self._linear(whole.means, whole.scales, weights, bias)
+
+    def _linear(self, *arrays: Floats) -> LinearModel:
+        """Of these means, scales, weights and biases."""
+        table = self.table
+        means, scales, weights, bias = arrays
+        said = self.settings.objective, table.columns, table.classes
+        return LinearModel(*said, means, scales, weights, bias, table.categories)
 
     def _ask(
         self, parties: Parties[HelloReply], n_epochs: int
@@ -210,17 +228,16 @@ class FedAvgLinear(HorizontalStrategy):
             "history": self.history.scores,
             "averaged": self.n_averaged,
             "rows": dict(self.weights),
+            **self.table.facts(),
         }
         return Checkpoint(arrays, facts)
 
-    def _restore(
-        self, saved: Checkpoint, columns: tuple[str, ...], classes: tuple[str, ...]
-    ) -> None:
+    def _restore(self, saved: Checkpoint) -> None:
         """Go on from a checkpoint."""
         settings, facts = self.settings, saved.facts
         arrays = {name: np.asarray(array) for name, array in saved.arrays.items()}
         weights, bias = arrays.pop("best_weights"), arrays.pop("best_bias")
-        self.model = LinearModel(settings.objective, columns, classes, **arrays)
+        self.model = self._linear(*(arrays[name] for name in ARRAYS))
         self.best = replace(self.model, weights=weights, bias=bias)
         self.weights, self.n_averaged = facts["rows"], facts["averaged"]
         self.history = History(settings.objective, settings.early_stopping_rounds, facts["history"])

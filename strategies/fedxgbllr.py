@@ -64,7 +64,7 @@ from fedapp.trees.stacked.model import (
     to_json,
 )
 from strategies.base import Summary
-from strategies.horizontal import HorizontalStrategy, ask_for_labels, common_table, label_sums
+from strategies.horizontal import HorizontalStrategy, label_sums
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 from strategies.settings import TREE_SETTINGS
 
@@ -130,26 +130,25 @@ class FedXGBllr(HorizontalStrategy):
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """Algorithm 1."""
-        columns, classes = common_table(parties, self.settings)
+        self.agree(parties, saved)
         if saved is None:
-            model = yield from self._begin(parties, columns, classes)
+            model = yield from self._begin(parties)
             yield self._checkpoint(model)
         else:
-            model = self._restore(saved, columns, classes)
+            model = self._restore(saved)
         while self.n_averaged < self.own.rounds:
             model = yield from self._average(parties, model)
             yield self._checkpoint(model)
         return (yield from self._evaluate(parties, model))
 
-    def _begin(
-        self, parties: Parties[HelloReply], columns: tuple[str, ...], classes: tuple[str, ...]
-    ) -> Conversation[StackedModel]:
+    def _begin(self, parties: Parties[HelloReply]) -> Conversation[StackedModel]:
         """Lines 1 to 7: everybody's trees go to everybody, and the head is drawn."""
-        labels = yield from ask_for_labels(parties, classes)
+        labels = yield from self.ask_for_labels(parties)
+        columns, classes = self.table.columns, self.table.classes
         label_sum, weight_sum = label_sums(labels)
         mean = base_score(self.settings.objective, label_sum, weight_sum)
         request = self._fit_request(len(parties), mean, len(classes))
-        widths = category_counts((), len(columns))
+        widths = category_counts(self.table.categories, len(columns))
         fits = yield from ask(
             parties.all(request),
             FitReply,
@@ -173,6 +172,7 @@ class FedXGBllr(HorizontalStrategy):
             shape,
             weights,
             grown.sets,
+            self.table.categories,
         )
         yield from ask(parties.all(_share_request(model)), ShareReply)
         return model
@@ -261,17 +261,17 @@ class FedXGBllr(HorizontalStrategy):
     def _checkpoint(self, model: StackedModel) -> Checkpoint:
         """Trees, and the head so far."""
         facts = {"history": self.history.scores, "names": list(self.names)}
-        facts["averaged"] = self.n_averaged
+        facts |= {"averaged": self.n_averaged, **self.table.facts()}
         return Checkpoint({**to_arrays(model), "best": self.best}, facts)
 
-    def _restore(
-        self, saved: Checkpoint, columns: tuple[str, ...], classes: tuple[str, ...]
-    ) -> StackedModel:
+    def _restore(self, saved: Checkpoint) -> StackedModel:
         """Go on from a checkpoint."""
+        table, head = self.table, (self.own.head, self.own.channels)
         arrays, facts, objective = saved.arrays, saved.facts, self.settings.objective
         self.history, self.best = _history(objective, facts["history"]), arrays["best"]
         self.names, self.n_averaged = tuple(facts["names"]), facts["averaged"]
-        return from_arrays(arrays, objective, columns, classes, (self.own.head, self.own.channels))
+        names = table.columns, table.classes, head, table.categories
+        return from_arrays(arrays, objective, *names)
 
 
 STRATEGY = FedXGBllr

@@ -3,16 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fedapp.config import Settings
-from fedapp.conversation import Conversation, Parties, ask
+from fedapp.conversation import Checkpoint, Conversation, Parties, ask
+from fedapp.data.categories import Categories
 from fedapp.data.labels import merge_classes
 from fedapp.data.partition import SUBSETS
+from fedapp.data.schema import listed
 from fedapp.errors import ConfigError, DataError
+from fedapp.messages.dictionary import pack_categories
 from fedapp.messages.hello import HelloReply, HelloRequest
-from fedapp.messages.labels import LabelsReply, LabelsRequest, check_label_sum
+from fedapp.messages.labels import LabelsReply, LabelsRequest, check_coded
+from fedapp.run_folder import RunFolder
 from fedapp.trees.objective import REGRESSION
 from strategies.base import TreeStrategy
+from strategies.dictionary import alike_names, joint_dictionary
+
+
+@dataclass(frozen=True, slots=True)
+class CommonTable:
+    """What the tables of all parties have in common.
+
+    Parameters
+    ----------
+    columns : names, in order.
+    categories : names of the categories of each column, in the order of their codes.
+    classes : names, in the order of their ids; none for regression.
+    unseen : values that are not in the dictionary, and so missing, by column and party; none of 0.
+    """
+
+    columns: tuple[str, ...]
+    categories: Categories
+    classes: tuple[str, ...]
+    unseen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def n_coded_columns(self) -> int:
+        """Columns of which parties count unseen values: all, or none without categories."""
+        return len(self.categories)
+
+    def coding(self) -> dict[str, Any]:
+        """The fields of a ``JointCoding``."""
+        return {"classes": self.classes, **pack_categories(self.categories)}
+
+    def coded(self, replies: Mapping[str, LabelsReply]) -> CommonTable:
+        """With the values that the parties count as missing from now on."""
+        counts = {
+            column: {
+                party: int(reply.unseen[place])
+                for party, reply in replies.items()
+                if reply.unseen[place]
+            }
+            for place, column in enumerate(self.columns[: self.n_coded_columns])
+        }
+        return replace(self, unseen={column: by for column, by in counts.items() if by})
+
+    def facts(self) -> dict[str, Any]:
+        """For a checkpoint: it must not depend on who is still there when a run is resumed."""
+        return {name: getattr(self, name) for name in ("classes", "categories", "unseen")}
 
 
 class HorizontalStrategy(TreeStrategy[HelloReply]):
@@ -20,6 +70,10 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 
     introduction = HelloReply
     reads = frozenset(("partition", "objective", "test-fraction", "valid-fraction", "min-parties"))
+
+    def __init__(self, settings: Settings, folder: RunFolder) -> None:
+        super().__init__(settings, folder)
+        self.table = CommonTable((), (), ())
 
     def greeting(self) -> HelloRequest:
         """Read the table, hold rows back."""
@@ -35,34 +89,63 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             for subset in SUBSETS
         }
 
+    def table_facts(self) -> dict[str, Any]:
+        """Categories of each column, and by party how many values are not among them."""
+        table = self.table
+        found = {
+            column: {"names": len(names), "unseen": dict(table.unseen.get(column, {}))}
+            for column, names in zip(table.columns, table.categories, strict=False)
+            if names
+        }
+        return {"categories": found} if found else {}
+
+    def agree(self, parties: Parties[HelloReply], saved: Checkpoint | None) -> CommonTable:
+        """Settle what the tables have in common; see ``common_table``."""
+        self.table = common_table(parties, self.settings, saved)
+        for text in alike_names(parties, self.table.columns):
+            self.warn_once(text)
+        return self.table
+
+    def note_coding(self, replies: Mapping[str, LabelsReply]) -> None:
+        """Note which values became missing when the parties took up the common dictionary."""
+        self.table = self.table.coded(replies)
+        for column, counts in self.table.unseen.items():
+            for party, count in counts.items():
+                rule = "are not among its categories, and count as missing"
+                self.warn_once(f"{party}: {count:,} values of {listed([column])} {rule}")
+
+    def ask_for_labels(self, parties: Parties[HelloReply]) -> Conversation[dict[str, LabelsReply]]:
+        """Have labels and categories coded; sums of the labels of each party's training rows."""
+        table = self.table
+        replies = yield from ask(
+            parties.all(LabelsRequest(**table.coding())),
+            LabelsReply,
+            lambda party, reply: check_coded(
+                party, reply, len(table.classes), table.n_coded_columns
+            ),
+        )
+        self.note_coding(replies)
+        return replies
+
 
 def common_table(
-    parties: Mapping[str, HelloReply], settings: Settings
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the columns, which all parties have, and of the classes; none for regression.
+    parties: Mapping[str, HelloReply], settings: Settings, saved: Checkpoint | None = None
+) -> CommonTable:
+    """What the tables of all parties have in common; once a run has begun, what they had then.
 
     Raises
     ------
-    DataError : columns or labels do not fit together.
+    DataError : columns, categories or labels do not fit together.
     ConfigError : early stopping has no rows to look at.
     """
     check_same_columns({name: hello.columns for name, hello in parties.items()})
     check_validation(parties, settings)
-    classes = check_labels(parties, settings)
-    return next(iter(parties.values())).columns, classes
-
-
-def ask_for_labels(
-    parties: Parties[HelloReply], classes: tuple[str, ...]
-) -> Conversation[dict[str, LabelsReply]]:
-    """Sums of the labels of each party's training rows."""
-    return (
-        yield from ask(
-            parties.all(LabelsRequest(classes)),
-            LabelsReply,
-            lambda party, reply: check_label_sum(party, reply, len(classes)),
-        )
-    )
+    columns = next(iter(parties.values())).columns
+    if saved is not None:
+        facts = saved.facts
+        names = tuple(None if one is None else tuple(one) for one in facts["categories"])
+        return CommonTable(columns, names, tuple(facts["classes"]), facts["unseen"])
+    return CommonTable(columns, joint_dictionary(parties), check_labels(parties, settings))
 
 
 def check_same_columns(columns: Mapping[str, Sequence[str]]) -> None:

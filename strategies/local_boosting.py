@@ -28,7 +28,7 @@ from fedapp.trees.objective import base_score
 from fedapp.trees.packed import pack_trees, unpack_trees
 from fedapp.trees.sets import NO_SETS, CategorySets, Ints, category_counts
 from strategies.base import Summary
-from strategies.horizontal import ask_for_labels, common_table, label_sums
+from strategies.horizontal import CommonTable, HorizontalStrategy, label_sums
 from strategies.scoring import (
     ROUND_BINS,
     History,
@@ -44,6 +44,7 @@ class Boosted:
     Parameters
     ----------
     settings : of the run.
+    table : what the parties' tables have in common.
     model : without trees.
     weights : sum of the sample weights of each party's training rows.
     history : scores of the rounds.
@@ -53,6 +54,7 @@ class Boosted:
     """
 
     settings: Settings
+    table: CommonTable
     model: Ensemble
     weights: Mapping[str, float]
     history: History
@@ -132,37 +134,43 @@ class Boosted:
             "weights": dict(self.weights),
             "history": self.history.scores,
             "told": self.n_told,
+            **self.table.facts(),
         }
         return Checkpoint(arrays, {**facts, **more})
 
 
 def begin(
-    parties: Parties[HelloReply], settings: Settings, saved: Checkpoint | None
+    strategy: HorizontalStrategy, parties: Parties[HelloReply], saved: Checkpoint | None
 ) -> Conversation[Boosted]:
     """Check the tables, agree on classes and base score; or go on from a checkpoint."""
-    columns, classes = common_table(parties, settings)
+    settings, table = strategy.settings, strategy.agree(parties, saved)
     if saved is not None:
-        return _restore(settings, saved, columns, classes)
-    replies = yield from ask_for_labels(parties, classes)
-    mean = base_score(settings.objective, *label_sums(replies, len(classes)))
+        return _restore(settings, saved, table)
+    replies = yield from strategy.ask_for_labels(parties)
+    table, sums = strategy.table, label_sums(replies, len(table.classes))
+    mean = base_score(settings.objective, *sums)
     weights = {party: reply.weight_sum for party, reply in replies.items()}
     history = History(settings.objective, settings.early_stopping_rounds)
-    model = Ensemble(settings.objective, mean, columns, classes, ())
-    return Boosted(settings, model, weights, history)
+    return Boosted(settings, table, _bare(settings, table, mean), weights, history)
 
 
-def _restore(
-    settings: Settings, saved: Checkpoint, columns: tuple[str, ...], classes: tuple[str, ...]
-) -> Boosted:
+def _bare(settings: Settings, table: CommonTable, mean: np.float32) -> Ensemble:
+    """A model without trees."""
+    bare = Ensemble(settings.objective, mean, table.columns, table.classes, ())
+    return replace(bare, categories=table.categories)
+
+
+def _restore(settings: Settings, saved: Checkpoint, table: CommonTable) -> Boosted:
     """Undo ``Boosted.checkpoint``."""
     arrays, facts = saved.arrays, saved.facts
     history = History(settings.objective, settings.early_stopping_rounds, facts["history"])
     mean = np.float32(facts["base_score"])
-    model = Ensemble(settings.objective, mean, columns, classes, ())
+    model = _bare(settings, table, mean)
     trees = list(split_trees(arrays["nodes"], arrays["offsets"]))
     sets = CategorySets(arrays["sets"], arrays["set_widths"])
     ends = arrays["ends"].tolist()
-    return Boosted(settings, model, facts["weights"], history, trees, sets, ends, facts["told"])
+    told = facts["told"]
+    return Boosted(settings, table, model, facts["weights"], history, trees, sets, ends, told)
 
 
 def trees_of(reply: BoostReport, widths: Ints) -> Grown:

@@ -37,7 +37,7 @@ from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
 from fedapp.trees.objective import REGRESSION, base_margin, base_score
 from strategies.base import Summary
-from strategies.horizontal import HorizontalStrategy, common_table, label_sums
+from strategies.horizontal import HorizontalStrategy, label_sums
 from strategies.scoring import (
     ROUND_BINS,
     History,
@@ -89,29 +89,29 @@ class PAX(HorizontalStrategy):
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """Algorithm 1."""
-        columns, classes = common_table(parties, self.settings)
+        self.agree(parties, saved)
         if saved is None:
-            boosting = yield from self._begin(parties, columns, classes)
+            boosting = yield from self._begin(parties)
         else:
-            boosting = self._restore(saved, columns, classes)
+            boosting = self._restore(saved)
         while boosting.n_rounds < self.settings.num_boost_round and not self.history.stops:
             finished = yield from self._round(parties, boosting)
             if finished:
                 yield self._checkpoint(boosting)
         return (yield from self._evaluate(parties, boosting))
 
-    def _begin(
-        self, parties: Parties[HelloReply], columns: tuple[str, ...], classes: tuple[str, ...]
-    ) -> Conversation[Boosting]:
+    def _begin(self, parties: Parties[HelloReply]) -> Conversation[Boosting]:
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
-        n_bins = self._resolutions(parties)
+        n_bins, table = self._resolutions(parties), self.table
+        n_columns, n_classes = len(table.columns), len(table.classes)
         sketches = yield from ask(
-            {party: SketchRequest(n_bins[party], classes) for party in parties},
+            {party: SketchRequest(n_bins=n_bins[party], **table.coding()) for party in parties},
             SketchReply,
             lambda party, reply: check_sketch(
-                party, reply, len(columns), len(classes), n_bins[party]
+                party, reply, n_columns, n_classes, n_bins[party], table.n_coded_columns
             ),
         )
+        self.note_coding(sketches)
         coarsest = self.own.fusion == "coarsest" or (
             self.own.fusion == "auto" and self.settings.objective == REGRESSION
         )
@@ -121,8 +121,8 @@ class PAX(HorizontalStrategy):
         self._warn_of_few_bins(resolution)
         cuts = fuse_sketches(tuple(summaries.values()), resolution)
         self.bin_maps = {party: bin_map(summary, cuts) for party, summary in summaries.items()}
-        mean = base_score(self.settings.objective, *label_sums(sketches, len(classes)))
-        return self._boosting(mean, cuts, columns, classes)
+        mean = base_score(self.settings.objective, *label_sums(sketches, n_classes))
+        return self._boosting(mean, cuts)
 
     def _warn_of_few_bins(self, resolution: int) -> None:
         """Say so where the paper's rules leave too few cuts to learn from."""
@@ -140,13 +140,13 @@ class PAX(HorizontalStrategy):
         n_rows = {party: hello.n_train for party, hello in parties.items()}
         return share_bins(self.settings.max_bin, n_rows)
 
-    def _boosting(
-        self, mean: np.float32, cuts: Cuts, columns: tuple[str, ...], classes: tuple[str, ...]
-    ) -> Boosting:
+    def _boosting(self, mean: np.float32, cuts: Cuts) -> Boosting:
         """A model without trees."""
+        table = self.table
         sampling = Sampling(self.settings.seed, self.settings.colsample_bytree)
         shape = Shape.of(self.settings.model_dump())
-        return Boosting(self.settings.objective, mean, columns, classes, cuts, shape, sampling)
+        names = table.columns, table.classes
+        return Boosting(self.settings.objective, mean, *names, cuts, shape, sampling)
 
     def _round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[bool]:
         """Lines 12 to 26: one round. False where it begins anew, or training stops before it."""
@@ -259,11 +259,10 @@ class PAX(HorizontalStrategy):
     def _checkpoint(self, boosting: Boosting) -> Checkpoint:
         """The model so far, and how each party's bins map to the cuts."""
         maps = {f"bins {party}": places for party, places in self.bin_maps.items()}
-        return Checkpoint({**boosting.arrays(), **maps}, {"history": self.history.scores})
+        facts = {"history": self.history.scores, **self.table.facts()}
+        return Checkpoint({**boosting.arrays(), **maps}, facts)
 
-    def _restore(
-        self, saved: Checkpoint, columns: tuple[str, ...], classes: tuple[str, ...]
-    ) -> Boosting:
+    def _restore(self, saved: Checkpoint) -> Boosting:
         """Go on from a checkpoint."""
         arrays = saved.arrays
         self.bin_maps = {
@@ -274,7 +273,7 @@ class PAX(HorizontalStrategy):
         self.history = History(
             self.settings.objective, self.settings.early_stopping_rounds, saved.facts["history"]
         )
-        boosting = self._boosting(*kept_cuts(arrays), columns, classes)
+        boosting = self._boosting(*kept_cuts(arrays))
         boosting.restore(arrays)
         return boosting
 

@@ -162,6 +162,9 @@ def test_a_message_without_arrays_survives_the_wire(wire: Any) -> None:
         simulated=False,
         fingerprint="0" * 32,
         versions=("fedapp 0.1.0",),
+        category_counts=np.array([3, -1], np.int32),
+        categories=("a", "b", "ç"),
+        digests=("",),
     )
     records = wire(to_records(take_apart(sent, "bank"), ENVELOPE))
     assert_same(put_together(HelloReply, from_records(records, "bank")[1], "bank"), sent)

@@ -86,12 +86,15 @@ def sketch_reply() -> Any:
         maxima=np.array([2], dtype=np.float32),
         label_sum=1.0,
         weight_sum=3.0,
+        unseen=np.empty(0, np.int64),
     )
     return to_records(take_apart(reply, "bank"), ENVELOPE)
 
 
 def request() -> Any:
-    return to_records(take_apart(SketchRequest(3, ("0", "1")), "bank"), ENVELOPE)
+    return to_records(
+        take_apart(SketchRequest(("0", "1"), np.empty(0, np.int32), (), 3), "bank"), ENVELOPE
+    )
 
 
 @dataclass(slots=True)

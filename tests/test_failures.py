@@ -165,6 +165,7 @@ def test_a_reply_of_another_class_stops_the_run_by_name(three_rounds: MakeSettin
         maxima=np.zeros(1, np.float32),
         label_sum=0.0,
         weight_sum=1.0,
+        unseen=np.empty(0, np.int64),
     )
     refuses(
         ProtocolError,

@@ -172,7 +172,10 @@ def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) 
     )
     strategy = PAX(run, RunFolder(Path(run.run_dir)))
     hellos = {
-        name: HelloReply(name, 2, 0, 0, ("x",), ("0", "1"), 0.0, 0.0, True, "0" * 32, (), ())
+        name: HelloReply(
+            *(name, 2, 0, 0, ("x",), ("0", "1"), 0.0, 0.0, True, "0" * 32, (), ()),
+            *(np.empty(0, np.int32), (), ()),
+        )
         for name in ("a", "b")
     }
     talk = strategy.conversation(Parties(hellos), None)
@@ -200,6 +203,7 @@ def _sketch(low: float, high: float, label_sum: float) -> pax.SketchReply:
     return pax.SketchReply(
         label_sum=label_sum,
         weight_sum=2.0,
+        unseen=np.empty(0, np.int64),
         representatives=np.float32([low, high]),
         masses=np.ones(2, np.float32),
         offsets=np.array([0, 2]),

@@ -101,6 +101,7 @@ def check_command(
         "app": " or ".join(sorted(site.bundles or {installed_bundle()})),
         "keys": who_may_read_keys(folders),
         "share-column-names": "yes" if site.shares_names else "no",
+        "share-categories": "yes" if site.shares_categories else "no",
         "allow-export": "yes" if site.allows_export else "no",
         "encrypted-labels": "yes" if site.encrypts_labels else "no",
         "allow-insecure": "yes" if site.allows_insecure else "no",

@@ -26,6 +26,7 @@ class Table:
     groups : str, shape (n_rows,): the column a natural partition goes by; None without one.
     notes : what is odd about the table as a whole, also where these are some of its rows.
     categories : names of the categories of each column, see ``fedapp.data.categories``.
+    given : columns whose categories a schema gives, in place of those that the rows have.
     """
 
     columns: tuple[str, ...]
@@ -36,6 +37,7 @@ class Table:
     groups: npt.NDArray[np.str_] | None = None
     notes: tuple[Note, ...] = ()
     categories: Categories = ()
+    given: frozenset[str] = frozenset()
 
     @property
     def n_rows(self) -> int:
@@ -53,4 +55,5 @@ class Table:
             groups=None if self.groups is None else self.groups[rows],
             notes=self.notes,
             categories=self.categories,
+            given=self.given,
         )

@@ -6,12 +6,13 @@ Data" (arXiv:1602.05629v4), Algorithm 1.
 Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
 
 - The server learns of each party: for every column the weight, the mean and the sum of squared
-  deviations of the values that are there, once, with the sum of its labels; in every round the
-  model as the party trained it on, of which the difference to the one it was sent is a sum of
-  gradients: a party of one row, or of one row in a batch and one epoch, gives that row away. Before
-  each round also its training and validation scores, and at the end those of the finished model,
-  as in ``scoring``.
-- A party learns means and spreads of the columns over all parties, and the model after each round.
+  deviations of the values that are there, so for every category the weight of its rows, once, with
+  the sum of its labels; in every round the model as the party trained it on, of which the
+  difference to the one it was sent is a sum of gradients: a party of one row, or of one row in a
+  batch and one epoch, gives that row away. Before each round also its training and validation
+  scores, and at the end those of the finished model, as in ``scoring``.
+- A party learns means and spreads of the columns over all parties, of a column of categories the
+  share of each, and the model after each round.
 """
 
 from __future__ import annotations
@@ -21,33 +22,34 @@ from typing import Annotated, Any, ClassVar
 
 from fedapp.errors import ProtocolError
 from fedapp.messages import scoring as booster
+from fedapp.messages.dictionary import JointCoding
 from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
-from fedapp.messages.labels import LabelsReply, check_label_sum
+from fedapp.messages.labels import LabelsReply, check_coded
 from fedapp.messages.methods import Method
 
 METHOD = Method("horizontal")
 
-Columns = Annotated[Array, Form("float64", "n_columns")]
-NotNegative = Annotated[Array, Form("float64", "n_columns", low=0)]
-Weights = Annotated[Array, Form("float64", "n_columns", "n_outputs")]
+# An input is a column of numbers, or a category of another column: 1 where a row has it, else 0.
+Inputs = Annotated[Array, Form("float64", "n_inputs")]
+NotNegative = Annotated[Array, Form("float64", "n_inputs", low=0)]
+Weights = Annotated[Array, Form("float64", "n_inputs", "n_outputs")]
 Bias = Annotated[Array, Form("float64", "n_outputs")]
 
 
-@dataclass(frozen=True, slots=True)
-class MomentsRequest(Request):
-    """Code the labels, and sum up labels and columns."""
+@dataclass(frozen=True, slots=True, eq=False)
+class MomentsRequest(JointCoding, Request):
+    """Code labels and categories, and sum up labels and columns."""
 
     kind: ClassVar[str] = "train.fedavg_linear_moments"
     doing: ClassVar[str] = "summing the columns"
-    classes: Annotated[tuple[str, ...], Range(0, 1000)]  # of all parties, in the order of their ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MomentsReply(LabelsReply):
     """Of the training rows; by sample weights."""
 
-    counts: NotNegative  # weight of the rows where the column has a value
-    means: Columns
+    counts: NotNegative  # weight of the rows where the column has a value; all, of a category
+    means: Inputs
     squares: NotNegative  # sum of squared deviations from the party's own mean
 
 
@@ -60,7 +62,7 @@ class AverageRequest(Request):
     each_round: ClassVar[bool] = True
     round_id: Annotated[int, Range(0, 10**6)]
     classes: Annotated[tuple[str, ...], Range(0, 1000)]
-    means: Columns
+    means: Inputs
     scales: NotNegative
     weights: Weights
     bias: Bias
@@ -93,15 +95,22 @@ class ScoreRequest(booster.EvaluateRequest):
     doing: ClassVar[str] = "scoring"
 
 
-def check_moments(party: str, reply: MomentsReply, n_columns: int, n_classes: int) -> None:
-    """Hold moments against the columns and classes of the run.
+def check_moments(
+    party: str, reply: MomentsReply, n_inputs: int, n_classes: int, n_coded_columns: int
+) -> None:
+    """Hold moments against the inputs and classes of the run.
+
+    Parameters
+    ----------
+    n_inputs : columns of numbers, and categories of all others.
+    n_coded_columns : see ``check_coded``.
 
     Raises
     ------
-    ProtocolError : moments of other columns, or an impossible sum of labels.
+    ProtocolError : moments of other inputs, or an impossible sum of labels.
     """
-    _hold_shapes(party, reply, dict.fromkeys(("counts", "means", "squares"), (n_columns,)))
-    check_label_sum(party, reply, n_classes)
+    _hold_shapes(party, reply, dict.fromkeys(("counts", "means", "squares"), (n_inputs,)))
+    check_coded(party, reply, n_classes, n_coded_columns)
 
 
 def check_average(party: str, reply: AverageReply, request: AverageRequest) -> None:

@@ -1,11 +1,15 @@
 """The opening of every run.
 
-Reveals: the server learns each party's name, its numbers of rows, its column names in order, the
-names of its classes (classification) or the range of its labels (regression), a fingerprint of its
-table that means something to that party alone, the versions it runs, and what is odd about the
-table: which features have one value or none, number the rows or are rounded as float32, how many
-rows share their id with another and the name of that column, and what separates the fields of the
-file. A party learns the objective, the fractions held back, and the seed.
+Reveals: the server learns each party's name, its numbers of rows, its column names in order, which
+columns hold numbers, categories or no value, the names of the categories that are in the party's
+table or that its schema gives, the names of its classes (classification) or the range of its labels
+(regression), a fingerprint of its table that means something to that party alone, the versions it
+runs, and what is odd about the table: which features have one value or none, number the rows or are
+rounded as float32, how many rows share their id with another and the name of that column, and what
+separates the fields of the file. A site with ``share-categories = false`` tells no name of a
+category, but how many its schema gives to each column and a digest of them, which whoever guesses
+all of them can confirm. A party learns the objective, the fractions held back, and the seed; the
+names come with ``labels``.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from fedapp.messages.dictionary import Counts, Names
 from fedapp.messages.fields import Introduction, Range, Request
 
 SHARED_BY = frozenset({"horizontal"})
@@ -30,7 +35,7 @@ class HelloRequest(Request):
     seed: Annotated[int, Range(0, 2**63 - 1)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HelloReply(Introduction):
     """A party's table, from the outside."""
 
@@ -46,6 +51,9 @@ class HelloReply(Introduction):
     fingerprint: Annotated[str, Range(32, 32)]  # hex
     versions: Annotated[tuple[str, ...], Range(0, 20)]  # "fedapp 0.1.0", "xgboost 3.2.0", ...
     notes: Annotated[tuple[str, ...], Range(0, 100)]  # oddities of the table, in words
+    category_counts: Counts
+    categories: Names  # in the order of their codes; none where the site keeps them to itself
+    digests: Names  # a column with categories: of the names if its schema gives them, else empty
 
     @property
     def n_rows(self) -> int:

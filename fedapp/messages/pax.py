@@ -21,8 +21,9 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from fedapp.errors import ProtocolError
+from fedapp.messages.dictionary import JointCoding
 from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
-from fedapp.messages.labels import LabelsReply, check_label_sum
+from fedapp.messages.labels import LabelsReply, check_coded
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES
 
@@ -30,13 +31,12 @@ METHOD = Method("horizontal")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SketchRequest(Request):
-    """Summarise the columns, keep their surrogates, and code the labels."""
+class SketchRequest(JointCoding, Request):
+    """Code labels and categories, summarise the columns, and keep their surrogates."""
 
     kind: ClassVar[str] = "train.pax_sketch"
     doing: ClassVar[str] = "summarising the columns"
     n_bins: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]  # most bins a column
-    classes: Annotated[tuple[str, ...], Range(0, 1000)]  # of all parties, in the order of their ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,9 +98,18 @@ class GrowReply(Reply):
 
 
 def check_sketch(
-    party: str, reply: SketchReply, n_columns: int, n_classes: int, n_bins: int
+    party: str,
+    reply: SketchReply,
+    n_columns: int,
+    n_classes: int,
+    n_bins: int,
+    n_coded_columns: int = 0,
 ) -> None:
     """Hold a sketch against the columns and classes of the run, and the bins that were asked for.
+
+    Parameters
+    ----------
+    n_coded_columns : see ``check_coded``.
 
     Raises
     ------
@@ -121,7 +130,7 @@ def check_sketch(
         raise ProtocolError(party, "SketchReply", "representatives", "must ascend in a column")
     if not (points[ends - 1] <= reply.maxima[np.diff(offsets) > 0]).all():
         raise ProtocolError(party, "SketchReply", "maxima", "must be the largest values")
-    check_label_sum(party, reply, n_classes)
+    check_coded(party, reply, n_classes, n_coded_columns)
 
 
 def check_grow(party: str, reply: GrowReply, request: GrowRequest, n_bins: int) -> None:

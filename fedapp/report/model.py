@@ -183,13 +183,13 @@ def _moved(moves: Mapping[str, float], name: str) -> list[str]:
 
 
 def _weights(text: str) -> dict[str, str]:
-    """Weights of a linear model: how far a standard deviation of a column moves the margin."""
+    """Weights of a linear model: how far a standard deviation of an input moves the margin."""
     if not text or kind_of(text) != LINEAR:
         return {}
     model = linear_from_json(text)
     one = model.weights.shape[1] == 1
     sizes = model.weights[:, 0] if one else np.abs(model.weights).mean(axis=1)
-    values = dict(zip(model.columns, sizes.tolist(), strict=True))
+    values = dict(zip(model.inputs, sizes.tolist(), strict=True))
     label = "weight" if one else "mean |weight| over the classes"
     caption = f"Weights of the standardised columns, {_shown(values)}"
     return {caption: plots.column_bars(values, label)}

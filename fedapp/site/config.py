@@ -21,8 +21,8 @@ BUNDLE = re.compile(r"[0-9a-f]{64}")
 # What a node config may say. A word misspelled is refused: it could be the site's policy.
 NODE_KEYS = (
     *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
-    *("share-column-names", "allow-export", "trusted", "allow", "min-rows", "encrypted-labels"),
-    *("allow-insecure", "app", "full-masks"),
+    *("share-column-names", "share-categories", "allow-export", "trusted", "allow", "min-rows"),
+    *("encrypted-labels", "allow-insecure", "app", "full-masks"),
     *("min-bin-rows", "most-bins", "score-bins", "align-most-rows", "most-columns"),
     *("runs-per-day", "approve"),
     *("partition-id", "num-partitions"),
@@ -54,6 +54,8 @@ class SiteConfig:
     share, n_shares : which share of a simulated table is this party's.
     columns : rule by which the columns of a simulated table are split, between vertical parties.
     shares_names : whether others may learn the names of the columns, between vertical parties.
+    shares_categories : whether others may learn the names of the categories, between horizontal
+        parties; without it the site's schema must give them.
     allows_export : whether this party's part of a model may leave it, to be joined with the others.
     predict_data : table to predict; that of ``data`` where there is no other.
     trusted : fingerprints of the keys of other vertical parties, by name.
@@ -80,6 +82,7 @@ class SiteConfig:
     n_shares: int = 1
     columns: str = ""
     shares_names: bool = False
+    shares_categories: bool = True
     allows_export: bool = False
     predict_data: str = ""
     trusted: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -224,6 +227,7 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "bundles": _bundles(str(node.get("app", ""))),
         "trusted": _trusted(str(node.get("trusted", ""))),
         "full_masks": _is_true(node.get("full-masks", False)),
+        "shares_categories": _is_true(node.get("share-categories", True)),
     }
 
 

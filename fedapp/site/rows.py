@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
@@ -89,6 +90,8 @@ def fingerprint(subsets: dict[str, Table], key: bytes) -> str:
         for array in (table.values, table.labels, table.weights):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+        if table.categories:
+            digest.update(json.dumps(table.categories).encode())
     return digest.hexdigest()
 
 

@@ -1,0 +1,121 @@
+"""Names of categories in a message: columns in turn, and how many of the names are whose.
+
+Reveals: see ``hello``, in which a party tells the names that it has, and ``labels``, in which all
+parties are told those of all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from fedapp.data.categories import MOST_CATEGORIES, Categories
+from fedapp.errors import ProtocolError, blaming
+from fedapp.messages.fields import Array, Form, Range
+
+NUMBERS, NO_VALUE = -1, 0  # in place of a number of categories
+MOST_NAMES = 2**20  # of all columns together
+MOST_LETTERS = 2**24  # of all names together
+
+Counts = Annotated[Array, Form("int32", "n_coded_columns", low=NUMBERS, high=MOST_CATEGORIES)]
+"""Categories of each column, -1 for numbers, 0 where no row has a value; empty: all numbers."""
+Names = Annotated[tuple[str, ...], Range(0, MOST_NAMES)]
+
+
+@dataclass(frozen=True, eq=False)
+class JointCoding:
+    """Part of a message: what codes of labels and of categories stand for at all parties."""
+
+    __slots__ = ()  # its fields are slots of the message, which may have another base with slots
+
+    classes: Annotated[tuple[str, ...], Range(0, 1000)]  # of all parties, in the order of their ids
+    category_counts: Counts
+    categories: Names  # of all parties, in the order of their codes
+
+
+def pack_categories(categories: Categories) -> dict[str, Any]:
+    """The fields of a message that tell names; an entry without names is a column without values.
+
+    Raises
+    ------
+    ValueError : there are too many names, or too long ones.
+    """
+    counts = [NUMBERS if names is None else len(names) for names in categories]
+    told = tuple(name for names in categories for name in names or ())
+    _check_sizes(counts, told)
+    return {
+        "category_counts": np.array(counts, dtype=np.int32),
+        "categories": told,
+    }
+
+
+def unpack_categories(counts: Array, names: Sequence[str], n_columns: int) -> Categories:
+    """Undo ``pack_categories``.
+
+    Raises
+    ------
+    ValueError : they are not those of so many columns, or a name stands twice in one.
+    """
+    sizes = np.maximum(counts, 0).tolist()
+    if len(counts) not in (0, n_columns):
+        raise ValueError(f"category_counts must be one a column of {n_columns}, got {len(counts)}")
+    if sum(sizes) != len(names):
+        raise ValueError(f"categories must be {sum(sizes)}, got {len(names)}")
+    _check_sizes(sizes, names)
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    found = tuple(
+        None if count == NUMBERS else tuple(names[end - size : end])
+        for count, size, end in zip(counts.tolist(), sizes, ends, strict=True)
+    )
+    if any(len(set(own)) < len(own) for own in found if own):
+        raise ValueError("categories must be distinct in a column")
+    return found
+
+
+def dictionary_digest(names: Sequence[str]) -> str:
+    """Of the names of one column in their order; 64 hex digits.
+
+    It has no key, so that parties can compare theirs: who guesses the names can tell that they are
+    these.
+    """
+    return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
+
+
+def read_categories(party: str, message: Any, n_columns: int) -> Categories:
+    """Names in a message that has the fields of ``pack_categories``.
+
+    Raises
+    ------
+    ProtocolError : they are not those of so many columns, or a name stands twice in one.
+    """
+    with blaming(party, type(message).__name__, "categories"):
+        return unpack_categories(message.category_counts, message.categories, n_columns)
+
+
+def check_unseen(party: str, message: str, unseen: Array, n_columns: int) -> None:
+    """Hold counts of values outside the joint dictionary against the columns of the run.
+
+    Parameters
+    ----------
+    n_columns : 0 where no column has categories.
+
+    Raises
+    ------
+    ProtocolError : they are those of other columns.
+    """
+    if len(unseen) != n_columns:
+        rule = f"must be one a column of {n_columns}, got {len(unseen)}"
+        raise ProtocolError(party, message, "unseen", rule)
+
+
+def _check_sizes(counts: Sequence[int], names: Sequence[str]) -> None:
+    if max(counts, default=0) > MOST_CATEGORIES:
+        raise ValueError(f"categories must be {MOST_CATEGORIES:,} a column at most")
+    if len(names) > MOST_NAMES or sum(map(len, names)) > MOST_LETTERS:
+        rule = f"{MOST_NAMES:,} names of {MOST_LETTERS:,} letters together at most"
+        raise ValueError(f"categories must be {rule}, got {len(names):,}")
