@@ -129,7 +129,8 @@ def test_an_infinite_feature_is_refused_by_its_column(refuse_site: Refuse, value
 
 def test_a_feature_of_mixed_types_is_refused_by_its_column(refuse_site: Refuse) -> None:
     refuse_site(
-        r"^shop \(step 1\): feature columns must be numbers, got text in 'b': encode them",
+        r"^shop \(step 1\): feature columns must be of one type each, "
+        "got numbers and other text in 'b': ",
         table={"b": ["x", *range(39)]},
     )
 

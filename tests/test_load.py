@@ -156,8 +156,9 @@ def refuse(path: Path, message: str, **columns: object) -> None:
         (
             "a,city\n1,7\n2,Rome\n3,Oslo\n",
             {},
-            r"^feature columns must be numbers: 2 of 3 values of 'city' are not numbers, first "
-            r"'Rome' in line 3: encode .* drop-columns=city",
+            r"^feature columns must be of one type each: 2 of 3 values of 'city' are not numbers, "
+            r"first 'Rome' in line 3: list it in a schema as missing = \[\"Rome\"\], or declare "
+            r"type = \"category\" there, or exclude the columns with drop-columns=city$",
         ),
         (
             "a,b\ninf,1\n-inf,2\n1,3\n",
@@ -224,10 +225,11 @@ def test_broken_tables_are_refused(
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     refuse(tmp_path / "no.csv", "data file must exist, got 'no.csv'")
-    refuse(write(tmp_path, "1", "rows.txt"), r"must end in .csv, .*, got 'rows.txt'$")
-    for name in ("adult.txt.gz", "adult.txt"):
-        hint = "; this file's data set is known by the name adult$"
-        refuse(write(tmp_path, "1", name), f"must end in .csv, .*, got '{name}'{hint}")
+    refuse(write(tmp_path, "1", "rows.doc"), r"must end in .csv, .*, got 'rows.doc'$")
+    hint = "; this file's data set is known by the name space-ga$"
+    refuse(
+        write(tmp_path, "1", "space-ga.arff"), f"must end in .csv, .*, got 'space-ga.arff'{hint}"
+    )
     for name in ("rows.parquet", "rows.libsvm"):
         refuse(write(tmp_path, "secret 1:x", name), rf"'{name}' must be a well-formed")
     path = tmp_path / "rows.csv.gz"

@@ -57,8 +57,9 @@ def test_values_that_are_no_numbers_are_counted_and_the_first_one_is_quoted(
 ) -> None:
     path = write(balances((17, "n/a "), (90, "n/a"), (2001, "-")), name)
     assert str(error_of(path)) == (
-        "feature columns must be numbers: 3 of 2,000 values of 'balance' are not numbers, first "
-        "'n/a ' in line 17: correct them, or leave the field empty where a value is missing"
+        "feature columns must be of one type each: 3 of 2,000 values of 'balance' are not numbers, "
+        "first 'n/a ' in line 17: correct them, or leave the field empty where a value is missing; "
+        'list it in a schema as missing = ["n/a"], or declare type = "category" there'
     )
 
 
@@ -71,8 +72,8 @@ def test_a_row_of_several_lines_is_at_its_first(write: Write) -> None:
 def test_many_columns_of_text_are_named_and_three_are_told_of(write: Write) -> None:
     told = str(error_of(write("a,b,c,d,e,f\n1,2,3,4,5,6\n" + "1,u,v,w,x,y\n" * 3)))
     assert "3 of 4 values of 'd' are not numbers" in told
-    assert "; and in 2 more columns: 'e', 'f': encode them as numbers" in told
-    assert "drop-columns=b,c,d,e,f " in told
+    assert "; and in 2 more columns: 'e', 'f': list it in a schema as missing" in told
+    assert told.endswith("drop-columns=b,c,d,e,f")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_decimal_comma_is_recognised(write: Write, form: str, value: str, numb
     field = value if ";" in form else f'"{value}"'
     told = str(error_of(write(form.format(field))))
     found = f"1 of 3 values of 'b' is not a number, first '{value}' in line 4"
-    assert told.endswith(f"{found}: it looks like a decimal comma, write {number}")
+    assert told.endswith(f"{found}: it looks like a decimal comma, write {number} or set decimal=,")
 
 
 def test_a_long_value_is_cut(write: Write) -> None:
@@ -110,7 +111,7 @@ def test_bytes_that_are_not_utf8_have_a_line_a_column_and_an_offset(write: Write
     path = write(b"a,city\n1,Rome\n2,K\xf6ln\n")
     assert str(error_of(path)) == (
         "data file 'rows.csv' must be UTF-8, got byte 0xf6 in line 3, column 'city' "
-        "(byte 17 of the text): save it as UTF-8"
+        "(byte 17 of the text): save it as UTF-8, or name its encoding, as in encoding=latin-1"
     )
     assert "byte 0xf6 in line 3, column 'city'" in str(error_of(path, label="city"))
 
@@ -123,7 +124,7 @@ def test_the_offset_of_a_byte_is_right_past_the_first_chunk_of_reading(write: Wr
 
 def test_utf16_is_recognised(write: Write) -> None:
     told = str(error_of(write("a,b\n1,2\n".encode("utf-16"))))
-    assert told.endswith("it looks like UTF-16, save it as UTF-8")
+    assert told.endswith("it looks like UTF-16: save it as UTF-8, or set encoding=utf-16")
 
 
 def test_a_column_of_other_bytes_that_is_dropped_is_no_error(write: Write) -> None:
@@ -231,8 +232,8 @@ def test_values_and_lines_are_left_out_for_others(write: Write) -> None:
         assert "secret" not in str(told)
         assert "17" not in str(told)
         assert str(told).endswith("; the site's own log says more")
-    assert "got text in 'balance'" in str(named)
-    assert f"got text in {WITHHELD}" in str(withheld)
+    assert "got numbers and other text in 'balance'" in str(named)
+    assert f"got numbers and other text in {WITHHELD}" in str(withheld)
 
 
 def test_an_error_without_values_is_told_to_others_as_it_is() -> None:

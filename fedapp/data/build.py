@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,21 +11,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapp.data.categories import Categories
-from fedapp.data.faults import no_numbers, not_utf8
-from fedapp.data.notes import Note, note_on_ids, notes_on_features
+from fedapp.data.faults import many_names, mixed_types, no_numbers, not_utf8
+from fedapp.data.notes import Note, note_on, note_on_ids, notes_on_features
 from fedapp.data.places import TextFile, is_number
-from fedapp.data.schema import NO_NAME, Roles, first, listed
+from fedapp.data.schema import MISSING, NO_NAME, PLAIN, Declared, Reader, Roles, first, listed
 from fedapp.data.table import Table
+from fedapp.data.typed import Typed, UntypedError, holds_numbers, typed
 from fedapp.errors import DataError
 from fedapp.names import near
 
 MISSING_GROUP = "missing"
-DELIMITERS = {";": "semicolons", "\t": "tabs"}
+MARKS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
 Mask = npt.NDArray[np.bool_]
 
 
-def build_table(frame: Any, roles: Roles, text: TextFile | None = None) -> Table:
+def build_table(
+    frame: Any, roles: Roles, text: TextFile | None = None, reader: Reader = PLAIN
+) -> Table:
     """Turn a frame into a table.
 
     Parameters
@@ -33,24 +35,19 @@ def build_table(frame: Any, roles: Roles, text: TextFile | None = None) -> Table
     frame : pyarrow.Table.
     roles : columns that are not features.
     text : the CSV file that the frame is of, to say where in it an error is.
+    reader : what a schema says of the columns.
 
     Raises
     ------
     DataError : see `load_table`.
     """
     _check_columns(frame, roles)
-    others = {*roles.named().values(), *roles.drop}
-    columns = tuple(name for name in frame.column_names if name not in others)
-    nameless = [name for name in columns if name.startswith(NO_NAME)]
-    if nameless:
-        rule = "feature columns must have names, got {} without; a row number is not a feature: "
-        raise DataError.naming(rule + "drop-columns={}", listed(nameless), ",".join(nameless))
-    if not columns:
-        found = listed(frame.column_names)
-        raise DataError.naming("table must have a feature column, got only {}", found)
-    values, categories = _values(frame, columns, text)
+    columns = feature_columns(frame, roles)
+    found = _typed_columns(frame, columns, text, reader)
+    values = _values(found, text)
+    categories = tuple(one.names for one in found.values())
+    categories = categories if any(names is not None for names in categories) else ()
     ids = _ids(frame[roles.id_column], roles.id_column, text) if roles.id_column else None
-    notes = notes_on_features(columns, values, lambda name: _numbers(frame[name]), categories)
     return Table(
         columns,
         values,
@@ -60,27 +57,71 @@ def build_table(frame: Any, roles: Roles, text: TextFile | None = None) -> Table
         _texts(frame[roles.group]) if roles.group else None,
         notes=(
             *notes_on_file(text),
+            *notes_on_types(found),
             *([] if ids is None else note_on_ids(roles.id_column, ids)),
-            *notes,
+            *notes_on_features(
+                columns, values, lambda name: _numbers(found[name].column), categories
+            ),
         ),
         categories=categories,
     )
 
 
+def feature_columns(frame: Any, roles: Roles) -> tuple[str, ...]:
+    """Names of the columns without a role.
+
+    Raises
+    ------
+    DataError : there is none, or one has no name.
+    """
+    others = {*roles.named().values(), *roles.drop}
+    columns = tuple(name for name in frame.column_names if name not in others)
+    nameless = [name for name in columns if name.startswith(NO_NAME)]
+    if nameless:
+        rule = "feature columns must have names, got {} without; a row number is not a feature: "
+        raise DataError.naming(rule + "drop-columns={}", listed(nameless), ",".join(nameless))
+    if not columns:
+        found = listed(frame.column_names)
+        raise DataError.naming("table must have a feature column, got only {}", found)
+    return columns
+
+
 def notes_on_file(text: TextFile | None) -> list[Note]:
-    """What is odd about how a table is written: that fields are not separated by commas."""
-    if text is None or text.reader.delimiter not in DELIMITERS:
+    """What is odd about how a table is written: that fields are not separated by commas, or that
+    there are spaces around the names of columns."""
+    if text is None:
         return []
-    mark = DELIMITERS[text.reader.delimiter]
-    return [Note(f"data file is read as one with {mark} between its fields")]
+    notes = []
+    if text.reader.delimiter in MARKS:
+        mark = MARKS[text.reader.delimiter]
+        notes.append(Note(f"data file is read as one with {mark} between its fields"))
+    trimmed = [name.strip() for name in text.written_header() if name != name.strip()]
+    if trimmed:
+        notes.append(Note("spaces around the names of columns are removed: {}", listed(trimmed)))
+    return notes
 
 
-def holds_numbers(type: Any) -> bool:
-    """Whether an Arrow type holds numbers, booleans or nothing but missing values."""
-    if pa.types.is_dictionary(type):
-        return holds_numbers(type.value_type)
-    tests = ("is_integer", "is_floating", "is_boolean", "is_decimal", "is_null")
-    return any(getattr(pa.types, test)(type) for test in tests)
+def notes_on_types(found: Mapping[str, Typed]) -> list[Note]:
+    """Columns that a table does not write as the numbers that they become."""
+    kinds = [
+        ("boolean", "yes or no, read as 1 or 0"),
+        ("date", "dates or times, read as days since 1970"),
+    ]
+    told = [
+        ([name for name, one in found.items() if one.kind == kind and not one.said], what)
+        for kind, what in kinds
+    ]
+    told.append(
+        ([name for name, one in found.items() if one.trimmed], "spaces around values, removed")
+    )
+    notes = [note_on(names, what) for names, what in told if names]
+    return notes + [
+        note_on(
+            [name], f"{one.n_outside:,} values that are none of its categories, read as missing"
+        )
+        for name, one in found.items()
+        if one.n_outside
+    ]
 
 
 def _check_columns(frame: Any, roles: Roles) -> None:
@@ -106,69 +147,83 @@ def _absent(rule: str, *columns: str, hint: str) -> DataError:
     return DataError(rule.format(*columns) + hint, outside=DataError.naming(rule, *columns).outside)
 
 
-def _values(
-    frame: Any, columns: tuple[str, ...], text: TextFile | None
-) -> tuple[npt.NDArray[np.float32], Categories]:
-    """Numbers, and codes of categories with their names."""
-    texts = [name for name in columns if not holds_numbers(frame[name].type)]
-    mixed = [name for name in texts if _is_mixed(frame[name])]
-    if mixed:
-        raise _no_numbers(frame, mixed, text)
-    values = np.empty((frame.num_rows, len(columns)), np.float32)
-    categories: list[tuple[str, ...] | None] = []
+def _typed_columns(
+    frame: Any, columns: tuple[str, ...], text: TextFile | None, reader: Reader
+) -> dict[str, Typed]:
+    """Features as numbers and codes, by name."""
+    found: dict[str, Typed] = {}
+    faults: dict[str, UntypedError] = {}
+    for name in columns:
+        try:
+            found[name] = typed(
+                frame[name], reader.of_feature(name), reader.missing, reader.decimal, bool(text)
+            )
+        except UntypedError as error:
+            faults[name] = error
+    if faults:
+        raise _untyped(frame, faults, text, reader)
+    return found
+
+
+def _untyped(
+    frame: Any, faults: Mapping[str, UntypedError], text: TextFile | None, reader: Reader
+) -> DataError:
+    """Feature columns of no one type, and for their owner, which values are at fault in which
+    line."""
+    bad_bytes = [name for name in faults if pa.types.is_binary(frame[name].type)]
+    if bad_bytes and text and (bad := text.bad_bytes()):
+        rule = "data file must be UTF-8, got other bytes in {}"
+        return DataError.naming(rule, listed(bad_bytes), here=not_utf8(text.path.name, bad))
+    mixed = {name: error for name, error in faults.items() if error.wanted}
+    if not mixed:
+        return many_names({name: error.found for name, error in faults.items()})
+    wanted = next(iter(mixed.values())).wanted
+    alike = {name: error for name, error in mixed.items() if error.wanted == wanted}
+    here = ""
+    if text is not None:
+        tests = {
+            _written_name(name, reader): _passes(error, reader.of_feature(name), reader)
+            for name, error in alike.items()
+        }
+        here = mixed_types(text.faults(tests, wanted), next(iter(alike.values())).way)
+    return DataError.naming(
+        f"feature columns must be of one type each, got {wanted} and other text in {{}}: "
+        "see fedapp data describe",
+        listed(alike),
+        here=here,
+    )
+
+
+def _written_name(name: str, reader: Reader) -> str:
+    """What a column of the run is called in the file."""
+    declared = reader.of_feature(name)
+    return declared.name if declared.rename else name
+
+
+def _passes(error: UntypedError, declared: Declared, reader: Reader) -> Callable[[str], bool]:
+    """Whether a field is missing or of the type that its column should have."""
+    absent = {*MISSING, *reader.missing, *declared.missing}
+    named = dict(declared.codes)
+    fits = error.fits
+    assert fits is not None
+    return lambda value: value in absent or fits(named.get(value, value))
+
+
+def _values(found: Mapping[str, Typed], text: TextFile | None) -> npt.NDArray[np.float32]:
+    """Columns as they are trained on."""
+    n_rows = len(next(iter(found.values())).column)
+    values = np.empty((n_rows, len(found)), np.float32)
     infinite = {}
-    for index, name in enumerate(columns):
-        column, names = frame[name], None
-        if not holds_numbers(column.type):
-            column, names = encoded(column)
-        _fill(values[:, index], column)
-        categories.append(names)
+    for index, (name, one) in enumerate(found.items()):
+        _fill(values[:, index], one.column)
         infinite[name] = int(np.isinf(values[:, index]).sum())
-    found = [f"{count} in '{name}'" for name, count in infinite.items() if count]
-    if found:
+    bad = [f"{count} in '{name}'" for name, count in infinite.items() if count]
+    if bad:
         rule = "feature columns must be finite as float32, got {} infinite"
         line = _first_line(np.asarray(np.isinf(values).any(axis=1)), text)
-        here = rule.format(first(found)) + line
-        raise DataError.naming(rule, first(found), here=here)
-    return values, tuple(categories) if any(names is not None for names in categories) else ()
-
-
-def _is_mixed(column: Any) -> bool:
-    """Whether some of a column's values are numbers, and others are not."""
-    if not pa.types.is_string(column.type):
-        return not pa.types.is_dictionary(column.type)
-    values = pc.unique(column).drop_null().to_pylist()
-    n_numbers = sum(is_number(value) for value in values)
-    return 0 < n_numbers < len(values)
-
-
-def encoded(column: Any) -> tuple[Any, tuple[str, ...]]:
-    """A column of text as codes, and the names that they stand for, sorted by text.
-
-    Parameters
-    ----------
-    column : pyarrow.ChunkedArray of text, or of a dictionary of text.
-    """
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    column = column.cast(pa.string())
-    names = pc.unique(column).drop_null()
-    names = names.take(pc.sort_indices(names))
-    return pc.index_in(column, value_set=names), tuple(names.to_pylist())
-
-
-def _no_numbers(frame: Any, texts: Sequence[str], text: TextFile | None) -> DataError:
-    """Feature columns of text, and for their owner, which values are none in which line."""
-    rule = "feature columns must be numbers, got text in {}: encode them as numbers, or list "
-    rule += "them in drop-columns (categorical columns are not supported yet)"
-    if text is None:
-        return DataError.naming(rule, listed(texts))
-    if any(pa.types.is_binary(frame[name].type) for name in texts) and (bad := text.bad_bytes()):
-        rule = "data file must be UTF-8, got other bytes in {}"
-        return DataError.naming(rule, listed(texts), here=not_utf8(text.path.name, bad))
-    faults = text.no_numbers(texts)
-    here = no_numbers("feature columns", faults) if faults else ""
-    return DataError.naming(rule, listed(texts), here=here)
+        here = rule.format(first(bad)) + line
+        raise DataError.naming(rule, first(bad), here=here)
+    return values
 
 
 def _fill(out: npt.NDArray[Any], column: Any) -> None:
@@ -176,7 +231,7 @@ def _fill(out: npt.NDArray[Any], column: Any) -> None:
     column = _plain(column)
     start = 0
     with np.errstate(over="ignore"):
-        for chunk in column.chunks:
+        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
             out[start : start + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
             start += len(chunk)
 
@@ -184,8 +239,6 @@ def _fill(out: npt.NDArray[Any], column: Any) -> None:
 def _plain(column: Any) -> Any:
     """The column in a type that numpy has."""
     type = column.type
-    if pa.types.is_dictionary(type):
-        return _plain(column.cast(type.value_type))
     if pa.types.is_boolean(type):
         return column.cast(pa.int8())
     if pa.types.is_decimal(type) or pa.types.is_null(type):
@@ -199,9 +252,15 @@ def _numbers(column: Any) -> npt.NDArray[np.float64]:
     return out
 
 
-def _texts(column: Any) -> npt.NDArray[np.str_]:
+def _values_of_dictionary(column: Any) -> Any:
+    """A column that is written as a dictionary and places in it as the values it stands for."""
     if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+        return column.cast(column.type.value_type)
+    return column
+
+
+def _texts(column: Any) -> npt.NDArray[np.str_]:
+    column = _values_of_dictionary(column)
     filled = column.cast(pa.string()).fill_null(MISSING_GROUP)
     return np.asarray(filled.to_numpy(), dtype=np.str_)
 
@@ -210,6 +269,7 @@ def _labels(
     column: Any, name: str, text: TextFile | None
 ) -> npt.NDArray[np.float64] | npt.NDArray[np.str_]:
     rule = "label column {} must"
+    column = _values_of_dictionary(column)
     if not holds_numbers(column.type):
         _refuse(f"{rule} have no missing values", name, _missing(column), text)
         return _texts(column)
@@ -220,8 +280,9 @@ def _labels(
 
 
 def _weights(column: Any, name: str, text: TextFile | None) -> npt.NDArray[np.float32]:
+    column = _values_of_dictionary(column)
     if not holds_numbers(column.type):
-        faults = text.no_numbers([name]) if text else []
+        faults = text.faults({name: is_number}, "numbers") if text else []
         here = no_numbers("weight column", faults) if faults else ""
         rule = "weight column {} must be numbers, got text"
         raise DataError.naming(rule, listed([name]), here=here)

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from fedapp.data.build import build_table, holds_numbers
+from fedapp.data.build import build_table
 from fedapp.data.load import load_table, read_frame
 from fedapp.data.registry import BUILT_IN, REGISTRY, DataFile, DataSet, bare_name
-from fedapp.data.schema import NO_ROLES, PACKINGS, Roles
+from fedapp.data.schema import NO_ROLES, PACKINGS, PLAIN, Reader, Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
@@ -65,7 +64,7 @@ def load_dataset(name: str, *, group: str = "") -> Table:
 
     Returns
     -------
-    Table : text columns are replaced by the rank of their value in sorted order, from 0.
+    Table : text columns are codes of their categories.
 
     Raises
     ------
@@ -75,12 +74,13 @@ def load_dataset(name: str, *, group: str = "") -> Table:
     return _load(name, Roles(group=group))
 
 
-def read_source(data: str, roles: Roles = NO_ROLES) -> Table:
+def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
     """Read what the setting `data` names: a built-in set, a registry set, or a file, in that order.
 
     Parameters
     ----------
     roles : of its columns. A set's own label and dropped columns stay; `roles.drop` adds to them.
+    reader : what a schema says of a file; a set known by name takes none of it.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def read_source(data: str, roles: Roles = NO_ROLES) -> Table:
     if not os.path.isfile(data):
         rule = "data must be a built-in name, a registry name or an existing file"
         raise ConfigError(f"{rule}, got '{Path(data).name}'{_close_to(data)}")
-    return load_table(Path(data), roles)
+    return load_table(Path(data), roles, reader)
 
 
 def cache_folder() -> Path:
@@ -143,7 +143,7 @@ def _load(name: str, asked: Roles) -> Table:
     frame = _file_frame(name, dataset, roles) if dataset.files else _built_in_frame(name)
     if dataset.prepare:
         frame = dataset.prepare(frame)
-    return build_table(_rank_texts(frame, keep=set(roles.named().values())), roles)
+    return build_table(frame, roles, reader=dataset.reader)
 
 
 def _file_frame(name: str, dataset: DataSet, roles: Roles) -> Any:
@@ -164,17 +164,6 @@ def _built_in_frame(name: str) -> Any:
     return pa.Table.from_arrays(
         [pa.array(column) for column in columns], names=[*bunch.feature_names, "target"]
     )
-
-
-def _rank_texts(frame: Any, keep: set[str]) -> Any:
-    """Put ranks in sorted order in place of text; missing stays missing."""
-    for index, name in enumerate(frame.column_names):
-        column = frame[name]
-        if name not in keep and not holds_numbers(column.type):
-            values = pc.unique(column).drop_null()
-            ranked = values.take(pc.sort_indices(values))
-            frame = frame.set_column(index, name, pc.index_in(column, value_set=ranked))
-    return frame
 
 
 def _close_to(name: str) -> str:

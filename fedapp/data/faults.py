@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from fedapp.data.places import BadBytes, RaggedRows, TextFault
+from fedapp.data.places import BadBytes, RaggedRows, TextFault, is_number, quoted
 from fedapp.data.schema import first, listed
+from fedapp.errors import DataError
 
 MOST_TOLD = 3
-DECIMAL_COMMA = re.compile(r"[-+]?\d+(\.\d{3})*,\d+", re.ASCII)
 
 
 def not_utf8(name: str, bad: BadBytes) -> str:
@@ -21,9 +20,9 @@ def not_utf8(name: str, bad: BadBytes) -> str:
     """
     column = f", column '{bad.column}'" if bad.column else ""
     where = f"byte 0x{bad.value:02x} in line {bad.line:,}{column} (byte {bad.offset:,} of the text)"
-    way = "save it as UTF-8"
+    way = "save it as UTF-8, or name its encoding, as in encoding=latin-1"
     if not bad.offset and bad.value in (0xFE, 0xFF):
-        way = f"it looks like UTF-16, {way}"
+        way = "it looks like UTF-16: save it as UTF-8, or set encoding=utf-16"
     return f"data file '{name}' must be UTF-8, got {where}: {way}"
 
 
@@ -43,24 +42,52 @@ def no_numbers(role: str, columns: Sequence[TextFault]) -> str:
 
     Parameters
     ----------
-    role : "feature columns", "weight column".
+    role : "weight column".
     """
+    return f"{role} must be numbers: {_told(columns)}: {_way_out(columns)}"
+
+
+def mixed_types(columns: Sequence[TextFault], way: str = "") -> str:
+    """Features with values of two types, and what to do about them.
+
+    Parameters
+    ----------
+    way : what to do, where that is known.
+    """
+    return f"feature columns must be of one type each: {_told(columns)}: {way or _way_out(columns)}"
+
+
+def many_names(columns: Mapping[str, str]) -> DataError:
+    """Features of text that are no categories, as nearly every row has a text of its own.
+
+    Parameters
+    ----------
+    columns : what was found in each.
+    """
+    names = list(columns)
+    found = next(iter(columns.values()))
+    more = f" and in {len(names) - 1} more" if len(names) > 1 else ""
+    rule = f"feature columns of text must be categories, got {found} in {{}}{more}: exclude what "
+    rule += "is a name, an id or free text with drop-columns={}, name it as the id, or let a "
+    rule += 'schema say type = "category"'
+    return DataError.naming(rule, f"'{names[0]}'", first(names).replace(", ", ","))
+
+
+def _told(columns: Sequence[TextFault]) -> str:
     told = "; ".join(str(column) for column in columns[:MOST_TOLD])
     others = [column.column for column in columns[MOST_TOLD:]]
-    more = f"; and in {len(others)} more columns: {listed(others)}" if others else ""
-    return f"{role} must be numbers: {told}{more}: {_way_out(columns)}"
+    return told + (f"; and in {len(others)} more columns: {listed(others)}" if others else "")
 
 
 def _way_out(columns: Sequence[TextFault]) -> str:
-    """What makes numbers of them."""
-    commas = [column for column in columns if DECIMAL_COMMA.fullmatch(column.value.strip())]
+    """What makes them of one type."""
+    commas = [column for column in columns if is_number(column.value.strip(), ",")]
     if commas:
         point = commas[0].value.strip().replace(".", "").replace(",", ".")
-        return f"it looks like a decimal comma, write {point}"
+        return f"it looks like a decimal comma, write {point} or set decimal=,"
+    value = quoted(columns[0].value.strip()).replace("'", '"')
+    schema = f'list it in a schema as missing = [{value}], or declare type = "category" there'
     if all(2 * column.n_bad < column.n_rows for column in columns):
-        return "correct them, or leave the field empty where a value is missing"
+        return f"correct them, or leave the field empty where a value is missing; {schema}"
     names = first([column.column for column in columns]).replace(", ", ",")
-    return (
-        f"encode them as numbers, or exclude them with drop-columns={names} "
-        "(categorical columns are not supported yet)"
-    )
+    return f"{schema}, or exclude the columns with drop-columns={names}"

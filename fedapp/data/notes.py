@@ -80,7 +80,7 @@ def notes_on_features(
         ([name for name in wide if _is_rounded(exact(name))], ROUNDED),
         (numbered, "the numbers of the rows, which say nothing of other rows: see drop-columns"),
     ]
-    return [_note(names, what) for names, what in found if names]
+    return [note_on(names, what) for names, what in found if names]
 
 
 ROUNDED = f"whole numbers beyond {EXACT:,} (2^24) that become others as float32"
@@ -115,7 +115,8 @@ def _is_rounded(numbers: npt.NDArray[np.float64]) -> bool:
     return bool(((large == np.floor(large)) & (large.astype(np.float32) != large)).any())
 
 
-def _note(names: Sequence[str], what: str) -> Note:
+def note_on(names: Sequence[str], what: str) -> Note:
+    """That feature columns have something."""
     one = len(names) == 1
     columns, has = ("feature column", "has") if one else ("feature columns", "have")
     return Note(f"{columns} {{}} {has} {what}", listed(names))

@@ -13,31 +13,41 @@ import gzip
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, AnyStr, cast
 
 from fedapp.data.schema import MISSING, Reader, with_names
 
-DELIMITERS = (";", "\t")
+DELIMITERS = ("\t", ";", "|", ",", " ")  # by rank, where more than one would do
 HEADER_BYTES = 8 << 20
+FIRST_LINES = 20
+FIRST_BYTES = 1 << 16
+# A row has to fit in one block: 8 MiB holds some 500,000 columns of numbers.
+BLOCK_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 20
 # What Arrow reads as a number, blanks around it left aside.
 NUMBER = re.compile(
     r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.IGNORECASE | re.ASCII
+)
+# A number with a decimal comma, thousands set off by points.
+COMMA_NUMBER = re.compile(
+    r"[-+]?(\d+,?\d*|,\d+|\d{1,3}(\.\d{3})+(,\d*)?)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)",
+    re.IGNORECASE | re.ASCII,
 )
 Record = tuple[int, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class TextFault:
-    """Values of one column that are not numbers.
+    """Values of one column that are not as they should be.
 
     Parameters
     ----------
     n_bad, n_rows : of the column.
     value, line : the first of them, and where it is.
+    wanted : what the values should be, in the plural.
     """
 
     column: str
@@ -45,9 +55,11 @@ class TextFault:
     n_rows: int
     value: str
     line: int
+    wanted: str = "numbers"
 
     def __str__(self) -> str:
-        are = "is not a number" if self.n_bad == 1 else "are not numbers"
+        one = f"is not a {self.wanted.removesuffix('s')}"
+        are = one if self.n_bad == 1 else f"are not {self.wanted}"
         count = f"{self.n_bad:,} of {self.n_rows:,} values of '{self.column}' {are}"
         return f"{count}, first {quoted(self.value)} in line {self.line:,}"
 
@@ -102,14 +114,20 @@ class TextFile:
     reader: Reader
 
     def header(self) -> list[str]:
-        """Names of the columns; a nameless one as ``with_names`` calls it."""
-        _, names = next(self._records(), (0, []))
-        return with_names(self.reader.columns or names)
+        """Names of the columns without spaces around; a nameless one as ``with_names`` calls it."""
+        return with_names(name.strip() for name in self.written_header())
+
+    def written_header(self) -> list[str]:
+        """Names of the columns as the file has them."""
+        _, fields = next(self._records(), (0, []))
+        if self.reader.has_header:
+            return fields
+        return list(self.reader.columns) or [f"f{place}" for place in range(1, len(fields) + 1)]
 
     def rows(self) -> Iterator[Record]:
         """The line at which each row begins, and its fields; empty lines are no rows."""
         records = self._records()
-        if not self.reader.columns:
+        if self.reader.has_header:
             next(records, None)
         yield from records
 
@@ -117,22 +135,28 @@ class TextFile:
         """The line of a row, numbered from 0."""
         return next(line for place, (line, _) in enumerate(self.rows()) if place == row)
 
-    def no_numbers(self, columns: Sequence[str]) -> list[TextFault]:
-        """Columns with values that are neither numbers nor missing."""
+    def faults(self, columns: Mapping[str, Callable[[str], bool]], wanted: str) -> list[TextFault]:
+        """Columns with values that do not pass their test.
+
+        Parameters
+        ----------
+        columns : test of a column, by its name; it takes a field without spaces around.
+        wanted : what passes, in the plural.
+        """
         names = self.header()
-        places = [names.index(column) for column in columns]
+        tests = [(names.index(column), test) for column, test in columns.items()]
         found: dict[int, tuple[str, int]] = {}
         counts: Counter[int] = Counter()
         n_rows = 0
         for line, fields in self.rows():
             n_rows += 1
-            for place in places:
-                if place < len(fields) and not is_number(value := fields[place]):
+            for place, test in tests:
+                if place < len(fields) and not test((value := fields[place]).strip()):
                     counts[place] += 1
                     found.setdefault(place, (value, line))
         return [
-            TextFault(names[place], counts[place], n_rows, *found[place])
-            for place in places
+            TextFault(names[place], counts[place], n_rows, *found[place], wanted)
+            for place, _ in tests
             if place in found
         ]
 
@@ -165,21 +189,49 @@ class TextFile:
 
     def _records(self) -> Iterator[Record]:
         with opened(self.path) as stream:
-            # A byte that is not UTF-8 becomes a lone surrogate.
-            text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
+            # A byte that cannot be decoded becomes a lone surrogate.
+            encoding = "utf-8-sig" if is_utf8(self.reader.encoding) else self.reader.encoding
+            text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="")
+            lines = bounded_lines(text)
             for _ in range(self.reader.skip_lines):
-                text.readline()
-            reader = csv.reader(text, delimiter=self.reader.delimiter or ",")
+                next(lines, "")
+            mark = self.reader.delimiter or ","
+            reader = csv.reader(lines, delimiter=mark, skipinitialspace=mark == " ")
             line = self.reader.skip_lines
             for fields in reader:
                 if fields:
-                    yield line + 1, fields
+                    # A blank at the end of a line is no separator.
+                    yield line + 1, fields[:-1] if mark == " " and fields[-1] == "" else fields
                 line = self.reader.skip_lines + reader.line_num
 
 
-def is_number(value: str) -> bool:
-    """Whether a field is a number or missing."""
-    return value in MISSING or NUMBER.fullmatch(value.strip(" \t")) is not None
+def bounded_lines(text: IO[AnyStr]) -> Iterator[AnyStr]:
+    """Lines of a text.
+
+    Raises
+    ------
+    csv.Error : one is longer than a block; no more of it is read.
+    """
+    while line := text.readline(BLOCK_BYTES + 1):
+        if len(line) > BLOCK_BYTES:
+            raise csv.Error(f"line longer than {BLOCK_BYTES} characters")
+        yield line
+
+
+def is_utf8(encoding: str) -> bool:
+    """Whether a name of an encoding is one of UTF-8's."""
+    return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
+
+
+def is_number(value: str, decimal: str = ".") -> bool:
+    """Whether a field is a number or missing.
+
+    Parameters
+    ----------
+    decimal : a point, or a comma with points before every three digits or none.
+    """
+    form = NUMBER if decimal == "." else COMMA_NUMBER
+    return value in MISSING or form.fullmatch(value.strip(" \t")) is not None
 
 
 def quoted(value: str) -> str:
@@ -188,18 +240,40 @@ def quoted(value: str) -> str:
     return repr(shown if len(shown) <= 40 else f"{shown[:37]}...")
 
 
-def delimiter_of(path: Path) -> str:
-    """What stands between the fields: a comma, or what splits a header line that has none.
+def delimiter_of(path: Path, encoding: str = "utf-8", skip_lines: int = 0) -> str:
+    """What separates the fields: what splits the first lines into equally many, else the first one.
+
+    Blanks do so only where commas do not split the first line.
 
     Raises
     ------
     OSError, EOFError, zlib.error : the file cannot be read.
     """
     with opened(path) as stream:
-        text = stream.read(HEADER_BYTES).decode("utf-8-sig", "replace")
-    line = next((line for line in text.splitlines() if line.strip()), "")
-    widths = {mark: len(_split(line, mark)) for mark in (",", *DELIMITERS)}
-    return "," if widths[","] > 1 else max(widths, key=lambda mark: widths[mark])
+        read = stream.read(FIRST_BYTES)
+        if read.count(b"\n") < FIRST_LINES + skip_lines:
+            read += stream.read(HEADER_BYTES)
+    text = read.decode("utf-8-sig" if is_utf8(encoding) else encoding, "replace")
+    found = text.splitlines()[skip_lines:]
+    if len(read) >= FIRST_BYTES and len(found) > 1:
+        found.pop()  # it may be cut
+    lines = [line for line in found if line.strip()][:FIRST_LINES]
+    if not lines:
+        return ","
+    widths = {mark: [len(split(line, mark)) for line in lines] for mark in DELIMITERS}
+    alike = [mark for mark in DELIMITERS if len(set(widths[mark])) == 1 and widths[mark][0] > 1]
+    if alike and (alike[0] != " " or widths[","][0] == 1):
+        return alike[0]
+    if widths[","][0] > 1:
+        return ","
+    return max(DELIMITERS[:-1], key=lambda mark: widths[mark][0])
+
+
+def split(line: str, delimiter: str) -> list[str]:
+    """Fields of one line."""
+    if delimiter == " ":
+        line = line.strip()
+    return next(csv.reader([line], delimiter=delimiter, skipinitialspace=delimiter == " "), [])
 
 
 def opened(path: Path) -> IO[bytes]:
@@ -207,10 +281,6 @@ def opened(path: Path) -> IO[bytes]:
     if path.suffix.lower() == ".gz":
         return cast(IO[bytes], gzip.open(path))
     return bz2.open(path) if path.suffix.lower() == ".bz2" else path.open("rb")
-
-
-def _split(line: str, delimiter: str) -> list[str]:
-    return next(csv.reader([line], delimiter=delimiter), [])
 
 
 def _undecodable(path: Path) -> tuple[int, int, int] | None:

@@ -104,7 +104,6 @@ BUILT_IN = {
 }
 
 _LIBSVM_SITE = "LIBSVM data page, after UCI"
-_RANKS = "text columns are replaced by the rank of the value in sorted order, from 0"
 
 _ADULT_COLUMNS = (
     "age workclass fnlwgt education education-num marital-status occupation relationship race sex "
@@ -367,7 +366,7 @@ REGISTRY = {
         "multiclass",
         (494021, 41),
         "network connections, the 10 percent set; 23 classes that end in a dot; 70.5% of the rows "
-        "repeat another one; " + _RANKS,
+        "repeat another one; text columns are categories",
         "UCI; copy in potash/brf-example (no licence file)",
         (
             DataFile(
@@ -386,7 +385,9 @@ REGISTRY = {
         "15 minutes; only columns known before landing, so none of "
         + _AIRLINE_AT_ARRIVAL
         + "; also "
-        "without the row number and " + _AIRLINE_NO_USE + "; " + _RANKS,
+        "without the row number and "
+        + _AIRLINE_NO_USE
+        + "; carrier, origin and destination are categories",
         "US Bureau of Transportation Statistics; rebuilt from "
         "TrivadisPF/platys-modern-data-platform (Apache-2.0)",
         (
@@ -403,7 +404,7 @@ REGISTRY = {
     "adult": DataSet(
         "binary",
         (48842, 14),
-        "census rows, training and test together; >50K or <=50K; " + _RANKS,
+        "census rows, training and test together; >50K or <=50K; text columns are categories",
         "UCI; copy in h2oai/h2o-2 (Apache-2.0)",
         (
             DataFile(

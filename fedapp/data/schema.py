@@ -32,16 +32,49 @@ NO_ROLES = Roles()
 
 
 @dataclass(frozen=True, slots=True)
+class Declared:
+    """What a schema says of one column.
+
+    Parameters
+    ----------
+    name : in the file.
+    rename : in the run; empty leaves the name.
+    type : one of ``TYPES``; empty goes by the values.
+    missing : values that mean that there is none, beside ``MISSING`` and the table's own.
+    categories : names of a category, the dictionary common to all parties; of an ordinal the names
+        from the lowest to the highest. Empty: the names found.
+    codes : a value of the file and the name it stands for.
+    """
+
+    name: str
+    rename: str = ""
+    type: str = ""
+    missing: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    codes: tuple[tuple[str, str], ...] = ()
+
+
+TYPES = ("number", "category", "ordinal", "boolean", "date")
+
+
+@dataclass(frozen=True, slots=True)
 class Reader:
     """How a file departs from one whose suffix and header line say it all.
 
     Parameters
     ----------
     format : "csv", "parquet" or "libsvm"; empty goes by the suffix.
-    delimiter : one character, CSV alone; empty goes by the header line.
-    skip_lines : lines before the header, or before the first row where `columns` are given.
+    delimiter : one character, CSV alone; empty goes by the first lines. A blank is any run of them.
+    skip_lines : lines before the header, or before the first row where there is none.
     columns : names for a CSV file without a header line.
     n_features : columns of a LIBSVM file; 0 means its highest index.
+    header : whether a CSV file without `columns` names them in its first line; else they are f1,
+        f2, ...
+    decimal : what separates the fraction of a number in a CSV file, a point or a comma.
+    encoding : of a CSV file, by a name that Python knows.
+    missing : values that mean that there is none, beside ``MISSING``.
+    declared : columns of which a schema says more.
+    tolerant : whether declared columns may be absent, as those of another party's table.
     """
 
     format: str = ""
@@ -49,6 +82,26 @@ class Reader:
     skip_lines: int = 0
     columns: tuple[str, ...] = ()
     n_features: int = 0
+    header: bool = True
+    decimal: str = "."
+    encoding: str = "utf-8"
+    missing: tuple[str, ...] = ()
+    declared: tuple[Declared, ...] = ()
+    tolerant: bool = False
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the first line of a CSV file holds names."""
+        return self.header and not self.columns
+
+    def of_column(self, name: str) -> Declared:
+        """What is declared of a column, by its name in the file."""
+        return next((one for one in self.declared if one.name == name), Declared(name))
+
+    def of_feature(self, name: str) -> Declared:
+        """What is declared of a column, by its name in the run."""
+        found = (one for one in self.declared if (one.rename or one.name) == name)
+        return next(found, Declared(name))
 
 
 PLAIN = Reader()
