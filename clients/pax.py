@@ -15,7 +15,7 @@ import numpy as np
 from clients.labels import CLASSES, keep_coding
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ProtocolError
+from fedapp.errors import ProtocolError, blaming
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.build import build_all_histograms
 from fedapp.histograms.sketch import own_cuts, sketch_table
@@ -33,7 +33,7 @@ from fedapp.trees.boosted.routes import (
     route_values,
 )
 from fedapp.trees.objective import Objective, gradients, n_outputs
-from fedapp.trees.sets import NO_SET
+from fedapp.trees.sets import NO_SET, CategorySets, category_counts
 
 
 def sketch(site: Site, request: SketchRequest) -> SketchReply:
@@ -43,6 +43,7 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
     summary = sketch_table(values, weights, request.n_bins)
     store["codes"], store.facts["missing_code"] = digitise(values, own_cuts(summary))
     store["representatives"], store["offsets"] = summary.representatives, summary.offsets
+    store["widths"] = category_counts((), values.shape[1])
     store.drop("train.values")
     return SketchReply(
         representatives=summary.representatives,
@@ -59,7 +60,7 @@ def grow(site: Site, request: GrowRequest) -> GrowReply:
     _check(site, request)
     if "train.margins" not in store:
         _begin(store, request)
-    _route(store, request)
+    _route(site, request)
     _check_leaves(site, request)
     scores = _start_round(site, request) if request.level == 0 else _no_scores()
     histograms, missing = _sum_nodes(store, request)
@@ -77,9 +78,10 @@ def _begin(store: Store, request: GrowRequest) -> None:
         store[f"{subset}.nodes"] = np.zeros((request.n_trees, n_rows), dtype=np.int32)
 
 
-def _route(store: Store, request: GrowRequest) -> None:
+def _route(site: Site, request: GrowRequest) -> None:
     """Move training rows by their bins, validation rows by their values."""
-    routes = _routes(request)
+    store = site.store
+    routes, sets = _routes(site, request)
     if not len(routes):
         return
     representatives, offsets = store["representatives"], store["offsets"]
@@ -92,21 +94,30 @@ def _route(store: Store, request: GrowRequest) -> None:
     )
     missing_code = store.facts["missing_code"]
     store["train.nodes"] = route_codes(
-        store["train.nodes"], routes, first_right, store["codes"], missing_code
+        store["train.nodes"], routes, first_right, store["codes"], missing_code, sets
     )
     if len(store["valid.values"]):
-        store["valid.nodes"] = route_values(store["valid.nodes"], routes, store["valid.values"])
+        store["valid.nodes"] = route_values(
+            store["valid.nodes"], routes, store["valid.values"], sets
+        )
 
 
-def _routes(request: GrowRequest) -> Routes:
-    """The splits of a request as one array."""
+def _routes(site: Site, request: GrowRequest) -> tuple[Routes, CategorySets]:
+    """The splits of a request as one array, and the sets of those by categories.
+
+    Raises
+    ------
+    ProtocolError : the sets are not those of the columns.
+    """
     routes = np.empty(len(request.split_trees), dtype=ROUTE)
     routes["tree"], routes["node"] = request.split_trees, request.split_nodes
     routes["left"], routes["column"] = request.split_lefts, request.split_columns
     routes["threshold"] = request.split_thresholds
     routes["default_left"] = request.split_defaults
-    routes["set"] = NO_SET
-    return routes
+    widths = site.store["widths"][routes["column"]]
+    routes["set"] = np.where(widths > 0, np.cumsum(widths > 0) - 1, NO_SET)
+    with blaming(site.name, "GrowRequest", "split_sets"):
+        return routes, CategorySets(request.split_sets, widths[widths > 0])
 
 
 def _start_round(site: Site, request: GrowRequest) -> dict[str, Array]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from fedapp.data.categories import MOST_CATEGORIES
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.messages.parameters import MOST_DEPTH
@@ -96,6 +97,8 @@ class Settings(Section):
     reg_alpha: Annotated[NotNegative, Field(alias="alpha")]
     gamma: NotNegative
     min_child_weight: NotNegative
+    max_cat_to_onehot: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
+    max_cat_threshold: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
     subsample: Share
     colsample_bytree: Share
     max_bin: Annotated[int, Field(ge=2, le=65535)]

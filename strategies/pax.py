@@ -166,10 +166,9 @@ class PAX(HorizontalStrategy):
                 return False
             if growth.level == 0:
                 growth.set_roots(_sum([reply.root_sums for reply in replies.values()]))
-            routes = growth.split(*self._merge(replies, boosting, growth))
-            boosting.routes = routes
+            boosting.tell(*growth.split(*self._merge(replies, boosting, growth)))
             request = self._request(boosting, growth)
-        boosting.add(growth.grown(), routes)
+        boosting.add(growth.grown())
         return True
 
     def _ask_to_grow(
@@ -204,6 +203,7 @@ class PAX(HorizontalStrategy):
             split_columns=routes["column"],
             split_thresholds=routes["threshold"],
             split_defaults=routes["default_left"].astype(np.uint8),
+            split_sets=boosting.route_sets.bits,
             leaf_values=leaf_values,
             leaf_offsets=leaf_offsets,
             wanted_trees=wanted[:, 0],

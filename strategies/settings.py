@@ -11,6 +11,7 @@ TREE_SETTINGS = frozenset(
     (
         *("max-depth", "eta", "lambda", "alpha", "gamma", "min-child-weight"),
         *("subsample", "colsample-bytree", "max-bin"),
+        *("max-cat-to-onehot", "max-cat-threshold"),
     )
 )
 BOOSTING_SETTINGS = TREE_SETTINGS | {"num-boost-round", "early-stopping-rounds"}

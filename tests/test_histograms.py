@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.histograms.bins import Cuts, digitise
+from fedapp.histograms.bins import Cuts, digitise, ragged
 from fedapp.histograms.build import add_histograms, build_all_histograms, build_histograms
 from fedapp.histograms.sketch import (
     Sketch,
@@ -19,11 +19,12 @@ from fedapp.histograms.sketch import (
     sketch_table,
     surrogates,
 )
-from fedapp.histograms.split import Penalties, best_splits, node_weight
+from fedapp.histograms.split import CategoryRules, Penalties, best_splits, node_weight
 from tests.reference import naive_histogram
 
 RNG = np.random.default_rng(0)
 NO_PENALTY = Penalties(1.0, 0.0, 0.0, 0.0)
+RULES = CategoryRules(max_cat_to_onehot=4, max_cat_threshold=64)
 
 
 def some_values(n_rows: int, n_columns: int, missing: float = 0.1) -> np.ndarray:
@@ -192,6 +193,12 @@ def test_sketches_of_tables_apart_cover_the_values_of_both() -> None:
     assert [bin_map(sketch, cuts).tolist() for sketch in sketches] == [[0, 1], [2, 3]]
 
 
+def layout(*widths: int) -> Cuts:
+    """Cuts of columns of so many bins."""
+    edges = [np.arange(1, width + 1, dtype=np.float32) for width in widths]
+    return Cuts(*ragged(edges), np.zeros(len(widths), np.float32))
+
+
 def one_split(histogram: list[list[float]], missing: int = 0, **limits: float) -> np.void:
     sums = np.array(histogram).sum(axis=0) + (np.array([1.0, 1.0]) if missing else 0)
     return best_splits(
@@ -199,8 +206,9 @@ def one_split(histogram: list[list[float]], missing: int = 0, **limits: float) -
         sums[None],
         np.array([[missing]], dtype=np.int32),
         np.ones((1, 1), dtype=bool),
-        np.array([0, len(histogram)]),
+        layout(len(histogram)),
         Penalties(1.0, 0.0, limits.get("gamma", 0.0), limits.get("min_child_weight", 0.0)),
+        RULES,
     )[0]
 
 
@@ -240,8 +248,9 @@ def test_the_lower_column_wins_a_tie() -> None:
         np.array([[2.0, 5.0]]),
         np.zeros((1, 2), np.int32),
         np.ones((1, 2), dtype=bool),
-        np.array([0, 2, 4]),
+        layout(2, 2),
         NO_PENALTY,
+        RULES,
     )[0]
     assert split["column"] == 0
 
@@ -253,8 +262,9 @@ def test_a_column_that_is_not_allowed_is_not_split() -> None:
         np.array([[2.0, 5.0]]),
         np.zeros((1, 2), np.int32),
         np.array([[False, True]]),
-        np.array([0, 2, 4]),
+        layout(2, 2),
         NO_PENALTY,
+        RULES,
     )[0]
     assert split["column"] == 1
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedapp.errors import DataError
 from fedapp.histograms.bins import Cuts
-from fedapp.histograms.split import Penalties
+from fedapp.histograms.split import CategoryRules, Penalties
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.rounds import Sampling
 from fedapp.trees.model import LEAF, NODE, Ensemble, from_json, importance, load_model, to_json
@@ -129,7 +129,7 @@ def test_importance_adds_gains_and_splits() -> None:
 
 def grown(max_depth: int) -> Growth:
     cuts = Cuts(np.float32([1, 2, 3, 9]), np.array([0, 4]), np.float32([-1]))
-    shape = Shape(max_depth, 0.5, Penalties(1.0, 0.0, 0.0, 0.0))
+    shape = Shape(max_depth, 0.5, Penalties(1.0, 0.0, 0.0, 0.0), CategoryRules(4, 64))
     growth = Growth(1, cuts, np.ones((1, 1), dtype=bool), shape)
     growth.set_roots(np.array([[2.0, 8.0]]))
     return growth
@@ -141,12 +141,12 @@ NONE_MISSING = np.zeros((1, 1), dtype=np.int32)
 
 def test_the_lighter_child_is_asked_for_and_the_other_is_the_difference() -> None:
     growth = grown(3)
-    routes = growth.split(LEVEL, NONE_MISSING)
+    routes, _ = growth.split(LEVEL, NONE_MISSING)
     assert routes["threshold"].tolist() == [1.0]
     assert growth.wanted == [(0, 1)]
     left = LEVEL.copy()
     left[0, 1:] = 0
-    assert len(growth.split(left, NONE_MISSING)) == 1
+    assert len(growth.split(left, NONE_MISSING)[0]) == 1
     trees = growth.grown().trees
     assert trees[0]["left"].tolist() == [1, LEAF, 3, LEAF, LEAF]
 

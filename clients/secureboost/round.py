@@ -140,7 +140,7 @@ def choose(view: View, growth: Growth, sums: dict[str, tuple[Histogram, Array]])
     for party, (histogram, counts) in found.items():
         histograms[:, joint.bins(party, places[party])] = histogram
         missing[:, places[party] + joint.firsts[party]] = counts
-    return growth.split(histograms, missing)
+    return growth.split(histograms, missing)[0]
 
 
 def _own_sums(store: Store, growth: Growth, columns: Ints, n_train: int) -> tuple[Histogram, Array]:

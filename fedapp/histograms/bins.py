@@ -7,12 +7,13 @@ All columns lie one after the other in one flat array::
     column   ---0---- -----1----- --2--
 
 Bin ``b`` of a column holds ``edges[b-1] <= x < edges[b]``; bin 0 also holds everything below, the
-last bin everything above.
+last bin everything above. A column of n categories has n bins, one a code, with edges 1 to n; what
+is no code of a category is missing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +37,13 @@ class Cuts:
         ``offsets[f+1]``.
     minima : float32, shape (n_columns,): a value below every value of the column, the threshold
         that sends missing rows alone to the left.
+    categorical : bool, shape (n_columns,): columns of categories; empty where there are none.
     """
 
     edges: Floats
     offsets: Ints
     minima: Floats
+    categorical: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
 
     @property
     def n_columns(self) -> int:
@@ -51,6 +54,11 @@ class Cuts:
     def widths(self) -> Ints:
         """Number of bins of each column, int64, shape (n_columns,)."""
         return np.diff(self.offsets)
+
+    @property
+    def by_category(self) -> npt.NDArray[np.bool_]:
+        """Which columns are of categories; bool, shape (n_columns,)."""
+        return self.categorical if len(self.categorical) else np.zeros(self.n_columns, dtype=bool)
 
     def column(self, column_id: int) -> Floats:
         """Upper edges of one column."""
@@ -63,6 +71,27 @@ def ragged(arrays: list[npt.NDArray[np.float32]]) -> tuple[Floats, Ints]:
     np.cumsum([len(array) for array in arrays], out=offsets[1:])
     flat = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.float32)
     return flat.astype(np.float32, copy=False), offsets
+
+
+def with_categories(cuts: Cuts, widths: Ints) -> Cuts:
+    """The cuts with one bin a category in place of what they have of columns of categories.
+
+    Parameters
+    ----------
+    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
+    """
+    if not widths.any():
+        return cuts
+    edges = [
+        np.arange(1, width + 1, dtype=np.float32) if width else cuts.column(column_id)
+        for column_id, width in enumerate(widths.tolist())
+    ]
+    return Cuts(*ragged(edges), np.where(widths > 0, np.float32(0), cuts.minima), widths > 0)
+
+
+def numbers_alone(values: Floats, widths: Ints) -> Floats:
+    """The values, missing in columns of categories; ``widths`` as for ``with_categories``."""
+    return np.where(widths > 0, np.float32(np.nan), values) if widths.any() else values
 
 
 def code_type(max_width: int, any_missing: bool) -> tuple[type[np.uint8] | type[np.uint16], int]:
@@ -81,7 +110,8 @@ def digitise(values: Floats, cuts: Cuts) -> tuple[Codes, int]:
 
     Parameters
     ----------
-    values : float32, shape (n_rows, n_columns); NaN is missing.
+    values : float32, shape (n_rows, n_columns); NaN is missing, and in a column of categories
+        what is no code of any.
     cuts : where the columns are cut.
 
     Returns
@@ -89,13 +119,22 @@ def digitise(values: Floats, cuts: Cuts) -> tuple[Codes, int]:
     codes : uint8 (uint16 past 256 codes), shape (n_rows, n_columns).
     missing_code : the code that stands for a missing value, or -1 where no value is missing.
     """
-    any_missing = any(bool(np.isnan(column).any()) for column in values.T)
+    absent = [_absent(column, cuts, column_id) for column_id, column in enumerate(values.T)]
+    any_missing = any(bool(missing.any()) for missing in absent)
     kind, missing_code = code_type(int(cuts.widths.max(initial=0)), any_missing)
     codes: Codes = np.empty(values.shape, dtype=kind)
     for column_id in range(cuts.n_columns):
         column, edges = values[:, column_id], cuts.column(column_id)
         bins = np.minimum(np.searchsorted(edges, column, side="right"), len(edges) - 1)
         codes[:, column_id] = (
-            np.where(np.isnan(column), missing_code, bins) if any_missing else bins
+            np.where(absent[column_id], missing_code, bins) if any_missing else bins
         )
     return codes, missing_code
+
+
+def _absent(column: Floats, cuts: Cuts, column_id: int) -> npt.NDArray[np.bool_]:
+    """Rows without a value in one column."""
+    missing: npt.NDArray[np.bool_] = np.isnan(column)
+    if cuts.by_category[column_id]:
+        missing |= (column < 0) | (column >= len(cuts.column(column_id)))
+    return missing

@@ -37,6 +37,27 @@ class Sketch:
         own = slice(self.offsets[column_id], self.offsets[column_id + 1])
         return self.representatives[own], self.masses[own]
 
+    def with_categories(self, widths: Ints) -> Sketch:
+        """With a bin for each category of the columns that have any, which are empty here: its
+        code stands for it, and its mass is not told.
+
+        Parameters
+        ----------
+        widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
+        """
+        if not widths.any():
+            return self
+        columns = [
+            (np.arange(width, dtype=np.float32), np.zeros(width, dtype=np.float32))
+            if width
+            else self.column(column_id)
+            for column_id, width in enumerate(widths.tolist())
+        ]
+        points, offsets = ragged([representatives for representatives, _ in columns])
+        masses, _ = ragged([mass for _, mass in columns])
+        maxima = np.where(widths > 0, widths - 1, self.maxima).astype(np.float32)
+        return Sketch(points, masses, offsets, maxima)
+
 
 def quantile_cuts(values: Floats, weights: Floats | None, max_bin: int) -> Cuts:
     """XGBoost's own cuts: of ``tree_method="hist"`` with this ``max_bin``.

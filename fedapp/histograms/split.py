@@ -9,14 +9,16 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Ints
+from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 
 SPLIT = np.dtype(
     [
         ("gain", np.float32),
         ("column", np.int32),
-        ("cut", np.int32),  # place of the threshold in the column's edges, -1 for the minimum
+        # Place of the threshold in the column's edges, -1 for the minimum; where the column is of
+        # categories see ``right_categories``.
+        ("cut", np.int32),
         ("default_left", np.bool_),
         ("left", np.float64, (2,)),  # sums of gradients and hessians of the left child
         ("right", np.float64, (2,)),
@@ -36,6 +38,21 @@ class Penalties:
     min_child_weight: float
 
 
+@dataclass(frozen=True, slots=True)
+class CategoryRules:
+    """How columns of categories are split, named as in XGBoost.
+
+    Parameters
+    ----------
+    max_cat_to_onehot : a column of fewer categories is split into one and the rest.
+    max_cat_threshold : any other column is split after one of the first or before one of the last
+        so many categories, in the order of their weights.
+    """
+
+    max_cat_to_onehot: int
+    max_cat_threshold: int
+
+
 def node_weight(gradient: float, hessian: float, penalties: Penalties) -> np.float32:
     """Optimal weight of a leaf, before the learning rate.
 
@@ -52,8 +69,9 @@ def best_splits(
     sums: npt.NDArray[np.float64],
     missing: npt.NDArray[np.int32],
     allowed: npt.NDArray[np.bool_],
-    offsets: Ints,
+    cuts: Cuts,
     penalties: Penalties,
+    rules: CategoryRules,
 ) -> npt.NDArray[Any]:
     """The split of largest gain of each node.
 
@@ -62,8 +80,13 @@ def best_splits(
     highest cut down, and only where the node has missing rows in that column; the first of equals
     wins.
 
-    Source: Chen and Guestrin 2016 (arXiv:1603.02754v3), Eq. 7 and Algorithm 3; order of the scans
-    as in XGBoost 3.2.
+    A column of few categories is scanned a category at a time, the one that goes right, first with
+    missing rows on the left. Any other is scanned in the order of the weights that its categories
+    would have as leaves, first from the lowest up, which go right, with missing rows on the left,
+    then from the highest down, which go left, with missing rows on the right.
+
+    Source: Chen and Guestrin 2016 (arXiv:1603.02754v3), Eq. 7 and Algorithm 3; Fisher 1958, "On
+    Grouping for Maximum Homogeneity"; order of the scans as in XGBoost 3.2.
 
     Parameters
     ----------
@@ -71,9 +94,9 @@ def best_splits(
     sums : float64, shape (n_nodes, 2): the same over all rows of the node.
     missing : int32, shape (n_nodes, n_columns): rows without a value.
     allowed : bool, shape (n_nodes, n_columns): columns that may split the node.
-    offsets : int64, shape (n_columns + 1,): bins of column f are ``offsets[f]`` to
-        ``offsets[f+1]``.
+    cuts : layout of the histograms.
     penalties : regularisation.
+    rules : for columns of categories.
 
     Returns
     -------
@@ -86,7 +109,10 @@ def best_splits(
         sums,
         missing,
         allowed,
-        offsets,
+        cuts.offsets,
+        cuts.by_category,
+        rules.max_cat_to_onehot,
+        rules.max_cat_threshold,
         penalties.reg_lambda,
         penalties.reg_alpha,
         penalties.min_child_weight,
@@ -97,17 +123,60 @@ def best_splits(
     return splits
 
 
+def right_categories(
+    histogram: Histogram, cut: int, penalties: Penalties, rules: CategoryRules
+) -> npt.NDArray[np.bool_]:
+    """Which categories a split of ``best_splits`` sends right.
+
+    Parameters
+    ----------
+    histogram : float64, shape (n_categories, 2): of the node and the column that is split.
+    cut : of the split: the category itself where one is split from the rest, else how many go
+        right, lowest weights first.
+
+    Returns
+    -------
+    bool, shape (n_categories,).
+    """
+    right = np.zeros(len(histogram), dtype=bool)
+    if len(histogram) < rules.max_cat_to_onehot:
+        right[cut] = True
+        return right
+    order = _by_weight(
+        histogram, penalties.reg_lambda, penalties.reg_alpha, penalties.min_child_weight
+    )
+    right[order[:cut]] = True
+    return right
+
+
+@numba.njit(cache=True, nogil=True)
+def _by_weight(histogram: Any, reg_lambda: float, reg_alpha: float, min_child_weight: float) -> Any:
+    """Categories by the weights they would have as leaves, in float32, lower codes first."""
+    weights = np.zeros(histogram.shape[0], dtype=np.float32)
+    for category in range(histogram.shape[0]):
+        gradient, hessian = histogram[category, 0], histogram[category, 1]
+        if hessian < min_child_weight or hessian <= 0.0:
+            continue
+        weights[category] = -_shrunk(gradient, reg_alpha) / (hessian + reg_lambda)
+    return np.argsort(weights, kind="mergesort")
+
+
+@numba.njit(cache=True, nogil=True)
+def _shrunk(gradient: float, reg_alpha: float) -> Any:
+    """A sum of gradients, nearer to 0 by the L1 penalty."""
+    if gradient > reg_alpha:
+        return gradient - reg_alpha
+    if gradient < -reg_alpha:
+        return gradient + reg_alpha
+    return 0.0
+
+
 @numba.njit(cache=True, nogil=True)
 def _side_gain(gradient: float, hessian: float, reg_lambda: float, reg_alpha: float) -> Any:
     """Score of one side of a split, in float32."""
     if hessian <= 0.0:
         return np.float32(0.0)
-    if gradient > reg_alpha:
-        shrunk = gradient - reg_alpha
-    elif gradient < -reg_alpha:
-        shrunk = gradient + reg_alpha
-    else:
-        shrunk = 0.0
+    shrunk = _shrunk(gradient, reg_alpha)
     return np.float32(shrunk * shrunk / (hessian + reg_lambda))
 
 
@@ -118,6 +187,9 @@ def _scan(
     missing: Any,
     allowed: Any,
     offsets: Any,
+    by_category: Any,
+    max_cat_to_onehot: int,
+    max_cat_threshold: int,
     reg_lambda: float,
     reg_alpha: float,
     min_child_weight: float,
@@ -132,6 +204,18 @@ def _scan(
             if not allowed[node, column]:
                 continue
             first, last = offsets[column], offsets[column + 1] - 1
+            if by_category[column]:
+                _scan_categories(
+                    histograms[node, first : last + 1],
+                    sums[node],
+                    max_cat_to_onehot,
+                    max_cat_threshold,
+                    (reg_lambda, reg_alpha, min_child_weight),
+                    column,
+                    splits[node],
+                )
+                best = splits[node]["gain"]
+                continue
             for backward in range(2):
                 if backward and missing[node, column] == 0:
                     continue
@@ -164,3 +248,94 @@ def _scan(
                         far = splits[node]["left"] if backward else splits[node]["right"]
                         near[0], near[1] = gradient, hessian
                         far[0], far[1] = other_gradient, other_hessian
+
+
+@numba.njit(cache=True, nogil=True)
+def _scan_categories(
+    histogram: Any,
+    total: Any,
+    max_cat_to_onehot: int,
+    max_cat_threshold: int,
+    penalties: Any,
+    column: int,
+    split: Any,
+) -> None:
+    """Change the best split so far where a column of categories has a better one."""
+    if histogram.shape[0] < max_cat_to_onehot:
+        _scan_one_against_rest(histogram, total, penalties, column, split)
+        return
+    order = _by_weight(histogram, *penalties)
+    n_steps = min(max_cat_threshold, len(order)) - 1
+    for backward in range(2):
+        gradient = 0.0
+        hessian = 0.0
+        for step in range(n_steps):
+            place = len(order) - 1 - step if backward else step
+            gradient += histogram[order[place], 0]
+            hessian += histogram[order[place], 1]
+            cut = place if backward else place + 1
+            _offer(gradient, hessian, total, backward == 1, column, cut, penalties, split)
+
+
+@numba.njit(cache=True, nogil=True)
+def _scan_one_against_rest(
+    histogram: Any, total: Any, penalties: Any, column: int, split: Any
+) -> None:
+    """Change the best split so far where one category going right is better."""
+    present = np.zeros(2)
+    for category in range(histogram.shape[0]):
+        present[0] += histogram[category, 0]
+        present[1] += histogram[category, 1]
+    missing = total[0] - present[0], total[1] - present[1]
+    for category in range(histogram.shape[0]):
+        gradient, hessian = histogram[category, 0], histogram[category, 1]
+        _offer(gradient, hessian, total, False, column, category, penalties, split)
+        gradient += missing[0]
+        hessian += missing[1]
+        if _offer(gradient, hessian, total, False, column, category, penalties, split):
+            split["default_left"] = False
+
+
+@numba.njit(cache=True, nogil=True)
+def _offer(
+    gradient: float,
+    hessian: float,
+    total: Any,
+    is_left: bool,
+    column: int,
+    cut: int,
+    penalties: Any,
+    split: Any,
+) -> Any:
+    """Take a split by categories if it gains more than the best so far.
+
+    Parameters
+    ----------
+    gradient, hessian : sums of one side, without the missing rows.
+    is_left : whether that is the left side.
+
+    Returns
+    -------
+    Whether it was taken; missing rows then go to the other side.
+    """
+    reg_lambda, reg_alpha, min_child_weight = penalties
+    other_gradient, other_hessian = total[0] - gradient, total[1] - hessian
+    if hessian < min_child_weight or other_hessian < min_child_weight:
+        return False
+    gain = np.float32(
+        np.float32(
+            _side_gain(gradient, hessian, reg_lambda, reg_alpha)
+            + _side_gain(other_gradient, other_hessian, reg_lambda, reg_alpha)
+        )
+        - _side_gain(total[0], total[1], reg_lambda, reg_alpha)
+    )
+    if not gain > split["gain"]:
+        return False
+    split["gain"], split["column"], split["cut"] = gain, column, cut
+    split["default_left"] = not is_left
+    near, far = split["left"], split["right"]
+    if not is_left:
+        near, far = far, near
+    near[0], near[1] = gradient, hessian
+    far[0], far[1] = other_gradient, other_hessian
+    return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
+from fedapp.data.categories import MOST_CATEGORIES
 from fedapp.messages.fields import Range, SiteLimit
 
 MOST_DEPTH = 15
@@ -27,6 +28,8 @@ class TreeParameters:
     reg_alpha: NotNegative
     gamma: NotNegative
     min_child_weight: NotNegative
+    max_cat_to_onehot: Annotated[int, Range(1, MOST_CATEGORIES)]
+    max_cat_threshold: Annotated[int, Range(1, MOST_CATEGORIES)]
     subsample: Annotated[float, Range(0, 1)]
     colsample_bytree: Annotated[float, Range(0, 1)]
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]

@@ -77,6 +77,8 @@ class GrowRequest(Request):
     split_defaults: Annotated[
         Array, Form("uint8", "n_splits", low=0, high=1)
     ]  # 1: missing goes left
+    # Bits of the categories that go right, of the splits by categories, each in whole bytes.
+    split_sets: Annotated[Array, Form("uint8", "n_set_bytes")]
     leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]  # a value a node, trees in turn
     leaf_offsets: Annotated[Array, Form("int64", "n_leaf_offsets", low=0)]  # n_trees + 1, or empty
     wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0)]

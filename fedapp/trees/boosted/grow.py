@@ -11,7 +11,13 @@ import numpy.typing as npt
 
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
-from fedapp.histograms.split import Penalties, best_splits, node_weight
+from fedapp.histograms.split import (
+    CategoryRules,
+    Penalties,
+    best_splits,
+    node_weight,
+    right_categories,
+)
 from fedapp.trees.boosted.routes import ROUTE, Routes
 from fedapp.trees.model import (
     LEAF,
@@ -34,13 +40,20 @@ class Shape:
     max_depth: int
     eta: float
     penalties: Penalties
+    rules: CategoryRules
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Shape:
         """Limits among a run's settings; XGBoost keeps penalties in float32."""
         names = [field.name for field in fields(Penalties)]
         penalties = {name: float(np.float32(parameters[name])) for name in names}
-        return cls(parameters["max_depth"], parameters["eta"], Penalties(**penalties))
+        rules = {field.name: parameters[field.name] for field in fields(CategoryRules)}
+        return cls(
+            parameters["max_depth"],
+            parameters["eta"],
+            Penalties(**penalties),
+            CategoryRules(**rules),
+        )
 
 
 class Growth:
@@ -86,7 +99,9 @@ class Growth:
             self._sums[tree, 0] = total
             self._weigh((tree, 0))
 
-    def split(self, histograms: Histogram, missing: npt.NDArray[np.int32]) -> Routes:
+    def split(
+        self, histograms: Histogram, missing: npt.NDArray[np.int32]
+    ) -> tuple[Routes, CategorySets]:
         """Split the open nodes of this level.
 
         Parameters
@@ -96,7 +111,8 @@ class Growth:
 
         Returns
         -------
-        ``ROUTE``, one a split.
+        routes : ``ROUTE``, one a split.
+        sets : of those that are by categories, in the order of the routes.
         """
         found = self._complete(histograms, missing)
         open_histograms = np.stack([found[node][0] for node in self._open])
@@ -105,20 +121,21 @@ class Growth:
             np.stack([self._sums[node] for node in self._open]),
             np.stack([found[node][1] for node in self._open]),
             self.allowed[[tree for tree, _ in self._open]],
-            self.cuts.offsets,
+            self.cuts,
             self.shape.penalties,
+            self.shape.rules,
         )
-        parents = [
-            node for node, split in zip(self._open, splits, strict=True) if split["column"] >= 0
-        ]
-        routes = [
-            self._apply(node, split)
-            for node, split in zip(self._open, splits, strict=True)
-            if split["column"] >= 0
-        ]
+        made = [(n, s) for n, s in zip(self._open, splits, strict=True) if s["column"] >= 0]
+        members = [self._right(split, found[node][0]) for node, split in made]
+        sets = CategorySets.of([right for right in members if right is not None])
+        routes, n_sets = [], 0
+        for (node, split), right in zip(made, members, strict=True):
+            routes.append(self._apply(node, split, NO_SET if right is None else n_sets))
+            n_sets += right is not None
+        self._sets = self._sets.plus(sets)
         self.level += 1
-        self._advance(parents, found)
-        return np.array(routes, dtype=ROUTE)
+        self._advance([node for node, _ in made], found)
+        return np.array(routes, dtype=ROUTE), sets
 
     def grown(self) -> Grown:
         """The trees as they stand."""
@@ -202,15 +219,31 @@ class Growth:
         left = int(self._nodes[tree]["left"][node])
         return (tree, left), (tree, left + 1)
 
-    def _apply(
-        self, parent: NodeId, split: np.void
-    ) -> tuple[int, int, int, int, np.float32, bool, int]:
-        """Split one node: write its children, return its route."""
+    def _right(self, split: np.void, histogram: Histogram) -> npt.NDArray[np.bool_] | None:
+        """Which categories a split sends right; None where it is by a threshold."""
+        column = int(split["column"])
+        if not self.cuts.by_category[column]:
+            return None
+        own = slice(self.cuts.offsets[column], self.cuts.offsets[column + 1])
+        return right_categories(
+            histogram[own], int(split["cut"]), self.shape.penalties, self.shape.rules
+        )
+
+    def _apply(self, parent: NodeId, split: np.void, number: int) -> tuple[Any, ...]:
+        """Split one node: write its children, return its route.
+
+        Parameters
+        ----------
+        number : of its set among those of this level, ``NO_SET`` where it is by a threshold.
+        """
         tree, node = parent
         nodes = self._nodes[tree]
         left, column = len(nodes), int(split["column"])
-        edges = self.cuts.column(column)
-        threshold = edges[split["cut"]] if split["cut"] >= 0 else self.cuts.minima[column]
+        edges, cut = self.cuts.column(column), split["cut"]
+        threshold = edges[cut] if cut >= 0 else self.cuts.minima[column]
+        if number != NO_SET:
+            threshold = np.float32(0)
+            nodes[node]["set"] = len(self._sets) + number
         nodes[node]["left"], nodes[node]["column"] = left, column
         nodes[node]["threshold"], nodes[node]["default_left"] = threshold, split["default_left"]
         nodes[node]["gain"], nodes[node]["value"] = split["gain"], 0
@@ -218,7 +251,7 @@ class Growth:
         self._sums[tree, left], self._sums[tree, left + 1] = split["left"], split["right"]
         self._weigh((tree, left))
         self._weigh((tree, left + 1))
-        return tree, node, left, column, threshold, bool(split["default_left"]), NO_SET
+        return tree, node, left, column, threshold, bool(split["default_left"]), number
 
     def _weigh(self, place: NodeId) -> None:
         """Set the weight of a node, and its value as a leaf."""

@@ -56,7 +56,8 @@ class Boosting:
     shape : limits of a tree.
     sampling : random draws.
     trees, sets : of all finished rounds.
-    routes : splits of the last round that the holders of the rows were not told.
+    routes, route_sets : splits of the last round that the holders of the rows were not told, and
+        the sets of those by categories, in their order.
     leaves_told : whether they know the leaf values of the last round.
     """
 
@@ -71,6 +72,7 @@ class Boosting:
     trees: list[Tree] = field(default_factory=list)
     sets: CategorySets = NO_SETS
     routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
+    route_sets: CategorySets = NO_SETS
     leaves_told: bool = True
 
     @property
@@ -107,15 +109,20 @@ class Boosting:
         allowed = self.sampling.columns(self.n_rounds, self.width, n_columns)
         return Growth(self.width, self.cuts, allowed, self.shape)
 
-    def add(self, grown: Grown, routes: Routes) -> None:
-        """Finish a round; ``routes`` are its last splits, which nobody was told."""
+    def tell(self, routes: Routes, sets: CategorySets) -> None:
+        """Note the splits of a level, which nobody was told."""
+        self.routes, self.route_sets = routes, sets
+
+    def add(self, grown: Grown) -> None:
+        """Finish a round; nobody was told its last splits and its leaf values."""
         every = together([Grown(tuple(self.trees), self.sets), grown])
         self.trees, self.sets = list(every.trees), every.sets
-        self.routes, self.leaves_told = routes, False
+        self.leaves_told = False
 
     def told(self) -> None:
         """The holders of the rows know all that was decided."""
-        self.routes, self.leaves_told = np.empty(0, dtype=ROUTE), True
+        self.routes, self.route_sets = np.empty(0, dtype=ROUTE), NO_SETS
+        self.leaves_told = True
 
     def untold_leaves(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Leaf values of the last round, a value a node, trees in turn, and where each tree begins.
@@ -135,11 +142,14 @@ class Boosting:
             "edges": self.cuts.edges,
             "offsets": self.cuts.offsets,
             "minima": self.cuts.minima,
+            "categorical": self.cuts.categorical,
             "nodes": nodes,
             "tree_offsets": offsets,
             "sets": self.sets.bits,
             "set_widths": self.sets.widths,
             "routes": self.routes,
+            "route_sets": self.route_sets.bits,
+            "route_set_widths": self.route_sets.widths,
             "leaves_told": np.array(self.leaves_told),
         }
 
@@ -148,11 +158,12 @@ class Boosting:
         self.trees = list(split_trees(arrays["nodes"], arrays["tree_offsets"]))
         self.sets = CategorySets(arrays["sets"], arrays["set_widths"])
         self.routes, self.leaves_told = arrays["routes"], bool(arrays["leaves_told"])
+        self.route_sets = CategorySets(arrays["route_sets"], arrays["route_set_widths"])
 
 
 def kept_cuts(arrays: Arrays) -> tuple[np.float32, Cuts]:
     """Base score and cuts of kept arrays."""
-    cuts = Cuts(arrays["edges"], arrays["offsets"], arrays["minima"])
+    cuts = Cuts(arrays["edges"], arrays["offsets"], arrays["minima"], arrays["categorical"])
     return np.float32(arrays["base_score"]), cuts
 
 
