@@ -12,13 +12,14 @@ from typing import cast
 
 import numpy as np
 
+from clients.dictionary import kept_categories
 from clients.labels import CLASSES, keep_coding
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
-from fedapp.histograms.bins import digitise
+from fedapp.histograms.bins import digitise, with_categories
 from fedapp.histograms.build import build_all_histograms
-from fedapp.histograms.sketch import own_cuts, sketch_table
+from fedapp.histograms.sketch import own_cuts, sketch_table, used_categories
 from fedapp.messages.fields import Array, Request
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
 from fedapp.site.answer import Handler, Site
@@ -40,10 +41,13 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
     """Summarise the columns, and keep the number of each value's bin in place of the value."""
     store, coded = site.store, keep_coding(site, request)
     values, weights = store["train.values"], store["train.weights"]
-    summary = sketch_table(values, weights, request.n_bins)
-    store["codes"], store.facts["missing_code"] = digitise(values, own_cuts(summary))
-    store["representatives"], store["offsets"] = summary.representatives, summary.offsets
-    store["widths"] = category_counts((), values.shape[1])
+    categories = category_counts(kept_categories(store), values.shape[1])
+    summary = sketch_table(values, weights, request.n_bins, categories)
+    whole = summary.with_categories(categories)
+    cuts = with_categories(own_cuts(whole), categories, used_categories([whole], categories))
+    store["codes"], store.facts["missing_code"] = digitise(values, cuts)
+    store["representatives"], store["offsets"] = whole.representatives, whole.offsets
+    store["set_widths"] = categories
     store.drop("train.values")
     return SketchReply(
         representatives=summary.representatives,
@@ -114,7 +118,7 @@ def _routes(site: Site, request: GrowRequest) -> tuple[Routes, CategorySets]:
     routes["left"], routes["column"] = request.split_lefts, request.split_columns
     routes["threshold"] = request.split_thresholds
     routes["default_left"] = request.split_defaults
-    widths = site.store["widths"][routes["column"]]
+    widths = site.store["set_widths"][routes["column"]]
     routes["set"] = np.where(widths > 0, np.cumsum(widths > 0) - 1, NO_SET)
     with blaming(site.name, "GrowRequest", "split_sets"):
         return routes, CategorySets(request.split_sets, widths[widths > 0])

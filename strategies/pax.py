@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
-from fedapp.histograms.bins import Cuts, Ints
+from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.build import Histogram, add_histograms
-from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches
+from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches, used_categories
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.pax import (
@@ -36,6 +36,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
 from fedapp.trees.objective import REGRESSION, base_margin, base_score
+from fedapp.trees.sets import category_counts
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, label_sums
 from strategies.scoring import (
@@ -103,12 +104,13 @@ class PAX(HorizontalStrategy):
     def _begin(self, parties: Parties[HelloReply]) -> Conversation[Boosting]:
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
         n_bins, table = self._resolutions(parties), self.table
-        n_columns, n_classes = len(table.columns), len(table.classes)
+        n_classes = len(table.classes)
+        categories = category_counts(table.categories, len(table.columns))
         sketches = yield from ask(
             {party: SketchRequest(n_bins=n_bins[party], **table.coding()) for party in parties},
             SketchReply,
             lambda party, reply: check_sketch(
-                party, reply, n_columns, n_classes, n_bins[party], table.n_coded_columns
+                party, reply, categories, n_classes, n_bins[party], table.n_coded_columns
             ),
         )
         self.note_coding(sketches)
@@ -119,8 +121,13 @@ class PAX(HorizontalStrategy):
         summaries = {party: _sketch(reply) for party, reply in sketches.items()}
         resolution = min(resolutions) if coarsest else max(resolutions)
         self._warn_of_few_bins(resolution)
-        cuts = fuse_sketches(tuple(summaries.values()), resolution)
-        self.bin_maps = {party: bin_map(summary, cuts) for party, summary in summaries.items()}
+        every = tuple(summaries.values())
+        used = used_categories(every, categories)
+        cuts = with_categories(fuse_sketches(every, resolution), categories, used)
+        self.bin_maps = {
+            party: bin_map(summary.with_categories(categories), cuts)
+            for party, summary in summaries.items()
+        }
         mean = base_score(self.settings.objective, *label_sums(sketches, n_classes))
         return self._boosting(mean, cuts)
 
@@ -146,7 +153,9 @@ class PAX(HorizontalStrategy):
         sampling = Sampling(self.settings.seed, self.settings.colsample_bytree)
         shape = Shape.of(self.settings.model_dump())
         names = table.columns, table.classes
-        return Boosting(self.settings.objective, mean, *names, cuts, shape, sampling)
+        return Boosting(
+            self.settings.objective, mean, *names, cuts, shape, sampling, table.categories
+        )
 
     def _round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[bool]:
         """Lines 12 to 26: one round. False where it begins anew, or training stops before it."""

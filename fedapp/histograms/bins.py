@@ -7,8 +7,8 @@ All columns lie one after the other in one flat array::
     column   ---0---- -----1----- --2--
 
 Bin ``b`` of a column holds ``edges[b-1] <= x < edges[b]``; bin 0 also holds everything below, the
-last bin everything above. A column of n categories has n bins, one a code, with edges 1 to n; what
-is no code of a category is missing.
+last bin everything above. A column of categories has a bin a code, up to the highest that occurs;
+edges are 1, 2, 3 and so on, and what is no code of a category is missing.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ class Cuts:
         ``offsets[f+1]``.
     minima : float32, shape (n_columns,): a value below every value of the column, the threshold
         that sends missing rows alone to the left.
-    categorical : bool, shape (n_columns,): columns of categories; empty where there are none.
+    categories : int64, shape (n_columns,): categories of each column, 0 for one of numbers; empty
+        where all are.
     """
 
     edges: Floats
     offsets: Ints
     minima: Floats
-    categorical: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    categories: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def n_columns(self) -> int:
@@ -58,7 +59,9 @@ class Cuts:
     @property
     def by_category(self) -> npt.NDArray[np.bool_]:
         """Which columns are of categories; bool, shape (n_columns,)."""
-        return self.categorical if len(self.categorical) else np.zeros(self.n_columns, dtype=bool)
+        if not len(self.categories):
+            return np.zeros(self.n_columns, dtype=bool)
+        return self.categories > 0
 
     def column(self, column_id: int) -> Floats:
         """Upper edges of one column."""
@@ -73,25 +76,26 @@ def ragged(arrays: list[npt.NDArray[np.float32]]) -> tuple[Floats, Ints]:
     return flat.astype(np.float32, copy=False), offsets
 
 
-def with_categories(cuts: Cuts, widths: Ints) -> Cuts:
+def with_categories(cuts: Cuts, categories: Ints, used: Ints) -> Cuts:
     """The cuts with one bin a category in place of what they have of columns of categories.
 
     Parameters
     ----------
-    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
+    categories : as in ``Cuts``, of every column.
+    used : int64, shape (n_columns,): bins of these columns; the categories past them occur nowhere.
     """
-    if not widths.any():
+    if not categories.any():
         return cuts
     edges = [
-        np.arange(1, width + 1, dtype=np.float32) if width else cuts.column(column_id)
-        for column_id, width in enumerate(widths.tolist())
+        np.arange(1, used[column_id] + 1, dtype=np.float32) if width else cuts.column(column_id)
+        for column_id, width in enumerate(categories.tolist())
     ]
-    return Cuts(*ragged(edges), np.where(widths > 0, np.float32(0), cuts.minima), widths > 0)
+    return Cuts(*ragged(edges), np.where(categories > 0, np.float32(0), cuts.minima), categories)
 
 
-def numbers_alone(values: Floats, widths: Ints) -> Floats:
-    """The values, missing in columns of categories; ``widths`` as for ``with_categories``."""
-    return np.where(widths > 0, np.float32(np.nan), values) if widths.any() else values
+def numbers_alone(values: Floats, categories: Ints) -> Floats:
+    """The values, missing in columns of categories; ``categories`` as in ``Cuts``."""
+    return np.where(categories > 0, np.float32(np.nan), values) if categories.any() else values
 
 
 def code_type(max_width: int, any_missing: bool) -> tuple[type[np.uint8] | type[np.uint16], int]:

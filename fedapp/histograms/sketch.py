@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Codes, Cuts, Floats, Ints, ragged
+from fedapp.histograms.bins import Codes, Cuts, Floats, Ints, numbers_alone, ragged
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -25,6 +25,8 @@ class Sketch:
     offsets : int64, shape (n_columns + 1,): bins of column f are ``offsets[f]`` to
         ``offsets[f+1]``. A column without a single value has no bins.
     maxima : float32, shape (n_columns,): the column's largest value, NaN where it has none.
+
+    A column of categories has no bins, and its maximum is the highest code.
     """
 
     representatives: Floats
@@ -37,26 +39,37 @@ class Sketch:
         own = slice(self.offsets[column_id], self.offsets[column_id + 1])
         return self.representatives[own], self.masses[own]
 
-    def with_categories(self, widths: Ints) -> Sketch:
-        """With a bin for each category of the columns that have any, which are empty here: its
-        code stands for it, and its mass is not told.
+    def with_categories(self, categories: Ints) -> Sketch:
+        """With a bin for each category up to the highest that occurs, of the columns that have any
+        and are empty here: its code stands for it, and its mass is not told.
 
         Parameters
         ----------
-        widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
+        categories : as in ``Cuts``, of every column.
         """
-        if not widths.any():
-            return self
+        used = used_categories([self], categories)
         columns = [
-            (np.arange(width, dtype=np.float32), np.zeros(width, dtype=np.float32))
+            (np.arange(used[column_id], dtype=np.float32), np.zeros(used[column_id], np.float32))
             if width
             else self.column(column_id)
-            for column_id, width in enumerate(widths.tolist())
+            for column_id, width in enumerate(categories.tolist())
         ]
         points, offsets = ragged([representatives for representatives, _ in columns])
-        masses, _ = ragged([mass for _, mass in columns])
-        maxima = np.where(widths > 0, widths - 1, self.maxima).astype(np.float32)
-        return Sketch(points, masses, offsets, maxima)
+        return Sketch(points, ragged([mass for _, mass in columns])[0], offsets, self.maxima)
+
+
+def used_categories(sketches: Sequence[Sketch], categories: Ints) -> Ints:
+    """How many categories of each column there are up to the highest that occurs in any of some
+    tables; int64, shape (n_columns,), 0 for columns of numbers.
+
+    XGBoost counts like that, and so a column of few categories in use is split as one of few.
+
+    Parameters
+    ----------
+    categories : as in ``Cuts``, of every column.
+    """
+    highest = np.max([np.nan_to_num(sketch.maxima, nan=-1) for sketch in sketches], axis=0)
+    return np.where(categories > 0, highest.astype(np.float64) + 1, 0).astype(np.int64)
 
 
 def quantile_cuts(values: Floats, weights: Floats | None, max_bin: int) -> Cuts:
@@ -86,7 +99,9 @@ def quantile_cuts(values: Floats, weights: Floats | None, max_bin: int) -> Cuts:
     return Cuts(points[~is_minimum], offsets, points[is_minimum])
 
 
-def sketch_table(values: Floats, weights: Floats, max_bin: int) -> Sketch:
+def sketch_table(
+    values: Floats, weights: Floats, max_bin: int, categories: Ints | None = None
+) -> Sketch:
     """Summarise a table by the quantile bins of its columns.
 
     Parameters
@@ -94,9 +109,13 @@ def sketch_table(values: Floats, weights: Floats, max_bin: int) -> Sketch:
     values : float32, shape (n_rows, n_columns); NaN is missing.
     weights : float32, shape (n_rows,), >= 0.
     max_bin : most bins a column may have, >= 2.
+    categories : as in ``Cuts``; None: all columns hold numbers.
 
     Source: Ong et al. 2020 (PAX), Algorithm 1, line 7.
     """
+    if categories is not None:
+        highest = _highest_codes(values, categories)
+        values = numbers_alone(values, categories)
     cuts = quantile_cuts(values, weights, max_bin)
     representatives, masses = [], []
     maxima = np.full(cuts.n_columns, np.nan, dtype=np.float32)
@@ -116,8 +135,19 @@ def sketch_table(values: Floats, weights: Floats, max_bin: int) -> Sketch:
         representatives.append(lowest.astype(np.float32))
         masses.append(mass.astype(np.float32))
         maxima[column_id] = column.max()
+    if categories is not None:
+        maxima = np.where(categories > 0, highest, maxima)
     flat, offsets = ragged(representatives)
     return Sketch(flat, ragged(masses)[0], offsets, maxima)
+
+
+def _highest_codes(values: Floats, categories: Ints) -> Floats:
+    """Highest code of each column of categories, NaN where it has no value."""
+    highest = np.full(len(categories), np.nan, dtype=np.float32)
+    for column_id in np.flatnonzero(categories):
+        column = values[:, column_id]
+        highest[column_id] = column[~np.isnan(column)].max(initial=-1)
+    return np.where(highest < 0, np.float32(np.nan), highest)
 
 
 def own_cuts(sketch: Sketch) -> Cuts:

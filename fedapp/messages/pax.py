@@ -4,12 +4,13 @@ Source: Ong et al. 2020, "Adaptive Histogram-Based Gradient Boosted Trees for Fe
 
 Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
 
-- The server learns of each party: a representative and the weight of every bin of every column (so
-  the values themselves of a column with fewer values than bins), each column's largest value, the
-  sum of its labels, and per tree node, column and bin the sums of gradients and hessians and the
-  number of missing values. A bin may hold a single row: the share rule gives a small party few
-  bins, and that is all that hides its rows. Before each round also its training and validation
-  scores, as in ``scoring``.
+- The server learns of each party: a representative and the weight of every bin of every column of
+  numbers (so the values themselves of a column with fewer values than bins), each such column's
+  largest value, the sum of its labels, and per tree node, column and bin the sums of gradients and
+  hessians and the number of missing values. A bin may hold a single row: the share rule gives a
+  small party few bins, and that is all that hides its rows. A category is a bin of its own, so of
+  every category it learns how many rows a party has, and nothing hides a rare one. Before each
+  round also its training and validation scores, as in ``scoring``.
 - A party learns the trees as they grow, and of the other parties only what is in them.
 """
 
@@ -41,12 +42,12 @@ class SketchRequest(JointCoding, Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SketchReply(LabelsReply):
-    """Representatives of the bins of each column, columns one after the other."""
+    """Representatives of the bins of each column of numbers, columns one after the other."""
 
     representatives: Annotated[Array, Form("float32", "n_bins")]
     masses: Annotated[Array, Form("float32", "n_bins", low=0)]  # sample weights
     offsets: Annotated[Array, Form("int64", "n_offsets", low=0)]  # n_columns + 1
-    maxima: Annotated[Array, Form("float32", "n_columns", nan=True)]
+    maxima: Annotated[Array, Form("float32", "n_columns", nan=True)]  # of categories: codes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +103,7 @@ class GrowReply(Reply):
 def check_sketch(
     party: str,
     reply: SketchReply,
-    n_columns: int,
+    categories: Array,
     n_classes: int,
     n_bins: int,
     n_coded_columns: int = 0,
@@ -111,20 +112,25 @@ def check_sketch(
 
     Parameters
     ----------
+    categories : int64, shape (n_columns,): of each column, 0 for one of numbers.
     n_coded_columns : see ``check_coded``.
 
     Raises
     ------
     ProtocolError : bins that do not fill the columns, or do not ascend, or an impossible mean.
     """
-    offsets, points = reply.offsets, reply.representatives
+    offsets, points, n_columns = reply.offsets, reply.representatives, len(categories)
     fills = len(offsets) == n_columns + 1 and offsets[0] == 0 and offsets[-1] == len(points)
-    widths = np.diff(offsets)
-    if not fills or (widths < 0).any() or (widths > n_bins).any():
-        rule = f"must divide {n_columns} columns, of {n_bins} bins at most"
+    widths, most = np.diff(offsets), np.where(categories > 0, 0, n_bins)
+    if not fills or (widths < 0).any() or (widths > most).any():
+        rule = f"must divide {n_columns} columns, of {n_bins} bins at most and none of categories"
         raise ProtocolError(party, "SketchReply", "offsets", rule)
     if len(reply.maxima) != n_columns:
         raise ProtocolError(party, "SketchReply", "maxima", f"must have {n_columns} values")
+    codes, limits = reply.maxima[categories > 0], categories[categories > 0]
+    is_code = (codes >= 0) & (codes < limits) & (codes == np.floor(codes))
+    if not (is_code | np.isnan(codes)).all():
+        raise ProtocolError(party, "SketchReply", "maxima", "must be codes of the categories")
     ends = offsets[1:][np.diff(offsets) > 0]  # of the columns that have bins
     ascends = np.diff(points) > 0
     ascends[ends[:-1] - 1] = True  # from one column to the next

@@ -225,9 +225,12 @@ class Growth:
         if not self.cuts.by_category[column]:
             return None
         own = slice(self.cuts.offsets[column], self.cuts.offsets[column + 1])
-        return right_categories(
+        used = right_categories(
             histogram[own], int(split["cut"]), self.shape.penalties, self.shape.rules
         )
+        right = np.zeros(self.cuts.categories[column], dtype=bool)
+        right[: len(used)] = used
+        return right
 
     def _apply(self, parent: NodeId, split: np.void, number: int) -> tuple[Any, ...]:
         """Split one node: write its children, return its route.

@@ -142,7 +142,7 @@ class Boosting:
             "edges": self.cuts.edges,
             "offsets": self.cuts.offsets,
             "minima": self.cuts.minima,
-            "categorical": self.cuts.categorical,
+            "categories": self.cuts.categories,
             "nodes": nodes,
             "tree_offsets": offsets,
             "sets": self.sets.bits,
@@ -163,7 +163,7 @@ class Boosting:
 
 def kept_cuts(arrays: Arrays) -> tuple[np.float32, Cuts]:
     """Base score and cuts of kept arrays."""
-    cuts = Cuts(arrays["edges"], arrays["offsets"], arrays["minima"], arrays["categorical"])
+    cuts = Cuts(arrays["edges"], arrays["offsets"], arrays["minima"], arrays["categories"])
     return np.float32(arrays["base_score"]), cuts
 
 

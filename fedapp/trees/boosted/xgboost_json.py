@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from fedapp.trees.boosted.from_xgboost import feature_types
 from fedapp.trees.model import LEAF, Ensemble, Tree
+from fedapp.trees.sets import NO_SET, category_counts
 
 VERSION = [3, 1, 0]  # the first version whose base_score is a vector
 NO_PARENT = 2147483647
+NO_THRESHOLD = np.finfo(np.float32).smallest_subnormal  # of a split by categories, in XGBoost too
 
 
 def to_xgboost_json(model: Ensemble) -> str:
-    """The model as XGBoost would have saved it."""
+    """The model as XGBoost would have saved it; a category is its code, and has no name."""
     n_trees, width = len(model.trees), model.n_outputs
     booster = {
         "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
@@ -33,7 +36,7 @@ def to_xgboost_json(model: Ensemble) -> str:
             "attributes": {},
             # XGBoost allows no [, ] or < in a name.
             "feature_names": [re.sub(r"[\[\]<]", "_", name) for name in model.columns],
-            "feature_types": ["float"] * len(model.columns),
+            "feature_types": feature_types(category_counts(model.categories, len(model.columns))),
             "gradient_booster": {"model": booster, "name": "gbtree"},
             "learner_model_param": {
                 "base_score": "[" + ",".join([str(model.base_score)] * width) + "]",
@@ -62,27 +65,31 @@ def _objective(model: Ensemble) -> dict[str, Any]:
 def _tree(tree_id: int, tree: Tree, model: Ensemble) -> dict[str, Any]:
     """One tree; a leaf's value stands where a split has its threshold."""
     is_leaf = tree["left"] == LEAF
-    n_nodes = len(tree)
+    by_set = np.flatnonzero(tree["set"] != NO_SET) if len(model.sets) else np.empty(0, np.int64)
+    held = model.sets.take(tree["set"][by_set]).codes()
+    sizes = [len(codes) for codes in held]
+    thresholds = tree["threshold"].copy()
+    thresholds[by_set] = NO_THRESHOLD
     return {
         "base_weights": _floats(np.where(is_leaf, tree["value"], tree["weight"])),
-        "categories": [],
-        "categories_nodes": [],
-        "categories_segments": [],
-        "categories_sizes": [],
+        "categories": [code for codes in held for code in codes],
+        "categories_nodes": by_set.tolist(),
+        "categories_segments": np.cumsum([0, *sizes])[:-1].tolist(),
+        "categories_sizes": sizes,
         "default_left": tree["default_left"].astype(int).tolist(),
         "id": tree_id,
         "left_children": tree["left"].tolist(),
         "loss_changes": _floats(tree["gain"]),
         "parents": np.where(tree["parent"] < 0, NO_PARENT, tree["parent"]).tolist(),
         "right_children": np.where(is_leaf, LEAF, tree["left"] + 1).tolist(),
-        "split_conditions": _floats(np.where(is_leaf, tree["value"], tree["threshold"])),
+        "split_conditions": _floats(np.where(is_leaf, tree["value"], thresholds)),
         "split_indices": tree["column"].tolist(),
-        "split_type": [0] * n_nodes,
+        "split_type": np.isin(np.arange(len(tree)), by_set).astype(int).tolist(),
         "sum_hessian": _floats(tree["hessian"]),
         "tree_param": {
             "num_deleted": "0",
             "num_feature": str(len(model.columns)),
-            "num_nodes": str(n_nodes),
+            "num_nodes": str(len(tree)),
             "size_leaf_vector": "1",
         },
     }

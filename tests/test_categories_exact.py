@@ -1,0 +1,150 @@
+"""Trees over columns of text are XGBoost's: in every node, the categories of every split too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xgboost
+
+from fedapp.config import Settings
+from fedapp.data.labels import class_ids, class_names
+from fedapp.data.table import Table
+from fedapp.run_folder import RunFolder
+from fedapp.site.config import SiteConfig
+from fedapp.site.rows import Holdout, read_subsets
+from fedapp.trees.boosted.from_xgboost import typed_columns
+from fedapp.trees.model import LEAF, Ensemble, load_model
+from fedapp.trees.predict import predict_margins
+from fedapp.trees.sets import category_counts
+from simulations.baselines import xgboost_parameters
+from simulations.local import run_local
+from tests.reference import compare_trees
+from tests.texts import adult, airline, kddcup
+
+MakeSettings = Callable[..., Settings]
+SMALL = {"num-boost-round": 4, "max-depth": 5, "max-bin": 64, "valid-fraction": 0.0}
+PENALTIES = {"lambda": 0.5, "alpha": 0.3, "gamma": 0.5, "min-child-weight": 5.0}
+
+
+def matrix(table: Table) -> Any:
+    """Rows as XGBoost takes them, codes as categories."""
+    widths = category_counts(table.categories, len(table.columns))
+    names = {"feature_names": list(table.columns)}
+    return xgboost.DMatrix(table.values, **names, **typed_columns(widths))
+
+
+def pooled_booster(settings: Settings) -> tuple[xgboost.Booster, Table]:
+    """XGBoost on all training rows of a run, and the test rows."""
+    site = SiteConfig("all", settings.data, settings.label, dropped=settings.dropped)
+    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+    subsets = read_subsets(site, holdout)
+    table = subsets["train"]
+    assert table.labels is not None
+    labels = class_ids(table.labels, class_names(table.labels, settings.objective))
+    weights = np.ones(table.n_rows, np.float32)
+    widths = category_counts(table.categories, len(table.columns))
+    given = {"feature_names": list(table.columns), "max_bin": settings.max_bin}
+    rows = xgboost.QuantileDMatrix(table.values, labels, **given, **typed_columns(widths))
+    parameters = xgboost_parameters(settings, labels, weights, labels)
+    return xgboost.train(parameters, rows, settings.num_boost_round), subsets["test"]
+
+
+def assert_xgboosts(settings: Settings, folder: RunFolder) -> Ensemble:
+    """Hold a run against XGBoost on its pooled rows: trees, and what its export predicts."""
+    model, (booster, test) = load_model(folder.path / "model.json"), pooled_booster(settings)
+    found = compare_trees(model, booster)
+    assert found.n_nodes > 3 * found.n_trees
+    assert found.differing == 0
+    assert found.leaf_error <= 1e-6
+    stock = xgboost.Booster(model_file=folder.path / "model.xgb.json")
+    rows = matrix(test)
+    theirs = stock.predict(rows, output_margin=True).reshape(test.n_rows, -1)
+    np.testing.assert_allclose(predict_margins(model, test.values), theirs, atol=1e-6, rtol=1e-6)
+    whole = booster.predict(rows, output_margin=True).reshape(test.n_rows, -1)
+    np.testing.assert_allclose(theirs, whole, atol=1e-5, rtol=1e-5)
+    return model
+
+
+def split_columns(model: Ensemble) -> set[str]:
+    """Names of the columns that split anywhere."""
+    return {model.columns[c] for t in model.trees for c in t["column"][t["left"] != LEAF]}
+
+
+def test_adult_is_xgboosts(real_data: Path, tmp_path: Path, settings: MakeSettings) -> None:
+    data = adult(tmp_path, real_data, 4000)
+    run = settings(data=str(data), label="income", parties=1, **SMALL)
+    model = assert_xgboosts(run, run_local(run))
+    assert {"relationship", "occupation", "age"} <= split_columns(model)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        PENALTIES,
+        {"max-cat-to-onehot": 10},
+        {"max-cat-threshold": 3},
+        {"max-cat-to-onehot": 100, "min-child-weight": 0.0},
+    ],
+    ids=lambda more: ",".join(more),
+)
+def test_adult_is_xgboosts_with_other_settings(
+    real_data: Path, tmp_path: Path, settings: MakeSettings, more: dict[str, Any]
+) -> None:
+    data = adult(tmp_path, real_data, 3000)
+    run = settings(data=str(data), label="income", parties=1, **SMALL | more)
+    assert_xgboosts(run, run_local(run))
+
+
+def test_classes_with_missing_text_are_xgboosts(
+    real_data: Path, tmp_path: Path, settings: MakeSettings
+) -> None:
+    data = kddcup(tmp_path, real_data, 2500)
+    more = {"objective": "multi:softprob", "num-boost-round": 2}
+    run = settings(data=str(data), label="label", parties=1, **SMALL | more)
+    model = assert_xgboosts(run, run_local(run))
+    assert "service" in split_columns(model)
+
+
+def test_numbers_by_text_of_many_values_are_xgboosts(
+    real_data: Path, tmp_path: Path, settings: MakeSettings
+) -> None:
+    data = airline(tmp_path, real_data, 4000)
+    given = {"label": "ArrDelay", "drop-columns": "late", "objective": "reg:squarederror"}
+    run = settings(data=str(data), parties=1, **SMALL | given)
+    model = assert_xgboosts(run, run_local(run))
+    assert {"Origin", "Dest", "UniqueCarrier"} <= split_columns(model)
+    assert model.sets.widths.max() > 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, PENALTIES, {"max-cat-to-onehot": 50}], ids=str)
+@pytest.mark.parametrize(
+    ("write", "label", "drop", "objective"),
+    [
+        (adult, "income", "", "binary:logistic"),
+        (adult, "age", "", "reg:squarederror"),
+        (adult, "education", "", "multi:softprob"),
+        (airline, "late", "ArrDelay", "binary:logistic"),
+        (airline, "ArrDelay", "late", "reg:squarederror"),
+        (airline, "UniqueCarrier", "late", "multi:softprob"),
+        (kddcup, "label", "", "multi:softprob"),
+    ],
+)
+def test_large_tables_are_xgboosts(
+    real_data: Path,
+    tmp_path: Path,
+    settings: MakeSettings,
+    write: Any,
+    label: str,
+    drop: str,
+    objective: str,
+    more: dict[str, Any],
+) -> None:
+    data = write(tmp_path, real_data, 40_000)
+    given = {"label": label, "drop-columns": drop, "objective": objective, "max-bin": 256}
+    run = settings(data=str(data), parties=1, **SMALL | given | more)
+    assert_xgboosts(run, run_local(run))

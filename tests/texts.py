@@ -1,0 +1,63 @@
+"""Real tables with their text columns, as CSV files that anybody might have."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from fedapp.data.registry import REGISTRY
+
+AIRLINE = (
+    *("Month", "DayofMonth", "DayOfWeek", "CRSDepTime", "UniqueCarrier", "DepDelay"),
+    *("Origin", "Dest", "Distance", "TaxiOut"),
+)
+LATE = 15  # minutes
+KDDCUP_ROWS, AIRLINE_ROWS = 494_021, 183_527
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Path:
+    """A CSV of these rows; ``?`` is missing."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows([["" if cell == "?" else cell for cell in row] for row in rows])
+    return path
+
+
+def adult(folder: Path, real: Path, n_rows: int) -> Path:
+    """Census rows: eight text columns, three of them with missing values; label income."""
+    columns = REGISTRY["adult"].reader.columns
+    with gzip.open(real / "adult.txt.gz", "rt") as file:
+        rows = [line.split() for line in islice(file, n_rows)]
+    return write_csv(folder / "adult.csv", columns, rows)
+
+
+def kddcup(folder: Path, real: Path, n_rows: int) -> Path:
+    """Network connections: three text columns, up to 23 classes, one text missing in every 11th
+    row; label label."""
+    columns, every = REGISTRY["kddcup99"].reader.columns, KDDCUP_ROWS // n_rows
+    with gzip.open(real / "kddcup99-10pct.csv.gz", "rt") as file:
+        chosen = islice(file, 0, n_rows * every, every)
+        rows = [line.rstrip().split(",") for line in chosen]
+    for number, row in enumerate(rows):
+        if number % 11 == 0:
+            row[2] = ""
+    return write_csv(folder / "kddcup.csv", columns, rows)
+
+
+def airline(folder: Path, real: Path, n_rows: int) -> Path:
+    """Flights with carrier, origin and destination (hundreds of airports); labels late (1 is more
+    than 15 minutes) and ArrDelay in minutes."""
+    with gzip.open(real / "airline-delayed-2008-01.csv.gz", "rt") as file:
+        names = file.readline().rstrip().split(",")
+        lines = islice(file, 0, None, AIRLINE_ROWS // n_rows)
+        flights = [dict(zip(names, line.rstrip("\n").split(","), strict=True)) for line in lines]
+    rows = [
+        [*(row[name] for name in AIRLINE), row["ArrDelay"], str(int(float(row["ArrDelay"]) > LATE))]
+        for row in flights
+        if row["ArrDelay"]
+    ]
+    return write_csv(folder / "airline.csv", [*AIRLINE, "ArrDelay", "late"], rows)
