@@ -70,6 +70,10 @@ class Settings(Section):
     id: Name
     weight: Name
     drop_columns: Name
+    schema_file: Annotated[str, Field(alias="schema")]
+    header: bool
+    decimal: Literal[".", ","]
+    encoding: str
     parties: Annotated[int, Field(ge=1)]
     partition: str
     columns: str

@@ -24,6 +24,7 @@ class ReadsSettings:
     reads: ClassVar[frozenset[str]] = frozenset(
         (
             *("strategy", "data", "label", "id", "weight", "drop-columns", "parties", "seed"),
+            *("schema", "header", "decimal", "encoding"),
             *("run-dir", "resume", "start-deadline", "exchange-deadline", "resend-after"),
         )
     )

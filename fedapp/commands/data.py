@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ from fedapp.data.schema import Roles
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fedapp.data.table import Table
+    from fedapp.data.describe import Described
 
 MAX_CLASSES = 30
 
@@ -56,21 +57,63 @@ def fetch_command(name: Annotated[str, typer.Argument(help="Name of a data set."
 def describe_command(
     source: Annotated[str, typer.Argument(help="Name of a data set, or a file.")],
     label: Annotated[str, typer.Option(help="Label column of a file.")] = "",
+    id_column: Annotated[str, typer.Option("--id", help="Column that names the rows.")] = "",
+    weight: Annotated[str, typer.Option(help="Column of weights.")] = "",
     drop_columns: Annotated[
         str, typer.Option(help="Columns that are not features, separated by commas.")
     ] = "",
+    header: Annotated[
+        bool, typer.Option(help="Whether the first line of the file names the columns.")
+    ] = True,
+    decimal: Annotated[str, typer.Option(help="Decimal point or comma of a file.")] = ".",
+    encoding: Annotated[str, typer.Option(help="Encoding of a file, as latin-1.")] = "",
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            help="A schema: applied if the file is there, else written there, to be changed."
+        ),
+    ] = None,
 ) -> None:
-    """Describe a table: its columns and its label."""
+    """Describe a table: what each column holds, what a run would do with it, and its label."""
     from fedapp.data.datasets import dataset_names, find_dataset, read_source
+    from fedapp.data.describe import describe, schema_text
+    from fedapp.site.config import SiteConfig, table_settings
 
-    dropped = tuple(name.strip() for name in drop_columns.split(",") if name.strip())
-    table = read_source(source, Roles(label=label, drop=dropped))
+    is_read = schema is not None and schema.exists()
+    config = SiteConfig(
+        "describe",
+        **table_settings(
+            {
+                "data": source,
+                "label": label,
+                "id": id_column,
+                "weight": weight,
+                "drop-columns": drop_columns,
+                "header": header,
+                "decimal": decimal,
+                "encoding": encoding,
+                "schema": str(schema) if is_read else "",
+            }
+        ),
+    )
+    roles = Roles(config.label, config.id_column, config.weight, drop=config.dropped)
     console = Console()
     if source in dataset_names():
         dataset = find_dataset(source)
         console.print(f"{dataset.description}\n{dataset.source}", markup=False, highlight=False)
-    console.print(f"{table.n_rows:,} rows, {len(table.columns):,} feature columns")
-    console.print(_columns(table))
+    found = describe(source, roles, config.reader)
+    n_features = sum(one.use.startswith("feature") for one in found.columns)
+    console.print(f"{found.n_rows:,} rows, {n_features:,} feature columns")
+    console.print(_columns(found.columns))
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    if schema is not None and not is_read:
+        schema.write_text(schema_text(found), encoding="utf-8")
+        console.print(f"schema written to {schema}", markup=False, highlight=False, soft_wrap=True)
+    if any(one.refused for one in found.columns):
+        console.print("a run refuses this table: see the columns, and --schema", highlight=False)
+        return
+    table = read_source(source, roles, config.reader)
     if table.labels is not None:
         console.print(_labels(table.labels))
 
@@ -87,14 +130,12 @@ def _where(name: str) -> str:
     return "cache" if path.parent == cache_folder() else "folder"
 
 
-def _columns(table: Table) -> Grid:
-    import numpy as np
-
-    grid = Grid("column", "missing", "distinct", "min", "mean", "max")
-    for index, name in enumerate(table.columns):
-        values = table.values[:, index]
-        known = values[~np.isnan(values)].astype(np.float64)
-        grid.add_row(escape(name), str(len(values) - len(known)), *_summary(known))
+def _columns(columns: Iterable[Described]) -> Grid:
+    grid = Grid("column", "type", "missing", "distinct", "range", "example", "in a run")
+    for one in columns:
+        counts = f"{one.n_missing:,}", f"{one.n_distinct:,}"
+        texts = (one.span, one.example, one.use)
+        grid.add_row(escape(one.name), one.type, *counts, *map(escape, texts))
     return grid
 
 

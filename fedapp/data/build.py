@@ -64,6 +64,7 @@ def build_table(
             ),
         ),
         categories=categories,
+        given=frozenset(name for name in columns if reader.gives_categories(name)),
     )
 
 

@@ -89,12 +89,31 @@ def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
     """
     if data in dataset_names():
         return _load(data, roles)
+    _check_file(data)
+    return load_table(Path(data), roles, reader)
+
+
+def source_frame(
+    data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN
+) -> tuple[Any, Roles, Reader]:
+    """The columns of what the setting `data` names, as they are, and what is known of them.
+
+    Raises
+    ------
+    ConfigError, DataError : see `read_source`.
+    """
+    if data in dataset_names():
+        return _known_frame(data, roles)
+    _check_file(data)
+    return read_frame(Path(data), roles, reader), roles, reader
+
+
+def _check_file(data: str) -> None:
     if os.path.isdir(data):
         raise ConfigError(f"data must be a file, got the folder '{Path(data).name}'")
     if not os.path.isfile(data):
         rule = "data must be a built-in name, a registry name or an existing file"
         raise ConfigError(f"{rule}, got '{Path(data).name}'{_close_to(data)}")
-    return load_table(Path(data), roles, reader)
 
 
 def cache_folder() -> Path:
@@ -135,6 +154,12 @@ def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
 
 
 def _load(name: str, asked: Roles) -> Table:
+    frame, roles, reader = _known_frame(name, asked)
+    return build_table(frame, roles, reader=reader)
+
+
+def _known_frame(name: str, asked: Roles) -> tuple[Any, Roles, Reader]:
+    """Columns of a data set, their roles, and how its file is read."""
     dataset = find_dataset(name)
     if asked.label not in ("", dataset.label):
         rule = f"label must be '{dataset.label}' or empty for the data set '{name}'"
@@ -143,7 +168,7 @@ def _load(name: str, asked: Roles) -> Table:
     frame = _file_frame(name, dataset, roles) if dataset.files else _built_in_frame(name)
     if dataset.prepare:
         frame = dataset.prepare(frame)
-    return build_table(frame, roles, reader=dataset.reader)
+    return frame, roles, dataset.reader
 
 
 def _file_frame(name: str, dataset: DataSet, roles: Roles) -> Any:

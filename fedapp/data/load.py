@@ -271,9 +271,19 @@ def _read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
         if TOO_LONG in str(error) and not _has_quotes(path):
             raise
         # A block may end within a quoted field of several lines; slower, they are looked for.
-        frame = _csv_frame(path, roles, reader, line_ends=True)
+        frame = _csv_frame_of_lines(path, roles, reader)
     _check_quotes(path, frame)
     return frame
+
+
+def _csv_frame_of_lines(path: Path, roles: Roles, reader: Reader) -> Any:
+    """The same where fields have line ends; if it cannot be read, an open quote may be why."""
+    try:
+        return _csv_frame(path, roles, reader, line_ends=True)
+    except pa.ArrowInvalid as error:
+        if TOO_LONG not in str(error):
+            _check_closed(path)
+        raise
 
 
 def _with_label(frame: Any, label: str, reader: Reader, is_written: bool) -> Any:
@@ -310,11 +320,16 @@ def _check_quotes(path: Path, frame: Any) -> None:
         pc.any(pc.match_substring(column, "\n")).as_py() for column in columns
     ):
         return
+    _check_closed(path)
+
+
+def _check_closed(path: Path) -> None:
+    """Hold that a file's quotes are of an even number."""
     with opened(path) as stream:
         n_quotes = sum(chunk.count(b'"') for chunk in iter(lambda: stream.read(CHUNK_BYTES), b""))
     if n_quotes % 2:
         rule = f"data file '{path.name}' must close every quote that it opens"
-        raise DataError(f"{rule}, got an odd number of quotes and a field of several lines")
+        raise DataError(f"{rule}, got an odd number of quotes")
 
 
 def _csv_frame(path: Path, roles: Roles, reader: Reader, line_ends: bool) -> Any:

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from fedapp import metrics
 from fedapp.data.build import build_table, notes_on_file
-from fedapp.data.categories import chosen
+from fedapp.data.categories import Categories, chosen
 from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.labels import class_ids, label_texts
 from fedapp.data.load import read_frame, text_file
 from fedapp.data.notes import Note
-from fedapp.data.schema import Reader, Roles
+from fedapp.data.schema import PLAIN, Declared, Reader, Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.trees.objective import Objective, margins_of
@@ -27,7 +27,14 @@ SUFFIXES = (".csv", ".parquet")
 MOST_SHOWN = 20
 
 
-def read_columns_of(data: str, columns: Sequence[str], roles: Roles, foreign: str = "") -> Table:
+def read_columns_of(
+    data: str,
+    columns: Sequence[str],
+    roles: Roles,
+    foreign: str = "",
+    reader: Reader = PLAIN,
+    categories: Categories = (),
+) -> Table:
     """A table with a model's columns in the model's order; no others of a file are looked at.
 
     Parameters
@@ -35,6 +42,9 @@ def read_columns_of(data: str, columns: Sequence[str], roles: Roles, foreign: st
     roles : ids; labels and weights where the table has them for every row, else it is read without;
         weights count only beside labels, unless no labels are asked for.
     foreign : a column that no table of this party has.
+    reader : what a schema says of the table; of its columns some may be absent.
+    categories : of the model's columns; those with names are read as categories, whatever their
+        values look like.
 
     Raises
     ------
@@ -47,7 +57,7 @@ def read_columns_of(data: str, columns: Sequence[str], roles: Roles, foreign: st
         return _only(read_source(data, known), columns)
     if roles.id_column in columns:
         raise DataError.naming("id must not be a feature of the model, got {}", roles.id_column)
-    reader = Reader(n_features=len(columns))
+    reader = _of_model(reader, columns, categories)
     frame = read_frame(Path(data), roles, reader)
     _check_columns(columns, frame.column_names)
     if foreign and foreign in set(frame.column_names) - set(columns):
@@ -57,9 +67,21 @@ def read_columns_of(data: str, columns: Sequence[str], roles: Roles, foreign: st
     kept = {*columns, *known.named().values()}
     others = [name for name in frame.column_names if name not in kept]
     known = replace(known, drop=tuple(others))
-    text = text_file(Path(data))
+    text = text_file(Path(data), reader)
     notes = [*notes_on_file(text), *_note_on_weights(frame, roles, known)]
-    return _only(build_table(frame, known, text), columns, notes)
+    return _only(build_table(frame, known, text, reader), columns, notes)
+
+
+def _of_model(reader: Reader, columns: Sequence[str], categories: Categories) -> Reader:
+    """The reader, which knows that some columns hold categories."""
+    found = {name for name, names in zip(columns, categories, strict=False) if names is not None}
+    declared = {one.rename or one.name: one for one in reader.declared}
+    for name in found:
+        one = declared.get(name, Declared(name))
+        declared[name] = replace(one, type=one.type or "category")
+    return replace(
+        reader, n_features=len(columns), tolerant=True, declared=tuple(declared.values())
+    )
 
 
 def _known_roles(frame: Any, roles: Roles, columns: Sequence[str]) -> Roles:

@@ -103,6 +103,11 @@ class Reader:
         found = (one for one in self.declared if (one.rename or one.name) == name)
         return next(found, Declared(name))
 
+    def gives_categories(self, name: str) -> bool:
+        """Whether the names of a column's categories are declared, by its name in the run."""
+        declared = self.of_feature(name)
+        return declared.type == "category" and bool(declared.categories)
+
 
 PLAIN = Reader()
 

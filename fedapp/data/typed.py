@@ -207,7 +207,9 @@ def _check_text(
     tests: dict[str, Callable[[str], bool]],
 ) -> None:
     """Hold that distinct values are the names of categories."""
-    if values and all(tests["number"](value) or is_number(value, ",") for value in values):
+    if counts["number"] < len(values) and all(
+        tests["number"](value) or is_number(value, ",") for value in values
+    ):
         raise UntypedError("decimal commas", "numbers", fits=tests["number"])
     if values and all(OTHER_DATE.fullmatch(value) for value in values):
         raise UntypedError("dates that are not ISO", "dates", "write them as 2024-12-31", is_date)

@@ -76,9 +76,10 @@ def read_rows_to_predict(config: SiteConfig, columns: Sequence[str], with_labels
         foreign = config.label if config.simulated and not config.is_share else ""
     if config.simulated:
         with _READING:
-            table = _read_once(file_version(data), data, tuple(columns), roles, foreign)
+            how = tuple(columns), roles, foreign, config.reader
+            table = _read_once(file_version(data), data, *how)
     else:
-        table = read_columns_of(data, columns, roles, foreign)
+        table = read_columns_of(data, columns, roles, foreign, config.reader)
     return table if with_labels else replace(table, labels=None, weights=None)
 
 
@@ -176,7 +177,7 @@ def _without_lone_weights(table: Table, config: SiteConfig) -> Table:
 def _with_own_roles(config: SiteConfig) -> SiteConfig:
     """Without label, weight and dropped columns where the file has no such columns."""
     path = Path(config.data)
-    names = set(column_names(path)) if path.is_file() else set()
+    names = set(column_names(path, config.reader)) if path.is_file() else set()
     return replace(
         config,
         label=config.label if config.label in names else "",

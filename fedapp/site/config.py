@@ -6,11 +6,13 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedapp.data.names import NAME, NAME_RULE, party_name
+from fedapp.data.schema import PLAIN, Reader
+from fedapp.data.schema_file import Schema, check_encoding, read_schema
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 
@@ -21,6 +23,7 @@ BUNDLE = re.compile(r"[0-9a-f]{64}")
 # What a node config may say. A word misspelled is refused: it could be the site's policy.
 NODE_KEYS = (
     *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
+    *("schema", "header", "decimal", "encoding"),
     *("share-column-names", "share-categories", "allow-export", "trusted", "allow", "min-rows"),
     *("encrypted-labels", "allow-insecure", "app", "full-masks"),
     *("min-bin-rows", "most-bins", "score-bins", "align-most-rows", "most-columns"),
@@ -49,6 +52,7 @@ class SiteConfig:
     data : a file (or, in simulation, any name the run config may have).
     label, id_column, weight : columns that are not features; empty where there is none.
     dropped : further columns that are not features.
+    reader : how the table is read, by its schema and the settings of the same names.
     simulated : whether the run config names the tables of all parties, which are on one machine.
     partition : rule by which one simulated table is split; empty where the party has its own.
     share, n_shares : which share of a simulated table is this party's.
@@ -76,6 +80,7 @@ class SiteConfig:
     id_column: str = ""
     weight: str = ""
     dropped: tuple[str, ...] = ()
+    reader: Reader = PLAIN
     simulated: bool = False
     partition: str = ""
     share: int = 0
@@ -125,7 +130,7 @@ def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConf
         name = str(node.get("name", ""))
         if not NAME.fullmatch(name):
             raise ConfigError(f"name in the node config must be {NAME_RULE}, got {name!r}")
-        return SiteConfig(name, **_table(node), **_policy(node))
+        return SiteConfig(name, **table_settings(node), **_policy(node))
     if "partition-id" not in node:
         raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
     return _simulated(int(node["partition-id"]), int(node["num-partitions"]), run)
@@ -141,7 +146,7 @@ def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfi
             simulated=True,
             share=share,
             n_shares=n_shares,
-            **_table({**run, "data": sources[name]}),
+            **table_settings({**run, "data": sources[name]}, is_shared=True),
         )
     return SiteConfig(
         party_name(share, n_shares),
@@ -150,23 +155,53 @@ def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfi
         columns=str(run["columns"]),
         share=share,
         n_shares=n_shares,
-        **_table(run),
+        **table_settings(run),
     )
 
 
-def _table(config: Mapping[str, Value]) -> dict[str, Any]:
-    """The settings that name a table and its columns."""
-    dropped = str(config.get("drop-columns", "")).split(",")
+def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict[str, Any]:
+    """The settings that name a table and its columns, and what its schema says where they do not.
+
+    Parameters
+    ----------
+    is_shared : whether they are those of several tables.
+    """
+    file = str(config.get("schema", ""))
+    schema = read_schema(Path(file)) if file else Schema()
+    roles, dropped = schema.roles(), str(config.get("drop-columns", "")).split(",")
     return {
         "data": str(config["data"]),
-        "label": str(config.get("label", "")),
-        "id_column": str(config.get("id", "")),
-        "weight": str(config.get("weight", "")),
-        "dropped": tuple(name.strip() for name in dropped if name.strip()),
+        "label": str(config.get("label", "")) or roles.label,
+        "id_column": str(config.get("id", "")) or roles.id_column,
+        "weight": str(config.get("weight", "")) or roles.weight,
+        "dropped": tuple(
+            dict.fromkeys((*roles.drop, *(name.strip() for name in dropped if name.strip())))
+        ),
+        "reader": _reader(config, schema.reader(is_shared)),
         "shares_names": _is_true(config.get("share-column-names", False)),
         "allows_export": _is_true(config.get("allow-export", False)),
         "predict_data": str(config.get("predict-data", "")),
     }
+
+
+def _reader(config: Mapping[str, Value], said: Reader) -> Reader:
+    """What the schema says, and the settings that say otherwise.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule.
+    """
+    decimal = str(config.get("decimal", ".")).strip()
+    if decimal not in (".", ","):
+        raise ConfigError(f"decimal must be a point or a comma, got {decimal!r}")
+    encoding = str(config.get("encoding", "")) or said.encoding
+    check_encoding(encoding)
+    return replace(
+        said,
+        header=said.header and _is_true(config.get("header", True)),
+        decimal=decimal if decimal != "." else said.decimal,
+        encoding=encoding,
+    )
 
 
 def parse_node_config(text: str) -> dict[str, Value]:

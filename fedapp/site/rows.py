@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import SUBSETS, partition_rows, split_rows
-from fedapp.data.schema import Roles
+from fedapp.data.schema import Reader, Roles
 from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig
 
@@ -105,9 +105,9 @@ def read_table(config: SiteConfig) -> Table:
     """
     roles = Roles(config.label, config.id_column, config.weight, config.group, config.dropped)
     if not config.simulated:
-        return read_source(config.data, roles)
+        return read_source(config.data, roles, config.reader)
     with _READING:
-        return _read_once(file_version(config.data), config.data, roles)
+        return _read_once(file_version(config.data), config.data, roles, config.reader)
 
 
 _READING = threading.Lock()
@@ -115,9 +115,9 @@ MOST_TABLES = 32  # of the parties of a simulation
 
 
 @lru_cache(MOST_TABLES)
-def _read_once(version: tuple[int, int], data: str, roles: Roles) -> Table:
+def _read_once(version: tuple[int, int], data: str, roles: Roles, reader: Reader) -> Table:
     """A simulated table, read once for all of this process while its file stays so."""
-    return read_source(data, roles)
+    return read_source(data, roles, reader)
 
 
 def file_version(data: str) -> tuple[int, int]:

@@ -1,0 +1,218 @@
+"""A table's schema: a TOML file that says how the table is written and what its columns are.
+
+``fedapp data describe TABLE --schema FILE.toml`` writes one that says what was found.
+"""
+
+from __future__ import annotations
+
+import codecs
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from fedapp.data.categories import MOST_CATEGORIES
+from fedapp.data.schema import Declared, Reader, Roles
+from fedapp.errors import ConfigError
+
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "blank": " "}
+RULES = {
+    "extra_forbidden": "a field of a schema",
+    "literal_error": "one of {expected}",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "int_type": "a whole number",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "greater_than_equal": ">= {ge}",
+    "too_long": "at most {max_length} values",
+}
+
+
+def _as_text(value: object) -> object:
+    """A number of TOML as it is written in a table."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
+Text = Annotated[str, BeforeValidator(_as_text)]
+
+
+class Section(BaseModel):
+    """Part of a schema, whose names are written in kebab-case."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=lambda name: name.replace("_", "-"),
+    )
+
+
+class ColumnSection(Section):
+    """What is said of one column, under its name in the file.
+
+    Parameters
+    ----------
+    name : in the run; empty leaves that of the file.
+    type : empty goes by the values.
+    missing : values that mean that there is none.
+    categories : the names of a category, common to all parties; others count as missing.
+    order : the names of an ordinal, from the lowest to the highest; others count as missing.
+    codes : the name that a value of the file stands for.
+    """
+
+    name: str = ""
+    type: Literal["", "number", "category", "ordinal", "boolean", "date", "drop"] = ""
+    missing: list[Text] = Field(default_factory=list)
+    categories: Annotated[list[Text], Field(max_length=MOST_CATEGORIES)] = Field(
+        default_factory=list
+    )
+    order: Annotated[list[Text], Field(max_length=MOST_CATEGORIES)] = Field(default_factory=list)
+    codes: dict[str, Text] = Field(default_factory=dict)
+
+
+class Schema(Section):
+    """How a table is written, which columns have a role, and what the columns are.
+
+    Parameters
+    ----------
+    separator : of the fields; empty goes by the first lines.
+    header : whether the first line names the columns; without it they are f1, f2, ...
+    names : of the columns, where no line of the file names them.
+    skip_lines : before the header, or the first row.
+    decimal : what separates the fraction of a number.
+    encoding : by a name that Python knows.
+    missing : values that mean in every column that there is none.
+    label, id, weight : columns that are not features, by their names in the run.
+    positive_label : of two classes, the one that counts as 1.
+    """
+
+    separator: Literal["", "comma", "semicolon", "tab", "bar", "blank"] = ""
+    header: bool = True
+    names: list[str] = Field(default_factory=list)
+    skip_lines: Annotated[int, Field(ge=0)] = 0
+    decimal: Literal[".", ","] = "."
+    encoding: str = "utf-8"
+    missing: list[Text] = Field(default_factory=list)
+    label: str = ""
+    id: str = ""
+    weight: str = ""
+    positive_label: Text = ""
+    columns: dict[str, ColumnSection] = Field(default_factory=dict)
+
+    def reader(self, tolerant: bool = False) -> Reader:
+        """How the file is read.
+
+        Parameters
+        ----------
+        tolerant : whether the schema is that of several tables, which have some of its columns.
+        """
+        return Reader(
+            delimiter=SEPARATORS.get(self.separator, ""),
+            skip_lines=self.skip_lines,
+            columns=tuple(self.names),
+            header=self.header,
+            decimal=self.decimal,
+            encoding=self.encoding,
+            missing=tuple(self.missing),
+            declared=tuple(_declared(name, column) for name, column in self.columns.items()),
+            tolerant=tolerant,
+        )
+
+    def roles(self) -> Roles:
+        """Columns that are not features."""
+        dropped = (
+            column.name or name for name, column in self.columns.items() if column.type == "drop"
+        )
+        return Roles(self.label, self.id, self.weight, drop=tuple(dropped))
+
+
+def read_schema(path: Path) -> Schema:
+    """Read and check a schema.
+
+    Raises
+    ------
+    ConfigError : there is no such file, it is no TOML, or a field breaks its rule; names the file,
+        the field and the rule.
+    """
+    where = f"schema '{path.name}'"
+    try:
+        schema = Schema.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{where} must be a file that can be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where} must be TOML: {error}") from None
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_broken(error)}") from None
+    _check(schema, where)
+    return schema
+
+
+def check_encoding(name: str, where: str = "") -> None:
+    """Hold that an encoding is known.
+
+    Parameters
+    ----------
+    where : begins the error.
+
+    Raises
+    ------
+    ConfigError : it is not.
+    """
+    try:
+        codecs.lookup(name)
+    except LookupError:
+        rule = "encoding must be one that Python knows, as utf-8, latin-1 or cp1252"
+        raise ConfigError(f"{where}{rule}, got {name!r}") from None
+
+
+def _declared(name: str, column: ColumnSection) -> Declared:
+    return Declared(
+        name,
+        column.name,
+        "" if column.type == "drop" else column.type,
+        tuple(column.missing),
+        tuple(column.order if column.type == "ordinal" else column.categories),
+        tuple(column.codes.items()),
+    )
+
+
+def _broken(error: ValidationError) -> str:
+    """The first rule that is broken, in fedapp's words."""
+    first = error.errors()[0]
+    field = ".".join(map(str, first["loc"]))
+    rule = RULES.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
+    if first["type"] == "extra_forbidden":
+        return f"{field} is not {rule}"
+    return f"{field} must be {rule}, got {first['input']!r}"
+
+
+def _check(schema: Schema, where: str) -> None:
+    """Hold what fields must be together."""
+    check_encoding(schema.encoding, f"{where}: ")
+    if len(set(schema.names)) < len(schema.names):
+        raise ConfigError(f"{where}: names must be distinct")
+    renamed = [column.name or name for name, column in schema.columns.items()]
+    if repeated := [name for name in renamed if renamed.count(name) > 1]:
+        raise ConfigError(f"{where}: columns must have distinct names, got {repeated[0]!r} twice")
+    for name, column in schema.columns.items():
+        _check_column(column, f"{where}: columns.{name}")
+
+
+def _check_column(column: ColumnSection, where: str) -> None:
+    """Hold that lists of names stand where the type has names, each once."""
+    lists: Mapping[str, tuple[Any, str]] = {
+        "order": (column.order, "ordinal"),
+        "categories": (column.categories, "category"),
+    }
+    for field, (names, type) in lists.items():
+        if names and column.type != type:
+            raise ConfigError(f'{where}.{field} needs type = "{type}", got "{column.type}"')
+        if len(set(names)) < len(names):
+            raise ConfigError(f"{where}.{field} must hold every name once")
+    if column.type == "ordinal" and len(column.order) < 2:
+        raise ConfigError(f"{where}.order must name the values from the lowest to the highest")
