@@ -103,8 +103,8 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
         if value != defaults()[name]:
             rule = f"{name} must be omitted where every party has a table of its own"
             raise ConfigError(f"{rule}, got {value!r}")
-    files = [Path(config.data) for config in configs if Path(config.data).is_file()]
-    known = {name for file in files for name in column_names(file)}
+    files = {Path(one.data): one.reader for one in configs if Path(one.data).is_file()}
+    known = {name for file, reader in files.items() for name in column_names(file, reader)}
     roles = {"label": [settings.label], "weight": [settings.weight], "drop": settings.dropped}
     for role, names in roles.items():
         for name in names:

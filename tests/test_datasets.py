@@ -273,8 +273,8 @@ def test_describe_counts_rows_columns_and_labels(tmp_path: Path, run: Callable[.
     ]
     assert result.exit_code == 0
     assert "3 rows, 2 feature columns" in result.output
-    assert ["a", "0", "3", "1", "3", "5"] in cells
-    assert ["[b]", "1", "1", "2", "2", "2"] in cells
+    assert ["a", "number", "0", "3", "1 .. 5", "1"] in [line[:6] for line in cells]
+    assert ["[b]", "number", "1", "1", "2 .. 2", "2"] in [line[:6] for line in cells]
     assert ["u", "2", "66.67%"] in cells
 
 

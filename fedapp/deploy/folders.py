@@ -232,6 +232,7 @@ def _node_config(site: SiteConfig, data: str) -> str:
     lines = [f"{key} = {json.dumps(value)}" for key, value in said.items() if value]
     lines += [
         '# allow = "pax,secureboost,interactive"  # methods; without it, all',
+        '# schema = "/data/loans.toml"    # how the table is written, and what its columns are',
         "# min-rows = 100                # the fewest rows to train, to validate and to test on",
         "# share-column-names = true     # between parties with different columns",
         "# share-categories = false      # others learn no category names; a schema must give them",

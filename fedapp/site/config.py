@@ -177,14 +177,14 @@ def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict
         "dropped": tuple(
             dict.fromkeys((*roles.drop, *(name.strip() for name in dropped if name.strip())))
         ),
-        "reader": _reader(config, schema.reader(is_shared)),
+        "reader": table_reader(config, schema.reader(is_shared)),
         "shares_names": _is_true(config.get("share-column-names", False)),
         "allows_export": _is_true(config.get("allow-export", False)),
         "predict_data": str(config.get("predict-data", "")),
     }
 
 
-def _reader(config: Mapping[str, Value], said: Reader) -> Reader:
+def table_reader(config: Mapping[str, Value], said: Reader) -> Reader:
     """What the schema says, and the settings that say otherwise.
 
     Raises
