@@ -25,6 +25,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.linear import KIND as LINEAR
 from fedapp.linear import LinearModel, linear_from_json, predict_linear
+from fedapp.site.config import table_settings
 from fedapp.site.joined import read_joined
 from fedapp.trees.divided.lookup import DIVIDED
 from fedapp.trees.forest import model as bagged
@@ -87,13 +88,14 @@ def predict_table(
     check_suffix(output)
     model, predict = _load(run_dir / "model.json")
     trained, summary = trained_settings(run_dir), _summary(run_dir)
-    roles = Roles(label or trained.get("label", ""), id_column, trained.get("weight", ""))
+    read_as = table_settings({**trained, "data": data}, is_shared=True)
+    roles = Roles(label or read_as["label"], id_column, read_as["weight"])
     sources = _sources(data, summary)
     unmatched, tables = list[str](), dict[str, Table]()
     if sources:
         table, unmatched, tables = read_joined(sources, model.columns, roles, summary["active"])
     else:
-        table = read_columns_of(data, model.columns, roles)
+        table = read_columns_of(data, model.columns, roles, reader=read_as["reader"])
     predictions = predict(model, table.values)
     named = named_predictions(model.classes, model.n_outputs, predictions)
     ids = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids

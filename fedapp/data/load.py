@@ -182,7 +182,7 @@ def text_file(path: Path, reader: Reader = PLAIN) -> TextFile | None:
     """
     if (reader.format or file_format(path)) != "csv":
         return None
-    delimiter = reader.delimiter or delimiter_of(path, reader.encoding, reader.skip_lines)
+    delimiter = reader.delimiter or delimiter_of(path, reader)
     return TextFile(path, replace(reader, delimiter=delimiter))
 
 

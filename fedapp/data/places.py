@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, AnyStr, cast
 
-from fedapp.data.schema import MISSING, Reader, with_names
+from fedapp.data.schema import MISSING, PLAIN, Reader, with_names
 
 DELIMITERS = ("\t", ";", "|", ",", " ")  # by rank, where more than one would do
 HEADER_BYTES = 8 << 20
@@ -240,10 +240,10 @@ def quoted(value: str) -> str:
     return repr(shown if len(shown) <= 40 else f"{shown[:37]}...")
 
 
-def delimiter_of(path: Path, encoding: str = "utf-8", skip_lines: int = 0) -> str:
+def delimiter_of(path: Path, reader: Reader = PLAIN) -> str:
     """What separates the fields: what splits the first lines into equally many, else the first one.
 
-    Blanks do so only where commas do not split the first line.
+    Blanks do so only where commas do not split the first line. Decimal commas separate nothing.
 
     Raises
     ------
@@ -251,16 +251,18 @@ def delimiter_of(path: Path, encoding: str = "utf-8", skip_lines: int = 0) -> st
     """
     with opened(path) as stream:
         read = stream.read(FIRST_BYTES)
-        if read.count(b"\n") < FIRST_LINES + skip_lines:
+        if read.count(b"\n") < FIRST_LINES + reader.skip_lines:
             read += stream.read(HEADER_BYTES)
-    text = read.decode("utf-8-sig" if is_utf8(encoding) else encoding, "replace")
-    found = text.splitlines()[skip_lines:]
+    text = read.decode("utf-8-sig" if is_utf8(reader.encoding) else reader.encoding, "replace")
+    found = text.splitlines()[reader.skip_lines :]
     if len(read) >= FIRST_BYTES and len(found) > 1:
         found.pop()  # it may be cut
     lines = [line for line in found if line.strip()][:FIRST_LINES]
     if not lines:
         return ","
     widths = {mark: [len(split(line, mark)) for line in lines] for mark in DELIMITERS}
+    if reader.decimal == ",":
+        widths[","] = [1]
     alike = [mark for mark in DELIMITERS if len(set(widths[mark])) == 1 and widths[mark][0] > 1]
     if alike and (alike[0] != " " or widths[","][0] == 1):
         return alike[0]
