@@ -148,3 +148,18 @@ def test_large_tables_are_xgboosts(
     given = {"label": label, "drop-columns": drop, "objective": objective, "max-bin": 256}
     run = settings(data=str(data), parties=1, **SMALL | given | more)
     assert_xgboosts(run, run_local(run))
+
+
+def test_three_parties_are_one_where_their_cuts_agree(
+    real_data: Path, tmp_path: Path, settings: MakeSettings
+) -> None:
+    data = adult(tmp_path, real_data, 3000)
+    # Without fnlwgt no column has more than 256 values, so all parties together know every cut.
+    few = {"drop-columns": "fnlwgt", "max-bin": 256, "pax.bins": "equal", "eta": 0.25}
+    given = {"label": "income", "test-fraction": 0.0, **SMALL, **few}
+    run = settings(data=str(data), parties=3, **given)
+    folder = run_local(run)
+    model = load_model(folder.path / "model.json")
+    found = compare_trees(model, pooled_booster(run)[0])
+    assert found.differing == 0
+    assert len(model.sets) > 20
