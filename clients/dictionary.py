@@ -84,8 +84,13 @@ def keep_own(store: Store, own: Categories) -> None:
     store[OWN] = _as_bytes(own)
 
 
+def keep_categories(store: Store, categories: Categories) -> None:
+    """Keep the dictionary that the values are coded by to the end of the run."""
+    store[JOINT] = _as_bytes(categories)
+
+
 def kept_categories(store: Store) -> Categories:
-    """The joint dictionary of a run."""
+    """The dictionary of a run: joint between horizontal parties, else the site's own."""
     return _from_bytes(store[JOINT])
 
 
@@ -102,19 +107,20 @@ def recode(site: Site, request: JointCoding) -> Array:
     ProtocolError : the dictionary is that of another table, or not the one that a schema gives.
     """
     store, message = site.store, type(request).__name__
-    n_columns = len(store.facts["hello"]["columns"])
+    columns = store.facts["hello"]["columns"]
+    n_columns = len(columns)
     joint, own = read_categories(site.name, request, n_columns), _from_bytes(store[OWN])
     given = store.facts["hello"]["digests"]
     unseen = np.zeros(n_columns if joint else 0, dtype=np.int64)
     with blaming(site.name, message, "categories"):
         _check_given(own, joint, given)
         for subset in SUBSETS:
-            values, n_unseen = recoded(store[f"{subset}.values"], own, joint)
+            values, n_unseen = recoded(store[f"{subset}.values"], own, joint, columns)
             if values is not store[f"{subset}.values"]:
                 store[f"{subset}.values"] = values
             unseen += n_unseen[: len(unseen)]
     store.drop(OWN)
-    store[JOINT] = _as_bytes(joint)
+    keep_categories(store, joint)
     return unseen
 
 

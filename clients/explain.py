@@ -25,11 +25,13 @@ from typing import Any
 import numpy as np
 
 from clients.inference import ActivePart, OwnPart, own_part
+from fedapp.data.categories import names_of
 from fedapp.data.predictions import named_predictions
 from fedapp.home import write_whole
 from fedapp.messages.explain import ExplainReply, ExplainRequest
 from fedapp.messages.fields import Array, Request
 from fedapp.site.answer import Handler, Site
+from fedapp.trees.divided.lookup import categories_of
 from fedapp.trees.divided.paths import open_splits, path_to
 from fedapp.trees.model import LEAF, Ensemble
 
@@ -125,10 +127,16 @@ def _split(site: Site, part: OwnPart, record: int, place: int) -> Found:
     lookup, column = part.lookup, int(part.lookup.columns[record])
     value = float(site.store["values"][place, column])
     is_left = bool(lookup.sides(record, site.store["values"], place))
+    names = names_of(categories_of(part.document), column)
+    cut: Found = {"threshold": float(lookup.thresholds[record])}
+    if names:
+        goes_right = np.flatnonzero(lookup.sets.members(int(lookup.numbers[record])))
+        cut = {"goes_right": sorted(names[code] for code in goes_right)}
+    known = value if names is None else names[int(np.nan_to_num(value))]
     return {
         "column": part.document["columns"][column],
-        "value": None if np.isnan(value) else value,
-        "threshold": float(lookup.thresholds[record]),
+        "value": None if np.isnan(value) else known,
+        **cut,
         "missing": "left" if lookup.defaults[record] else "right",
         "side": "left" if is_left else "right",
     }
@@ -220,6 +228,9 @@ def _text(document: Mapping[str, Any]) -> str:
 def _line(split: Mapping[str, Any]) -> str:
     """A split in words."""
     where = f"tree {split['tree']}, node {split['node']}: " if "tree" in split else ""
+    if "goes_right" in split:
+        rule = f"{split['column']} not in {', '.join(split['goes_right'])}"
+        return f"{where}{rule}? {split['value'] or 'missing'}: {split['side']}"
     if "threshold" not in split:
         column = f", {split['column']}" if "column" in split else ""
         side = f": {split['side']}" if "side" in split else ""

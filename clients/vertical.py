@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clients.dictionary import keep_categories
 from clients.hello import site_key, told_versions, weights_of
+from fedapp.data.predictions import in_codes_of
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.home import home
@@ -24,7 +26,7 @@ from fedapp.site.mail import begin_session, box_key, run_key
 from fedapp.site.part_file import read_part
 from fedapp.site.rows import fingerprint
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
-from fedapp.trees.divided.lookup import quantiles_of
+from fedapp.trees.divided.lookup import categories_of, quantiles_of
 
 log = logging.getLogger("fedapp.site")
 # What a run begun stays with: the table may be another by now, which its fingerprint tells.
@@ -64,6 +66,7 @@ def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloRep
         if not request.model:
             store["quantiles"] = quantiles(table.values)
         store.facts["columns"] = list(table.columns)
+        keep_categories(store, table.categories)
         store.facts["hello"] = {name: getattr(reply, name) for name in KEPT}
     kept: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
@@ -120,6 +123,7 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
     part = read_part(home() / "sites" / config.name / request.model)
     active = bool(part.get("active", False))
     table = read_rows_to_predict(config, part["columns"], with_labels=active)
+    table = in_codes_of(table, categories_of(part))
     return table, active, _n_unlike(config, quantiles_of(part), table)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from fedapp.config import flatten
 from fedapp.data.predictions import (
     check_suffix,
+    in_codes_of,
     named_predictions,
     prediction_scores,
     read_columns_of,
@@ -95,7 +96,10 @@ def predict_table(
     if sources:
         table, unmatched, tables = read_joined(sources, model.columns, roles, summary["active"])
     else:
-        table = read_columns_of(data, model.columns, roles, reader=read_as["reader"])
+        how = read_as["reader"], model.categories
+        table = read_columns_of(data, model.columns, roles, "", *how)
+    told = in_codes_of(table, model.categories)
+    table, notes = told, told.notes[len(table.notes) :]
     predictions = predict(model, table.values)
     named = named_predictions(model.classes, model.n_outputs, predictions)
     ids = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
@@ -109,7 +113,8 @@ def predict_table(
         name: {"source": sources[name], "rows": one.n_rows, "columns": len(one.columns)}
         for name, one in tables.items()
     }
-    odd = [one.told(True) for each in (tables.values() or [table]) for one in each.notes]
+    odd = [one.told(True) for each in tables.values() for one in each.notes]
+    odd += [one.told(True) for one in (notes if tables else table.notes)]
     return Predicted(table.n_rows, unmatched, read, scores, note, odd)
 
 

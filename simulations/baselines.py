@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedapp import metrics
 from fedapp.config import Settings
-from fedapp.data.categories import side_by_side
+from fedapp.data.categories import Categories, chosen, side_by_side
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
@@ -23,7 +23,7 @@ from fedapp.messages.parameters import parameters_of
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import read_columns, row_ids, split_common
 from fedapp.site.rows import Holdout, Rows
-from fedapp.trees.boosted.from_xgboost import for_xgboost
+from fedapp.trees.boosted.from_xgboost import for_xgboost, typed_columns
 from fedapp.trees.divided.lookup import joint_names
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
 from fedapp.trees.forest.draws import column_seeds, n_features, row_counts
@@ -31,6 +31,7 @@ from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.forest.levels import Rows as TreeRows
 from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
 from fedapp.trees.objective import REGRESSION, base_margin, base_score, margins_of, n_outputs
+from fedapp.trees.sets import category_counts
 from fedapp.trees.sides import Nodes
 from simulations.rows import PartRows, party_configs, stacked_tables
 from strategies.scoring import FINAL_BINS
@@ -87,6 +88,7 @@ class Pooled:
     weights : float32, shape (n_rows,).
     split : which rows are for what, each subset in the order of the run.
     columns : names of the columns.
+    categories : of the columns.
     """
 
     values: npt.NDArray[np.float32]
@@ -94,6 +96,12 @@ class Pooled:
     weights: npt.NDArray[np.float32]
     split: Split
     columns: tuple[str, ...]
+    categories: Categories = ()
+
+    @property
+    def types(self) -> dict[str, Any]:
+        """Of the columns, as XGBoost's matrices take them."""
+        return typed_columns(category_counts(self.categories, len(self.columns)))
 
     def in_table_order(self) -> Pooled:
         """Each subset in the order of the table, for the last digits of a sum follow the order."""
@@ -210,6 +218,7 @@ def _vertical_baselines(settings: Settings) -> dict[str, Any]:
         joined,
         values=np.ascontiguousarray(joined.values[:, own_columns]),
         columns=joined.columns[own_columns],
+        categories=chosen(joined.categories, range(len(joined.columns))[own_columns]),
     )
     return _found(settings, joined, {active: own})
 
@@ -240,7 +249,7 @@ def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
     assert table.labels is not None
     labels = class_ids(table.labels, class_names(table.labels, settings.objective))
     weights = np.ones(table.n_rows, np.float32) if table.weights is None else table.weights
-    return Pooled(table.values, labels, weights, split, table.columns)
+    return Pooled(table.values, labels, weights, split, table.columns, table.categories)
 
 
 def _all(shares: Sequence[Rows]) -> Rows:
@@ -255,10 +264,15 @@ def _boosted(settings: Settings, rows: Pooled) -> Trained:
     parameters = xgboost_parameters(settings, rows.labels, rows.weights[train], rows.labels[train])
 
     def matrix(of: Rows) -> Any:
-        return xgboost.DMatrix(rows.values[of], rows.labels[of], weight=rows.weights[of])
+        given = rows.values[of], rows.labels[of]
+        return xgboost.DMatrix(*given, weight=rows.weights[of], **rows.types)
 
     binned = xgboost.QuantileDMatrix(
-        rows.values[train], rows.labels[train], weight=rows.weights[train], max_bin=settings.max_bin
+        rows.values[train],
+        rows.labels[train],
+        weight=rows.weights[train],
+        max_bin=settings.max_bin,
+        **rows.types,
     )
     stop = settings.early_stopping_rounds
     booster = xgboost.train(
@@ -332,6 +346,7 @@ def pooled_forest(
     values: npt.NDArray[np.float32],
     labels: npt.NDArray[np.float32],
     weights: npt.NDArray[np.float32],
+    categories: Categories = (),
 ) -> tuple[BaggedForest, TreeRows, Nodes]:
     """The forest of a run by the same draws, grown where all columns lie in one place.
 
@@ -339,6 +354,7 @@ def pooled_forest(
     ----------
     columns : names of all columns, parties in turn.
     values, labels, weights : of the training rows, in the run's order.
+    categories : of the columns.
 
     Returns
     -------
@@ -347,7 +363,8 @@ def pooled_forest(
     own, is_numbers = _own_settings(settings), settings.objective == REGRESSION
     n_rows, n_columns = values.shape
     codes, unit = number_codes(labels) if is_numbers else (class_codes(labels), 1.0)
-    bins = bin_columns(values, settings.max_bin)
+    widths = category_counts(categories, n_columns)
+    bins = bin_columns(values, settings.max_bin, widths)
     counts = row_counts(own.bootstrap, settings.seed, own.trees, n_rows)
     exact_weights = weights.astype(np.float64)
     rows = TreeRows(code_columns(values, bins), bins, codes, exact_weights, counts)
@@ -361,11 +378,13 @@ def pooled_forest(
     )
     seeds = column_seeds(settings.seed, n_columns)
     drawn = n_features(own.max_features, n_columns)
-    trees, nodes = grow(rows, values, seeds, drawn, own.max_depth, rules)
+    trees, sets, nodes = grow(rows, values, seeds, drawn, own.max_depth, rules)
     sizes, width = np.array([len(tree) for tree in trees]), n_outputs(settings.objective, n_classes)
     leaves = leaf_values(nodes, counts, exact_weights, labels, sizes, n_classes, width)
     classes = tuple(map(str, range(n_classes)))
-    return BaggedForest(settings.objective, tuple(columns), classes, trees, leaves), rows, nodes
+    names = tuple(columns), classes
+    model = BaggedForest(settings.objective, *names, trees, leaves, sets, categories)
+    return model, rows, nodes
 
 
 def xgboost_parameters(settings: Settings, labels: Any, weights: Any, drawn: Any) -> dict[str, Any]:

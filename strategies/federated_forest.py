@@ -35,7 +35,9 @@ from pydantic import Field
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.data.categories import Categories, side_by_side
+from fedapp.errors import ConfigError, ProtocolError, blaming
+from fedapp.messages.dictionary import read_categories
 from fedapp.messages.federated_forest import (
     ENCODED,
     PAILLIER,
@@ -60,6 +62,7 @@ from fedapp.trees.forest.draws import column_seeds, n_features
 from fedapp.trees.forest.levels import Splits, draw_columns, number, winners
 from fedapp.trees.forest.model import BaggedForest, branches, to_json
 from fedapp.trees.objective import REGRESSION
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, category_counts
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.vertical import (
@@ -326,19 +329,28 @@ class FederatedForest(VerticalStrategy):
         assert isinstance(reply, FinishReply)
         firsts = np.cumsum([0, *(hello.n_columns for hello in parties.values())])
         counts = np.bincount(self.splits.owners, minlength=len(parties))
-        cuts = []
+        cuts, sets, widths, categories = [], [], [], list[Categories]()
         for party, first, n_splits in zip(parties, firsts, counts, strict=False):
             part = kept[party]
             if len(part.columns) != n_splits:
                 rule = f"must be {n_splits}, got {len(part.columns)}"
                 raise ProtocolError(party, type(part).__name__, "columns", rule)
             cuts.append((part.columns + first, part.thresholds, part.defaults))
+            own, split_sets = _own_sets(party, part, parties[party].n_columns)
+            categories.append(own)
+            sets.append(split_sets)
+            widths.append(part.widths)
         by_party = self.splits.taken(np.argsort(self.splits.owners, kind="stable"))
         joined = [np.concatenate(arrays) for arrays in zip(*cuts, strict=True)]
-        trees = branches(by_party, self.n_nodes, joined)
+        has_set = np.concatenate(widths) > 0
+        joined.append(np.where(has_set, np.cumsum(has_set) - 1, NO_SET))
+        trees, found = branches(by_party, self.n_nodes, joined, NO_SETS.plus(*sets))
         names = joint_names({party: kept[party].names for party in parties})
         values = tuple(np.split(reply.leaf_values, np.cumsum(self.n_nodes)[:-1]))
-        model = BaggedForest(self.settings.objective, names, reply.classes, trees, values)
+        n_columns = (hello.n_columns for hello in parties.values())
+        told = side_by_side(zip(categories, n_columns, strict=True))
+        given = names, reply.classes, trees, values, found, told
+        model = BaggedForest(self.settings.objective, *given)
         return ModelFiles({"model.json": to_json(model)})
 
     def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
@@ -360,6 +372,19 @@ class FederatedForest(VerticalStrategy):
 
 
 STRATEGY = FederatedForest
+
+
+def _own_sets(
+    party: str, part: PartitionReply | FinishReply, n_columns: int
+) -> tuple[Categories, CategorySets]:
+    """A party's categories, and the sets of its splits, held against each other."""
+    own = read_categories(party, part, n_columns)
+    fits = bool((part.columns < n_columns).all())
+    if not fits or (category_counts(own, n_columns)[part.columns] != part.widths).any():
+        rule = "must be those of the categories of each split's column"
+        raise ProtocolError(party, type(part).__name__, "widths", rule)
+    with blaming(party, type(part).__name__, "set_bits"):
+        return own, CategorySets(part.set_bits, part.widths[part.widths > 0])
 
 
 def _told(splits: Splits) -> Mapping[str, Any]:

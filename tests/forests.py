@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import Settings
+from fedapp.data.categories import side_by_side
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.site.part_file import PART_FILE
-from fedapp.trees.divided.lookup import Lookup, split_owners
+from fedapp.trees.divided.lookup import Lookup, categories_of, split_owners
 from fedapp.trees.forest.levels import Rows
 from fedapp.trees.forest.model import BaggedForest, from_json
+from fedapp.trees.sets import CategorySets, Members
 from simulations.baselines import pooled_forest
 from tests.pooled import Pooled, made_columns, write_rows
 from tests.transcript import summary_of
@@ -71,6 +73,7 @@ def joined(folder: RunFolder) -> BaggedForest:
     firsts = dict(
         zip(parties, np.cumsum([0, *(len(p["columns"]) for p in parts.values())]), strict=False)
     )
+    members: list[Members] = []
     lookups = {name: Lookup.from_json(part) for name, part in parts.items()}
     for tree, owners, records in zip(
         model.trees, split_owners(model, active), active["splits"], strict=True
@@ -80,12 +83,17 @@ def joined(folder: RunFolder) -> BaggedForest:
             tree["column"][node] = lookup.columns[record] + firsts[owners[node]]
             tree["threshold"][node] = lookup.thresholds[record]
             tree["default_left"][node] = lookup.defaults[record]
+            if lookup.widths[record]:
+                tree["set"][node] = len(members)
+                members.append(lookup.sets.members(lookup.numbers[record]))
     names = tuple(name for part in parts.values() for name in part["columns"])
-    return BaggedForest(model.objective, names, model.classes, model.trees, model.values)
+    categories = side_by_side((categories_of(p), len(p["columns"])) for p in parts.values())
+    found = model.trees, model.values, CategorySets.of(members), categories
+    return BaggedForest(model.objective, names, model.classes, *found)
 
 
 def pooled(settings: Settings) -> tuple[BaggedForest, Rows, Any]:
     """The forest of the joined table by the same draws; what it grew from, and where rows ended."""
     whole = Pooled(settings)
     given = (array[whole.train] for array in (whole.values, whole.labels, whole.weights))
-    return pooled_forest(settings, whole.columns, *given)
+    return pooled_forest(settings, whole.columns, *given, whole.categories)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import xgboost
 
 from fedapp.config import Settings
-from fedapp.data.categories import chosen
+from fedapp.data.categories import chosen, in_secret_order, side_by_side
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.load import load_table
@@ -48,13 +49,19 @@ def made_columns(objective: str, n_rows: int = 400, seed: int = 3) -> dict[str, 
 
 
 def tables_of(settings: Settings) -> list[Table]:
-    """Tables of the simulated parties of a run, their rows in the order of the first one's."""
+    """Tables of the simulated parties of a run, coded as theirs, their rows in the order of the
+    first one's."""
+
+    def coded(table: Table) -> Table:
+        values, categories = in_secret_order(table.values, table.categories, settings.seed)
+        return replace(table, values=values, categories=categories)
+
     files = settings.data.split(",")
     if len(files) > 1:
         labels = [settings.label, *[""] * (len(files) - 1)]
         return in_order(
             [
-                load_table(Path(file), Roles(label=label, id_column=settings.id))
+                coded(load_table(Path(file), Roles(label=label, id_column=settings.id)))
                 for file, label in zip(files, labels, strict=True)
             ]
         )
@@ -63,13 +70,15 @@ def tables_of(settings: Settings) -> list[Table]:
     shares = partition_columns(settings.columns, len(table.columns), settings.parties, rng)
     ids = np.arange(table.n_rows).astype(str)
     return [
-        Table(
-            tuple(table.columns[column] for column in share),
-            table.values[:, share],
-            labels=None if place else table.labels,
-            weights=None if place else table.weights,
-            ids=ids,
-            categories=chosen(table.categories, share),
+        coded(
+            Table(
+                tuple(table.columns[column] for column in share),
+                table.values[:, share],
+                labels=None if place else table.labels,
+                weights=None if place else table.weights,
+                ids=ids,
+                categories=chosen(table.categories, share),
+            )
         )
         for place, share in enumerate(shares)
     ]
@@ -104,6 +113,8 @@ class Pooled:
         self.settings, self.tables = settings, tables or tables_of(settings)
         self.columns = tuple(name for table in self.tables for name in table.columns)
         self.values = np.concatenate([table.values for table in self.tables], axis=1)
+        parts = ((table.categories, len(table.columns)) for table in self.tables)
+        self.categories = side_by_side(parts)
         active = next(table for table in self.tables if table.labels is not None)
         assert active.labels is not None
         assert active.ids is not None

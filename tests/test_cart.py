@@ -19,11 +19,13 @@ from hypothesis import strategies as st
 from sklearn import datasets
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
+from fedapp.data.categories import Categories
 from fedapp.data.datasets import read_source
 from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
 from fedapp.trees.forest.draws import bootstrap_counts, column_keys, n_features
 from fedapp.trees.forest.levels import Rows, draw_columns, search
 from fedapp.trees.forest.model import BaggedForest, from_json, grow, leaf_values, to_json
+from fedapp.trees.sets import category_counts
 
 SEEDS = range(6)
 EXACT = 65535
@@ -42,12 +44,17 @@ class Limits:
 
 
 def one_tree(
-    x: Any, y: Any, limits: Limits, weights: Any = None, max_bin: int = EXACT
+    x: Any,
+    y: Any,
+    limits: Limits,
+    weights: Any = None,
+    max_bin: int = EXACT,
+    categories: Categories = (),
 ) -> BaggedForest:
     """Our tree, without bootstrap, of all columns."""
     n_classes = 0 if limits.criterion == "variance" else int(y.max()) + 1
     weights = np.ones(len(x)) if weights is None else weights
-    bins = bin_columns(x, max_bin)
+    bins = bin_columns(x, max_bin, category_counts(categories, x.shape[1]))
     rows = Rows(
         code_columns(x, bins), bins, y.astype(np.float64), weights, np.ones((1, len(x)), np.uint8)
     )
@@ -56,14 +63,14 @@ def one_tree(
         *(limits.min_samples_leaf, limits.min_impurity_decrease),
     )
     n_columns = x.shape[1]
-    trees, nodes = grow(rows, x, np.arange(n_columns), n_columns, limits.max_depth, rules)
+    trees, sets, nodes = grow(rows, x, np.arange(n_columns), n_columns, limits.max_depth, rules)
     sizes = np.array([len(tree) for tree in trees])
     n_outputs = 1 if n_classes < 3 else n_classes
     given = nodes, rows.counts, weights, y.astype(np.float32), sizes
     values = leaf_values(*given, n_classes, n_outputs)
     names = tuple(map(str, range(n_columns))), tuple(map(str, range(n_classes)))
     objective: Any = OBJECTIVES.get(n_classes, "multi:softprob")
-    return BaggedForest(objective, *names, trees, values)
+    return BaggedForest(objective, *names, trees, values, sets, categories)
 
 
 def theirs(x: Any, y: Any, limits: Limits, weights: Any, unseen: Any) -> Any:

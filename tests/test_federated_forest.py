@@ -102,6 +102,32 @@ def test_sample_weights_and_limits_count_as_on_the_joined_table(
     assert to_json(joined(run_local(run))) == to_json(model)
 
 
+def with_categories(objective: str, folder: Path) -> str:
+    """A table of numbers and of two columns of names, missing values among both."""
+    columns = made_columns(objective, n_rows=300)
+    rng = np.random.default_rng(5)
+    for name, names in (("b", list("pqrstuvw")), ("e", ["no", "yes", "perhaps"])):
+        places = np.nan_to_num(columns[name]).astype(int) % len(names)
+        shifted = np.where(rng.random(300) < 0.3, rng.integers(0, len(names), 300), places)
+        columns[name] = np.where(rng.random(300) < 0.1, "", np.array(names)[shifted])
+    return str(write_rows(folder / "categories.csv", columns))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("parties", [2, 5])
+@pytest.mark.parametrize("labels", ["encoded", "paillier"])
+def test_columns_of_categories_are_split_as_on_the_joined_table(
+    forest: MakeSettings, tmp_path: Path, objective: str, parties: int, labels: str
+) -> None:
+    data = with_categories(objective, tmp_path)
+    key = {"own_key_bits": 256, "own_insecure_small_key": True, "own_trees": 3}
+    more = {"own_labels": labels, "own_max_depth": 4, "max_bin": 16, **key}
+    run = forest(objective, parties, data=data, **more)
+    model, _, _ = pooled(run)
+    assert len(model.sets) > 5
+    assert to_json(joined(run_local(run))) == to_json(model)
+
+
 @pytest.mark.parametrize(
     ("data", "objective", "limits"),
     [

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from clients.alignment import check_order
 from clients.federated_forest.grow import begin, keep_labels
 from clients.federated_forest.paillier_active import check_told, encrypt_labels, gains_of
-from clients.federated_forest.part import own_records, own_worth
+from clients.federated_forest.part import kept_lookup, own_records, own_worth
 from clients.federated_forest.splits import (
     is_encrypted,
     keep_partitions,
@@ -37,7 +37,7 @@ from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.part_file import write_part
 from fedapp.site.store import Store
-from fedapp.trees.divided.lookup import Lookup, joint_names
+from fedapp.trees.divided.lookup import joint_names
 from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.forest.levels import Splits
 from fedapp.trees.forest.model import BaggedForest, branches, leaf_values, to_json
@@ -96,7 +96,7 @@ def forest(store: Store) -> BaggedForest:
         n_classes,
         n_outputs(objective, n_classes),
     )
-    trees = branches(store.record(Splits, "splits"), n_nodes)
+    trees, _ = branches(store.record(Splits, "splits"), n_nodes)
     return BaggedForest(objective, tuple(store.facts["peers"]), classes, trees, values)
 
 
@@ -174,7 +174,7 @@ def _part(site: Site, model: BaggedForest, kept: dict[str, PartKept]) -> dict[st
     splits, n_nodes = store.record(Splits, "splits"), np.asarray(store["n_nodes"])
     records = splits.spread(splits.records, n_nodes, -1)
     return {
-        **store.record(Lookup, "lookup").to_json(store.facts["columns"], store["quantiles"]),
+        **kept_lookup(store),
         "active": True,
         "name": site.name,
         "parts": {name: letter.digest.tobytes().hex() for name, letter in kept.items()},

@@ -9,6 +9,7 @@ from dataclasses import fields
 
 import numpy as np
 
+from clients.dictionary import kept_categories
 from clients.federated_forest.splits import open_nodes
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.federated_forest import (
@@ -25,6 +26,7 @@ from fedapp.trees.divided.lookup import Lookup
 from fedapp.trees.forest.cart import Bins, Candidates, Rules, bin_columns, code_columns
 from fedapp.trees.forest.draws import row_counts
 from fedapp.trees.forest.levels import Rows, Splits, search
+from fedapp.trees.sets import category_counts
 from fedapp.trees.sides import Places
 
 
@@ -42,7 +44,8 @@ def begin(site: Site, request: SetupRequest) -> None:
     store.facts["forest"] = {
         name: value for name, value in told.items() if isinstance(value, str | bool | int | float)
     }
-    bins = bin_columns(values, request.max_bin)
+    widths = category_counts(kept_categories(store), values.shape[1])
+    bins = bin_columns(values, request.max_bin, widths)
     store.put("bins", bins)
     store["codes"], store["column_seeds"] = code_columns(values, bins), request.column_seeds
     store["counts"] = row_counts(request.bootstrap, request.rows_seed, request.trees, n_train)

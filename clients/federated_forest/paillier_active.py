@@ -40,6 +40,7 @@ from fedapp.trees.forest.column_sums import Choices, NodeTotals, Sums, choose_cu
 from fedapp.trees.forest.label_codes import RowFields
 from fedapp.trees.forest.levels import Splits, by_tree, inside_of, number, winners
 from fedapp.trees.forest.listing import Flags, Listing, Places
+from fedapp.trees.sets import sets_of_rows
 
 # Labels
 
@@ -83,7 +84,7 @@ def choose(site: Site, request: SplitRequest, mail: Mail) -> tuple[Splits, Lette
     for name, (listing, offer) in sums.items():
         mine = won[best[won] == peers.index(name)]
         if len(mine):
-            letters.append((name, _won(store, offer, mine)))
+            letters.append((name, _won(store, listing, offer, mine)))
             _note_worth(store, peers.index(name), trees[mine], listing, offer, mine)
     return splits, letters
 
@@ -102,10 +103,12 @@ def check_told(site: Site, told: Told) -> None:
         raise ProtocolError(site.name, type(told).__name__, "nodes", rule)
 
 
-def _won(store: Store, offer: Choices, mine: Ints) -> Won:
+def _won(store: Store, listing: Listing, offer: Choices, mine: Ints) -> Won:
     """What a party is told of its splits: which of its columns and bins."""
-    cut = offer.listed[mine], offer.cuts[mine], offer.defaults[mine]
-    return Won(store.facts["level"] + 1, *cut)
+    listed = offer.listed[mine]
+    _, sets = sets_of_rows(listing.n_bins[listed] * listing.unordered[listed], offer.rights[mine])
+    cut = listed, offer.cuts[mine], offer.defaults[mine]
+    return Won(store.facts["level"] + 1, *cut, sets.bits)
 
 
 def _note_worth(

@@ -35,6 +35,7 @@ from fedapp.site.store import Store
 from fedapp.trees.forest.cart import LOWEST, Bins, Candidates, Ints
 from fedapp.trees.forest.levels import by_tree, columns_of, inside_of
 from fedapp.trees.forest.listing import Listing, OwnColumns, list_columns
+from fedapp.trees.sets import CategorySets
 from fedapp.trees.sides import Places
 
 
@@ -78,13 +79,15 @@ def _won(site: Site, told: Told, mail: Mail) -> Candidates:
     """The own split of every open node that has one, as the active party has chosen it."""
     store, active = site.store, site.store.facts["active"]
     own = check_splits(site, told)[own_among(site, told)]
-    n_open = len(store["listed.n_columns"])
+    n_open, widths = len(store["listed.n_columns"]), store["bins.n_categories"]
     found = Candidates(
         np.zeros(n_open),
         np.zeros(n_open, dtype=np.int64),
         np.full(n_open, -1, dtype=np.int64),
         np.full(n_open, LOWEST, dtype=np.float32),
         np.zeros(n_open, dtype=np.uint8),
+        np.zeros(n_open, dtype=np.int64),
+        np.zeros((n_open, -(-int(widths.max(initial=0)) // 8)), dtype=np.uint8),
     )
     if not len(own):
         return found
@@ -98,7 +101,21 @@ def _won(site: Site, told: Told, mail: Mail) -> Candidates:
     if not fits:
         raise ProtocolError(active, "Won", "listed", "must be the own splits of this level")
     found.columns[own], found.defaults[own] = listing.columns[listed], letter.defaults
-    found.thresholds[own] = store["listed.thresholds"][listing.ends[listed] + cuts]
+    with blaming(active, "Won", "set_bits"):
+        sizes = listing.n_bins[listed]
+        sets = CategorySets(letter.set_bits, sizes[listing.unordered[listed] > 0])
+    found.widths[own] = widths[found.columns[own]]
+    unordered = np.flatnonzero(listing.unordered[listed])
+    for number, place in enumerate(unordered.tolist()):
+        start = int(listing.ends[listed[place]])
+        codes = store["listed.codes"][start : start + int(sizes[place])]
+        # A category that no row of the node has goes where missing values go.
+        is_right = np.full(found.widths[own[place]], not letter.defaults[place])
+        is_right[codes] = sets.members(number)
+        bits = np.packbits(is_right)
+        found.rights[own[place], : len(bits)] = bits
+    thresholds = store["listed.thresholds"][listing.ends[listed] + cuts]
+    found.thresholds[own] = np.where(listing.unordered[listed], LOWEST, thresholds)
     return found
 
 
@@ -109,11 +126,12 @@ def sum_columns(site: Site, request: SumRequest) -> ColumnSums:
     for first, end in by_tree(trees):
         given = int(trees[first]), nodes[first:end], request.n_drawn[first:end]
         listing, own, terms = _list_tree(store, *given)
-        listings.append((listing, own.thresholds))
+        listings.append((listing, own))
         jobs.append(terms)
     listing = Listing.joined([one for one, _ in listings])
     store.put("listed", listing)
-    store["listed.thresholds"] = np.concatenate([one for _, one in listings])
+    for name in ("thresholds", "codes"):
+        store[f"listed.{name}"] = np.concatenate([getattr(one, name) for _, one in listings])
     key = PublicKey.from_array(store["n"])
     layout, workers = _layout(store, key), shared_workers()
     ciphertexts = pack_terms(key, store["ciphertexts"], jobs, layout, workers)

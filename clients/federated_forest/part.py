@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clients.dictionary import kept_categories
 from clients.federated_forest.splits import note_splits, own_partition
+from fedapp.messages.dictionary import pack_categories
 from fedapp.messages.federated_forest import (
     PartitionReply,
     PartitionRequest,
@@ -21,6 +23,7 @@ from fedapp.messages.federated_forest import (
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters
 from fedapp.site.part_file import part_digest, write_part
+from fedapp.site.store import Store
 from fedapp.trees.divided.lookup import Lookup
 from fedapp.trees.forest.cart import Ints
 from fedapp.trees.forest.levels import Splits, number
@@ -31,7 +34,15 @@ def own_records(site: Site, told: bool) -> dict[str, Any]:
     """The own splits for a server that keeps the model, and none for any other."""
     lookup = site.store.record(Lookup, "lookup") if told else Lookup.empty()
     names = tuple(site.store.facts["columns"]) if told else ()
-    return {name: getattr(lookup, name) for name in Lookup.__slots__} | {"names": names}
+    categories = kept_categories(site.store) if told else ()
+    cuts = {name: getattr(lookup, name) for name in Lookup.__slots__}
+    return {**cuts, "names": names, **pack_categories(categories)}
+
+
+def kept_lookup(store: Store) -> dict[str, Any]:
+    """The lookup table of the own splits as a part has it."""
+    lookup = store.record(Lookup, "lookup")
+    return lookup.to_json(store.facts["columns"], store["quantiles"], kept_categories(store))
 
 
 def own_worth(site: Site) -> tuple[npt.NDArray[np.float64], Ints, tuple[str, ...]]:
@@ -48,7 +59,7 @@ def hand_over(site: Site, request: PartitionRequest) -> tuple[PartitionReply, Le
     found = request.trees, request.nodes, request.owners
     note_splits(store, *number(*found, np.asarray(store["n_nodes"])))
     part = {
-        **store.record(Lookup, "lookup").to_json(store.facts["columns"], store["quantiles"]),
+        **kept_lookup(store),
         "name": site.name,
         "trees": _structure(site),
     }

@@ -19,6 +19,7 @@ from fedapp.site.store import Store
 from fedapp.trees.divided.lookup import Lookup
 from fedapp.trees.forest.cart import Candidates, Ints
 from fedapp.trees.forest.levels import Splits, number
+from fedapp.trees.sets import sets_of_rows
 from fedapp.trees.sides import Bits, Places, moved, sides_of, slots_of
 
 Told = LevelSplits | Splits
@@ -69,13 +70,15 @@ def make_own(site: Site, told: Told) -> Bits:
         rule = "must be splits that this party has offered"
         raise ProtocolError(site.name, type(told).__name__, "owners", rule)
     cut = found.columns, found.thresholds, found.defaults
-    store.put("lookup", store.record(Lookup, "lookup").plus(*cut))
+    numbers, sets = sets_of_rows(found.widths, found.rights)
+    made = Lookup.of(*cut, found.widths, sets)
+    store.put("lookup", store.record(Lookup, "lookup").plus(made))
     if "tree_weights" in store:
         gains = np.array(store["gains"])
         np.add.at(gains, found.columns, worth_of(store, told.trees[own], found.improvements))
         store["gains"] = gains
     slots = slots_of(store["nodes"], told.trees[own], told.nodes[own])
-    sides = sides_of(store["values"], *cut, *slots)
+    sides = sides_of(store["values"], *cut, *slots, numbers, sets)
     store[f"bits.{site.name}"] = np.packbits(sides)
     return sides
 

@@ -105,7 +105,7 @@ def _records(view: View, mail: Mail, party: str) -> tuple[Lookup, list[str]]:
         rule = f"must be {n_columns}, got {len(letter.names)}"
         raise ProtocolError(party, "Records", "names", rule)
     defaults = np.zeros(len(letter.columns), dtype=np.uint8)  # the structure has them
-    return Lookup(letter.columns, letter.thresholds, defaults), list(letter.names)
+    return Lookup.of(letter.columns, letter.thresholds, defaults), list(letter.names)
 
 
 def _check_made(

@@ -48,7 +48,7 @@ def own_sides(
     slots, sizes = slots_of(store["nodes"], trees, nodes)
     sides = sides_of(store["values"], columns, thresholds, defaults, slots, sizes)
     lookup = store.record(Lookup, "lookup")
-    store.put("lookup", lookup.plus(columns, thresholds, defaults))
+    store.put("lookup", lookup.plus(Lookup.of(columns, thresholds, defaults)))
     first = len(lookup.columns)
     return np.split(sides, np.cumsum(sizes)[:-1]), np.arange(first, first + len(columns))
 

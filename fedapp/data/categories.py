@@ -7,7 +7,10 @@ column's dictionary; NaN is missing. Tables with different dictionaries are brou
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +36,33 @@ def chosen(categories: Categories, columns: Sequence[int] | npt.NDArray[np.int64
     """The entries of some columns, by their places, in this order."""
     entries = tuple(names_of(categories, int(column)) for column in columns)
     return entries if any(names is not None for names in entries) else ()
+
+
+def in_secret_order(values: Values, categories: Categories, seed: int) -> tuple[Values, Categories]:
+    """Columns of categories with codes in an order that says nothing of the names.
+
+    The order of a column is drawn by a digest of the column itself: who does not have its rows
+    cannot tell it, and the same run draws the same again.
+
+    Parameters
+    ----------
+    values : shape (n_rows, n_columns).
+    seed : of the run, >= 0: another run draws another order.
+    """
+    if not categories:
+        return values, categories
+    ordered: list[tuple[str, ...] | None] = []
+    for column, names in enumerate(categories):
+        if names is not None:
+            digest = hashlib.blake2b(values[:, column].tobytes(), key=seed.to_bytes(8, "little"))
+            digest.update(json.dumps(names).encode())
+            names = tuple(sorted(names, key=partial(_keyed, digest.digest())))
+        ordered.append(names)
+    return recoded(values, categories, tuple(ordered))[0], tuple(ordered)
+
+
+def _keyed(key: bytes, name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), key=key).digest()
 
 
 def side_by_side(parts: Iterable[tuple[Categories, int]]) -> Categories:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedapp import metrics
 from fedapp.data.build import build_table, notes_on_file
-from fedapp.data.categories import Categories, chosen
+from fedapp.data.categories import Categories, chosen, recoded
 from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.labels import class_ids, label_texts
 from fedapp.data.load import read_frame, text_file
@@ -82,6 +82,25 @@ def _of_model(reader: Reader, columns: Sequence[str], categories: Categories) ->
     return replace(
         reader, n_features=len(columns), tolerant=True, declared=tuple(declared.values())
     )
+
+
+def in_codes_of(table: Table, categories: Categories) -> Table:
+    """The table with a model's codes of categories, and with notes on names that the model does
+    not have, which count as missing.
+
+    Parameters
+    ----------
+    categories : of the model's columns, which are the table's.
+
+    Raises
+    ------
+    DataError : a column holds text where the model has numbers, or numbers where it has categories.
+    """
+    values, unseen = recoded(table.values, table.categories, categories, table.columns)
+    found = zip(table.columns, unseen.tolist(), strict=True)
+    rule = "values of {} are no category of the model, and count as missing"
+    notes = [Note(f"{count:,} {rule}", f"'{name}'") for name, count in found if count]
+    return replace(table, values=values, categories=categories, notes=(*table.notes, *notes))
 
 
 def _known_roles(frame: Any, roles: Roles, columns: Sequence[str]) -> Roles:

@@ -52,6 +52,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from fedapp.messages.dictionary import Counts, Names
 from fedapp.messages.fields import (
     Array,
     Form,
@@ -101,7 +102,11 @@ class OwnSplits:
     columns: Annotated[Array, Form("int64", "n_records", low=0)]
     thresholds: Annotated[Array, Form("float32", "n_records")]
     defaults: Annotated[Array, Form("uint8", "n_records", high=1)]
+    widths: Annotated[Array, Form("int64", "n_records", low=0)]  # categories; 0: a threshold
+    set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]  # categories that go right
     names: Annotated[tuple[str, ...], Range(0, 10**6)]
+    category_counts: Counts
+    categories: Names
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,6 +242,7 @@ class ColumnSums(Letter):
     columns: Annotated[Array, Form("int64", "n_listed", low=0)]
     n_bins: Annotated[Array, Form("int64", "n_listed", low=0)]
     missing: Annotated[Array, Form("uint8", "n_listed", high=1)]
+    unordered: Annotated[Array, Form("uint8", "n_listed", high=1)]  # bins are categories
     sizes: Annotated[Array, Form("int32", "n_sums", low=1)]
     ciphertexts: Ciphertexts  # a tree's sums side by side, tree after tree
 
@@ -249,6 +255,7 @@ class Won(Letter):
     listed: Annotated[Array, Form("int64", "n_won", low=0)]  # places in its ``ColumnSums``
     cuts: Annotated[Array, Form("int64", "n_won", low=0)]  # the last bin that goes left
     defaults: Annotated[Array, Form("uint8", "n_won", high=1)]  # 1 where missing goes left
+    set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]  # unordered bins that go right
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.categories import chosen
+from fedapp.data.categories import chosen, in_secret_order
 from fedapp.data.load import column_names
 from fedapp.data.partition import SUBSETS, Split, partition_columns, split_rows
 from fedapp.data.predictions import read_columns_of
@@ -31,7 +31,8 @@ ORDER_BYTES = 16
 def read_columns(config: SiteConfig, seed: int) -> Table:
     """The table of one site; of a simulated one its share of the columns, or its own file.
 
-    The first share has the labels and weights. Where simulated parties have files of their own, the
+    Codes of categories are in an order that says nothing of their names. The first share has the
+    labels and weights. Where simulated parties have files of their own, the
     labels are where the column is, and the weights are there too.
 
     Raises
@@ -40,13 +41,13 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
     """
     if not config.is_share:
         table = read_table(_with_own_roles(config) if config.simulated else config)
-        return _without_lone_weights(table, config)
+        return _shuffled(_without_lone_weights(table, config), seed)
     table = read_table(config)
     rng = np.random.default_rng(seed)
     shares = partition_columns(config.columns, len(table.columns), config.n_shares, rng)
     share = shares[config.share]
     is_first = config.share == 0
-    return Table(
+    taken = Table(
         tuple(table.columns[column] for column in share),
         np.ascontiguousarray(table.values[:, share]),
         labels=table.labels if is_first else None,
@@ -55,6 +56,13 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
         notes=table.notes,
         categories=chosen(table.categories, share),
     )
+    return _shuffled(taken, seed)
+
+
+def _shuffled(table: Table, seed: int) -> Table:
+    """The table with its categories in an order that others cannot tell."""
+    values, categories = in_secret_order(table.values, table.categories, seed)
+    return replace(table, values=values, categories=categories)
 
 
 def read_rows_to_predict(config: SiteConfig, columns: Sequence[str], with_labels: bool) -> Table:

@@ -112,6 +112,47 @@ def sets_of_codes(codes: Sequence[Sequence[int]], widths: Ints) -> CategorySets:
     return CategorySets.of(members)
 
 
+def sets_of_rows(widths: Ints, rights: npt.NDArray[np.uint8]) -> tuple[Ints, CategorySets]:
+    """Sets of some splits, a row of bits each.
+
+    Parameters
+    ----------
+    widths : int64, shape (n_splits,): categories of the split's column, 0 where it has a threshold.
+    rights : uint8, shape (n_splits, n_bytes): bits of the categories that go right; bytes past
+        those of a width are not looked at.
+
+    Returns
+    -------
+    The number of each split's set, ``NO_SET`` where it has none, and the sets.
+    """
+    has_set = widths > 0
+    numbers = np.where(has_set, np.cumsum(has_set) - 1, NO_SET)
+    n_bytes = -(-widths // 8)
+    is_used = np.arange(rights.shape[1]) < n_bytes[:, None]
+    return numbers, CategorySets(rights[is_used], widths[has_set])
+
+
+def lefts_by_sets(
+    values: npt.NDArray[np.float32],
+    defaults: npt.NDArray[np.bool_],
+    numbers: Ints,
+    sets: CategorySets,
+) -> npt.NDArray[np.bool_]:
+    """Whether splits by sets send values left.
+
+    Parameters
+    ----------
+    values, defaults, numbers : of one shape: codes, and the default side and set of the split that
+        each is at.
+    """
+    is_known = (values >= 0) & (values < sets.widths[numbers])
+    codes = np.where(is_known, values, 0).astype(np.int64)
+    bytes_of = sets.bits[sets.offsets[numbers] + (codes >> 3)]
+    goes_right = (bytes_of >> (7 - (codes & 7)).astype(np.uint8)) & 1
+    found: npt.NDArray[np.bool_] = np.where(is_known, goes_right == 0, defaults)
+    return found
+
+
 def category_counts(categories: Categories, n_columns: int) -> Ints:
     """Categories of each column, 0 for one of numbers; int64, shape (n_columns,)."""
     if not categories:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.categories import Categories
 from fedapp.errors import DataError
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble, Tree, from_json
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, lefts_by_sets, sets_of_codes
 from fedapp.trees.sides import goes_left
-from fedapp.trees.text import kind_of
+from fedapp.trees.text import kind_of, read_categories, written_categories
 
 FORMAT = 1
 DIVIDED = "parts"  # kind of a model.json that says where the parts of a model lie
@@ -32,26 +34,49 @@ class Lookup:
     columns : int64, shape (n_records,): the party's own numbers.
     thresholds : float32, shape (n_records,): below goes left.
     defaults : uint8, shape (n_records,): 1 where missing goes left.
+    widths : int64, shape (n_records,): categories of the column, 0 where there is a threshold.
+    set_bits : uint8: the categories that go right, see ``CategorySets``.
     """
 
     columns: Ints
     thresholds: npt.NDArray[np.float32]
     defaults: npt.NDArray[np.uint8]
+    widths: Ints
+    set_bits: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(
+        cls,
+        columns: Ints,
+        thresholds: npt.NDArray[np.float32],
+        defaults: npt.NDArray[np.uint8],
+        widths: Ints | None = None,
+        sets: CategorySets = NO_SETS,
+    ) -> Lookup:
+        """Of these splits; all have thresholds where no widths are given."""
+        known = np.zeros(len(columns), dtype=np.int64) if widths is None else widths
+        return cls(columns, thresholds, defaults, known, sets.bits)
 
     @classmethod
     def empty(cls) -> Lookup:
         """Without a split."""
-        return cls(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint8))
+        return cls.of(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint8))
 
-    def plus(
-        self, columns: Ints, thresholds: npt.NDArray[np.float32], defaults: npt.NDArray[np.uint8]
-    ) -> Lookup:
+    def plus(self, other: Lookup) -> Lookup:
         """With further splits at the end."""
-        return Lookup(
-            np.concatenate((self.columns, columns)),
-            np.concatenate((self.thresholds, thresholds)),
-            np.concatenate((self.defaults, defaults)),
-        )
+        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__slots__)
+        return Lookup(*(np.concatenate(pair) for pair in pairs))
+
+    @property
+    def sets(self) -> CategorySets:
+        """Of the splits of columns of categories, in their order."""
+        return CategorySets(self.set_bits, self.widths[self.widths > 0])
+
+    @property
+    def numbers(self) -> Ints:
+        """The number of each split's set, ``NO_SET`` where it has a threshold."""
+        has_set = self.widths > 0
+        return np.where(has_set, np.cumsum(has_set) - 1, NO_SET)
 
     def sides(
         self,
@@ -66,8 +91,19 @@ class Lookup:
         values : float32, shape (n_rows, n_columns): the party's columns.
         rows : those that are asked for.
         """
-        column = values[rows, self.columns[record]]
-        return goes_left(column, self.thresholds[record], self.defaults[record].astype(bool))
+        return self._lefts(values[rows, self.columns[record]], record)
+
+    def _lefts(self, values: npt.NDArray[np.float32], record: int | Ints) -> npt.NDArray[np.bool_]:
+        """Whether splits send values left, a split a value or one for all."""
+        defaults = self.defaults[record].astype(bool)
+        found = goes_left(values, self.thresholds[record], defaults)
+        if not len(self.set_bits):
+            return found
+        numbers = np.broadcast_to(self.numbers[record], found.shape)
+        by_set = lefts_by_sets(
+            values, np.broadcast_to(defaults, found.shape), np.maximum(numbers, 0), self.sets
+        )
+        return np.where(numbers == NO_SET, found, by_set)
 
     def n_ways(self, records: Ints, values: npt.NDArray[np.float32]) -> int:
         """How many answers some of the splits can give together, whatever the columns hold; that
@@ -76,13 +112,18 @@ class Lookup:
         for column in np.unique(self.columns[records]):
             own = records[self.columns[records] == column]
             missing = [np.nan] if np.isnan(values[:, column]).any() else []
-            thresholds, defaults = self.thresholds[own], self.defaults[own].astype(bool)
-            points = np.array([-np.inf, *thresholds, *missing], dtype=np.float32)
-            ways *= len(np.unique(goes_left(points[:, None], thresholds, defaults), axis=0))
+            width = int(self.widths[own[0]])
+            known = range(width) if width else [-np.inf, *self.thresholds[own]]
+            points = np.array([*known, *missing], dtype=np.float32)
+            given = np.broadcast_to(points[:, None], (len(points), len(own)))
+            ways *= len(np.unique(self._lefts(given, own), axis=0))
         return ways
 
     def to_json(
-        self, names: Sequence[str], quantiles: npt.NDArray[np.float32] = NO_QUANTILES
+        self,
+        names: Sequence[str],
+        quantiles: npt.NDArray[np.float32] = NO_QUANTILES,
+        categories: Categories = (),
     ) -> dict[str, Any]:
         """A document that JSON can hold.
 
@@ -90,7 +131,10 @@ class Lookup:
         ----------
         names : of the party's columns.
         quantiles : of their values (``fedapp.site.likeness``), shape (n_columns, n_quantiles).
+        categories : of the columns, in the order of their codes.
         """
+        told = written_categories(categories, self.sets)
+        widths = {"widths": self.widths.tolist()} if told else {}
         return {
             "format": FORMAT,
             "columns": list(names),
@@ -101,17 +145,27 @@ class Lookup:
                     self.columns, self.thresholds, self.defaults, strict=True
                 )
             ],
+            **told,
+            **widths,
         }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Lookup:
         """Undo ``to_json``."""
         records = document["records"]
-        return cls(
+        widths = np.array(document.get("widths", [0] * len(records)), dtype=np.int64)
+        return cls.of(
             np.array([record[0] for record in records], dtype=np.int64),
             np.array([record[1] for record in records], dtype=np.float32),
             np.array([record[2] for record in records], dtype=np.uint8),
+            widths,
+            sets_of_codes(document.get("sets", []), widths[widths > 0]),
         )
+
+
+def categories_of(part: Mapping[str, Any]) -> Categories:
+    """Names of the categories of a party's columns, in the order of their codes."""
+    return read_categories(part, len(part["columns"]))
 
 
 def quantiles_of(part: Mapping[str, Any]) -> npt.NDArray[np.float32]:

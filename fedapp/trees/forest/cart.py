@@ -7,6 +7,12 @@ missing values, for values that lie close together and for small nodes are those
 What scikit-learn leaves to chance follows a rule here. Of equal improvements the lowest column
 wins; in a column first the cuts that send missing values right, from the lowest value up, last of
 them the cut between what is present and what is missing; then those that send them left.
+
+A column of categories, which scikit-learn has not, is cut as Breiman et al. do (section 4.2): for
+numbers and for two classes its categories stand in the order of their mean label, in which the best
+cut is the best of all divisions in two; with more classes one category is held against all others.
+Of equal means, and of equal improvements of one category, the lowest code comes first. A category
+that no row of the node has goes where missing values go.
 """
 
 from __future__ import annotations
@@ -46,11 +52,14 @@ class Bins:
     ----------
     lows, highs : float32, shape (n_bins,): smallest and largest training value of each bin.
     offsets : int64, shape (n_columns + 1,): where the bins of each column begin.
+    n_categories : int64, shape (n_columns,): categories, with a bin each by their codes; 0 for a
+        column of numbers.
     """
 
     lows: Floats
     highs: Floats
     offsets: Ints
+    n_categories: Ints
 
     @property
     def widths(self) -> Ints:
@@ -91,6 +100,8 @@ class Candidates:
     columns : int64, shape (n_nodes,); -1 without a split.
     thresholds : float32, shape (n_nodes,): below goes left.
     defaults : uint8, shape (n_nodes,): 1 where missing goes left.
+    widths : int64, shape (n_nodes,): categories of the column, 0 where there is a threshold.
+    rights : uint8, shape (n_nodes, n_bytes): bits of the categories that go right, by code.
     """
 
     improvements: npt.NDArray[np.float64]
@@ -98,19 +109,31 @@ class Candidates:
     columns: Ints
     thresholds: Floats
     defaults: npt.NDArray[np.uint8]
+    widths: Ints
+    rights: npt.NDArray[np.uint8]
 
 
-def bin_columns(values: Floats, max_bin: int) -> Bins:
-    """A bin a distinct value where a column has at most ``max_bin`` of them, else quantiles.
+def bin_columns(values: Floats, max_bin: int, n_categories: Ints | None = None) -> Bins:
+    """A bin a distinct value where a column has at most ``max_bin`` of them, else quantiles; of a
+    column of categories a bin a code.
 
     Parameters
     ----------
     values : float32, shape (n_rows, n_columns): training rows; NaN is missing.
     max_bin : 2 to 65535.
+    n_categories : int64, shape (n_columns,), 0 for a column of numbers; None: all are.
     """
+    if n_categories is None:
+        n_categories = np.zeros(values.shape[1], dtype=np.int64)
     lows, highs = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
     offsets = np.zeros(values.shape[1] + 1, dtype=np.int64)
     for column in range(values.shape[1]):
+        if n_categories[column]:
+            every = np.arange(n_categories[column], dtype=np.float32)
+            lows.append(every)
+            highs.append(every)
+            offsets[column + 1] = offsets[column] + len(every)
+            continue
         present = values[:, column][~np.isnan(values[:, column])]
         found, counts = np.unique(present, return_counts=True)
         firsts = np.arange(len(found))
@@ -122,7 +145,7 @@ def bin_columns(values: Floats, max_bin: int) -> Bins:
         lows.append(found[firsts])
         highs.append(found[np.concatenate((firsts[1:], [len(found)])) - 1] if len(found) else found)
         offsets[column + 1] = offsets[column] + len(firsts)
-    return Bins(np.concatenate(lows), np.concatenate(highs), offsets)
+    return Bins(np.concatenate(lows), np.concatenate(highs), offsets, n_categories)
 
 
 def code_columns(values: Floats, bins: Bins) -> Codes:
@@ -168,17 +191,23 @@ def best_splits(
     left_bins, right_bins = np.zeros((2, n_nodes), dtype=np.int64)
     defaults = np.zeros(n_nodes, dtype=np.uint8)
     least = rules.min_decrease * (weights * draws).sum() if rules.min_decrease else -np.inf
-    known = codes, bins.lows, bins.highs, bins.offsets, targets, weights, products, draws
+    known = codes, bins.lows, bins.highs, bins.offsets, bins.n_categories
+    labelled = targets, weights, products, draws
     limits = rules.min_samples_split, rules.min_samples_leaf, least
-    found = improvements, ranks, chosen, left_bins, right_bins, defaults
+    is_right = np.zeros((n_nodes, bins.n_categories.max(initial=0)), dtype=np.bool_)
+    found = improvements, ranks, chosen, left_bins, right_bins, defaults, is_right
     kind = CRITERIA[rules.criterion], max(rules.n_classes, 2)
-    _search(*(*frozen(*known, rows, starts, columns, keys, n_drawn), *kind, *limits, *found))
+    _search(
+        *(*frozen(*known, *labelled, rows, starts, columns, keys, n_drawn), *kind, *limits, *found)
+    )
     thresholds = np.full(n_nodes, LOWEST, dtype=np.float32)
-    cut = (chosen >= 0) & (left_bins < right_bins)
+    widths = np.where(chosen >= 0, bins.n_categories[chosen], 0)
+    cut = (chosen >= 0) & (left_bins < right_bins) & (widths == 0)
     firsts = bins.offsets[chosen[cut]]
     lefts, rights = firsts + left_bins[cut], firsts + right_bins[cut]
     thresholds[cut] = between(bins.highs[lefts], bins.lows[rights])
-    return Candidates(improvements, ranks, chosen, thresholds, defaults)
+    rights = np.packbits(is_right, axis=1)
+    return Candidates(improvements, ranks, chosen, thresholds, defaults, widths, rights)
 
 
 def between(below: Floats, above: Floats) -> Floats:
@@ -200,6 +229,7 @@ def _search(
     lows: Any,
     highs: Any,
     offsets: Any,
+    n_categories: Any,
     targets: Any,
     weights: Any,
     products: Any,
@@ -220,11 +250,13 @@ def _search(
     left_bins: Any,
     right_bins: Any,
     defaults: Any,
+    is_right: Any,
 ) -> None:
     no_code: Any = np.int64(-1)  # a literal would be a type of its own
     widest = 0
     for column in range(len(offsets) - 1):
         widest = max(widest, int(offsets[column + 1] - offsets[column]))
+    lefts = np.zeros(is_right.shape[1], np.bool_)
     sums = np.zeros((widest + 1, n_sums))
     counts = np.zeros(widest + 1, np.int64)
     total = np.zeros(n_sums)
@@ -265,13 +297,24 @@ def _search(
                 if not differs:
                     differs = True
                     ranks[node] = DRAWN if rank < n_drawn[node] else keys[node, rank]
-                gain, left, right, side = scan(
-                    sums, counts, total, low, high, missing, first, lows, highs, criterion, min_leaf
-                )
+                left, right = 0, 0
+                if n_categories[column]:
+                    gain, side = scan_categories(
+                        sums, counts, total, low, high, missing, criterion, min_leaf, lefts
+                    )
+                else:
+                    gain, left, right, side = scan(
+                        *(sums, counts, total, low, high, missing, first, lows, highs),
+                        *(criterion, min_leaf),
+                    )
                 if beats(gain, column, best, chosen[node]):
                     best = gain
                     chosen[node], left_bins[node], right_bins[node] = column, left, right
                     defaults[node] = side
+                    for code in range(n_categories[column]):
+                        is_right[node, code] = not lefts[code]
+                    for code in range(n_categories[column], is_right.shape[1]):
+                        is_right[node, code] = False
             sums[low : high + 1] = 0
             counts[low : high + 1] = 0
             sums[missing] = 0
@@ -372,6 +415,77 @@ def scan(
             if gain > best:
                 best, best_left, best_right, best_side = gain, high, high, 1
     return best, best_left, best_right, best_side
+
+
+@numba.njit(cache=True, nogil=True)
+def scan_categories(
+    sums: Any,
+    counts: Any,
+    total: Any,
+    low: int,
+    high: int,
+    missing: int,
+    criterion: int,
+    min_leaf: int,
+    lefts: Any,
+) -> tuple[float, int]:
+    """Best division of the categories of one column: improvement, and default side.
+
+    Parameters
+    ----------
+    lefts : bool, shape (>= missing,): set to which codes below ``missing`` go left.
+    """
+    codes, n_codes, n_present = np.empty(high - low + 1, np.int64), 0, 0
+    present = np.zeros(sums.shape[1])
+    for code in range(low, high + 1):
+        if counts[code]:
+            codes[n_codes] = code
+            n_codes += 1
+            n_present += counts[code]
+            for kind in range(len(present)):
+                present[kind] += sums[code, kind]
+    # Bins in an order of their own, the missing behind them; all may be cut between.
+    values = np.arange(n_codes + 2).astype(np.float32)
+    bins, sizes = np.zeros((n_codes + 2, len(present))), np.zeros(n_codes + 2, np.int64)
+    best, first_left, n_left, best_side = -np.inf, 0, 0, 0
+    if criterion != VARIANCE and len(present) > 2:
+        behind = min(n_codes, 2)
+        for place in range(n_codes):
+            _copy(sums[codes[place]], bins[0])
+            for kind in range(len(present)):
+                bins[1, kind] = present[kind] - bins[0, kind]
+            sizes[0], sizes[1] = counts[codes[place]], n_present - counts[codes[place]]
+            _copy(sums[missing], bins[behind])
+            sizes[behind] = counts[missing]
+            gain, left, right, side = scan(
+                *(bins, sizes, total, 0, behind - 1, behind, 0, values, values),
+                *(criterion, min_leaf),
+            )
+            if gain > best:
+                best, best_side, first_left, n_left = gain, side, place, int(left < right)
+    else:
+        means = np.empty(n_codes)
+        for place in range(n_codes):
+            code = codes[place]
+            weight = sums[code, 0] + (0.0 if criterion == VARIANCE else sums[code, 1])
+            means[place] = sums[code, 1] / weight
+        codes = codes[:n_codes][np.argsort(means, kind="mergesort")]
+        for place in range(n_codes):
+            _copy(sums[codes[place]], bins[place])
+            sizes[place] = counts[codes[place]]
+        _copy(sums[missing], bins[n_codes])
+        sizes[n_codes] = counts[missing]
+        best, left, right, best_side = scan(
+            *(bins, sizes, total, 0, n_codes - 1, n_codes, 0, values, values),
+            *(criterion, min_leaf),
+        )
+        n_left = left + 1 if left < right else 0
+    # In the cut between present and missing nothing present goes left.
+    for code in range(missing):
+        lefts[code] = best_side == 1
+    for place in range(n_codes):
+        lefts[codes[place]] = first_left <= place < first_left + n_left
+    return best, best_side
 
 
 @numba.njit(cache=True, nogil=True)

@@ -7,7 +7,7 @@ lie in one place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numba
@@ -23,6 +23,7 @@ from fedapp.trees.forest.cart import (
     beats,
     fewest_rows,
     scan,
+    scan_categories,
 )
 from fedapp.trees.forest.label_codes import RowFields
 from fedapp.trees.forest.listing import Flags, Listing, Places
@@ -93,6 +94,8 @@ class Choices:
     listed : int64, shape (n_nodes,): place of the column among those listed; -1 without a cut.
     cuts : int64, shape (n_nodes,): the last bin that goes left.
     defaults : uint8, shape (n_nodes,): 1 where missing goes left.
+    rights : uint8, shape (n_nodes, n_bytes): of a column of categories bits of the bins that go
+        right.
     """
 
     improvements: Sums
@@ -100,6 +103,7 @@ class Choices:
     listed: Ints
     cuts: Ints
     defaults: npt.NDArray[np.uint8]
+    rights: npt.NDArray[np.uint8]
 
     @classmethod
     def joined(cls, pairs: Sequence[tuple[Listing, Choices]]) -> Choices:
@@ -111,9 +115,15 @@ class Choices:
             for (_, one), n in zip(pairs, before, strict=False)
         ]
         found = {
-            name: np.concatenate([getattr(one, name) for _, one in pairs]) for name in cls.__slots__
+            name: np.concatenate([getattr(one, name) for _, one in pairs])
+            for name in cls.__slots__
+            if name != "rights"
         }
-        return cls(**found | {"listed": np.concatenate(listed)})
+        n_bytes = max(one.rights.shape[1] for _, one in pairs)
+        rights = [
+            np.pad(one.rights, ((0, 0), (0, n_bytes - one.rights.shape[1]))) for _, one in pairs
+        ]
+        return cls(**found | {"listed": np.concatenate(listed), "rights": np.concatenate(rights)})
 
 
 def choose_cuts(
@@ -128,20 +138,23 @@ def choose_cuts(
     units : float64, shape (n_fields,): what a step of 1 is.
     """
     is_open, n_nodes = known.is_open, len(known.is_open)
+    most = int((listing.n_bins * listing.unordered).max(initial=0))
+    is_right = np.zeros((n_nodes, most), dtype=np.bool_)
     found = Choices(
         np.full(n_nodes, np.nan),
         np.where(is_open, listing.ranks, NO_RANK),
         np.full(n_nodes, -1, dtype=np.int64),
         np.zeros(n_nodes, dtype=np.int64),
         np.zeros(n_nodes, dtype=np.uint8),
+        np.empty((n_nodes, 0), dtype=np.uint8),
     )
     least = rules.min_decrease * known.weight if rules.min_decrease else -np.inf
-    listed = listing.nodes, listing.columns, listing.ends, listing.missing, listing.sizes
+    listed = listing.nodes, listing.columns, listing.ends, listing.missing, listing.unordered
     limits = CRITERIA[rules.criterion], rules.min_samples_leaf, least
     into = found.improvements, found.listed, found.cuts, found.defaults
     real = sums * units, known.totals * units
-    _choose(*(*frozen(*listed, *real, is_open), *limits, *into))
-    return found
+    _choose(*(*frozen(*listed, listing.sizes, *real, is_open), *limits, *into, is_right))
+    return replace(found, rights=np.packbits(is_right, axis=1))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -150,6 +163,7 @@ def _choose(
     columns: Any,
     ends: Any,
     missing: Any,
+    unordered: Any,
     sizes: Any,
     sums: Any,
     totals: Any,
@@ -161,12 +175,14 @@ def _choose(
     listed: Any,
     cuts: Any,
     defaults: Any,
+    is_right: Any,
 ) -> None:
     widest = 0
     for place in range(len(nodes)):
         widest = max(widest, ends[place + 1] - ends[place])
     # Values 0, 1, 2 ... in bins of their own may all be cut between.
     values = np.arange(widest + 1).astype(np.float32)
+    lefts = np.zeros(widest + 1, np.bool_)
     inside = np.zeros((widest + 1, sums.shape[1]))
     counts = np.zeros(widest + 1, np.int64)
     for place in range(len(nodes)):
@@ -182,13 +198,22 @@ def _choose(
             for kind in range(sums.shape[1]):
                 inside[bin_id, kind] = sums[start + bin_id, kind]
         last = n_bins - 1
-        gain, cut, _, side = scan(
-            inside, counts, totals[node], 0, last, n_bins, 0, values, values, criterion, min_leaf
-        )
+        cut = 0
+        if unordered[place]:
+            gain, side = scan_categories(
+                inside, counts, totals[node], 0, last, n_bins, criterion, min_leaf, lefts
+            )
+        else:
+            gain, cut, _, side = scan(
+                *(inside, counts, totals[node], 0, last, n_bins, 0, values, values),
+                *(criterion, min_leaf),
+            )
         best = improvements[node] if listed[node] >= 0 else -np.inf
         if beats(gain, columns[place], best, columns[listed[node]]):
             improvements[node] = gain
             listed[node], cuts[node], defaults[node] = place, cut, side
+            for bin_id in range(n_bins if unordered[place] else 0):
+                is_right[node, bin_id] = not lefts[bin_id]
     for node in range(len(listed)):
         if listed[node] >= 0 and improvements[node] + EPSILON < least:
             improvements[node] = np.nan

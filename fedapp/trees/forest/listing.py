@@ -51,6 +51,7 @@ class Listing:
     columns : int64, shape (n_listed,): node by node, ascending within each.
     n_bins : int64, shape (n_listed,): bins that rows are in.
     missing : uint8, shape (n_listed,): 1 where values are missing, with one more sum at the end.
+    unordered : uint8, shape (n_listed,): 1 where bins are categories, in no order.
     sizes : int32, shape (n_sums,): rows, however often they are drawn.
     """
 
@@ -59,6 +60,7 @@ class Listing:
     columns: Ints
     n_bins: Ints
     missing: npt.NDArray[np.uint8]
+    unordered: npt.NDArray[np.uint8]
     sizes: Places
 
     @property
@@ -88,6 +90,7 @@ class Listing:
             self.columns[listed],
             self.n_bins[listed],
             self.missing[listed],
+            self.unordered[listed],
             self.sizes[sums],
         )
 
@@ -105,10 +108,12 @@ class OwnColumns:
     ----------
     thresholds : float32, shape (n_sums,): what is below goes left with this bin and those before;
         nothing is, at the last bin: there only missing values go left.
+    codes : int32, shape (n_sums,): the category whose sum it is, of a column of categories.
     rows, places : int32, shape (n_terms,): rows, and the sum each goes into.
     """
 
     thresholds: Floats
+    codes: Places
     rows: Places
     places: Places
 
@@ -151,11 +156,12 @@ def list_columns(
         listed,
         n_sums - with_missing,
         with_missing.astype(np.uint8),
+        (bins.n_categories[listed] > 0).astype(np.uint8),
         sizes.astype(np.int32),
     )
     thresholds = _thresholds(bins, listed[owners], owners, codes_of, firsts, missing)
     places = (np.cumsum(begins) - 1)[of_cells].astype(np.int32)
-    return listing, OwnColumns(thresholds, rows, places)
+    return listing, OwnColumns(thresholds, codes_of[firsts].astype(np.int32), rows, places)
 
 
 @numba.njit(cache=True, nogil=True)

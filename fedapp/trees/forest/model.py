@@ -10,6 +10,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.categories import Categories
 from fedapp.trees.forest.cart import Ints, Rules
 from fedapp.trees.forest.levels import (
     Rows,
@@ -20,11 +21,25 @@ from fedapp.trees.forest.levels import (
     winners,
 )
 from fedapp.trees.kernels import frozen
-from fedapp.trees.model import LEAF, read_tree
+from fedapp.trees.model import LEAF, number_sets, read_tree
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.predict import find_leaves
+from fedapp.trees.sets import (
+    NO_SET,
+    NO_SETS,
+    CategorySets,
+    category_counts,
+    sets_of_codes,
+    sets_of_rows,
+)
 from fedapp.trees.sides import Nodes, moved, sides_of, slots_of
-from fedapp.trees.text import Opening, read_model, write_model
+from fedapp.trees.text import (
+    Opening,
+    read_categories,
+    read_model,
+    write_model,
+    written_categories,
+)
 
 KIND = "bagged"
 BRANCH = np.dtype(
@@ -33,8 +48,10 @@ BRANCH = np.dtype(
         ("column", np.int32),
         ("threshold", np.float32),  # x < threshold goes left
         ("default_left", np.bool_),
+        ("set", np.int32),  # number of the set that goes right, where the column is of categories
     ]
 )
+TEXT_FIELDS = tuple(name for name in BRANCH.names or () if name != "set")  # of a tree in JSON
 Branches = npt.NDArray[Any]
 Values = npt.NDArray[np.float64]
 ALL = np.empty(0, dtype=np.bool_)
@@ -52,6 +69,7 @@ class BaggedForest:
     trees : arrays of ``BRANCH``.
     values : of each tree, float64, shape (n_nodes, n_outputs): probability of the second of two
         classes, of every class, or a number; 0 where the node is no leaf.
+    sets, categories : as in ``fedapp.trees.model.Ensemble``.
     """
 
     objective: Objective
@@ -59,6 +77,8 @@ class BaggedForest:
     classes: tuple[str, ...]
     trees: tuple[Branches, ...]
     values: tuple[Values, ...]
+    sets: CategorySets = NO_SETS
+    categories: Categories = ()
 
     @property
     def n_outputs(self) -> int:
@@ -94,26 +114,36 @@ class BaggedForest:
         """Leaf of each row in each tree; ``values``: float32, shape (n_rows, n_columns)."""
         found = np.zeros((len(self.trees), len(values)), dtype=np.int32)
         for tree, nodes in zip(self.trees, found, strict=True):
-            find_leaves(tree, values, nodes)
+            find_leaves(tree, values, nodes, self.sets)
         return found
 
 
 def branches(
-    splits: Splits, n_nodes: Ints, cuts: Sequence[npt.NDArray[Any]] = ()
-) -> tuple[Branches, ...]:
-    """Trees of these splits.
+    splits: Splits,
+    n_nodes: Ints,
+    cuts: Sequence[npt.NDArray[Any]] = (),
+    sets: CategorySets = NO_SETS,
+) -> tuple[tuple[Branches, ...], CategorySets]:
+    """Trees of these splits, and their sets in the order of ``fedapp.trees.model.Grown``.
 
     Parameters
     ----------
     n_nodes : int64, shape (n_trees,): nodes of each tree.
-    cuts : columns, thresholds and default sides of the splits; without them a split has no
-        threshold, and its column is the number of its owner.
+    cuts : columns, thresholds, default sides, and numbers of sets of the splits; without them a
+        split has no threshold, and its column is the number of its owner.
+    sets : by their numbers.
     """
     found, leaf = np.zeros(len(splits.trees), dtype=BRANCH), np.zeros((), dtype=BRANCH)
     found["left"], found["column"], leaf["left"] = splits.lefts, splits.owners, LEAF
-    for name, of_splits in zip(("column", "threshold", "default_left"), cuts, strict=False):
+    found["set"] = leaf["set"] = NO_SET
+    for name, of_splits in zip(("column", "threshold", "default_left", "set"), cuts, strict=False):
         found[name] = of_splits
-    return splits.spread(found, n_nodes, leaf)
+    trees = splits.spread(found, n_nodes, leaf)
+    nodes = np.concatenate(trees)
+    used = nodes["set"] != NO_SET
+    kept = sets.take(nodes["set"][used])
+    nodes["set"][used] = np.arange(len(kept))
+    return tuple(np.split(nodes, np.cumsum(n_nodes)[:-1])), kept
 
 
 def leaf_values(
@@ -171,7 +201,7 @@ def grow(
     n_drawn: int,
     max_depth: int,
     rules: Rules,
-) -> tuple[tuple[Branches, ...], Nodes]:
+) -> tuple[tuple[Branches, ...], CategorySets, Nodes]:
     """Grow a forest where all columns lie in one place.
 
     Parameters
@@ -181,13 +211,13 @@ def grow(
 
     Returns
     -------
-    The trees, and the leaf of each row in each of them.
+    The trees, their sets, and the leaf of each row in each of them.
     """
     n_trees, owners = len(rows.counts), np.zeros(len(column_seeds), dtype=np.int64)
     nodes = np.zeros((n_trees, len(values)), dtype=np.int32)
     n_nodes, all_splits = np.ones(n_trees, dtype=np.int64), Splits.none()
     open_nodes = np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
-    kept = []
+    kept, sets = [], NO_SETS
     for _ in range(max_depth):
         drawn = draw_columns(column_seeds, owners, 1, n_drawn, open_nodes)[0]
         found = search(rows, nodes, open_nodes, column_seeds, drawn, rules)
@@ -197,21 +227,24 @@ def grow(
         splits, n_nodes = number(open_nodes[0][won], open_nodes[1][won], won * 0, n_nodes)
         cut = found.columns[won], found.thresholds[won], found.defaults[won]
         slots, sizes = slots_of(nodes, splits.trees, splits.nodes)
-        sides = sides_of(values, *cut, slots, sizes)
+        numbers, own = sets_of_rows(found.widths[won], found.rights[won])
+        sides = sides_of(values, *cut, slots, sizes, numbers, own)
         nodes = moved(nodes, splits.lefts, slots, np.cumsum(sizes) - sizes, sides)
         all_splits, open_nodes = all_splits.plus(splits), splits.children()
-        kept.append(cut)
+        kept.append((*cut, np.where(numbers == NO_SET, NO_SET, numbers + len(sets))))
+        sets = sets.plus(own)
     cuts = [np.concatenate(arrays) for arrays in zip(*kept, strict=True)]
-    return branches(all_splits, n_nodes, cuts), nodes
+    return *branches(all_splits, n_nodes, cuts, sets), nodes
 
 
 def to_json(model: BaggedForest) -> str:
     """The model as text; the same model always gives the same text."""
     trees = [
-        {name: tree[name].tolist() for name in BRANCH.names or ()} | {"value": values.tolist()}
+        {name: tree[name].tolist() for name in TEXT_FIELDS} | {"value": values.tolist()}
         for tree, values in zip(model.trees, model.values, strict=True)
     ]
-    return write_model(KIND, model, {"trees": trees})
+    told = written_categories(model.categories, model.sets)
+    return write_model(KIND, model, {**told, "trees": trees})
 
 
 def from_json(text: str) -> BaggedForest:
@@ -224,11 +257,16 @@ def from_json(text: str) -> BaggedForest:
 
     def build(said: Opening, document: dict[str, Any]) -> BaggedForest:
         width = n_outputs(said.objective, len(said.classes))
+        categories = read_categories(document, len(said.columns))
         trees = tuple(read_tree(tree, len(said.columns), BRANCH) for tree in document["trees"])
         values = tuple(
             np.array(fields["value"], dtype=np.float64).reshape(len(tree), width)
             for fields, tree in zip(document["trees"], trees, strict=True)
         )
-        return BaggedForest(*said, trees, values)
+        nodes = np.concatenate([*trees, np.empty(0, dtype=BRANCH)])
+        widths = number_sets(nodes, category_counts(categories, len(said.columns)))
+        sets = sets_of_codes(document.get("sets", []), widths)
+        trees = tuple(np.split(nodes, np.cumsum([len(tree) for tree in trees])[:-1]))
+        return BaggedForest(*said, trees, values, sets, categories)
 
     return read_model(text, KIND, build)
