@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from clients.dictionary import keep_categories
 from clients.hello import site_key, told_versions, weights_of
-from fedapp.data.predictions import in_codes_of
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.home import home
@@ -122,8 +121,7 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
         raise ProtocolError(config.name, "VerticalHelloRequest", "model", "must be 16 hex digits")
     part = read_part(home() / "sites" / config.name / request.model)
     active = bool(part.get("active", False))
-    table = read_rows_to_predict(config, part["columns"], with_labels=active)
-    table = in_codes_of(table, categories_of(part))
+    table = read_rows_to_predict(config, part["columns"], categories_of(part), with_labels=active)
     return table, active, _n_unlike(config, quantiles_of(part), table)
 
 

@@ -94,7 +94,8 @@ def predict_table(
     sources = _sources(data, summary)
     unmatched, tables = list[str](), dict[str, Table]()
     if sources:
-        table, unmatched, tables = read_joined(sources, model.columns, roles, summary["active"])
+        joins = model.columns, roles, summary["active"], model.categories
+        table, unmatched, tables = read_joined(sources, *joins)
     else:
         how = read_as["reader"], model.categories
         table = read_columns_of(data, model.columns, roles, "", *how)

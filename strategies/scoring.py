@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -186,8 +187,13 @@ def shares(weights: Mapping[str, float], parties: Iterable[str]) -> dict[str, fl
 
 
 def model_files(model: Ensemble) -> ModelFiles:
-    """A boosted model as it is written."""
-    return ModelFiles({"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)})
+    """A boosted model as it is written; of columns of categories also the names in the order of
+    their codes, which XGBoost's form has not."""
+    files = {"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)}
+    known = zip(model.columns, model.categories, strict=False)
+    if names := {column: own for column, own in known if own is not None}:
+        files["categories.json"] = json.dumps(names, ensure_ascii=False, indent=1) + "\n"
+    return ModelFiles(files)
 
 
 def evaluate(

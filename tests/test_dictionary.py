@@ -9,17 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xgboost
 
+from clients.hello import look
 from fedapp.data.categories import Categories
-from fedapp.errors import DataError, ProtocolError
+from fedapp.errors import DataError, PartyError, ProtocolError
 from fedapp.messages.dictionary import (
     MOST_LETTERS,
     dictionary_digest,
     pack_categories,
     unpack_categories,
 )
-from fedapp.messages.hello import HelloReply
+from fedapp.messages.hello import HelloReply, HelloRequest
+from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
+from fedapp.site.config import site_config
 from simulations.local import run_local
 from strategies.dictionary import alike_names, joint_dictionary
 from tests.conftest import MakeSettings, MakeSites, WriteTable
@@ -176,3 +180,144 @@ def test_every_party_reads_the_same_table_as_one_that_has_all_rows(
     more = {"fedxgbllr__trees": 3, "fedxgbllr__rounds": 1, "fedxgbllr__epochs": 1}
     run = trained(settings, sites(*colours), strategy=strategy, **more)
     assert read(run.path / "model.json")["categories"][2] == ["blue", "green", "red"]
+
+
+# A table to predict
+
+
+def predicted(run: RunFolder, data: Path, output: Path) -> tuple[list[float], list[str]]:
+    """Predictions of a table, and what is said of it."""
+    found = predict_table(run.path, str(data), "", output)
+    lines = output.read_text().splitlines()[1:]
+    return [float(line.split(",")[1]) for line in lines], list(found.warnings)
+
+
+@pytest.mark.parametrize("strategy", ["bagging", "fedavg-linear", "fedxgbllr", "pax"])
+def test_a_table_to_predict_is_read_by_its_names_and_unseen_ones_are_missing(
+    strategy: str,
+    colours: list[dict[str, object]],
+    sites: MakeSites,
+    settings: MakeSettings,
+    write_table: WriteTable,
+    tmp_path: Path,
+) -> None:
+    more = {"fedxgbllr__trees": 3, "fedxgbllr__rounds": 1, "fedxgbllr__epochs": 1}
+    run = trained(settings, sites(*colours), strategy=strategy, **more)
+    given = {"n_rows": 30, "seed": 9}
+    words = ["red", "green", "pink"] * 10
+    known = write_table("known", **given, color=[w.replace("pink", "") for w in words])
+    found, notes = predicted(run, write_table("new", **given, color=words), tmp_path / "new.csv")
+    assert notes == ["10 values of 'color' are no category of the model, and count as missing"]
+    assert predicted(run, known, tmp_path / "known.csv") == (found, [])
+    assert len(set(found)) > 2
+
+
+def test_numbers_in_place_of_categories_are_refused_and_names_that_look_like_them_are_not(
+    colours: list[dict[str, object]],
+    sites: MakeSites,
+    settings: MakeSettings,
+    write_table: WriteTable,
+    tmp_path: Path,
+) -> None:
+    run = trained(settings, sites(*colours), strategy="bagging")
+    table = write_table("new", n_rows=30, color=range(30))
+    notes = predicted(run, table, tmp_path / "out.csv")[1]
+    assert notes == ["30 values of 'color' are no category of the model, and count as missing"]
+    with pytest.raises(DataError, match="feature column 'a' must be numbers, as at the other part"):
+        predicted(run, write_table("text", n_rows=30, a=["x", "y"] * 15, color=["red"] * 30), table)
+
+
+@pytest.mark.parametrize("strategy", ["bagging", "cyclic", "pax"])
+def test_stock_xgboost_predicts_alike_with_the_names_beside_its_model(
+    strategy: str,
+    colours: list[dict[str, object]],
+    sites: MakeSites,
+    settings: MakeSettings,
+    write_table: WriteTable,
+    tmp_path: Path,
+) -> None:
+    run = trained(settings, sites(*colours), strategy=strategy)
+    words = ["red", "green", "pink", "", "blue"] * 6
+    table = write_table("new", n_rows=30, seed=4, color=words)
+    names = read(run.path / "categories.json")
+    assert names == {"color": ["blue", "green", "red"]}
+    codes = [names["color"].index(word) if word in names["color"] else np.nan for word in words]
+    rows = [line.split(",")[:2] for line in table.read_text().splitlines()[1:]]
+    values = np.column_stack((np.array(rows, np.float32), codes)).astype(np.float32)
+    booster = xgboost.Booster(model_file=run.path / "model.xgb.json")
+    types = {"feature_names": booster.feature_names, "feature_types": booster.feature_types}
+    ours = predicted(run, table, tmp_path / "out.csv")[0]
+    theirs = booster.predict(xgboost.DMatrix(values, **types, enable_categorical=True))
+    np.testing.assert_allclose(theirs, ours, atol=1e-6)
+
+
+# A site that keeps its names to itself
+
+
+GIVEN = """
+[columns.color]
+type = "category"
+categories = ["red", "blue"]
+"""
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> Path:
+    """A schema that gives two colours."""
+    path = tmp_path / "schema.toml"
+    path.write_text(GIVEN)
+    return path
+
+
+def test_a_site_that_keeps_its_names_goes_by_those_that_its_schema_gives(
+    colours: list[dict[str, object]], sites: MakeSites, settings: MakeSettings, schema: Path
+) -> None:
+    first, second = ({**node, "schema": str(schema)} for node in colours)
+    run = trained(settings, sites(first, {**second, "share-categories": "false"}))
+    assert read(run.path / "model.json")["categories"][2] == ["red", "blue"]
+    replies = (run.path / "ledger.jsonl").read_text()
+    assert "query.hello" in replies
+
+
+def test_a_site_that_keeps_its_names_must_have_a_schema_that_gives_them(
+    colours: list[dict[str, object]], sites: MakeSites, settings: MakeSettings
+) -> None:
+    first, second = colours
+    rule = "categories of feature columns must be given by the schema where share-categories is fal"
+    with pytest.raises(PartyError, match=rule):
+        trained(settings, sites(first, {**second, "share-categories": "false"}))
+
+
+def test_what_the_given_names_lack_counts_as_missing_and_stands_in_the_summary(
+    colours: list[dict[str, object]], sites: MakeSites, settings: MakeSettings, schema: Path
+) -> None:
+    first, second = colours
+    run = trained(settings, sites({**first, "schema": str(schema)}, second))
+    n_green = Path(str(second["data"])).read_text().count("green")
+    summary = read(run.path / "summary.json")
+    assert summary["categories"] == {"color": {"names": 2, "unseen": {"b": n_green}}}
+    told = f"b: {n_green} values of 'color' are not among its categories, and count as missing"
+    assert told in summary["warnings"]
+
+
+def test_a_site_that_keeps_its_names_tells_none(
+    colours: list[dict[str, object]], schema: Path
+) -> None:
+    node: dict[str, Any] = {**colours[1], "label": "y", "schema": str(schema)}
+    config = site_config({key: str(value) for key, value in node.items()}, {})
+    request = HelloRequest("binary:logistic", 0.2, 0.2, 0)
+    told, _ = look(replace(config, shares_categories=False), request)
+    assert (told.categories, told.digests) == ((), (dictionary_digest(("red", "blue")),))
+    assert look(config, request)[0].categories == ("red", "blue")
+
+
+def test_a_dictionary_of_another_table_is_refused_by_the_site(
+    colours: list[dict[str, object]], sites: MakeSites, settings: MakeSettings
+) -> None:
+    def tampered(*_: Any) -> Categories:
+        return (None, ("red",), None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("strategies.horizontal.joint_dictionary", tampered)
+        with pytest.raises(PartyError, match="feature column 'b' must be categories, as at the ot"):
+            trained(settings, sites(*colours))

@@ -13,7 +13,10 @@ from flwr.app import Context
 from sklearn.metrics import accuracy_score
 
 from fedapp.config import Settings
+from fedapp.data.predictions import in_codes_of, read_columns_of
+from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError
+from fedapp.home import home
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.parcels import SentReply
 from fedapp.predict import predict_table
@@ -126,6 +129,35 @@ def test_columns_of_categories_are_split_as_on_the_joined_table(
     model, _, _ = pooled(run)
     assert len(model.sets) > 5
     assert to_json(joined(run_local(run))) == to_json(model)
+
+
+@pytest.mark.parametrize("inference", ["interactive", "one-round", "eini"])
+def test_rows_are_predicted_by_the_names_of_each_partys_categories(
+    forest: MakeSettings, settings: MakeSettings, tmp_path: Path, inference: str
+) -> None:
+    data = with_categories("binary:logistic", tmp_path)
+    trained = run_local(forest(data=data, own_max_depth=4))
+    header, *rows = Path(data).read_text().splitlines()
+    cells = [row.split(",") for row in rows[:40]]
+    fields = [[*row[:1], {"p": "new", "": "p"}.get(row[1], row[1]), *row[2:]] for row in cells]
+    new = tmp_path / "new.csv"
+    new.write_text("\n".join([header, *map(",".join, fields)]) + "\n")
+    model = trained.path / "model.json"
+    key = {"eini__key_bits": 512, "eini__insecure_small_key": True, "eini__unguarded": True}
+    given = {"data": str(new), "label": "y", "parties": 2, "align": "ordered", **key}
+    model_id = json.loads(model.read_text())["model_id"]
+    run = run_local(settings(strategy=inference, model=model_id, **given))
+    summary = summary_of(run)
+    n_new = sum(row[1] == "new" for row in fields)
+    told = f"{n_new} values of 'b' are no category of the model, and count as missing"
+    assert any(told in text for text in summary["warnings"])
+    whole = joined(trained)
+    given_codes = read_columns_of(str(new), whole.columns, Roles(), categories=whole.categories)
+    table = in_codes_of(given_codes, whole.categories)
+    written = home() / "sites" / summary["active"] / summary["model_id"] / "predictions.csv"
+    found = [float(line.split(",")[1]) for line in written.read_text().splitlines()[1:]]
+    ours = whole.predictions(whole.leaves(table.values))[:, 0]
+    np.testing.assert_allclose(sorted(found), sorted(ours), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ With ``labels=paillier``:
   what the bins are; which of these columns and bins the split is made of; the importance of the
   columns. It is told no value and no threshold. But the bins stand in order, and rows can be told
   by what they add up to: of bins of few rows, as of a column with a bin a value, it learns which
-  rows they are, and so the order of the rows in another's column.
+  rows they are, and so the order of the rows in another's column. The bins of a column of
+  categories, which is told to be one, have one each, in an order that its owner alone can tell.
 - All are taken to follow the protocol, the active party not to work together with a passive one,
   which together can read all labels, and the server to ask for the form of labels agreed upon.
 """

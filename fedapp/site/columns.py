@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.categories import chosen, in_secret_order
+from fedapp.data.categories import Categories, chosen, in_secret_order
 from fedapp.data.load import column_names
 from fedapp.data.partition import SUBSETS, Split, partition_columns, split_rows
-from fedapp.data.predictions import read_columns_of
+from fedapp.data.predictions import in_codes_of, read_columns_of
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.errors import DataError
@@ -65,11 +65,14 @@ def _shuffled(table: Table, seed: int) -> Table:
     return replace(table, values=values, categories=categories)
 
 
-def read_rows_to_predict(config: SiteConfig, columns: Sequence[str], with_labels: bool) -> Table:
+def read_rows_to_predict(
+    config: SiteConfig, columns: Sequence[str], categories: Categories, with_labels: bool
+) -> Table:
     """The table to predict, with the columns of the site's part of a model.
 
     Parameters
     ----------
+    categories : of these columns; their values get its codes.
     with_labels : whether labels and weights are read too, where the table has them for every row.
 
     Raises
@@ -84,10 +87,11 @@ def read_rows_to_predict(config: SiteConfig, columns: Sequence[str], with_labels
         foreign = config.label if config.simulated and not config.is_share else ""
     if config.simulated:
         with _READING:
-            how = tuple(columns), roles, foreign, config.reader
+            how = tuple(columns), roles, foreign, config.reader, categories
             table = _read_once(file_version(data), data, *how)
     else:
-        table = read_columns_of(data, columns, roles, foreign, config.reader)
+        table = read_columns_of(data, columns, roles, foreign, config.reader, categories)
+    table = in_codes_of(table, categories)
     return table if with_labels else replace(table, labels=None, weights=None)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.categories import Categories, side_by_side
+from fedapp.data.categories import Categories, chosen, side_by_side
 from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.load import read_frame
 from fedapp.data.predictions import read_columns_of
@@ -24,7 +24,11 @@ Ids = npt.NDArray[np.str_]
 
 
 def read_joined(
-    sources: Mapping[str, str], columns: Sequence[str], roles: Roles, first: str
+    sources: Mapping[str, str],
+    columns: Sequence[str],
+    roles: Roles,
+    first: str,
+    categories: Categories = (),
 ) -> tuple[Table, list[str], dict[str, Table]]:
     """Rows that all tables have, with a model's columns in the model's order.
 
@@ -34,6 +38,7 @@ def read_joined(
     columns : of the model; ``bank.balance`` is ``balance`` of the party ``bank``.
     roles : the ids by which rows are matched; labels and weights, in whichever table has them.
     first : the party whose rows are asked for, and in whose order.
+    categories : of the columns of the model.
 
     Returns
     -------
@@ -62,6 +67,7 @@ def read_joined(
                 roles.id_column,
                 roles.weight if party == weights_at else "",
             ),
+            categories=chosen(categories, [c for c, (at, _) in enumerate(owners) if at == party]),
         )
         for party, source in sources.items()
     }
