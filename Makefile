@@ -16,6 +16,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # A worker a core; more than 8 would wait for the tests that start Flower's servers, which one runs.
 WORKERS := --numprocesses logical --maxprocesses 8
 PINS := pyproject.toml constraints.txt
+# Tests start many processes; without bytecode each would compile the app, and pytest rewrite the tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test test-all check setup clean
 .DEFAULT_GOAL := run

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -101,10 +102,19 @@ class Deployment:
     def register(self) -> None:
         """Register the sites, as soon as the SuperLink answers."""
         deadline = time.monotonic() + START_SECONDS
+        while not self._is_listening() and time.monotonic() < deadline:
+            time.sleep(0.1)
         command = [str(self.coordinator / "register-sites.sh")]
         while (done := subprocess.run(command, capture_output=True, check=False)).returncode:
             if time.monotonic() > deadline:
                 raise AssertionError(done.stdout.decode() + done.stderr.decode())
+
+    def _is_listening(self) -> bool:
+        """Whether the SuperLink takes connections; to ask Flower costs a process each time."""
+        host, _, port = self.superlink.rpartition(":")
+        with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+            return True
+        return False
 
     def stop(self, *names: str) -> None:
         """Tell scripts to stop; what they leave behind is an error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
     from fedapp.config import Settings
     from fedapp.run_folder import RunFolder
-
-# A worker of pytest has a core: threads of XGBoost's own would wait for each other.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 REAL_DATA = os.environ.get("FEDAPP_DATA", "")
 TORCH_IS_MISSING = bool(missing_extra("fedxgbllr"))
@@ -44,6 +42,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "fedxgbllr" in item.nodeid:
             item.add_marker(needs_torch)
     items.sort(key=lambda item: not SERVERS & set(getattr(item, "fixturenames", ())))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no garbage collection need look through it again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +108,14 @@ def real_data(_own_home: None, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.skip("needs $FEDAPP_DATA")
     monkeypatch.setenv("FEDAPP_DATA", REAL_DATA)
     return Path(REAL_DATA)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of a page are made, but not drawn, which takes most of its time."""
+    monkeypatch.setattr(
+        "fedapp.report.canvas._save", lambda figure, buffer, **how: buffer.write("<svg></svg>")
+    )
 
 
 @pytest.fixture
@@ -171,12 +182,14 @@ def boosted(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
 
 @pytest.fixture
 def vertical(settings: MakeSettings) -> MakeSettings:
-    """``settings`` of a SecureBoost run under a small key whose model is joined at the end."""
+    """``settings`` of a SecureBoost run under a small key on rows in order, whose model is joined
+    at the end."""
 
     def make(**overrides: object) -> Settings:
         given = {
             "strategy": "secureboost",
             "parties": 2,
+            "align": "ordered",
             "secureboost__key_bits": 512,
             "secureboost__insecure_small_key": True,
             "allow_export": True,

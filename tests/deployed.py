@@ -60,8 +60,9 @@ def started(folder: Path) -> Iterator[Deployment]:
     """A coordinator and three sites with the same columns, running."""
     deployment = Deployment(folder, same_columns(folder))
     try:
-        deployment.start("coordinator", *SITES)
+        deployment.start("coordinator")
         deployment.register()
+        deployment.start(*SITES)  # one that was not registered yet would end and be started again
         yield deployment
     finally:
         deployment.close()

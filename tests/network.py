@@ -136,6 +136,16 @@ DEATHS = pytest.mark.parametrize(
     ],
 )
 StepsOf = Callable[[Mapping[int, str]], list[int]]
+# How many parties a run has whose server dies, and how it does.
+WAYS_TO_DIE = pytest.mark.parametrize(
+    ("parties", "how"),
+    [
+        (2, "dies_before_sending"),
+        (3, "dies_before_reading"),
+        pytest.param(2, "dies_before_reading", marks=pytest.mark.slow),
+        pytest.param(3, "dies_before_sending", marks=pytest.mark.slow),
+    ],
+)
 
 
 def kinds_of_steps(folder: RunFolder) -> dict[int, str]:

@@ -64,6 +64,12 @@ def federation(tmp_path: Path, sites: MakeSites) -> Federation:
     return make
 
 
+@pytest.fixture
+def vertical(vertical: MakeSettings) -> MakeSettings:
+    """``vertical`` with rows matched by private set intersection."""
+    return lambda **overrides: vertical(**{"align": "psi", **overrides})
+
+
 def whole(settings: Settings, contexts: list[Context]) -> Pooled:
     """The joined table of these sites."""
     nodes = sorted((dict(one.node_config) for one in contexts), key=lambda node: node["name"])

@@ -94,7 +94,7 @@ def two_files(vertical: MakeSettings, write_table: WriteTable) -> Callable[..., 
             write_table("shop", i=shop, n_rows=len(shop), y=None),
         ]
         data = ",".join(f"{path.stem}={path}" for path in paths)
-        return vertical(**{"data": data, "label": "y", "id": "i", **given})
+        return vertical(**{"data": data, "label": "y", "id": "i", "align": "psi", **given})
 
     return make
 

@@ -280,10 +280,23 @@ def test_labels_keep_their_order_and_a_distance_within_the_axes(n_labels: int) -
 
 
 QUICK: dict[str, dict[str, Any]] = {
-    "fedxgbllr": {"fedxgbllr.trees": 6, "fedxgbllr.rounds": 1, "fedxgbllr.epochs": 1},
+    "fedxgbllr": {
+        "fedxgbllr.trees": 6,
+        "fedxgbllr.rounds": 1,
+        "fedxgbllr.epochs": 1,
+        "fedxgbllr.channels": 4,
+    },
     "fedavg-linear": {"fedavg-linear.rounds": 1},
-    "secureboost": {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True},
-    "federated-forest": {"federated-forest.trees": 2, "federated-forest.max-depth": 2},
+    "secureboost": {
+        "secureboost.key-bits": 512,
+        "secureboost.insecure-small-key": True,
+        "align": "ordered",
+    },
+    "federated-forest": {
+        "federated-forest.trees": 2,
+        "federated-forest.max-depth": 2,
+        "align": "ordered",
+    },
 }
 N_FIRST = 6  # columns that the first of five vertical parties has
 

@@ -75,12 +75,12 @@ def weighted_copy(name: str, path: Path, drop: tuple[str, ...] = (), label: str 
 
 
 REAL = [
-    ("default-credit", "binary:logistic", {}),
+    pytest.param("default-credit", "binary:logistic", {}, marks=pytest.mark.slow),
     ("default-credit", "binary:logistic", PENALTIES),
-    ("give-me-some-credit", "binary:logistic", {}),
+    pytest.param("give-me-some-credit", "binary:logistic", {}, marks=pytest.mark.slow),
     ("give-me-some-credit", "binary:logistic", PENALTIES),
     ("ijcnn1", "binary:logistic", {"max-bin": 255}),
-    ("waveform", "multi:softprob", {}),
+    pytest.param("waveform", "multi:softprob", {}, marks=pytest.mark.slow),
     ("waveform", "multi:softprob", PENALTIES),
     ("abalone", "reg:squarederror", {}),
     ("space-ga", "reg:squarederror", PENALTIES),
@@ -104,7 +104,7 @@ def test_one_party_equals_xgboost_on_real_rows(
 @pytest.mark.parametrize(
     ("data", "objective", "label"),
     [
-        ("give-me-some-credit", "binary:logistic", ""),
+        pytest.param("give-me-some-credit", "binary:logistic", "", marks=pytest.mark.slow),
         ("give-me-some-credit", "reg:squarederror", "age"),
         ("waveform", "multi:softprob", ""),
     ],
@@ -162,7 +162,7 @@ def test_parties_with_few_distinct_values_grow_the_pooled_trees(
     assert_exact(agreement(run), 15 if objective == "multi:softprob" else 5)
 
 
-@pytest.mark.parametrize("data", ["default-credit", "a9a"])
+@pytest.mark.parametrize("data", ["default-credit", pytest.param("a9a", marks=pytest.mark.slow)])
 def test_three_parties_with_few_distinct_real_values_grow_the_pooled_trees(
     real_data: Path, settings: MakeSettings, tmp_path: Path, data: str
 ) -> None:

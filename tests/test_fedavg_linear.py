@@ -113,7 +113,7 @@ def test_scores_are_those_of_scikit_learn(
 @pytest.mark.parametrize(
     ("data", "objective", "loss"),
     [
-        ("default-credit", "binary:logistic", "logloss"),
+        pytest.param("default-credit", "binary:logistic", "logloss", marks=pytest.mark.slow),
         ("abalone", "reg:squarederror", "rmse"),
         ("waveform", "multi:softprob", "mlogloss"),
     ],

@@ -27,7 +27,15 @@ from simulations.local import run_local, simulated_contexts
 from strategies.federated_forest import FederatedForest
 from tests.forests import joined, part_of, pooled
 from tests.letters import letters_sent
-from tests.network import DEATHS, StepsOf, die, kinds_of_steps, resumed, run
+from tests.network import (
+    DEATHS,
+    WAYS_TO_DIE,
+    StepsOf,
+    die,
+    kinds_of_steps,
+    resumed,
+    run,
+)
 from tests.pooled import Pooled, made_columns, write_rows
 from tests.tampering import rewrite_letters
 from tests.test_cart import Limits, theirs
@@ -356,8 +364,7 @@ def test_sites_with_tables_of_their_own_draw_columns_from_a_secret_not_from_the_
 # Failures
 
 
-@pytest.mark.parametrize("how", ["dies_before_sending", "dies_before_reading"])
-@pytest.mark.parametrize("parties", [2, 3])
+@WAYS_TO_DIE
 @DEATHS
 def test_a_server_that_dies_goes_on_to_the_same_forest(
     forest: MakeSettings, how: str, parties: int, steps_of: StepsOf

@@ -30,7 +30,15 @@ from fedapp.trees.forest.cart import NO_RANK
 from simulations.local import simulated_contexts
 from strategies.federated_forest import FederatedForest
 from tests.forests import encrypted_forest, parts_of
-from tests.network import DEATHS, StepsOf, die, kinds_of_steps, resumed, run
+from tests.network import (
+    DEATHS,
+    WAYS_TO_DIE,
+    StepsOf,
+    die,
+    kinds_of_steps,
+    resumed,
+    run,
+)
 from tests.pooled import made_columns, write_rows
 from tests.tampering import FALSE, keep_letters_back, refuses
 from tests.transcript import summary_of
@@ -271,8 +279,7 @@ def same_forest(found: RunFolder, undisturbed: RunFolder) -> bool:
     return same and parts_of(found) == parts_of(undisturbed)
 
 
-@pytest.mark.parametrize("how", ["dies_before_sending", "dies_before_reading"])
-@pytest.mark.parametrize("parties", [2, 3])
+@WAYS_TO_DIE
 @DEATHS
 def test_a_server_that_dies_goes_on_to_the_same_forest(
     made: MakeSettings, how: str, parties: int, steps_of: StepsOf

@@ -239,14 +239,22 @@ def test_one_row_can_be_predicted_and_none_is_refused(
         run_local(run)
 
 
-def test_flowers_simulation_trains_and_predicts_as_the_local_engine(
-    train: Callable[..., Any], settings: MakeSettings, simulate: Simulate
+def test_flowers_simulation_trains_as_the_local_engine(
+    train: Callable[..., Any], simulate: Simulate
 ) -> None:
     trained, folder = train(allow_export=True, num_boost_round=1)
-    again = trained.model_copy(update={"run_dir": trained.run_dir + "-simulated"})
-    simulated = simulate(again)
+    simulated = simulate(trained.model_copy(update={"run_dir": trained.run_dir + "-simulated"}))
     for name in ("model.json", "model.xgb.json"):
         assert (simulated.path / name).read_bytes() == (folder.path / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_flowers_simulation_predicts_as_the_local_engine(
+    train: Callable[..., Any], settings: MakeSettings, simulate: Simulate
+) -> None:
+    trained, _ = train(num_boost_round=1)
     local = written(summary_of(run_local(inference(settings, trained))))
-    np.testing.assert_array_equal(written(summary_of(simulate(inference(settings, again)))), local)
+    np.testing.assert_array_equal(
+        written(summary_of(simulate(inference(settings, trained)))), local
+    )
     assert len(local) == read_source(trained.data, Roles(label="y")).n_rows

@@ -28,6 +28,7 @@ from tests.network import step_of
 from tests.test_edges import marked
 from tests.transcript import summary_of
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 Interrupt = Callable[[int | None], None]
 
 
@@ -220,10 +221,12 @@ main()
 """
 
 
-def test_ctrl_c_ends_a_run_under_encryption_at_once_and_it_is_resumed(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_run_under_encryption_at_once_and_it_is_resumed(
+    tmp_path: Path, write_table: Callable[..., Path]
+) -> None:
     mark = {"FEDAPP_TEST_MARK": tmp_path.name}
-    settings = ["num-boost-round=4", "max-depth=2", "max-bin=8", "parties=2"]
-    settings += [f"run-dir={tmp_path / 'run'}"]
+    settings = ["num-boost-round=3", "max-depth=2", "max-bin=8", "parties=2", "label=y"]
+    settings += [f"data={write_table(n_rows=150)}", f"run-dir={tmp_path / 'run'}"]
     command = [sys.executable, "-c", CTRL_C, "run", "secureboost", "--engine", "local"]
     command += [word for pair in settings for word in ("-c", pair)]
     done = subprocess.run(
@@ -243,4 +246,4 @@ def test_ctrl_c_ends_a_run_under_encryption_at_once_and_it_is_resumed(tmp_path: 
     again = shlex.split(done.stdout.splitlines()[-1])
     assert again[0] == "fedapp"
     assert fedapp(*again[1:]).exit_code == 0
-    assert summary_of(RunFolder(tmp_path / "run"))["trees"] == 4
+    assert summary_of(RunFolder(tmp_path / "run"))["trees"] == 3

@@ -101,13 +101,12 @@ class Sites:
     def ask(
         self, name: str, request: Request, parcels: Iterable[Parcel] = (), **envelope: Any
     ) -> Content:
-        content = take_apart(request, name, parcels)
-        return answer(
-            SiteConfig(name, "rows.csv"),
-            request.kind,
-            Envelope(MODEL, method="testmail", **envelope),
-            content,
-        )
+        return self.hand(name, request.kind, take_apart(request, name, parcels), **envelope)
+
+    def hand(self, name: str, kind: str, content: Content, **envelope: Any) -> Content:
+        """A message as it has arrived, whatever is in it."""
+        site = SiteConfig(name, "rows.csv")
+        return answer(site, kind, Envelope(MODEL, method="testmail", **envelope), content)
 
     def tell(self, name: str, number: int, last: bool = False, **more: Any) -> Content:
         return self.ask(name, TellRequest(number, last), **more)
@@ -186,12 +185,7 @@ def test_a_letter_reaches_the_other_handler_and_no_one_else_can_read_it(sites: S
 def test_a_request_that_came_without_its_letters_fields_is_refused(sites: Sites) -> None:
     content = Content("TellRequest", {"number": 1, "last": False}, {})
     with pytest.raises(ProtocolError, match=r"^bank: TellRequest.parcel_ends must be present$"):
-        answer(
-            SiteConfig("bank", "rows.csv"),
-            TellRequest.kind,
-            Envelope(MODEL, 3, method="testmail"),
-            content,
-        )
+        sites.hand("bank", TellRequest.kind, content, step=3)
 
 
 def test_a_message_that_carries_no_letters_must_not_bring_any(sites: Sites) -> None:
@@ -200,12 +194,7 @@ def test_a_message_that_carries_no_letters_must_not_bring_any(sites: Sites) -> N
     scalars = {"peers": carried.scalars["peers"], **keys.scalars}
     content = Content("GreetRequest", scalars, {})
     with pytest.raises(ProtocolError, match=r"^bank: GreetRequest.peers must be absent$"):
-        answer(
-            SiteConfig("bank", "rows.csv"),
-            GreetRequest.kind,
-            Envelope(MODEL, 3, method="testmail"),
-            content,
-        )
+        sites.hand("bank", GreetRequest.kind, content, step=3)
 
 
 def test_a_reply_that_carries_no_letters_does_not_lose_them_in_silence(sites: Sites) -> None:
@@ -505,4 +494,4 @@ def test_a_parcel_for_nobody_of_the_run_stops_it_by_the_senders_name(
         return [("nobody", content) for _, content in seal_mail(*given)]
 
     monkeypatch.setattr("fedapp.site.answer.seal_mail", to_nobody)
-    refuses(r"^party-1: SentReply\.parcels must be for parties$", vertical())
+    refuses(r"^party-1: SentReply\.parcels must be for parties$", vertical(align="psi"))

@@ -37,10 +37,15 @@ FAST = {"num-boost-round": 4, "max-depth": 5, "max-bin": 32, "parties": 2}
 FOREST = {
     "federated-forest.trees": 3,
     "federated-forest.master-keeps-model": True,
+    "align": "ordered",
     "share-column-names": True,
     "allow-export": True,
 }
-SMALL_KEY = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True}
+SMALL_KEY = {
+    "secureboost.key-bits": 512,
+    "secureboost.insecure-small-key": True,
+    "align": "ordered",
+}
 
 
 def run(path: Path, strategy: str, *options: str, **settings: object) -> Path:
@@ -109,6 +114,7 @@ def test_a_page_has_no_section_without_content(tmp_path, strategy, settings, abs
     assert "nan" not in re.sub(r"[a-z]nan|nan[a-z]", "", page)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_parts_that_stay_at_the_parties_are_said_to_give_no_tree(tmp_path):
     few = {**SMALL_KEY, "num-boost-round": 1, "max-depth": 1}
     found = sections(page_of(run(tmp_path / "run", "secureboost", **few)))
@@ -116,6 +122,7 @@ def test_parts_that_stay_at_the_parties_are_said_to_give_no_tree(tmp_path):
     assert "The parts of the model lie at the parties" in found["What the model rests on"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_coordinator_says_that_it_has_no_rows_to_explain(binary, tmp_path):
     copy = RunFolder(tmp_path / "copy")
     copy.path.mkdir()
@@ -254,6 +261,7 @@ def test_a_page_of_many_columns_and_rounds_is_no_heavy_one(tmp_path):
     assert len(page_of(done).encode()) < 500_000
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_whole_model_of_equal_column_names_is_explained_and_held_against_its_baseline(tmp_path):
     rng = np.random.default_rng(2)
     values = rng.normal(size=(90, 2)).round(3)

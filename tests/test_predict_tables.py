@@ -196,7 +196,7 @@ def test_values_spread_unlike_those_trained_on_are_warned_of(train, tables) -> N
 
 @pytest.mark.parametrize("inference", ["interactive", "eini"])
 def test_rows_that_others_do_not_have_are_named(train, tables, inference: str) -> None:
-    folder = train()
+    folder = train(align="psi")
     given = {
         "bank": some_rows(tables["bank"], 0, 20),
         "insurer": some_rows(tables["insurer"], 5, 99),

@@ -369,7 +369,7 @@ def test_the_first_encryption_has_an_estimate_and_the_next_its_time(
 ) -> None:
     noted = []
     monkeypatch.setattr(RunFolder, "note", lambda folder, stage: noted.append(stage))
-    run_local(vertical(num_boost_round=3))
+    run_local(vertical(align="psi", num_boost_round=3))
     first, second, *_ = [stage for stage in noted if stage.doing == "encrypting the gradients"]
     assert first.seconds > 0
     assert first.rounds_seconds is None

@@ -292,6 +292,7 @@ def test_the_page_has_every_score_and_every_figure(tmp_path, objective):
     assert all(image.findall(".//{*}path") for image in images(page))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_compares_with_the_baselines(tmp_path):
     baselines = {"pooled": {"auc": 0.9111}, "alone": {"party-2": {"auc": None}}}
     rows = cells(page_of(make_run(tmp_path / "run", baselines=baselines)))
@@ -299,6 +300,7 @@ def test_the_page_compares_with_the_baselines(tmp_path):
     assert ["alone.party-2", "test", "–", "–", "–"] in rows  # noqa: RUF001
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_says_what_was_run(tmp_path):
     page = page_of(make_run(tmp_path / "run"))
     rows = cells(page)
@@ -308,6 +310,7 @@ def test_the_page_says_what_was_run(tmp_path):
     assert "seed 42 · versions fedapp 0.1.0, xgboost 3.2.0" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_traffic_is_summed_by_message_from_the_ledger(tmp_path):
     rows = cells(page_of(make_run(tmp_path / "run")))
     assert ["query.hello", "2", "10 B", "700 B"] in rows
@@ -315,6 +318,7 @@ def test_traffic_is_summed_by_message_from_the_ledger(tmp_path):
     assert ["all", "6", "3.0 kB", "5.0 MB"] in rows
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_warns_of_parties_left_out_and_of_an_early_end(tmp_path):
     left_out = [{"party": "party-2", "step": 17, "reason": "no answer within 60 s"}]
     path = make_run(tmp_path / "run", left_out=left_out, best_round=3)
@@ -327,6 +331,7 @@ def test_the_page_warns_of_parties_left_out_and_of_an_early_end(tmp_path):
     ]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_tells_what_the_run_warned_of(tmp_path):
     path = make_run(tmp_path / "run")
     facts = json.loads((path / "summary.json").read_text())
@@ -334,6 +339,7 @@ def test_the_page_tells_what_the_run_warned_of(tmp_path):
     assert '<p class="warning">only 16 bins &lt;</p>' in page_of(path)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_of_a_deployment_does_not_show_settings_of_simulated_tables(tmp_path):
     path = make_run(tmp_path / "run")
     facts = json.loads((path / "summary.json").read_text())
@@ -344,6 +350,7 @@ def test_a_page_of_a_deployment_does_not_show_settings_of_simulated_tables(tmp_p
     assert ">data<" not in page_of(path)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_trouble_has_no_warning(tmp_path):
     assert 'class="warning"' not in page_of(make_run(tmp_path / "run"))
 
@@ -398,6 +405,7 @@ def test_runs_are_compared_in_the_current_folder(tmp_path, monkeypatch):
     assert len(images(page)) == 7
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -430,6 +438,7 @@ def test_runs_of_other_test_rows_are_warned_of(tmp_path, changes, text):
     assert ('class="warning"' in page) == ("! " in printed) == bool(text)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_each_run_had_stands_on_the_page_that_compares_them(tmp_path):
     read = {"settings_read": ["eta"], "rows": {"train": 1240, "valid": 90, "test": 310}}
     paths = [
@@ -441,6 +450,7 @@ def test_what_each_run_had_stands_on_the_page_that_compares_them(tmp_path):
     assert "None." in page  # max-depth differs and is not read
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_folders_of_one_name_are_told_apart(tmp_path):
     paths = [make_run(tmp_path / parent / "run") for parent in "ab"]
     page = page_of(*paths, output=tmp_path / "page.html")

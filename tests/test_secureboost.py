@@ -52,7 +52,7 @@ def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
 def test_the_joined_model_is_xgboosts_on_the_joined_table(
     made: MakeSettings, objective: str, parties: int
 ) -> None:
-    run = made(objective, parties, align="ordered", num_boost_round=4)
+    run = made(objective, parties, num_boost_round=4)
     assert_xgboosts(run_local(run), Pooled(run))
 
 
@@ -123,7 +123,7 @@ def test_a_round_takes_few_exchanges(made: MakeSettings, parties: int, most: int
 
 
 def test_parties_are_aligned_in_two_exchanges_more_than_there_are(made: MakeSettings) -> None:
-    ledger = lines_of(run_local(made(parties=3)).ledger)
+    ledger = lines_of(run_local(made(parties=3, align="psi")).ledger)
     steps = {line["step"] for line in ledger if line["type"].startswith("query.alignment")}
     assert len(steps) == 3 + 2
 
@@ -260,16 +260,21 @@ CREDIT = ("give-me-some-credit.csv.gz", "SeriousDlqin2yrs", "unnamed-1")
 DEFAULT = ("default-credit.csv.gz", "default.payment.next.month", "ID")
 
 
-@pytest.mark.parametrize("source", [CREDIT, DEFAULT], ids=["give-me-some-credit", "default-credit"])
-@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize(
+    ("source", "parties"),
+    [
+        (CREDIT, 2),
+        (DEFAULT, 3),
+        pytest.param(CREDIT, 3, marks=pytest.mark.slow),
+        pytest.param(DEFAULT, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_the_joined_model_is_xgboosts_on_real_rows(
     real_data: Path, vertical: MakeSettings, tmp_path: Path, source: Any, parties: int
 ) -> None:
     name, label, numbers = source
     data = first_rows(real_data / name, 1000, tmp_path / "rows.csv", drop=numbers)
-    run = vertical(
-        data=data, label=label, parties=parties, num_boost_round=4, max_depth=4, align="ordered"
-    )
+    run = vertical(data=data, label=label, parties=parties, num_boost_round=4, max_depth=4)
     assert_xgboosts(run_local(run), Pooled(run))
 
 
@@ -285,7 +290,7 @@ def test_the_joined_model_is_xgboosts_on_files_of_two_parties(
     real_data: Path, vertical: MakeSettings, name: str, label: str, ids: str, objective: str
 ) -> None:
     files = f"{real_data / name}-guest.csv,{real_data / name}-host.csv"
-    more = {"label": label, "id": ids, "objective": objective, "max_depth": 4}
+    more = {"label": label, "id": ids, "objective": objective, "align": "psi", "max_depth": 4}
     run = vertical(data=files, num_boost_round=4, **more)
     assert_xgboosts(run_local(run), Pooled(run))
 

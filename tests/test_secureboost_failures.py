@@ -50,8 +50,8 @@ def two_rounds(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
     data = write_rows(tmp_path / "made.csv", made_columns("binary:logistic", n_rows=120))
 
     def make(**more: Any) -> Settings:
-        given = {"secureboost__key_bits": 256, "max_bin": 8, "data": str(data), **more}
-        return vertical(label="y", **given)
+        given = {"secureboost__key_bits": 256, "max_bin": 8, "data": str(data), "align": "psi"}
+        return vertical(label="y", **{**given, **more})
 
     return make
 
