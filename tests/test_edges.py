@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -26,15 +25,11 @@ from fedapp.run_folder import RunFolder
 from fedapp.trees.model import load_model
 from simulations.local import run_local
 from tests.reference import compare_trees
+from tests.transcript import summary_of
 
 WriteTable = Callable[..., Path]
 MakeSettings = Callable[..., Settings]
 MakeSites = Callable[..., list[Context]]
-
-
-def summary_of(folder: RunFolder) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder.path / "summary.json").read_text())
-    return found
 
 
 def test_a_party_whose_columns_are_all_missing_takes_part(

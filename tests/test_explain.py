@@ -208,8 +208,9 @@ def test_a_whole_model_is_not_explained_by_its_parties(
     assert str(result.exception).startswith("--explain must be omitted for a model that lies")
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
-def test_the_report_draws_gain_and_splits_by_shared_name(train: Train, strategy: str) -> None:
+def test_the_report_has_gain_and_splits_by_shared_name(train: Train, strategy: str) -> None:
     _, folder = train(strategy, share_column_names=True)
     importance = summary_of(folder)["importance"]
     assert set(importance["gain"]) == set(importance["count"]) <= set("abcdef")

@@ -312,6 +312,7 @@ def test_a_site_keeps_the_servers_model_and_forgets_the_rows(
     assert not {name for name in names if name.endswith((".values", ".labels"))}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_rates_of_all_trees_are_in_the_summary_and_on_the_page(short: MakeSettings) -> None:
     folder = run_local(short())
     summary = summary_of(folder)

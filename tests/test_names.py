@@ -105,6 +105,7 @@ def test_the_version_is_that_of_all_that_matters() -> None:
     assert re.fullmatch(line, shown)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_local_engine_is_the_default_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

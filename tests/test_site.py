@@ -310,7 +310,7 @@ def test_vertical_parties_with_few_common_rows_to_validate_are_refused(
     )
     rule = r"ids must have 12 validation rows in common at least \(min-rows of bank\), got 1; "
     with pytest.raises(FedappError, match=rf"^bank \(step 4\): {rule}valid-fraction=0"):
-        run_local(vertical(valid_fraction=0.005), contexts)
+        run_local(vertical(align="psi", valid_fraction=0.005), contexts)
 
 
 def test_a_run_that_trains_cannot_begin_as_one_that_predicts(
@@ -379,7 +379,7 @@ def test_vertical_parties_with_too_few_rows_in_common_are_refused(
     )
     match = r"shop.*ids must have 12 training rows in common at least \(min-rows of shop\), got 11"
     with pytest.raises(FedappError, match=match):
-        run_local(vertical(), contexts)
+        run_local(vertical(align="psi"), contexts)
 
 
 @pytest.mark.parametrize("value", ["-1", "many", "1.5"])

@@ -184,7 +184,7 @@ def test_a_coordinator_that_tells_parties_of_different_runs_is_found_out(
     tell(monkeypatch, "shop", change)
     sealed = "content must be sealed by .* for .* told the two of different parties, keys or"
     rule = rf"\(step 3\): parcel\.({sealed}|sender must be another party of the run)"
-    refuses(rule, vertical(parties=3), columns)
+    refuses(rule, vertical(parties=3, align="psi"), columns)
 
 
 def test_a_coordinator_does_not_tell_a_site_of_another_size_than_its_own(
