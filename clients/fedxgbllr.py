@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from clients.dictionary import kept_categories
-from clients.labels import CLASSES
+from clients.labels import CLASSES, loss_parameters
 from clients.scoring import score_fields
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS, WATCHED
@@ -35,7 +35,7 @@ from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
 from fedapp.trees.boosted.from_xgboost import for_xgboost, trees_from_xgboost, typed_columns
 from fedapp.trees.model import Grown, Tree
-from fedapp.trees.objective import REGRESSION, Objective, base_margin, n_outputs
+from fedapp.trees.objective import IDENTITY, LOSSES, Objective, base_margin, n_outputs
 from fedapp.trees.packed import TREES, pack_trees, unpack_trees
 from fedapp.trees.sets import CategorySets, category_counts
 from fedapp.trees.stacked.head import HeadShape, head_margins, learned_rates, weights_in_unit
@@ -55,7 +55,7 @@ def fit(site: Site, request: FitRequest) -> FitReply:
     with blaming(site.name, "FitRequest", "parameters"):
         grown = _own_trees(store, request)
     square_sum = 0.0
-    if store.facts["objective"] == REGRESSION:
+    if LOSSES[store.facts["objective"]].link is IDENTITY:
         distances = store["train.labels"].astype(np.float64) - request.base_score
         square_sum = float(distances**2 @ store["train.weights"])
     return FitReply(**pack_trees(grown.trees, ["gains"], grown.sets), square_sum=square_sum)
@@ -80,7 +80,7 @@ def _own_trees(store: Store, request: FitRequest) -> Grown:
         matrix = xgboost.DMatrix(*held_back, weight=store["valid.weights"], **typed)
         watched, patience = [(matrix, "valid")], request.early_stopping_rounds
     booster = xgboost.train(
-        _parameters(store.facts["objective"], request),
+        _parameters(store, request),
         rows,
         request.n_rounds,
         evals=watched,
@@ -96,13 +96,14 @@ def _widths(store: Store) -> Array:
     return category_counts(kept_categories(store), len(store.facts["hello"]["columns"]))
 
 
-def _parameters(objective: Objective, request: FitRequest) -> dict[str, Any]:
+def _parameters(store: Store, request: FitRequest) -> dict[str, Any]:
     """A request as ``xgboost.train`` takes it."""
     parameters = {**parameters_of(request), "seed": request.seed % 2**31}
+    objective, loss = store.facts["objective"], loss_parameters(store)
     return {
-        **for_xgboost(objective, request.n_outputs, parameters),
+        **for_xgboost(objective, request.n_outputs, parameters, loss),
         "base_score": request.base_score,
-        "eval_metric": metrics.LOSSES[objective],
+        "eval_metric": metrics.loss_metric(objective, loss.tweedie_variance_power),
         "nthread": THREADS,
     }
 
@@ -164,7 +165,8 @@ def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array
     rng = site.random(request.seed, request.round_id)
     held_back = rows["valid"] if store["valid.weights"].any() else None
     with blaming(site.name, "AverageRequest", "parameters"):
-        return fit_head(objective, shape, request.weights, rows["train"], training, rng, held_back)
+        given = objective, shape, request.weights, rows["train"], training, rng, held_back
+        return fit_head(*given, loss_parameters(store))
 
 
 def _labelled(store: Store, subset: str) -> tuple[Array, Array, Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ from clients.dictionary import recode
 from fedapp.data.labels import class_ids
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError, blaming
-from fedapp.messages.dictionary import JointCoding
-from fedapp.messages.labels import LabelsReply, LabelsRequest
+from fedapp.messages.labels import LabelsReply, LabelsRequest, Terms
+from fedapp.metrics import check_metrics
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
-from fedapp.trees.objective import check_classes
+from fedapp.trees.objective import LossParameters, check_classes
 
-CLASSES = "classes"  # of the run, in a store's facts
+# Of the run, in a store's facts: classes, metrics beside the objective's, parameters of the loss.
+CLASSES, METRICS, PARAMETERS = "classes", "eval_metrics", "loss_parameters"
 
 
 def labels(site: Site, request: LabelsRequest) -> LabelsReply:
@@ -25,7 +27,7 @@ def labels(site: Site, request: LabelsRequest) -> LabelsReply:
     return LabelsReply(**keep_coding(site, request))
 
 
-def keep_coding(site: Site, request: JointCoding) -> dict[str, Any]:
+def keep_coding(site: Site, request: Terms) -> dict[str, Any]:
     """Code labels and categories by the names of the run, which stay the same to its end.
 
     Returns
@@ -42,9 +44,16 @@ def keep_coding(site: Site, request: JointCoding) -> dict[str, Any]:
         raise ProtocolError(site.name, type(request).__name__, CLASSES, "must be told once")
     with blaming(site.name, type(request).__name__, CLASSES):
         check_classes(facts["objective"], len(request.classes))
-    facts[CLASSES] = list(request.classes)
+        check_metrics(facts["objective"], request.eval_metrics)
+    facts[CLASSES], facts[METRICS] = list(request.classes), list(request.eval_metrics)
+    facts[PARAMETERS] = asdict(LossParameters.of(request))
     label_sum, weight_sum = code_labels(site.store, request.classes)
     return {"label_sum": label_sum, "weight_sum": weight_sum, "unseen": recode(site, request)}
+
+
+def loss_parameters(store: Store) -> LossParameters:
+    """Those of the run, once it has told its classes."""
+    return LossParameters(**store.facts[PARAMETERS])
 
 
 def code_labels(store: Store | dict[str, Any], classes: Sequence[str]) -> tuple[float, float]:

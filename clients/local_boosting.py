@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from clients.dictionary import kept_categories
-from clients.labels import CLASSES
+from clients.labels import CLASSES, loss_parameters
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
@@ -51,7 +51,8 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
     rows = store["train.values"], store["train.labels"], store["train.weights"]
     given = objective, request.n_classes, _parameters(site, request), rows
     with blaming(site.name, type(request).__name__, "parameters"):
-        grown = grow_trees(*given, store["train.margins"], request.n_rounds, widths)
+        margins, loss = store["train.margins"], loss_parameters(store)
+        grown = grow_trees(*given, margins, request.n_rounds, widths, loss)
     return {**pack_trees(grown.trees, EXPLAINED, grown.sets), **scores}
 
 

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from clients.dictionary import kept_categories
-from clients.labels import CLASSES, keep_coding
+from clients.labels import CLASSES, keep_coding, loss_parameters
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
@@ -139,9 +139,9 @@ def _start_round(site: Site, request: GrowRequest) -> dict[str, Array]:
         scores |= score_fields(
             site, subset, objective, margins, request.score_bins, request.base_margin
         )
-    pairs = gradients(
-        objective, store["train.margins"], store["train.labels"], store["train.weights"]
-    )
+    rows = (store[f"train.{name}"] for name in ("margins", "labels", "weights"))
+    margins, labels, weights = rows
+    pairs = gradients(objective, margins, labels, weights, loss_parameters(store))
     if request.subsample < 1:
         # Each row with probability ``subsample``, as XGBoost does.
         drawn = site.random(request.seed, request.round_id).random(len(pairs)) < request.subsample

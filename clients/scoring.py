@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from clients.dictionary import kept_categories
-from clients.labels import CLASSES
+from clients.labels import CLASSES, METRICS
 from fedapp import metrics
 from fedapp.data.categories import Categories
 from fedapp.data.partition import SUBSETS
@@ -115,7 +115,7 @@ def score_fields(
     n_bins, center, residual_range : see ``metrics.statistics``.
     """
     labels, weights = site.store[f"{subset}.labels"], site.store[f"{subset}.weights"]
-    how = n_bins, residual_range, center, site.config.min_bin_rows
+    how = n_bins, residual_range, center, site.config.min_bin_rows, site.store.facts[METRICS]
     with blaming(site.name, "message", "model"):  # its margins may be no numbers
         found = metrics.statistics(objective, margins, labels, weights, *how)
     return {f"{subset}_sums": found.sums, f"{subset}_scores": found.histogram}

@@ -18,8 +18,9 @@ from fedapp.data.categories import MOST_CATEGORIES
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.messages.parameters import MOST_DEPTH
+from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
 from fedapp.names import near_setting
-from fedapp.trees.objective import Objective
+from fedapp.trees.objective import LOSSES, Objective
 
 Value = bool | int | float | str
 # Pydantic's kinds of errors.
@@ -55,6 +56,17 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
+
+
+POISSON_DELTA_STEP = 0.7  # XGBoost's
+
+
+def _as_number(value: Any) -> Any:
+    """A number that was written as a text; anything else as it is."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 # The name of a column may be a number.
@@ -103,6 +115,12 @@ class Settings(Section):
     min_child_weight: NotNegative
     max_cat_to_onehot: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
     max_cat_threshold: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
+    asked_delta_step: Annotated[
+        Literal["auto"] | NotNegative, BeforeValidator(_as_number), Field(alias="max-delta-step")
+    ]
+    scale_pos_weight: Annotated[float, Field(gt=0, le=1e38)]
+    tweedie_variance_power: Annotated[float, Field(gt=1, lt=2)]
+    eval_metric: str
     subsample: Share
     colsample_bytree: Share
     max_bin: Annotated[int, Field(ge=2, le=65535)]
@@ -117,7 +135,40 @@ class Settings(Section):
             rule = f"must be <= parties ({self.parties}), got {self.min_parties}"
             raise ValueError(f"min-parties {rule}")
         party_sources(self.data, self.parties)
+        self.check_objective()
         return self
+
+    def check_objective(self) -> None:
+        """Hold what is set for an objective against the one of the run.
+
+        Raises
+        ------
+        ValueError : it does not read a setting, or its rows have no such metric.
+        """
+        if self.scale_pos_weight != 1 and "scale_pos_weight" not in LOSSES[self.objective].reads:
+            raise ValueError(
+                f"scale-pos-weight must be 1 for {self.objective}, which has no positive rows, "
+                f"got {self.scale_pos_weight:g}; it is for binary:logistic"
+            )
+        check_metrics(self.objective, self.eval_metrics)
+
+    @property
+    def max_delta_step(self) -> float:
+        """Longest step of a leaf; ``auto`` as XGBoost has it."""
+        if self.asked_delta_step == "auto":
+            return POISSON_DELTA_STEP if self.objective == "count:poisson" else 0.0
+        return self.asked_delta_step
+
+    @property
+    def eval_metrics(self) -> tuple[str, ...]:
+        """What is scored in every round beside the objective's own scores."""
+        asked = tuple(name.strip() for name in self.eval_metric.split(",") if name.strip())
+        return asked or own_metrics(self.objective, self.tweedie_variance_power)
+
+    @property
+    def watched_metric(self) -> str:
+        """The score that early stopping follows."""
+        return watched_metric(self.objective, self.eval_metrics)
 
     @property
     def dropped(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from fedapp.config import defaults, flatten
 from fedapp.errors import ConfigError
 from fedapp.folder_locks import LOCK, alone
 from fedapp.home import home, shown
-from fedapp.metrics import default_metric
+from fedapp.metrics import watched_metric
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.part_file import PART_FILE
@@ -246,7 +246,7 @@ def _found(path: Path, state: State) -> FoundRun:
 def _score(summary: dict[str, Any]) -> str:
     if not summary:
         return ""
-    metric = default_metric(summary["objective"])
+    metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
     value = (summary["metrics"].get("test") or {}).get(metric)
     return "" if value is None else f"{metric} {value:.4f}"
 

@@ -27,7 +27,7 @@ BATCH_ROWS = 2**14
 BATCH_NUMBERS = 2**22  # inputs of a batch, where columns of categories have many
 MOST_HELD = 2**27  # inputs of rows that a descent makes once, and not for every batch
 # Largest second derivative of the loss of a row by its margin.
-STEEPEST = {"binary:logistic": 0.25, "multi:softprob": 0.5, REGRESSION: 1.0}
+STEEPEST = {"binary:logistic": 0.25, "multi:softprob": 0.5, "reg:logistic": 0.25, REGRESSION: 1.0}
 # A column whose spread is below this share of its mean is constant but for rounding.
 LEAST_SPREAD = 1e-10
 

@@ -48,7 +48,7 @@ def train(grid: Grid, settings: Settings) -> RunFolder:
     """
     settings = resumed_settings(settings)
     strategy_class = load_strategy(settings.strategy)
-    strategy_class.own_settings(settings)
+    strategy_class.check_settings(settings)
     folder = RunFolder(
         Path(settings.run_dir) if settings.run_dir else new_run_dir(settings.strategy)
     )
@@ -117,6 +117,7 @@ def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
         "engine": engine,
         "data": settings.data if strategy.simulated else "the parties' own tables",
         "objective": settings.objective,
+        "eval_metrics": settings.eval_metrics,
         "weight": settings.weight if strategy.simulated else "",
         "settings_read": strategy.settings_read(settings),
         "round_name": strategy.round_name,

@@ -30,7 +30,14 @@ from fedapp.trees.forest.draws import column_seeds, n_features, row_counts
 from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.forest.levels import Rows as TreeRows
 from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
-from fedapp.trees.objective import REGRESSION, base_margin, base_score, margins_of, n_outputs
+from fedapp.trees.objective import (
+    REGRESSION,
+    LossParameters,
+    base_margin,
+    base_score,
+    margins_of,
+    n_outputs,
+)
 from fedapp.trees.sets import category_counts
 from fedapp.trees.sides import Nodes
 from simulations.rows import PartRows, party_configs, stacked_tables
@@ -398,9 +405,10 @@ def xgboost_parameters(settings: Settings, labels: Any, weights: Any, drawn: Any
     n_classes = int(labels.max()) + 1
     total = float(weights.sum(dtype=np.float64))
     label_sum = float(drawn.astype(np.float64) @ weights)
-    width = n_outputs(settings.objective, n_classes)
+    width, loss = n_outputs(settings.objective, n_classes), LossParameters.of(settings)
     return {
-        **for_xgboost(settings.objective, width, parameters_of(settings)),
-        "base_score": float(base_score(settings.objective, label_sum, total)),
-        "eval_metric": metrics.default_metric(settings.objective),
+        **for_xgboost(settings.objective, width, parameters_of(settings), loss),
+        "base_score": float(base_score(settings.objective, label_sum, total, loss)),
+        # XGBoost stops by the last one.
+        "eval_metric": [settings.watched_metric],
     }

@@ -17,7 +17,7 @@ import numpy as np
 from fedapp.config import Settings, Value, flatten, load_settings
 from fedapp.errors import ConfigError
 from fedapp.housekeeping import delete_run
-from fedapp.metrics import BETTER, default_metric
+from fedapp.metrics import larger_is_better
 from fedapp.report.summary import read_run
 from fedapp.report.tradeoff import Comparison, Line
 from fedapp.run_folder import RunFolder
@@ -70,7 +70,7 @@ def compare(
     n_rows = same_rows(runs)
     claim_folder(output, first, engine_name)
     seeds = tuple(range(first.seed, first.seed + n_seeds))
-    metric = default_metric(first.objective)
+    metric = first.watched_metric
     lines = []
     for place, run in enumerate(runs):
         cells = []
@@ -100,7 +100,7 @@ def compare(
 
 def _rank(line: Line, metric: str) -> tuple[bool, float]:
     """Best first; what has no score last."""
-    return np.isnan(line.mean), -line.mean if BETTER[metric] else line.mean
+    return np.isnan(line.mean), -line.mean if larger_is_better(metric) else line.mean
 
 
 def _by_split(strategies: Sequence[str]) -> dict[str, tuple[str, ...]]:

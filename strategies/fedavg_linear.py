@@ -24,6 +24,7 @@ from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
 from fedapp.linear import (
     ARRAYS,
+    STEEPEST,
     Floats,
     LinearModel,
     Moments,
@@ -43,9 +44,9 @@ from fedapp.messages.fedavg_linear import (
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.run_folder import RunFolder
-from fedapp.trees.objective import base_margin, base_score, n_outputs
+from fedapp.trees.objective import base_margin, n_outputs
 from strategies.base import Summary
-from strategies.horizontal import HorizontalStrategy, label_sums
+from strategies.horizontal import HorizontalStrategy, mean_label
 from strategies.scoring import (
     FINAL_BINS,
     ROUND_BINS,
@@ -75,13 +76,14 @@ class FedAvgLinearSettings(Section):
 class FedAvgLinear(HorizontalStrategy):
     """The server's side of federated averaging."""
 
-    reads = frozenset(("early-stopping-rounds",))
+    reads = frozenset(("early-stopping-rounds", "eval-metric"))
+    objectives = tuple(STEEPEST)  # a step is safe only where the curvature of the loss is bounded
     round_name = "round of averaging"
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
-        self.history = History(settings.objective, settings.early_stopping_rounds)
+        self.history = History.of(settings)
         self.weights: Mapping[str, float] = {}
         self.n_averaged = 0
 
@@ -119,7 +121,7 @@ class FedAvgLinear(HorizontalStrategy):
         table = self.table
         n_inputs, n_classes = len(input_names(table.columns, table.categories)), len(table.classes)
         replies = yield from ask(
-            parties.all(MomentsRequest(**table.coding())),
+            parties.all(MomentsRequest(**self.terms())),
             MomentsReply,
             lambda party, reply: check_moments(
                 party, reply, n_inputs, n_classes, table.n_coded_columns
@@ -131,7 +133,7 @@ class FedAvgLinear(HorizontalStrategy):
             Moments(reply.counts, reply.means, reply.squares) for reply in replies.values()
         )
         objective = self.settings.objective
-        mean = base_score(objective, *label_sums(replies, n_classes))
+        mean = mean_label(replies, n_classes, self.settings)
         width = n_outputs(objective, n_classes)
         bias = np.full(width, base_margin(objective, mean), dtype=np.float64)
         weights = np.zeros((n_inputs, width))
@@ -167,7 +169,8 @@ class FedAvgLinear(HorizontalStrategy):
 
         def hold(party: str, reply: AverageReply) -> None:
             check_average(party, reply, request)
-            check_scores(party, reply, model.objective, model.n_outputs, ("train", "valid"))
+            form = model.objective, model.n_outputs, self.settings.eval_metrics
+            check_scores(party, reply, *form, ("train", "valid"))
 
         return (yield from ask(parties.all(request), AverageReply, hold))
 
@@ -207,10 +210,12 @@ class FedAvgLinear(HorizontalStrategy):
                 ScoreRequest(np.frombuffer(text.encode(), dtype=np.uint8), FINAL_BINS, spread)
             ),
             EvaluateReply,
-            lambda party, reply: check_scores(party, reply, model.objective, model.n_outputs),
+            lambda party, reply: check_scores(
+                party, reply, model.objective, model.n_outputs, self.settings.eval_metrics
+            ),
         )
         yield from self._note_scores(scored)
-        summary = score_summary(model, scored, spread)
+        summary = score_summary(model, scored, spread, self.settings.eval_metrics)
         return {**summary, "importance": {}, "trees": 0, "best_round": best_round}
 
     def _checkpoint(self) -> Checkpoint:
@@ -240,7 +245,7 @@ class FedAvgLinear(HorizontalStrategy):
         self.model = self._linear(*(arrays[name] for name in ARRAYS))
         self.best = replace(self.model, weights=weights, bias=bias)
         self.weights, self.n_averaged = facts["rows"], facts["averaged"]
-        self.history = History(settings.objective, settings.early_stopping_rounds, facts["history"])
+        self.history = History.of(settings, facts["history"])
 
 
 STRATEGY = FedAvgLinear

@@ -119,6 +119,7 @@ class FederatedForest(VerticalStrategy):
 
     reads = frozenset(("objective", "test-fraction", "valid-fraction", "max-bin", "allow-export"))
     round_name = "level"
+    objectives = ("binary:logistic", "multi:softprob", REGRESSION)  # a forest takes means
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)

@@ -48,10 +48,10 @@ from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.parameters import MOST_DEPTH, parameters_of
 from fedapp.messages.trees import arrays_of
-from fedapp.metrics import LOSSES
+from fedapp.metrics import loss_metric
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import together
-from fedapp.trees.objective import base_score, n_outputs
+from fedapp.trees.objective import n_outputs
 from fedapp.trees.packed import pack_trees, unpack_trees
 from fedapp.trees.sets import Ints, category_counts
 from fedapp.trees.stacked.head import Floats, HeadShape, Kind, initial_weights
@@ -64,7 +64,7 @@ from fedapp.trees.stacked.model import (
     to_json,
 )
 from strategies.base import Summary
-from strategies.horizontal import HorizontalStrategy, label_sums
+from strategies.horizontal import HorizontalStrategy, mean_label
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 from strategies.settings import TREE_SETTINGS
 
@@ -105,13 +105,13 @@ class FedXGBllr(HorizontalStrategy):
     """The server's side of FedXGBllr."""
 
     # The depth and eta of its trees, and how many, are its own.
-    reads = TREE_SETTINGS - {"max-depth", "eta"} | {"early-stopping-rounds"}
+    reads = TREE_SETTINGS - {"max-depth", "eta"} | {"early-stopping-rounds", "eval-metric"}
     round_name = "round of averaging"
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
-        self.history = _history(settings.objective)
+        self.history = _history(settings)
         self.names: tuple[str, ...] = ()  # of the ensembles, in their order
         self.n_averaged = 0
         self.best: Floats = np.empty(0, dtype=np.float32)
@@ -145,8 +145,8 @@ class FedXGBllr(HorizontalStrategy):
         """Lines 1 to 7: everybody's trees go to everybody, and the head is drawn."""
         labels = yield from self.ask_for_labels(parties)
         columns, classes = self.table.columns, self.table.classes
-        label_sum, weight_sum = label_sums(labels)
-        mean = base_score(self.settings.objective, label_sum, weight_sum)
+        weight_sum = sum(reply.weight_sum for reply in labels.values())
+        mean = mean_label(labels, 0, self.settings)
         request = self._fit_request(len(parties), mean, len(classes))
         widths = category_counts(self.table.categories, len(columns))
         fits = yield from ask(
@@ -213,7 +213,8 @@ class FedXGBllr(HorizontalStrategy):
 
         def hold(party: str, reply: AverageReply) -> None:
             check_average(party, reply, len(model.weights))
-            check_scores(party, reply, model.objective, model.n_outputs, ("train", "valid"))
+            form = model.objective, model.n_outputs, self.settings.eval_metrics
+            check_scores(party, reply, *form, ("train", "valid"))
 
         return (yield from ask(parties.all(request), AverageReply, hold))
 
@@ -246,14 +247,15 @@ class FedXGBllr(HorizontalStrategy):
 
         def hold(party: str, reply: FinalReply) -> None:
             check_final(party, reply, (shape.n_parties, shape.n_trees))
-            check_scores(party, reply, model.objective, model.n_outputs, SUBSETS)
+            form = model.objective, model.n_outputs, self.settings.eval_metrics
+            check_scores(party, reply, *form, SUBSETS)
 
         scored = yield from ask(parties.all(request), FinalReply, hold)
         yield from self._note_scores(scored, model)
         n_rows = [parties[party].n_train for party in scored]
         rates = np.average([reply.rates for reply in scored.values()], axis=0, weights=n_rows)
         return {
-            **boosted_summary(model.bare, scored, widest, best_round),
+            **boosted_summary(model.bare, scored, widest, best_round, self.settings.eval_metrics),
             "head": {"kind": shape.kind, "parameters": shape.n_weights},
             "learning_rates": rates_by_party(model, self.names, rates),
         }
@@ -268,7 +270,7 @@ class FedXGBllr(HorizontalStrategy):
         """Go on from a checkpoint."""
         table, head = self.table, (self.own.head, self.own.channels)
         arrays, facts, objective = saved.arrays, saved.facts, self.settings.objective
-        self.history, self.best = _history(objective, facts["history"]), arrays["best"]
+        self.history, self.best = _history(self.settings, facts["history"]), arrays["best"]
         self.names, self.n_averaged = tuple(facts["names"]), facts["averaged"]
         names = table.columns, table.classes, head, table.categories
         return from_arrays(arrays, objective, *names)
@@ -277,9 +279,10 @@ class FedXGBllr(HorizontalStrategy):
 STRATEGY = FedXGBllr
 
 
-def _history(objective: str, scores: Sequence[float] = ()) -> History:
+def _history(settings: Settings, scores: Sequence[float] = ()) -> History:
     """Scores of the rounds by what the head is trained for; an AUC says nothing of its offset."""
-    return History(objective, 0, scores, LOSSES[objective])
+    loss = loss_metric(settings.objective, settings.tweedie_variance_power)
+    return History(settings.objective, 0, scores, settings.eval_metrics, loss)
 
 
 def _mean_weights(replies: Sequence[AverageReply]) -> Floats:

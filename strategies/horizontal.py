@@ -6,18 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.data.categories import Categories
-from fedapp.data.labels import merge_classes
+from fedapp.data.labels import check_mean, merge_classes
 from fedapp.data.partition import SUBSETS
 from fedapp.data.schema import listed
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.dictionary import pack_categories
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.messages.labels import LabelsReply, LabelsRequest, check_coded
+from fedapp.messages.parameters import loss_fields
 from fedapp.run_folder import RunFolder
-from fedapp.trees.objective import REGRESSION
+from fedapp.trees.objective import LossParameters, base_score, is_regression
 from strategies.base import TreeStrategy
 from strategies.dictionary import alike_names, joint_dictionary
 
@@ -114,11 +117,15 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
                 rule = "are not among its categories, and count as missing"
                 self.warn_once(f"{party}: {count:,} values of {listed([column])} {rule}")
 
+    def terms(self) -> dict[str, Any]:
+        """The fields of ``Terms``."""
+        return {**self.table.coding(), **loss_fields(self.settings)}
+
     def ask_for_labels(self, parties: Parties[HelloReply]) -> Conversation[dict[str, LabelsReply]]:
         """Have labels and categories coded; sums of the labels of each party's training rows."""
         table = self.table
         replies = yield from ask(
-            parties.all(LabelsRequest(**table.coding())),
+            parties.all(LabelsRequest(**self.terms())),
             LabelsReply,
             lambda party, reply: check_coded(
                 party, reply, len(table.classes), table.n_coded_columns
@@ -189,7 +196,7 @@ def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple
     DataError : all labels are the same, or there are too many classes.
     """
     hellos = parties.values()
-    if settings.objective == REGRESSION:
+    if is_regression(settings.objective):
         if min(hello.label_low for hello in hellos) == max(hello.label_high for hello in hellos):
             raise DataError("label must not be the same in every row of every party")
         return ()
@@ -204,6 +211,21 @@ def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple
             f"{', '.join(classes[:5])}; set objective=multi:softprob"
         )
     return classes
+
+
+def mean_label(
+    replies: Mapping[str, LabelsReply], n_classes: int, settings: Settings
+) -> np.float32:
+    """Prediction before the first tree: ``base_score`` of all parties' training rows.
+
+    Raises
+    ------
+    DataError : see ``label_sums``; or no margin has this prediction.
+    """
+    parameters = LossParameters.of(settings)
+    score = base_score(settings.objective, *label_sums(replies, n_classes), parameters)
+    check_mean(settings.objective, score)
+    return score
 
 
 def label_sums(replies: Mapping[str, LabelsReply], n_classes: int = 0) -> tuple[float, float]:

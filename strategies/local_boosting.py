@@ -24,11 +24,11 @@ from fedapp.trees.model import (
     stack_trees,
     together,
 )
-from fedapp.trees.objective import base_score
+from fedapp.trees.objective import LossParameters
 from fedapp.trees.packed import pack_trees, unpack_trees
 from fedapp.trees.sets import NO_SETS, CategorySets, Ints, category_counts
 from strategies.base import Summary
-from strategies.horizontal import CommonTable, HorizontalStrategy, label_sums
+from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
 from strategies.scoring import (
     ROUND_BINS,
     History,
@@ -98,7 +98,8 @@ class Boosted:
             model = self.model
             n_trees = n_rounds[party] * model.n_outputs
             check_report(party, reply, n_trees, self.widths, self.settings.max_depth)
-            check_scores(party, reply, model.objective, model.n_outputs, ("train", "valid"))
+            form = model.objective, model.n_outputs, self.settings.eval_metrics
+            check_scores(party, reply, *form, ("train", "valid"))
 
         return hold
 
@@ -147,23 +148,23 @@ def begin(
     if saved is not None:
         return _restore(settings, saved, table)
     replies = yield from strategy.ask_for_labels(parties)
-    table, sums = strategy.table, label_sums(replies, len(table.classes))
-    mean = base_score(settings.objective, *sums)
+    table = strategy.table
+    mean = mean_label(replies, len(table.classes), settings)
     weights = {party: reply.weight_sum for party, reply in replies.items()}
-    history = History(settings.objective, settings.early_stopping_rounds)
+    history = History.of(settings)
     return Boosted(settings, table, _bare(settings, table, mean), weights, history)
 
 
 def _bare(settings: Settings, table: CommonTable, mean: np.float32) -> Ensemble:
     """A model without trees."""
     bare = Ensemble(settings.objective, mean, table.columns, table.classes, ())
-    return replace(bare, categories=table.categories)
+    return replace(bare, categories=table.categories, parameters=LossParameters.of(settings))
 
 
 def _restore(settings: Settings, saved: Checkpoint, table: CommonTable) -> Boosted:
     """Undo ``Boosted.checkpoint``."""
     arrays, facts = saved.arrays, saved.facts
-    history = History(settings.objective, settings.early_stopping_rounds, facts["history"])
+    history = History.of(settings, facts["history"])
     mean = np.float32(facts["base_score"])
     model = _bare(settings, table, mean)
     trees = list(split_trees(arrays["nodes"], arrays["offsets"]))
@@ -203,7 +204,7 @@ def finish(
     """Write and score the finished model, cut back to its best round under early stopping."""
     yield last
     model = boosted.after(best or boosted.n_rounds)
-    scored, summary = yield from evaluate(parties, model, best)
+    scored, summary = yield from evaluate(parties, model, best, boosted.settings.eval_metrics)
     yield from boosted.note_scores(scored)
     return summary
 

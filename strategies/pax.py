@@ -24,6 +24,7 @@ from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches, used_categories
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
+from fedapp.messages.parameters import parameters_of
 from fedapp.messages.pax import (
     GrowReply,
     GrowRequest,
@@ -35,10 +36,10 @@ from fedapp.messages.pax import (
 from fedapp.run_folder import RunFolder
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
-from fedapp.trees.objective import REGRESSION, base_margin, base_score
+from fedapp.trees.objective import LossParameters, base_margin, is_regression
 from fedapp.trees.sets import category_counts
 from strategies.base import Summary
-from strategies.horizontal import HorizontalStrategy, label_sums
+from strategies.horizontal import HorizontalStrategy, mean_label
 from strategies.scoring import (
     ROUND_BINS,
     History,
@@ -78,7 +79,7 @@ class PAX(HorizontalStrategy):
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
-        self.history = History(settings.objective, settings.early_stopping_rounds)
+        self.history = History.of(settings)
         self.bin_maps: dict[str, Ints] = {}
 
     @classmethod
@@ -107,7 +108,7 @@ class PAX(HorizontalStrategy):
         n_classes = len(table.classes)
         categories = category_counts(table.categories, len(table.columns))
         sketches = yield from ask(
-            {party: SketchRequest(n_bins=n_bins[party], **table.coding()) for party in parties},
+            {party: SketchRequest(n_bins=n_bins[party], **self.terms()) for party in parties},
             SketchReply,
             lambda party, reply: check_sketch(
                 party, reply, categories, n_classes, n_bins[party], table.n_coded_columns
@@ -115,7 +116,7 @@ class PAX(HorizontalStrategy):
         )
         self.note_coding(sketches)
         coarsest = self.own.fusion == "coarsest" or (
-            self.own.fusion == "auto" and self.settings.objective == REGRESSION
+            self.own.fusion == "auto" and is_regression(self.settings.objective)
         )
         resolutions = [n_bins[party] for party in sketches]
         summaries = {party: _sketch(reply) for party, reply in sketches.items()}
@@ -128,7 +129,7 @@ class PAX(HorizontalStrategy):
             party: bin_map(summary.with_categories(categories), cuts)
             for party, summary in summaries.items()
         }
-        mean = base_score(self.settings.objective, *label_sums(sketches, n_classes))
+        mean = mean_label(sketches, n_classes, self.settings)
         return self._boosting(mean, cuts)
 
     def _warn_of_few_bins(self, resolution: int) -> None:
@@ -151,10 +152,17 @@ class PAX(HorizontalStrategy):
         """A model without trees."""
         table = self.table
         sampling = Sampling(self.settings.seed, self.settings.colsample_bytree)
-        shape = Shape.of(self.settings.model_dump())
-        names = table.columns, table.classes
+        shape = Shape.of(parameters_of(self.settings))
         return Boosting(
-            self.settings.objective, mean, *names, cuts, shape, sampling, table.categories
+            self.settings.objective,
+            mean,
+            table.columns,
+            table.classes,
+            cuts,
+            shape,
+            sampling,
+            table.categories,
+            LossParameters.of(self.settings),
         )
 
     def _round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[bool]:
@@ -189,7 +197,8 @@ class PAX(HorizontalStrategy):
             n_bins = len(self._places(party, request.columns, boosting.cuts))
             check_grow(party, reply, request, n_bins)
             if request.level == 0:
-                check_scores(party, reply, boosting.objective, boosting.width, ("train", "valid"))
+                form = boosting.objective, boosting.width, self.settings.eval_metrics
+                check_scores(party, reply, *form, ("train", "valid"))
 
         return (yield from ask(parties.all(request), GrowReply, hold))
 
@@ -261,7 +270,9 @@ class PAX(HorizontalStrategy):
             best_round = yield from self.history.catch_up(boosting.n_rounds, last_scores)
             model = model.first_rounds(best_round)
         yield self._checkpoint(boosting)
-        scored, summary = yield from evaluate(parties, model, best_round)
+        scored, summary = yield from evaluate(
+            parties, model, best_round, self.settings.eval_metrics
+        )
         yield from self._note_scores(scored, boosting)
         return summary
 
@@ -279,9 +290,7 @@ class PAX(HorizontalStrategy):
             for name, places in arrays.items()
             if name.startswith("bins ")
         }
-        self.history = History(
-            self.settings.objective, self.settings.early_stopping_rounds, saved.facts["history"]
-        )
+        self.history = History.of(self.settings, saved.facts["history"])
         boosting = self._boosting(*kept_cuts(arrays))
         boosting.restore(arrays)
         return boosting

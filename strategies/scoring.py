@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedapp import metrics
+from fedapp.config import Settings
 from fedapp.conversation import Conversation, ModelFiles, Parties, Progress, ask
-from fedapp.data.partition import SUBSETS
-from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.data.partition import SUBSETS, WATCHED
+from fedapp.errors import ConfigError, DataError, ProtocolError, blaming
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
@@ -44,38 +45,46 @@ def pooled_statistics(replies: Iterable[Reply], subset: str) -> metrics.Statisti
     return sum(others, start=first)
 
 
-def found_scores(objective: str, found: metrics.Statistics) -> Scores:
+def found_scores(
+    objective: str, found: metrics.Statistics, eval_metrics: Sequence[str] = ()
+) -> Scores:
     """Scores; none where there are no rows."""
-    return metrics.scores(objective, found) if found.sums[0] > 0 else {}
+    return metrics.scores(objective, found, eval_metrics) if found.sums[0] > 0 else {}
 
 
-def pooled_scores(objective: str, replies: Iterable[Reply], subset: str) -> Scores:
-    """Scores of all parties' rows together; none where there are no rows."""
-    return found_scores(objective, pooled_statistics(replies, subset))
-
-
-def round_scores(objective: str, replies: Mapping[str, Reply]) -> tuple[Scores, Scores]:
-    """Scores of all parties' training and validation rows."""
-    found = replies.values()
-    return pooled_scores(objective, found, "train"), pooled_scores(objective, found, "valid")
+def round_scores(
+    objective: str, replies: Mapping[str, Reply], eval_metrics: Sequence[str] = ()
+) -> tuple[Scores, Scores]:
+    """Scores of all parties' training and validation rows; none where there are no rows."""
+    train, valid = (pooled_statistics(replies.values(), subset) for subset in WATCHED)
+    return found_scores(objective, train, eval_metrics), found_scores(
+        objective, valid, eval_metrics
+    )
 
 
 def check_scores(
-    party: str, reply: Reply, objective: str, n_outputs: int, subsets: Sequence[str] = SUBSETS
+    party: str,
+    reply: Reply,
+    objective: str,
+    n_outputs: int,
+    eval_metrics: Sequence[str] = (),
+    subsets: Sequence[str] = SUBSETS,
 ) -> None:
     """Hold a party's score sums against the form that its objective gives them.
 
     Raises
     ------
-    ProtocolError : sums or bins of another objective.
+    ProtocolError : sums or bins of another objective, or larger than rows can have.
     """
     nothing = np.empty((0, n_outputs), np.float32), *(np.empty(0, np.float32),) * 2
-    form = metrics.statistics(objective, *nothing, 2)
+    form = metrics.statistics(objective, *nothing, 2, extra=eval_metrics)
     for subset in subsets:
         sums, scores = getattr(reply, f"{subset}_sums"), getattr(reply, f"{subset}_scores")
         if sums.shape != form.sums.shape or len(scores) != len(form.histogram):
             rule = f"must be {len(form.sums)} sums and {len(form.histogram)} rows of scores"
             raise ProtocolError(party, type(reply).__name__, f"{subset}_sums", rule)
+        with blaming(party, type(reply).__name__, f"{subset}_scores"):
+            metrics.check_statistics(objective, own_statistics(reply, subset))
 
 
 class History:
@@ -86,15 +95,28 @@ class History:
     objective : gives the metric.
     patience : rounds without a better validation score before training stops; 0 never stops.
     scores : validation scores of the rounds so far, NaN where there are no validation rows.
-    metric : in place of the objective's own.
+    eval_metrics : scored beside the objective's own; training stops by the first.
+    metric : in place of that one.
     """
 
     def __init__(
-        self, objective: str, patience: int, scores: Sequence[float] = (), metric: str = ""
+        self,
+        objective: str,
+        patience: int,
+        scores: Sequence[float] = (),
+        eval_metrics: Sequence[str] = (),
+        metric: str = "",
     ) -> None:
-        self.objective, self.patience = objective, patience
-        self.metric = metric or metrics.default_metric(objective)
+        self.objective, self.patience, self.eval_metrics = objective, patience, eval_metrics
+        self.metric = metric or metrics.watched_metric(objective, eval_metrics)
         self.scores = [float("nan") if score is None else score for score in scores]
+
+    @classmethod
+    def of(cls, settings: Settings, scores: Sequence[float] = ()) -> History:
+        """By a run's settings."""
+        return cls(
+            settings.objective, settings.early_stopping_rounds, scores, settings.eval_metrics
+        )
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -134,7 +156,7 @@ class History:
         """
         if n_rounds == len(self):
             return False
-        scores = round_scores(self.objective, replies)
+        scores = round_scores(self.objective, replies, self.eval_metrics)
         self.add(scores[1])
         yield Progress(n_rounds, len(trees), n_leaves(last_trees), *scores)
         return True
@@ -155,7 +177,7 @@ class History:
     @property
     def best_round(self) -> int:
         """The round of the best score, from 1; the first one of equals."""
-        signed = np.array(self.scores) * (1 if metrics.BETTER[self.metric] else -1)
+        signed = np.array(self.scores) * (1 if metrics.larger_is_better(self.metric) else -1)
         return int(np.argmax(np.where(np.isnan(signed), -np.inf, signed))) + 1
 
     @property
@@ -197,13 +219,16 @@ def model_files(model: Ensemble) -> ModelFiles:
 
 
 def evaluate(
-    parties: Parties[HelloReply], model: Ensemble, best_round: int | None
+    parties: Parties[HelloReply],
+    model: Ensemble,
+    best_round: int | None,
+    eval_metrics: Sequence[str] = (),
 ) -> Conversation[tuple[Mapping[str, EvaluateReply], Summary]]:
     """Write the finished model and have all parties score it; replies, and the summary's part.
 
     Parameters
     ----------
-    best_round : see ``boosted_summary``.
+    best_round, eval_metrics : see ``boosted_summary``.
     """
     written = model_files(model)
     yield written
@@ -212,9 +237,11 @@ def evaluate(
     replies = yield from ask(
         parties.all(EvaluateRequest(document, FINAL_BINS, spread)),
         EvaluateReply,
-        lambda party, reply: check_scores(party, reply, model.objective, model.n_outputs),
+        lambda party, reply: check_scores(
+            party, reply, model.objective, model.n_outputs, eval_metrics
+        ),
     )
-    return replies, boosted_summary(model, replies, spread, best_round)
+    return replies, boosted_summary(model, replies, spread, best_round, eval_metrics)
 
 
 def boosted_summary(
@@ -222,6 +249,7 @@ def boosted_summary(
     replies: Mapping[str, Reply],
     residual_range: float,
     best_round: int | None,
+    eval_metrics: Sequence[str] = (),
 ) -> Summary:
     """A boosted model's part of the summary.
 
@@ -230,16 +258,22 @@ def boosted_summary(
     replies : ``EvaluateReply`` by party.
     residual_range : see ``EvaluateRequest``.
     best_round : the round the model was cut back to, or None.
+    eval_metrics : scored beside the objective's own.
     """
     return {
-        **score_summary(model, replies, residual_range),
+        **score_summary(model, replies, residual_range, eval_metrics),
         "importance": importance(model),
         "trees": len(model.trees),
         "best_round": best_round,
     }
 
 
-def score_summary(model: Scored, replies: Mapping[str, Reply], residual_range: float) -> Summary:
+def score_summary(
+    model: Scored,
+    replies: Mapping[str, Reply],
+    residual_range: float,
+    eval_metrics: Sequence[str] = (),
+) -> Summary:
     """Scores of a finished model of any kind; arguments as for ``boosted_summary``.
 
     Those of single parties are read off the sums that each has sent for its share of the rows.
@@ -249,7 +283,9 @@ def score_summary(model: Scored, replies: Mapping[str, Reply], residual_range: f
     rows, first = _threshold(objective, pooled)
 
     def scored(found: Mapping[str, metrics.Statistics]) -> dict[str, Scores]:
-        scores = {subset: found_scores(objective, each) for subset, each in found.items()}
+        scores = {
+            subset: found_scores(objective, each, eval_metrics) for subset, each in found.items()
+        }
         for subset in (subset for subset in SUBSETS if first is not None and scores[subset]):
             assert first is not None
             scores[subset] |= metrics.scores_from_bin(

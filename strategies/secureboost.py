@@ -21,7 +21,7 @@ from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
 from fedapp.errors import ConfigError
-from fedapp.messages.parameters import parameters_of
+from fedapp.messages.parameters import loss_fields, parameters_of
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     BeginReply,
@@ -38,7 +38,7 @@ from fedapp.messages.secureboost import (
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import from_json
-from fedapp.trees.objective import REGRESSION
+from fedapp.trees.objective import is_regression
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.scoring import History, model_files
@@ -79,7 +79,7 @@ class SecureBoost(VerticalStrategy):
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
-        self.history = History(settings.objective, settings.early_stopping_rounds)
+        self.history = History.of(settings)
         self.purities: list[list[float]] = []
         self.rows: dict[str, int] = {}
         self.trained = False  # all rounds are finished
@@ -148,6 +148,7 @@ class SecureBoost(VerticalStrategy):
         given = {
             "objective": self.settings.objective,
             **parameters_of(self.settings),
+            **loss_fields(self.settings),
             **self.own.model_dump(),
         }
         yield from mailbox.relay(SetupRequest, parties, SentReply, **given)
@@ -193,7 +194,7 @@ class SecureBoost(VerticalStrategy):
 
     def _purity_by_view(self, passive: tuple[str, ...]) -> dict[str, list[float]]:
         """Purity of the leaves of each round, and of what each passive party can tell apart."""
-        if self.settings.objective == REGRESSION:
+        if is_regression(self.settings.objective):
             return {}
         views = ("leaves", *passive)
         return {view: [each[place] for each in self.purities] for place, view in enumerate(views)}
@@ -213,8 +214,7 @@ class SecureBoost(VerticalStrategy):
     def _restore(self, saved: Checkpoint, mailbox: Mailbox) -> None:
         """Go on from a checkpoint."""
         facts, settings = saved.facts, self.settings
-        patience = settings.early_stopping_rounds
-        self.history = History(settings.objective, patience, facts["history"])
+        self.history = History.of(settings, facts["history"])
         self.purities, self.rows = facts["purities"], facts["rows"]
         self.trained = facts["trained"]
         mailbox.restore(saved.arrays)

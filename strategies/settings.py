@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedapp.config import Section, Settings
+from fedapp.config import Section, Settings, defaults
+from fedapp.errors import ConfigError
+from fedapp.trees.objective import LOSSES
 
 # General settings by which XGBoost's trees are grown, round after round.
 TREE_SETTINGS = frozenset(
     (
-        *("max-depth", "eta", "lambda", "alpha", "gamma", "min-child-weight"),
-        *("subsample", "colsample-bytree", "max-bin"),
+        *("max-depth", "eta", "lambda", "alpha", "gamma", "min-child-weight", "max-delta-step"),
+        *("subsample", "colsample-bytree", "max-bin", "tweedie-variance-power"),
         *("max-cat-to-onehot", "max-cat-threshold"),
     )
 )
-BOOSTING_SETTINGS = TREE_SETTINGS | {"num-boost-round", "early-stopping-rounds"}
+BOOSTING_SETTINGS = TREE_SETTINGS | {
+    *("num-boost-round", "early-stopping-rounds", "eval-metric", "scale-pos-weight"),
+}
+# A run of a method that does not read one of these would be of another model than was asked for.
+NEVER_IGNORED = frozenset(("eval-metric", "max-delta-step", "scale-pos-weight"))
+ALL_OBJECTIVES = tuple(LOSSES)
 
 
 class ReadsSettings:
     """A base of strategies. ``reads`` are the general settings that a class reads beside those of
-    its bases; ``round_name`` is what it calls the rounds that it reports."""
+    its bases; ``round_name`` is what it calls the rounds that it reports; ``objectives`` are those
+    that it can train."""
 
     reads: ClassVar[frozenset[str]] = frozenset(
         (
@@ -29,6 +37,29 @@ class ReadsSettings:
         )
     )
     round_name: ClassVar[str] = "boosting round"
+    objectives: ClassVar[tuple[str, ...]] = ALL_OBJECTIVES
+
+    @classmethod
+    def check_settings(cls, settings: Settings) -> None:
+        """Hold a run's settings against what the method can do, its own section too.
+
+        Raises
+        ------
+        ConfigError : an objective that it cannot train, a setting that it would ignore, or one of
+            its own that breaks its rule.
+        """
+        if settings.objective not in cls.objectives:
+            known = ", ".join(cls.objectives)
+            rule = f"must be one of {known} for {settings.strategy}"
+            raise ConfigError(f"objective {rule}, got {settings.objective}")
+        read, given = set(cls.settings_read(settings)), settings.as_config()
+        for name in sorted(NEVER_IGNORED - read):
+            if given[name] != defaults()[name]:
+                raise ConfigError(
+                    f"{name} must be {defaults()[name]!r} for {settings.strategy}, which does not "
+                    f"read it, got {given[name]!r}"
+                )
+        cls.own_settings(settings)
 
     @classmethod
     def own_settings(cls, settings: Settings) -> Section | None:

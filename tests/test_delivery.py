@@ -15,6 +15,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedapp.config import load_settings
+from fedapp.messages.parameters import loss_fields
 from fedapp.messages.pax import SketchReply, SketchRequest
 from fedapp.wire import delivery
 from fedapp.wire.codec import Envelope, n_bytes, to_records
@@ -92,9 +94,14 @@ def sketch_reply() -> Any:
 
 
 def request() -> Any:
-    return to_records(
-        take_apart(SketchRequest(("0", "1"), np.empty(0, np.int32), (), 3), "bank"), ENVELOPE
+    sketch = SketchRequest(
+        n_bins=3,
+        classes=("0", "1"),
+        category_counts=np.empty(0, np.int32),
+        categories=(),
+        **loss_fields(load_settings({})),
     )
+    return to_records(take_apart(sketch, "bank"), ENVELOPE)
 
 
 @dataclass(slots=True)

@@ -19,10 +19,13 @@ from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig
 from fedapp.site.rows import Holdout, read_subsets
-from fedapp.trees.model import Ensemble, load_model
+from fedapp.trees.model import Ensemble, from_json, load_model, to_json
+from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from simulations.baselines import xgboost_parameters
 from simulations.local import run_local
+from tests.claims import claims, claims_table
+from tests.pooled import write_rows
 from tests.reference import Agreement, compare_trees
 
 MakeSettings = Callable[..., Settings]
@@ -220,3 +223,89 @@ def test_stock_xgboost_explains_the_export(settings: MakeSettings, tmp_path: Pat
     assert contributions.shape == (table.n_rows, len(table.columns) + 1)
     np.testing.assert_allclose(contributions.sum(axis=1), margins, atol=1e-4)
     assert json.loads(booster.save_raw("json"))["learner"]["feature_names"] == list(table.columns)
+
+
+NEW = ["count:poisson", "reg:gamma", "reg:tweedie", "reg:logistic"]
+STEPS = {"max-delta-step": 0.4, "alpha": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("data", "objective", "more"),
+    [
+        ("abalone", "count:poisson", {}),
+        ("abalone", "reg:gamma", {}),
+        ("abalone", "reg:tweedie", {"tweedie-variance-power": 1.2}),
+        ("default-credit", "binary:logistic", {"scale-pos-weight": 3.5}),
+        ("ijcnn1", "binary:logistic", {"scale-pos-weight": 0.4, **STEPS}),
+        ("waveform", "multi:softprob", STEPS),
+        ("space-ga", "reg:squarederror", {"max-delta-step": 0.1}),
+    ],
+)
+def test_objectives_and_steps_are_xgboosts_on_real_rows(
+    real_data: Path, settings: MakeSettings, data: str, objective: str, more: dict[str, Any]
+) -> None:
+    run = settings(
+        data=data,
+        objective=objective,
+        parties=1,
+        **{"num-boost-round": 4, "max-depth": 5, "max-bin": 64, "valid-fraction": 0.0, **more},
+    )
+    assert_exact(agreement(run), 12 if objective == "multi:softprob" else 4)
+
+
+@pytest.mark.parametrize("objective", NEW)
+@pytest.mark.parametrize("data", ["default-credit", "give-me-some-credit"])
+def test_simulated_claims_over_real_columns_grow_xgboosts_trees(
+    real_data: Path, settings: MakeSettings, tmp_path: Path, data: str, objective: str
+) -> None:
+    run = settings(
+        data=str(claims_table(tmp_path / "claims.csv", data, objective)),
+        label="y",
+        drop_columns="log_exposure",
+        objective=objective,
+        parties=1,
+        **{"num-boost-round": 4, "max-depth": 4, "max-bin": 64, "valid-fraction": 0.0},
+    )
+    assert_exact(agreement(run), 4)
+
+
+@pytest.mark.parametrize("objective", NEW)
+def test_three_parties_grow_the_pooled_trees_of_claims(
+    settings: MakeSettings, tmp_path: Path, objective: str
+) -> None:
+    rng = np.random.default_rng(3)
+    values = rng.integers(0, 12, (900, 5)).astype(np.float64)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    columns = {**dict(zip("abcde", values.T, strict=True)), "y": claims(objective, values)}
+    run = settings(
+        data=str(write_rows(tmp_path / "claims.csv", columns)),
+        label="y",
+        objective=objective,
+        parties=3,
+        **{"num-boost-round": 4, "max-depth": 4, "max-bin": 64, "valid-fraction": 0.0},
+        **{"pax.bins": "equal"},
+    )
+    assert_exact(agreement(run), 4)
+
+
+@pytest.mark.parametrize("objective", NEW)
+def test_stock_xgboost_predicts_claims_from_the_export(
+    settings: MakeSettings, tmp_path: Path, objective: str
+) -> None:
+    values = np.random.default_rng(3).normal(size=(300, 4)).round(1)
+    columns = {**dict(zip("abcd", values.T, strict=True)), "y": claims(objective, values)}
+    given = {"tweedie-variance-power": 1.3, "max-delta-step": 0.6, "num-boost-round": 3}
+    data = str(write_rows(tmp_path / "claims.csv", columns))
+    model, booster, table = exported(settings(data=data, label="y", objective=objective, **given))
+    theirs = booster.predict(xgboost.DMatrix(table.values, feature_names=list(table.columns)))
+    ours = transform(model.objective, predict_margins(model, table.values))[:, 0]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    kept = json.loads(booster.save_config())["learner"]["objective"]
+    wanted = {
+        "count:poisson": "poisson_regression_param",
+        "reg:tweedie": "tweedie_regression_param",
+    }
+    if objective in wanted:
+        (value,) = kept[wanted[objective]].values()
+        assert float(value) == pytest.approx(0.6 if objective == "count:poisson" else 1.3)
+    assert from_json(to_json(model)).parameters == model.parameters

@@ -37,7 +37,7 @@ from tests.transcript import (
     summary_of,
 )
 
-BINARY, MULTI, REGRESSION = metrics.OBJECTIVES
+BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]
 DATA = {BINARY: "breast-cancer", MULTI: "wine", REGRESSION: "diabetes"}
 KINDS = ("cnn", "cnn3", "fcnn")
 MakeSettings = Callable[..., Settings]

@@ -9,6 +9,7 @@ from operator import add
 
 import numpy as np
 import pytest
+import xgboost
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
@@ -336,10 +337,11 @@ def test_a_roc_of_few_points_is_kept_whole():
 def test_every_score_says_which_way_is_better():
     for objective in OBJECTIVES:
         sums = metrics.statistics(objective, *rows(objective, 20, 0), N_BINS)
-        assert metrics.scores(objective, sums).keys() <= metrics.BETTER.keys()
+        assert all(map(metrics.is_metric, metrics.scores(objective, sums)))
         assert metrics.default_metric(objective) in metrics.scores(objective, sums)
-    assert metrics.BETTER["auc"]
-    assert not metrics.BETTER["rmse"]
+    assert metrics.larger_is_better("auc")
+    assert not metrics.larger_is_better("rmse")
+    assert not metrics.larger_is_better("tweedie-nloglik@1.2")
 
 
 def replaced(objective: str, **changes: object):
@@ -395,5 +397,98 @@ def test_statistics_of_another_objective_are_refused():
 def test_negative_and_infinite_statistics_are_refused():
     for cell in (-1.0, np.inf):
         bad = metrics.Statistics(np.zeros(5), np.full((2, 8), cell))
-        with pytest.raises(ValueError, match=r"must be finite, and the histogram's cells >= 0"):
+        with pytest.raises(ValueError, match=r"histogram's cells must be 0 to"):
             metrics.auc_error(bad)
+
+
+ASKED = {
+    BINARY: ("auc", "aucpr", "logloss", "error", "rmse", "mae"),
+    MULTI: ("mlogloss", "merror"),
+    REGRESSION: ("rmse", "mae", "mape"),
+    "reg:logistic": ("rmse", "mae", "mape", "logloss", "error"),
+    "count:poisson": ("poisson-nloglik", "tweedie-nloglik@1.3", "rmse", "mae", "mape"),
+    "reg:gamma": ("gamma-deviance", "tweedie-nloglik@1.7", "rmse", "mae", "mape"),
+    "reg:tweedie": ("tweedie-nloglik@1.5", "poisson-nloglik", "rmse", "mae", "mape"),
+}
+
+
+def asked_rows(objective: str, seed: int = 3):
+    """``rows`` with labels in the range of the objective, none of them 0 where it has numbers."""
+    if objective in (BINARY, MULTI):
+        return rows(objective, 300, seed)
+    margins, labels, weights = rows(REGRESSION, 300, seed)
+    if objective == "reg:logistic":
+        labels = np.clip(1 / (1 + np.exp(-labels)), 1e-3, 1).astype(np.float32)
+    elif objective != REGRESSION:
+        margins, labels = margins / 4, np.ceil(np.abs(labels)).astype(np.float32)
+    labels[labels == 0] = 1
+    return margins, labels, weights
+
+
+@pytest.mark.parametrize("objective", ASKED)
+def test_metrics_that_are_asked_for_are_xgboosts(objective):
+    margins, labels, weights = asked_rows(objective)
+    names = ASKED[objective]
+    matrix = xgboost.DMatrix(
+        np.zeros((len(labels), 1)), labels, weight=weights, base_margin=margins.squeeze()
+    )
+    classes = {"num_class": margins.shape[1]} if objective == MULTI else {}
+    # Of no trees, so that the margins are the matrix's own.
+    booster = xgboost.train(
+        {"objective": objective, "eval_metric": list(names), "base_score": 0.5, **classes},
+        matrix,
+        0,
+    )
+    theirs = [float(each.rpartition(":")[2]) for each in booster.eval(matrix).split("\t")[1:]]
+    pooled = metrics.pooled(objective, margins, labels, weights, names)
+    assert [pooled[name] for name in names] == pytest.approx(theirs, rel=1e-5)
+    # Margins are rounded to a tenth: a fine histogram tells them apart.
+    split = [
+        metrics.statistics(objective, *part, 2**14, extra=names)
+        for part in parts((margins, labels, weights), 3)
+    ]
+    found = metrics.scores(objective, reduce(add, split), names)
+    assert [found[name] for name in names] == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("objective", "names", "rule"),
+    [
+        (BINARY, ("mape",), "one or several of auc, aucpr, .* for binary:logistic, got mape"),
+        (MULTI, ("auc",), "one or several of mlogloss, merror for multi:softprob, got auc"),
+        ("reg:tweedie", ("tweedie-nloglik",), "name the power, .*, got tweedie-nloglik"),
+        ("reg:tweedie", ("tweedie-nloglik@2",), "name the power, .*, got tweedie-nloglik@2"),
+        (REGRESSION, ("mae", "mae"), "name a metric once, got mae,mae"),
+        (BINARY, ("error@0.3",), "got error@0.3"),
+    ],
+)
+def test_a_metric_that_the_rows_do_not_have_is_refused(objective, names, rule):
+    with pytest.raises(ValueError, match=f"eval-metric must .*{rule}"):
+        metrics.check_metrics(objective, names)
+
+
+def test_a_relative_error_needs_labels_other_than_0():
+    margins, labels, weights = asked_rows(REGRESSION)
+    labels[:3], weights[:3] = 0, 1
+    with pytest.raises(ValueError, match="must not be 0 with eval-metric=mape, got 3 that are"):
+        metrics.statistics(REGRESSION, margins, labels, weights, N_BINS, extra=("mape",))
+
+
+@pytest.mark.parametrize("value", [1e101, np.inf, np.nan])
+def test_cells_and_sums_larger_than_rows_can_have_are_refused(value):
+    found = metrics.statistics(BINARY, *rows(BINARY, 20, 0), N_BINS)
+    sums, histogram = found.sums.copy(), found.histogram.copy()
+    sums[1], histogram[0, 0] = value, value
+    with pytest.raises(ValueError, match=r"sums must be within 1e\+100"):
+        metrics.check_statistics(BINARY, metrics.Statistics(sums, found.histogram))
+    with pytest.raises(ValueError, match=r"cells must be 0 to 1e\+100"):
+        metrics.best_bin(metrics.Statistics(found.sums, histogram))
+
+
+def test_the_largest_cells_that_are_taken_give_scores():
+    found = metrics.statistics(BINARY, *rows(BINARY, 20, 0), N_BINS)
+    huge = metrics.Statistics(found.sums, np.full_like(found.histogram, 1e100))
+    scores = metrics.scores(BINARY, huge, ("aucpr",)) | metrics.scores_from_bin(huge, 3)
+    assert all(0 <= scores[name] <= 1 for name in ("auc", "aucpr", "f1_at_threshold"))
+    assert metrics.best_bin(huge) == 0
+    assert np.isfinite(metrics.auc_error(huge))

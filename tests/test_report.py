@@ -20,7 +20,7 @@ from fedapp.errors import DataError
 from fedapp.report import summary
 from fedapp.report.page import write_report
 
-BINARY, MULTI, REGRESSION = metrics.OBJECTIVES
+BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]
 OBJECTIVES = {
     BINARY: (["auc", "logloss", "accuracy"], {"roc": {"fpr": [0, 0.2, 1], "tpr": [0, 0.7, 1]}}),
     MULTI: (["accuracy", "mlogloss"], {"confusion": [[5, 1], [2, 7]]}),

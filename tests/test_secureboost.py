@@ -24,6 +24,7 @@ from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
 from simulations.local import run_local
 from strategies.secureboost import SecureBoost
+from tests.claims import claims
 from tests.pooled import Pooled, assert_xgboosts, made_columns, splits_of, write_rows
 from tests.test_exactness import PENALTIES
 from tests.transcript import lines_of, summary_of
@@ -69,6 +70,35 @@ def test_weights_of_rows_count_as_in_xgboost(
     weights = np.random.default_rng(7).choice([0.0, 0.5, 1.0, 2.5], len(columns["y"]))
     write_rows(Path(run.data), {**columns, "w": weights})
     assert_xgboosts(run_local(run), Pooled(run))
+
+
+@pytest.mark.parametrize(
+    ("objective", "more"),
+    [
+        ("count:poisson", {}),
+        ("reg:gamma", {}),
+        ("reg:tweedie", {"tweedie_variance_power": 1.3}),
+        ("reg:logistic", {"max_delta_step": 0.3}),
+    ],
+)
+def test_claims_grow_xgboosts_trees(
+    vertical: MakeSettings, tmp_path: Path, objective: str, more: dict[str, Any]
+) -> None:
+    columns = made_columns("reg:squarederror")
+    values = np.stack([columns[name] for name in "abcdef"], axis=1)
+    data = write_rows(tmp_path / "claims.csv", {**columns, "y": claims(objective, values)})
+    given = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, **more}
+    run = vertical(data=str(data), label="y", objective=objective, **given)
+    assert_xgboosts(run_local(run), Pooled(run))
+
+
+def test_positive_rows_count_more_as_in_xgboost(made: MakeSettings) -> None:
+    run = made(scale_pos_weight=3.0, eval_metric="logloss,aucpr,error", early_stopping_rounds=3)
+    folder = run_local(run)
+    booster = Pooled(run).booster(verbose_eval=False)
+    assert_xgboosts(folder, Pooled(run), booster[: summary_of(folder)["best_round"]])
+    valid = summary_of(folder)["metrics"]["valid"]
+    assert {"aucpr", "error"} <= valid.keys()
 
 
 def test_columns_that_are_almost_or_all_missing_split_as_in_xgboost(

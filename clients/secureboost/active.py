@@ -28,10 +28,11 @@ from clients.secureboost.round import (
     read_party_sums,
     tell_splits,
 )
-from clients.secureboost.view import View
+from clients.secureboost.view import View, parameters_in
+from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, grouped_layouts
-from fedapp.data.labels import check_weights, number_labels
-from fedapp.errors import ProtocolError
+from fedapp.data.labels import check_mean, check_weights, number_labels
+from fedapp.errors import ProtocolError, blaming
 from fedapp.histograms.bins import Cuts, digitise
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.messages.parcels import SentReply
@@ -50,7 +51,13 @@ from fedapp.site.phases import enter, phase_of
 from fedapp.site.store import Store
 from fedapp.trees.divided.lookup import Lookup
 from fedapp.trees.model import stack_trees
-from fedapp.trees.objective import Objective, base_margin, base_score, n_outputs
+from fedapp.trees.objective import (
+    LossParameters,
+    Objective,
+    base_margin,
+    base_score,
+    n_outputs,
+)
 
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 
@@ -63,7 +70,10 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
     store.facts["boost"] = {
         name: value for name, value in told.items() if not isinstance(value, np.ndarray | tuple)
     }
-    width = _code_labels(store, told["objective"])
+    with blaming(site.name, "SetupRequest", "eval_metrics"):
+        metrics.check_metrics(request.objective, request.eval_metrics)
+    store.facts["eval_metrics"] = list(request.eval_metrics)
+    width = _code_labels(store, told["objective"], parameters_in(store.facts["boost"]))
     _bin_columns(store, request.max_bin)
     n_train = store.facts["n_train"]
     key = draw_key(
@@ -118,13 +128,15 @@ def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Le
 # Setting up
 
 
-def _code_labels(store: Store, objective: Objective) -> int:
+def _code_labels(store: Store, objective: Objective, parameters: LossParameters) -> int:
     """Labels as numbers, and the margin that everything begins with; the trees of a round."""
     n_train = store.facts["n_train"]
     classes, labels = number_labels(store["labels"], objective, n_train)
     check_weights(store["weights"][:n_train])
     weights = store["weights"][:n_train].astype(np.float64)
-    mean = base_score(objective, float(labels[:n_train] @ weights), float(weights.sum()))
+    sums = float(labels[:n_train] @ weights), float(weights.sum())
+    mean = base_score(objective, *sums, parameters)
+    check_mean(objective, mean)
     store.facts |= {"classes": list(classes), "base_score": float(mean)}
     store.facts |= {"n_rounds": 0, "n_leaves": 0}
     store["labels"] = labels

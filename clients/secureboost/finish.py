@@ -62,7 +62,9 @@ def _first_rounds(view: View, n_rounds: int) -> tuple[Ensemble, list[Ints]]:
     }
     classes, mean = tuple(store.facts["classes"]), np.float32(store.facts["base_score"])
     trees = split_trees(store["model.nodes"], offsets)[:kept]
-    return Ensemble(view.objective, mean, joint_names(names), classes, trees), records[:kept]
+    columns, parameters = joint_names(names), view.parameters
+    model = Ensemble(view.objective, mean, columns, classes, trees, parameters=parameters)
+    return model, records[:kept]
 
 
 def _importance(

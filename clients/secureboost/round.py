@@ -31,7 +31,7 @@ from fedapp.trees.boosted.purity import last_seen, mean_purity
 from fedapp.trees.boosted.rounds import Sampling, n_leaves
 from fedapp.trees.boosted.routes import Routes
 from fedapp.trees.model import Tree, split_trees, stack_trees
-from fedapp.trees.objective import REGRESSION, gradients
+from fedapp.trees.objective import gradients, is_regression
 from fedapp.trees.sides import pack_bits
 
 Done = tuple[dict[str, float], dict[str, float], list[float]]  # scores, validation scores, purities
@@ -59,7 +59,7 @@ def new_round(view: View) -> Letters:
     store, boost, joint = view.store, view.boost, view.joint
     rows, round_id = slice(view.n_train), store.facts["n_rounds"]
     labels, weights = store["labels"][rows], store["weights"][rows]
-    pairs = gradients(view.objective, store["margins"][rows], labels, weights)
+    pairs = gradients(view.objective, store["margins"][rows], labels, weights, view.parameters)
     pairs = draw_rows(pairs, boost, np.random.default_rng([boost["seed"], round_id, 1]))
     n_columns = joint.cuts.n_columns
     sampling = Sampling(boost["seed"], boost["colsample_bytree"])
@@ -277,7 +277,7 @@ def finish_round(view: View, alone: bool = False) -> Done:
     store["margins"] = store["margins"] + np.stack(steps, axis=1)
     _add_trees(store, trees)
     store.facts["n_leaves"] = n_leaves(trees)
-    purities = [] if view.objective == REGRESSION else _purities(view, alone)
+    purities = [] if is_regression(view.objective) else _purities(view, alone)
     # What only a round under way needs.
     store.drop("growth", "before", "last", "gradients", "round")
     scores = scores_of(view, store["margins"])

@@ -17,14 +17,15 @@ def scores_of(view: View, margins: Array) -> dict[str, dict[str, float]]:
     labels, weights = view.store["labels"], view.store["weights"]
     places = {subset: rows_of(view.store, subset) for subset in SUBSETS}
     rows = {subset: (margins[own], labels[own], weights[own]) for subset, own in places.items()}
-    return metrics.pooled_subsets(view.objective, rows)
+    return metrics.pooled_subsets(view.objective, rows, view.eval_metrics)
 
 
 def note_best(view: View, valid: dict[str, float]) -> None:
     """Keep the margins of the round with the best validation score, the first of equals."""
-    name, facts = metrics.default_metric(view.objective), view.store.facts
+    name = metrics.watched_metric(view.objective, view.eval_metrics)
+    facts = view.store.facts
     score = valid.get(name, float("nan"))
-    signed = score if metrics.BETTER[name] else -score
+    signed = score if metrics.larger_is_better(name) else -score
     if signed > facts.get("best_score", -np.inf):  # NaN is not
         facts |= {"best_score": signed, "best_round": facts["n_rounds"]}
         view.store["best.margins"] = view.store["margins"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,14 @@ from fedapp.histograms.joint import JointColumns
 from fedapp.site.answer import Site
 from fedapp.site.store import Store
 from fedapp.trees.boosted.grow import Growth, Shape
-from fedapp.trees.objective import Objective, n_outputs
+from fedapp.trees.objective import LossParameters, Objective, n_outputs
 
 Ints = npt.NDArray[np.int64]
+
+
+def parameters_in(boost: Mapping[str, Any]) -> LossParameters:
+    """What the objective reads, among the settings of a run."""
+    return LossParameters(**{field.name: boost[field.name] for field in fields(LossParameters)})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +35,8 @@ class View:
     passive : names of the others.
     store : where the rest lies, which changes.
     boost : settings of the run, by the names of ``SetupRequest``.
+    objective, parameters : of the run, with what the objective reads.
+    eval_metrics : scored beside the objective's own.
     n_train : training rows: the first ones.
     width : trees of a round.
     joint : columns of all parties.
@@ -42,6 +49,8 @@ class View:
     store: Store
     boost: Mapping[str, Any]
     objective: Objective
+    parameters: LossParameters
+    eval_metrics: tuple[str, ...]
     n_train: int
     width: int
     joint: JointColumns
@@ -60,6 +69,8 @@ class View:
             store=store,
             boost=boost,
             objective=boost["objective"],
+            parameters=parameters_in(boost),
+            eval_metrics=tuple(facts["eval_metrics"]),
             n_train=n_train,
             width=width,
             joint=JointColumns(

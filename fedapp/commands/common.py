@@ -81,7 +81,7 @@ def check_method(settings: Settings, engine: str) -> None:
     if not all_methods()[settings.strategy].trains:
         rule = f"must be one that trains (fedapp predict --inference {settings.strategy} predicts)"
         raise ConfigError(f"strategy {rule}, got {settings.strategy!r}")
-    strategy.own_settings(settings)
+    strategy.check_settings(settings)
     if engine in SIMULATED:
         check_extra(settings.strategy)
 
@@ -116,14 +116,12 @@ def carry_out(settings: Settings, engine: str, follower: Follower) -> RunFolder 
     settings : with the run's folder, where it lies on this machine.
     engine : see ``engine_of``.
     """
-    from fedapp.metrics import default_metric
-
     run = engine_of(engine, follower.begin)
     if not settings.run_dir:
         return run(settings)
     folder = RunFolder(Path(settings.run_dir))
     check_free(folder.path)  # before Flower is started
-    with folder.held(), follower.run(folder, default_metric(settings.objective)):
+    with folder.held(), follower.run(folder, settings.watched_metric):
         return run(settings)
 
 

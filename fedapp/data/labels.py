@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedapp.data.places import is_number
 from fedapp.errors import DataError
-from fedapp.trees.objective import REGRESSION
+from fedapp.trees.objective import LOSSES, Objective, check_base_score, is_regression
 
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 
@@ -26,12 +26,11 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
     DataError : the labels do not fit the objective.
     """
     is_text = labels.dtype.kind == "U"
-    if objective == REGRESSION:
+    if is_regression(objective):
         if is_text:
-            rule = f"label must be numbers for {REGRESSION}, got"
+            rule = f"label must be numbers for {objective}, got"
             raise DataError(f"{rule} text", here=f"{rule} {_no_numbers(labels)}")
-        if np.abs(labels.astype(np.float64)).max() > np.finfo(np.float32).max:
-            raise DataError("label must be finite as float32")
+        _check_numbers(labels.astype(np.float64), objective)
         return ()
     values = np.unique(labels)
     most = 2 if objective == "binary:logistic" else MOST_CLASSES
@@ -41,6 +40,21 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
         told = ", ".join(repr(name) for name in _written(values[:MOST_TOLD]))
         raise DataError(f"{rule}; {way}", here=f"{rule}, as {told}; {way}")
     return tuple(_written(values))
+
+
+def _check_numbers(labels: npt.NDArray[np.float64], objective: str) -> None:
+    """Hold labels against the range of an objective, and of float32."""
+    if np.abs(labels).max() > np.finfo(np.float32).max:
+        raise DataError("label must be finite as float32")
+    loss = LOSSES[objective]
+    if not (fits := loss.allows(labels)).all():
+        others = labels[~fits]
+        rule = f"label must be {loss.label_rule} for {objective}, got"
+        way = "correct or drop these rows, or set another objective, as reg:squarederror"
+        found = f"{len(others):,} of {len(labels):,} that are not"
+        raise DataError(
+            f"{rule} {found}; {way}", here=f"{rule} {found}, as {_plain(float(others[0]))}; {way}"
+        )
 
 
 def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -97,6 +111,24 @@ def check_weights(weights: npt.NDArray[np.float32]) -> None:
     """
     if not weights.sum(dtype=np.float64) > 0:
         raise DataError("weight must be > 0 in some training row")
+
+
+def check_mean(objective: Objective, mean: np.float32) -> None:
+    """Hold that training has a margin to begin with.
+
+    Parameters
+    ----------
+    mean : prediction before the first tree.
+
+    Raises
+    ------
+    DataError : no margin has this prediction.
+    """
+    try:
+        check_base_score(objective, mean)
+    except ValueError as error:
+        rule = str(error).removeprefix("base_score ")
+        raise DataError(f"mean label of the training rows {rule}") from error
 
 
 def label_texts(labels: Labels) -> npt.NDArray[np.str_]:

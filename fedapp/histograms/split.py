@@ -36,6 +36,7 @@ class Penalties:
     reg_alpha: float
     gamma: float
     min_child_weight: float
+    max_delta_step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,10 @@ def node_weight(gradient: float, hessian: float, penalties: Penalties) -> np.flo
     if hessian < penalties.min_child_weight or hessian <= 0:
         return np.float32(0)
     shrunk = np.sign(gradient) * max(abs(gradient) - penalties.reg_alpha, 0.0)
-    return np.float32(-shrunk / (hessian + penalties.reg_lambda))
+    weight = -shrunk / (hessian + penalties.reg_lambda)
+    if longest := penalties.max_delta_step:
+        weight = min(max(weight, -longest), longest)
+    return np.float32(weight)
 
 
 def best_splits(
@@ -116,6 +120,7 @@ def best_splits(
         penalties.reg_lambda,
         penalties.reg_alpha,
         penalties.min_child_weight,
+        penalties.max_delta_step,
         splits,
     )
     too_small = (splits["gain"] <= SMALLEST_GAIN) | (splits["gain"] < np.float32(penalties.gamma))
@@ -143,21 +148,34 @@ def right_categories(
         right[cut] = True
         return right
     order = _by_weight(
-        histogram, penalties.reg_lambda, penalties.reg_alpha, penalties.min_child_weight
+        histogram,
+        penalties.reg_lambda,
+        penalties.reg_alpha,
+        penalties.min_child_weight,
+        penalties.max_delta_step,
     )
     right[order[:cut]] = True
     return right
 
 
 @numba.njit(cache=True, nogil=True)
-def _by_weight(histogram: Any, reg_lambda: float, reg_alpha: float, min_child_weight: float) -> Any:
+def _by_weight(
+    histogram: Any,
+    reg_lambda: float,
+    reg_alpha: float,
+    min_child_weight: float,
+    max_delta_step: float,
+) -> Any:
     """Categories by the weights they would have as leaves, in float32, lower codes first."""
     weights = np.zeros(histogram.shape[0], dtype=np.float32)
     for category in range(histogram.shape[0]):
         gradient, hessian = histogram[category, 0], histogram[category, 1]
         if hessian < min_child_weight or hessian <= 0.0:
             continue
-        weights[category] = -_shrunk(gradient, reg_alpha) / (hessian + reg_lambda)
+        weight = -_shrunk(gradient, reg_alpha) / (hessian + reg_lambda)
+        if max_delta_step > 0.0:
+            weight = min(max(weight, -max_delta_step), max_delta_step)
+        weights[category] = weight
     return np.argsort(weights, kind="mergesort")
 
 
@@ -172,11 +190,20 @@ def _shrunk(gradient: float, reg_alpha: float) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _side_gain(gradient: float, hessian: float, reg_lambda: float, reg_alpha: float) -> Any:
-    """Score of one side of a split, in float32."""
+def _side_gain(
+    gradient: float, hessian: float, reg_lambda: float, reg_alpha: float, max_delta_step: float
+) -> Any:
+    """Score of one side of a split, in float32; XGBoost computes it from the weight where that is
+    bounded."""
     if hessian <= 0.0:
         return np.float32(0.0)
     shrunk = _shrunk(gradient, reg_alpha)
+    if max_delta_step > 0.0:
+        weight = -shrunk / (hessian + reg_lambda)
+        weight = np.float32(min(max(weight, -max_delta_step), max_delta_step))
+        gained = np.float32(2.0) * np.float32(gradient) * weight
+        spent = (np.float32(hessian) + np.float32(reg_lambda)) * (weight * weight)
+        return -(gained + spent)
     return np.float32(shrunk * shrunk / (hessian + reg_lambda))
 
 
@@ -193,12 +220,13 @@ def _scan(
     reg_lambda: float,
     reg_alpha: float,
     min_child_weight: float,
+    max_delta_step: float,
     splits: Any,
 ) -> None:
     """Fill ``splits``; lower columns first, so that they win ties."""
     for node in range(histograms.shape[0]):
         total_gradient, total_hessian = sums[node, 0], sums[node, 1]
-        root_gain = _side_gain(total_gradient, total_hessian, reg_lambda, reg_alpha)
+        root_gain = _side_gain(total_gradient, total_hessian, reg_lambda, reg_alpha, max_delta_step)
         best = np.float32(0.0)
         for column in range(offsets.shape[0] - 1):
             if not allowed[node, column]:
@@ -210,7 +238,7 @@ def _scan(
                     sums[node],
                     max_cat_to_onehot,
                     max_cat_threshold,
-                    (reg_lambda, reg_alpha, min_child_weight),
+                    (reg_lambda, reg_alpha, min_child_weight, max_delta_step),
                     column,
                     splits[node],
                 )
@@ -233,8 +261,14 @@ def _scan(
                         continue
                     gain = np.float32(
                         np.float32(
-                            _side_gain(gradient, hessian, reg_lambda, reg_alpha)
-                            + _side_gain(other_gradient, other_hessian, reg_lambda, reg_alpha)
+                            _side_gain(gradient, hessian, reg_lambda, reg_alpha, max_delta_step)
+                            + _side_gain(
+                                other_gradient,
+                                other_hessian,
+                                reg_lambda,
+                                reg_alpha,
+                                max_delta_step,
+                            )
                         )
                         - root_gain
                     )
@@ -318,16 +352,16 @@ def _offer(
     -------
     Whether it was taken; missing rows then go to the other side.
     """
-    reg_lambda, reg_alpha, min_child_weight = penalties
+    reg_lambda, reg_alpha, min_child_weight, longest = penalties
     other_gradient, other_hessian = total[0] - gradient, total[1] - hessian
     if hessian < min_child_weight or other_hessian < min_child_weight:
         return False
     gain = np.float32(
         np.float32(
-            _side_gain(gradient, hessian, reg_lambda, reg_alpha)
-            + _side_gain(other_gradient, other_hessian, reg_lambda, reg_alpha)
+            _side_gain(gradient, hessian, reg_lambda, reg_alpha, longest)
+            + _side_gain(other_gradient, other_hessian, reg_lambda, reg_alpha, longest)
         )
-        - _side_gain(total[0], total[1], reg_lambda, reg_alpha)
+        - _side_gain(total[0], total[1], reg_lambda, reg_alpha, longest)
     )
     if not gain > split["gain"]:
         return False

@@ -22,9 +22,8 @@ from typing import Annotated, Any, ClassVar
 
 from fedapp.errors import ProtocolError
 from fedapp.messages import scoring as booster
-from fedapp.messages.dictionary import JointCoding
 from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
-from fedapp.messages.labels import LabelsReply, check_coded
+from fedapp.messages.labels import LabelsReply, Terms, check_coded
 from fedapp.messages.methods import Method
 
 METHOD = Method("horizontal")
@@ -37,7 +36,7 @@ Bias = Annotated[Array, Form("float64", "n_outputs")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MomentsRequest(JointCoding, Request):
+class MomentsRequest(Terms, Request):
     """Code labels and categories, and sum up labels and columns."""
 
     kind: ClassVar[str] = "train.fedavg_linear_moments"

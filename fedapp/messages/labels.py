@@ -14,12 +14,20 @@ from typing import Annotated, ClassVar
 from fedapp.errors import ProtocolError
 from fedapp.messages.dictionary import JointCoding, check_unseen
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.parameters import LossFields
 
 SHARED_BY = frozenset({"horizontal"})
 
 
+@dataclass(frozen=True, eq=False)
+class Terms(JointCoding, LossFields):
+    """Part of a message: what is the same at all parties to the end of a run."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class LabelsRequest(JointCoding, Request):
+class LabelsRequest(Terms, Request):
     """Put ids in place of the names of classes and categories, and sum the labels."""
 
     kind: ClassVar[str] = "query.labels"

@@ -30,12 +30,34 @@ class TreeParameters:
     min_child_weight: NotNegative
     max_cat_to_onehot: Annotated[int, Range(1, MOST_CATEGORIES)]
     max_cat_threshold: Annotated[int, Range(1, MOST_CATEGORIES)]
+    max_delta_step: NotNegative
     subsample: Annotated[float, Range(0, 1)]
     colsample_bytree: Annotated[float, Range(0, 1)]
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
     seed: Annotated[int, Range(0, 2**63 - 1)]
 
 
+@dataclass(frozen=True, eq=False)
+class LossFields:
+    """Part of a message: what the objective reads, and what is scored beside its own scores."""
+
+    __slots__ = ()
+
+    scale_pos_weight: Annotated[float, Range(0, 1e38)]
+    max_delta_step: NotNegative
+    tweedie_variance_power: Annotated[float, Range(1, 2)]
+    eval_metrics: Annotated[tuple[str, ...], Range(0, 20)]
+
+
 def parameters_of(source: Any) -> dict[str, Any]:
     """The fields of ``TreeParameters``, of the run's settings or of a message that has them."""
-    return {field.name: getattr(source, field.name) for field in fields(TreeParameters)}
+    return _fields_of(TreeParameters, source)
+
+
+def loss_fields(source: Any) -> dict[str, Any]:
+    """The fields of ``LossFields``, of the run's settings or of a message that has them."""
+    return _fields_of(LossFields, source)
+
+
+def _fields_of(part: type[Any], source: Any) -> dict[str, Any]:
+    return {field.name: getattr(source, field.name) for field in fields(part)}

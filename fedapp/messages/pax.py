@@ -22,9 +22,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.dictionary import JointCoding
 from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
-from fedapp.messages.labels import LabelsReply, check_coded
+from fedapp.messages.labels import LabelsReply, Terms, check_coded
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES
 
@@ -32,7 +31,7 @@ METHOD = Method("horizontal")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SketchRequest(JointCoding, Request):
+class SketchRequest(Terms, Request):
     """Code labels and categories, summarise the columns, and keep their surrogates."""
 
     kind: ClassVar[str] = "train.pax_sketch"

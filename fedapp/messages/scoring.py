@@ -4,7 +4,8 @@ Reveals: a party gets the whole model. The server learns, for the train, validat
 of each party, the sums its metrics are made of and how its scores are spread: the weight of each
 class per bin of the predicted probability (binary), the confusion matrix and for every class the
 weight of its rows and of all others per bin of its predicted probability (multi-class), or the
-weight per bin of the residual (regression). A bin may hold one row; no row can be told apart from
+weight per bin of the residual (regression). For a metric of ``eval-metric`` there may be one sum
+more, its own. A bin may hold one row; no row can be told apart from
 another with the same score. The scores of each party that follow from these sums stand in the
 run's summary.
 """

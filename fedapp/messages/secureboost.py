@@ -32,7 +32,7 @@ from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Array, Form, Letter, OnlyInTrials, Range, Reply, Request
 from fedapp.messages.methods import Method
-from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, TreeParameters
+from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, LossFields, TreeParameters
 from fedapp.messages.vertical import FinalScores
 
 METHOD = Method("vertical")
@@ -44,7 +44,7 @@ ValidScores = Annotated[Array, Form("float64", "n_rounds", "n_valid_scores", nan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetupRequest(TreeParameters, Request, letters=True):
+class SetupRequest(TreeParameters, LossFields, Request, letters=True):
     """Bin the columns; at the active party also check the order of rows and draw the key."""
 
     kind: ClassVar[str] = "train.secureboost_setup"

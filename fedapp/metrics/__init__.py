@@ -11,14 +11,36 @@ one). Sample weights count in all of them.
                        misses, false alarms
     multi:softprob     w, w loss, w by class and     (2 k, n_bins / k)  per class: others, own
                        predicted class (k x k)                    x bin of the class's log odds
-    reg:squarederror   w, w e^2, w |e|, w y, w y^2   (1, n_bins)  bin of the residual e = y - margin
+    all others         w, w e^2, w |e|, w y, w y^2   (1, n_bins)  bin of the residual e, the label
+                                                     y less the prediction
+
+Metrics that are asked for beside (``eval-metric``) have a sum of their own after these, so that
+they are exact, but for ``merror``, which follows from the accuracy, and ``aucpr``, which comes from
+the histogram: it takes the rows of a bin as ties.
 """
 
 from fedapp.metrics.curves import curves
-from fedapp.metrics.names import AT_THRESHOLD, BETTER, LOSSES, OBJECTIVES, default_metric
+from fedapp.metrics.names import (
+    AT_THRESHOLD,
+    OBJECTIVES,
+    check_metrics,
+    default_metric,
+    is_metric,
+    larger_is_better,
+    loss_metric,
+    own_metrics,
+    watched_metric,
+)
 from fedapp.metrics.rows import pooled
 from fedapp.metrics.scores import auc_error, score_errors, scores
-from fedapp.metrics.sums import Array, Rows, Statistics, confusion, statistics
+from fedapp.metrics.sums import (
+    Array,
+    Rows,
+    Statistics,
+    check_statistics,
+    confusion,
+    statistics,
+)
 from fedapp.metrics.threshold import (
     best_bin,
     best_margin,
@@ -30,8 +52,6 @@ from fedapp.metrics.threshold import (
 
 __all__ = [
     "AT_THRESHOLD",
-    "BETTER",
-    "LOSSES",
     "OBJECTIVES",
     "Array",
     "Rows",
@@ -39,9 +59,15 @@ __all__ = [
     "auc_error",
     "best_bin",
     "best_margin",
+    "check_metrics",
+    "check_statistics",
     "confusion",
     "curves",
     "default_metric",
+    "is_metric",
+    "larger_is_better",
+    "loss_metric",
+    "own_metrics",
     "pooled",
     "pooled_subsets",
     "score_errors",
@@ -50,4 +76,5 @@ __all__ = [
     "scores_from_margin",
     "statistics",
     "threshold_rows",
+    "watched_metric",
 ]

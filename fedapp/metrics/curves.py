@@ -9,6 +9,7 @@ import numpy as np
 from fedapp.metrics.rows import sigmoid
 from fedapp.metrics.scores import roc
 from fedapp.metrics.sums import (
+    N_OWN_SUMS,
     Array,
     Statistics,
     check_residual_range,
@@ -84,7 +85,7 @@ def _binary_curves(
         return {"roc": _lists(rates)}
     steps = dict(zip(("recall", "precision"), _precisions(histogram, n_points), strict=True))
     probabilities = _probabilities(histogram.shape[1], center)
-    weight, _, hits, misses, alarms = (float(term) for term in statistics.sums)
+    weight, _, hits, misses, alarms = (float(term) for term in statistics.sums[:N_OWN_SUMS])
     found = {
         "roc": _lists(rates),
         "pr": _lists(steps),

@@ -2,33 +2,114 @@
 
 from __future__ import annotations
 
-from fedapp.trees.objective import REGRESSION
+from collections.abc import Sequence
 
+from fedapp.trees.objective import LOSSES, REGRESSION, is_regression
+
+_OF_NUMBERS = ("rmse", "mae", "r2")
 NAMES = {  # the score that early stopping follows comes first
     "binary:logistic": ("auc", "logloss", "accuracy", "f1", "precision", "recall", "ks", "pr_auc"),
     "multi:softprob": ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "auc_ovr"),
-    REGRESSION: ("rmse", "mae", "r2"),
+    **{objective: _OF_NUMBERS for objective in LOSSES if is_regression(objective)},
 }
 OBJECTIVES = tuple(NAMES)
 AT_THRESHOLD = ("threshold", "f1_at_threshold", "precision_at_threshold", "recall_at_threshold")
 """Scores of two classes at a chosen threshold, beside those at probability 0.5."""
 
+EVAL_METRICS = {
+    "binary:logistic": ("auc", "aucpr", "logloss", "error", "rmse", "mae"),
+    "multi:softprob": ("mlogloss", "merror"),
+    REGRESSION: ("rmse", "mae", "mape"),
+    "reg:logistic": ("rmse", "mae", "mape", "logloss", "error"),
+    "count:poisson": ("poisson-nloglik", "tweedie-nloglik", "rmse", "mae", "mape"),
+    "reg:gamma": ("gamma-deviance", "tweedie-nloglik", "rmse", "mae", "mape"),
+    "reg:tweedie": ("tweedie-nloglik", "poisson-nloglik", "rmse", "mae", "mape"),
+}
+"""What ``eval-metric`` may name, by objective; XGBoost's names, without the part behind an @."""
+_OWN = {"count:poisson": "poisson-nloglik", "reg:gamma": "gamma-deviance"}
+WITH_POWER = "tweedie-nloglik"
+
 _LARGER = (
-    *("auc", "accuracy", "f1", "precision", "recall", "ks", "pr_auc", "r2"),
+    *("auc", "accuracy", "f1", "precision", "recall", "ks", "pr_auc", "aucpr", "r2"),
     *("balanced_accuracy", "macro_f1", "auc_ovr", *AT_THRESHOLD[1:]),
 )
-_SMALLER = ("logloss", "mlogloss", "rmse", "mae")
+_SMALLER = (
+    *("logloss", "mlogloss", "rmse", "mae", "mape", "error", "merror"),
+    *("poisson-nloglik", "gamma-deviance", WITH_POWER),
+)
 BETTER = dict.fromkeys(_LARGER, True) | dict.fromkeys(_SMALLER, False)
-"""Whether a larger value is the better one, by the metric's name."""
+"""Whether a larger value is the better one, by the metric's name up to an @."""
 
-LOSSES = {"binary:logistic": "logloss", "multi:softprob": "mlogloss", REGRESSION: "rmse"}
-"""The score that training lowers, by objective."""
+LOSSES_OF = {
+    "binary:logistic": "logloss",
+    "multi:softprob": "mlogloss",
+    "reg:logistic": "logloss",
+    REGRESSION: "rmse",
+}
+
+
+def loss_metric(objective: str, tweedie_variance_power: float = 1.5) -> str:
+    """The score that training lowers."""
+    own = own_metrics(objective, tweedie_variance_power)
+    return own[0] if own else LOSSES_OF[objective]
 
 
 def default_metric(objective: str) -> str:
     """Name of the score that early stopping follows; ValueError for an unknown objective."""
     check_objective(objective)
     return NAMES[objective][0]
+
+
+def own_metrics(objective: str, tweedie_variance_power: float) -> tuple[str, ...]:
+    """What an objective is scored by that is not among its scores of all runs."""
+    if objective == "reg:tweedie":
+        return (f"{WITH_POWER}@{tweedie_variance_power:g}",)
+    return (_OWN[objective],) if objective in _OWN else ()
+
+
+def watched_metric(objective: str, eval_metrics: Sequence[str] = ()) -> str:
+    """The score that early stopping follows: the first of those asked for, or the default."""
+    return eval_metrics[0] if eval_metrics else default_metric(objective)
+
+
+def is_metric(name: str) -> bool:
+    """Whether it is known which way a score is better."""
+    return name.partition("@")[0] in BETTER
+
+
+def larger_is_better(name: str) -> bool:
+    """Whether a larger score is the better one."""
+    return BETTER[name.partition("@")[0]]
+
+
+def check_metrics(objective: str, names: Sequence[str]) -> None:
+    """Hold the names of metrics against what an objective's rows can be scored by.
+
+    Raises
+    ------
+    ValueError : a metric that is none of them, or twice; a power that is no number in (1, 2).
+    """
+    known = EVAL_METRICS[objective]
+    for name in names:
+        kind, at, power = name.partition("@")
+        if kind not in known or (at and kind != WITH_POWER):
+            raise ValueError(
+                f"eval-metric must be one or several of {', '.join(known)} for {objective}, "
+                f"got {name}"
+            )
+        if kind == WITH_POWER and not _is_power(power):
+            raise ValueError(
+                f"eval-metric must name the power, between 1 and 2, as {WITH_POWER}@1.5, got {name}"
+            )
+    if len(set(names)) < len(names):
+        raise ValueError(f"eval-metric must name a metric once, got {','.join(names)}")
+
+
+def _is_power(text: str) -> bool:
+    try:
+        return 1 < float(text) < 2
+    except ValueError:
+        return False
 
 
 def check_objective(objective: str) -> None:

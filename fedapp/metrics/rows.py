@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedapp.metrics.names import NAMES
-from fedapp.metrics.scores import binary_scores, multi_scores
+from fedapp.metrics.row_losses import extra_sums
+from fedapp.metrics.scores import binary_scores, multi_scores, with_extra
 from fedapp.metrics.sums import (
+    N_OWN_SUMS,
     Array,
     Rows,
     binary_sums,
@@ -15,9 +19,12 @@ from fedapp.metrics.sums import (
     class_margins,
     multi_sums,
 )
+from fedapp.trees.objective import exact_predictions
 
 
-def pooled(objective: str, margins: Rows, labels: Rows, weights: Rows) -> dict[str, float]:
+def pooled(
+    objective: str, margins: Rows, labels: Rows, weights: Rows, extra: Sequence[str] = ()
+) -> dict[str, float]:
     """The scores of ``scores``, exactly, from all rows; arguments as there.
 
     They are scikit-learn's but for this: an undefined score is nan without a warning, auc ranks
@@ -26,26 +33,38 @@ def pooled(objective: str, margins: Rows, labels: Rows, weights: Rows) -> dict[s
     margins64, labels64, weights64 = checked_rows(objective, margins, labels, weights)
     rows = weights64 > 0
     if not rows.any():
-        return dict.fromkeys(NAMES[objective], np.nan)
+        return dict.fromkeys((*NAMES[objective], *extra), np.nan)
     of_rows = margins64[rows], labels64[rows], weights64[rows]
+    if objective == "multi:softprob":
+        return _pooled_multi(*of_rows, extra)
+    predictions = exact_predictions(objective, of_rows[0])[:, 0]
+    sums = np.zeros(N_OWN_SUMS)
+    sums[0] = of_rows[2].sum()
+    sums = np.concatenate((sums, extra_sums(objective, extra, predictions, *of_rows[1:])))
     if objective == "binary:logistic":
-        return _pooled_binary(*of_rows)
-    return (
-        _pooled_multi(*of_rows) if objective == "multi:softprob" else _pooled_regression(*of_rows)
-    )
+        return _pooled_binary(*of_rows, sums, extra)
+    found = _pooled_regression(predictions, *of_rows[1:])
+    return with_extra(objective, found, sums, extra)
 
 
-def _pooled_binary(margins: Array, labels: Array, weights: Array) -> dict[str, float]:
+def _pooled_binary(
+    margins: Array, labels: Array, weights: Array, sums: Array, extra: Sequence[str]
+) -> dict[str, float]:
     given = margins[:, 0], labels, weights
-    return binary_scores(binary_sums(*given), _histogram(*given))
+    histogram = _histogram(*given)
+    found = binary_scores(binary_sums(*given), histogram)
+    return with_extra("binary:logistic", found, sums, extra, histogram)
 
 
-def _pooled_multi(margins: Array, labels: Array, weights: Array) -> dict[str, float]:
+def _pooled_multi(
+    margins: Array, labels: Array, weights: Array, extra: Sequence[str]
+) -> dict[str, float]:
     by_class = (
         _histogram(odds, (labels == one).astype(np.float64), weights)
         for one, odds in enumerate(class_margins(margins).T)
     )
-    return multi_scores(multi_sums(margins, labels.astype(np.int64), weights), by_class)
+    sums = multi_sums(margins, labels.astype(np.int64), weights)
+    return with_extra("multi:softprob", multi_scores(sums, by_class), sums, extra)
 
 
 def _histogram(margins: Array, labels: Array, weights: Array) -> Array:
@@ -54,10 +73,10 @@ def _histogram(margins: Array, labels: Array, weights: Array) -> Array:
     return cells(labels.astype(np.int64), bins, weights, (2, points.size))
 
 
-def _pooled_regression(margins: Array, labels: Array, weights: Array) -> dict[str, float]:
+def _pooled_regression(predictions: Array, labels: Array, weights: Array) -> dict[str, float]:
     from sklearn import metrics as sk
 
-    pair, rule = (labels, margins[:, 0]), {"sample_weight": weights}
+    pair, rule = (labels, predictions), {"sample_weight": weights}
     return {
         "rmse": float(sk.root_mean_squared_error(*pair, **rule)),
         "mae": float(sk.mean_absolute_error(*pair, **rule)),

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fedapp.metrics.sums import Array, Statistics, check_statistics, confusion
+from fedapp.metrics.row_losses import score_of, summed
+from fedapp.metrics.sums import (
+    N_OWN_SUMS,
+    Array,
+    Statistics,
+    check_statistics,
+    confusion,
+)
 
 # r2 divides by sum w y^2 - (sum w y)^2 / sum w. Below this share of its first term the difference
 # is rounding error of float64 sums (about n_rows * 2e-16 at worst).
 _MIN_SPREAD = 1e-12
+_ROUNDING = 1e-14  # of a line's height above 0, which is then 0
 
 
-def scores(objective: str, statistics: Statistics) -> dict[str, float]:
+def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) -> dict[str, float]:
     """Every score of the objective, from the statistics of all parties together.
+
+    Parameters
+    ----------
+    extra : the one given to ``statistics``; their scores follow.
 
     Returns
     -------
@@ -22,18 +34,26 @@ def scores(objective: str, statistics: Statistics) -> dict[str, float]:
         binary:logistic: auc, logloss, accuracy, f1, precision, recall, ks, pr_auc;
         multi:softprob: accuracy, mlogloss, and means over the classes that have rows, each of the
         same weight: balanced_accuracy (recall), auc_ovr (a class against all others), macro_f1
-        (here also over classes that are predicted alone); reg:squarederror: rmse, mae, r2.
+        (here also over classes that are predicted alone); of numbers: rmse, mae, r2.
 
     Raises
     ------
     ValueError : the statistics are not those of this objective.
     """
     check_statistics(objective, statistics)
-    if objective == "binary:logistic":
-        return binary_scores(statistics.sums, statistics.histogram)
+    sums, histogram = statistics.sums, statistics.histogram
     if objective == "multi:softprob":
-        return multi_scores(statistics.sums, _by_class(statistics))
-    weight, squares, absolutes, labels, label_squares = statistics.sums
+        return with_extra(objective, multi_scores(sums, _by_class(statistics)), sums, extra)
+    own = sums[:N_OWN_SUMS]
+    if objective == "binary:logistic":
+        found = binary_scores(own, histogram)
+        return with_extra(objective, found, sums, extra, histogram)
+    return with_extra(objective, _number_scores(own), sums, extra)
+
+
+def _number_scores(sums: Array) -> dict[str, float]:
+    """The scores of numbers, of their sums."""
+    weight, squares, absolutes, labels, label_squares = sums
     spread = label_squares - ratio(labels * labels, weight)
     unexplained = squares / spread if spread > _MIN_SPREAD * label_squares else np.nan
     return {
@@ -41,6 +61,25 @@ def scores(objective: str, statistics: Statistics) -> dict[str, float]:
         "mae": ratio(absolutes, weight),
         "r2": float(1.0 - unexplained),
     }
+
+
+def with_extra(
+    objective: str,
+    found: dict[str, float],
+    sums: Array,
+    extra: Sequence[str],
+    histogram: Array | None = None,
+) -> dict[str, float]:
+    """Scores, and after them those that were asked for and are not among them."""
+    totals = dict(zip(summed(objective, extra), sums[N_OWN_SUMS:].tolist(), strict=False))
+    for name in extra:
+        if name in totals:
+            found[name] = score_of(name, totals[name], float(sums[0]))
+        elif name == "merror":
+            found[name] = 1.0 - found["accuracy"]
+        elif name == "aucpr" and histogram is not None:
+            found[name] = area_under_precision_recall(histogram)
+    return found
 
 
 def score_errors(objective: str, statistics: Statistics) -> dict[str, float]:
@@ -134,6 +173,37 @@ def _average_precision(histogram: Array) -> float:
     bins = positives > 0
     precisions = hits[bins] / (hits + alarms)[bins]
     return ratio(float(positives[bins] @ precisions), float(positives.sum()))
+
+
+def area_under_precision_recall(histogram: Array) -> float:
+    """Area under the curve of precision over recall, as XGBoost's ``aucpr``.
+
+    Source: Davis and Goadrich 2006, "The relationship between Precision-Recall and ROC curves":
+    between two thresholds false positives grow linearly with true positives.
+
+    Parameters
+    ----------
+    histogram : float64, shape (2, n_bins): weights of negatives and positives by score.
+
+    Returns
+    -------
+    In [0, 1]; nan without both classes.
+    """
+    negatives, positives = histogram[:, histogram.any(axis=0)][:, ::-1]
+    n_positives = positives.sum()
+    if not (negatives.any() and positives.any()):
+        return np.nan
+    rises = positives > 0  # elsewhere recall stays
+    alarms, hits = np.cumsum(negatives)[rises], np.cumsum(positives)[rises]
+    gained = positives[rises]
+    before, alarms_before = hits - gained, alarms - negatives[rises]
+    # Alarms at a hit h: alarms_before + slope (h - before), so precision is h / (a h + b).
+    slope = negatives[rises] / gained
+    a, b = 1.0 + slope, alarms_before - slope * before
+    linear = np.abs(b) <= _ROUNDING * (hits + alarms)
+    ends = [np.where(linear, 1.0, a * h + b) for h in (before, hits)]
+    curved = gained / a - np.where(linear, 0.0, b) / a**2 * np.log(ends[1] / ends[0])
+    return float(curved.sum() / n_positives)
 
 
 def _area(fpr: Array, tpr: Array) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.metrics.names import check_objective
-from fedapp.trees.objective import REGRESSION
+from fedapp.metrics.row_losses import extra_sums
+from fedapp.trees.objective import LOSSES, exact_predictions, is_regression
 
 Array: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.float32]
@@ -24,6 +26,9 @@ _FEWEST_CLASS_BINS = 32
 # Margins of classes are sums of exponentials: below this many decimals they differ by the order in
 # which these were added.
 _DECIMALS = 9
+N_OWN_SUMS = 5  # of two classes and of numbers
+# Of a cell or a sum: products of two, summed over all bins, stay within float64.
+MOST_WEIGHT = 1e100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,12 +65,13 @@ def statistics(
     residual_range: float = 1.0,
     center: float = 0.0,
     fewest: int = 0,
+    extra: Sequence[str] = (),
 ) -> Statistics:
     """Sums of one party's rows, for ``scores``.
 
     Parameters
     ----------
-    objective : one of the three in the module's table
+    objective : one of those in the module's table
     margins : float32, shape (n, n_outputs)
         Model output before sigmoid or softmax; n may be 0.
     labels : float32, shape (n,)
@@ -82,6 +88,7 @@ def statistics(
     fewest : int, >= 0
         Rows of positive weight that a bin must have, or none: those of a bin with fewer are counted
         in one with those of its neighbours.
+    extra : names of metrics to score beside those of the objective, as ``eval-metric`` has them.
 
     Returns
     -------
@@ -94,13 +101,17 @@ def statistics(
     margins64, labels64, weights64 = checked_rows(objective, margins, labels, weights)
     if n_bins < 2:
         raise ValueError(f"n_bins must be >= 2, got {n_bins}")
-    if objective == "binary:logistic":
-        return _binary_statistics(margins64[:, 0], labels64, weights64, n_bins, center, fewest)
     if objective == "multi:softprob":
         return _multi_statistics(margins64, labels64, weights64, n_bins, fewest)
-    check_residual_range(residual_range)
-    given = labels64, weights64, n_bins, residual_range, fewest
-    return _regression_statistics(margins64[:, 0], *given)
+    predictions = exact_predictions(objective, margins64)[:, 0]
+    if objective == "binary:logistic":
+        found = _binary_statistics(margins64[:, 0], labels64, weights64, n_bins, center, fewest)
+    else:
+        check_residual_range(residual_range)
+        given = labels64, weights64, n_bins, residual_range, fewest
+        found = _regression_statistics(predictions, *given)
+    more = extra_sums(objective, extra, predictions, labels64, weights64)
+    return Statistics(np.concatenate((found.sums, more)), found.histogram)
 
 
 def checked_rows(
@@ -119,7 +130,10 @@ def checked_rows(
     for name, values in (("margins", margins), ("labels", labels), ("weights", weights)):
         _check_all(np.isfinite(values), f"{name} must be finite")
     _check_all(weights >= 0, "weights must be >= 0")
-    if objective != REGRESSION:
+    if is_regression(objective):
+        loss = LOSSES[objective]
+        _check_all(loss.allows(labels.astype(np.float64)), f"labels must be {loss.label_rule}")
+    else:
         n_classes = max(n_outputs, 2)
         is_class = (labels >= 0) & (labels < n_classes) & (labels == np.floor(labels))
         _check_all(is_class, f"labels must be class ids 0 to {n_classes - 1}")
@@ -166,16 +180,23 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
     check_objective(objective)
     sums, histogram = statistics.sums, statistics.histogram
     n_rows, n_bins = histogram.shape if histogram.ndim == 2 else (0, 0)
-    n_sums, n_expected = {"binary:logistic": (5, 2), REGRESSION: (5, 1)}.get(
-        objective, (2 + (n_rows // 2) ** 2, max(n_rows // 2, 2) * 2)
-    )
-    if sums.shape != (n_sums,) or n_rows != n_expected or n_bins < 2:
+    if objective == "multi:softprob":
+        n_sums, n_expected = 2 + (n_rows // 2) ** 2, max(n_rows // 2, 2) * 2
+        fits = sums.shape == (n_sums,)
+    else:
+        # Sums of further metrics may follow.
+        n_expected = 1 if is_regression(objective) else 2
+        fits = sums.ndim == 1 and len(sums) >= N_OWN_SUMS
+    if not fits or n_rows != n_expected or n_bins < 2:
         raise ValueError(
             f"statistics must be those of {objective}, "
             f"got sums {sums.shape} and histogram {histogram.shape}"
         )
-    if not (np.isfinite(sums).all() and np.isfinite(histogram).all() and histogram.min() >= 0):
-        raise ValueError("statistics must be finite, and the histogram's cells >= 0")
+    # NaN breaks both rules.
+    if not (np.abs(sums) <= MOST_WEIGHT).all():
+        raise ValueError(f"sums must be within {MOST_WEIGHT:g}")
+    if not ((histogram >= 0) & (histogram <= MOST_WEIGHT)).all():
+        raise ValueError(f"the histogram's cells must be 0 to {MOST_WEIGHT:g}")
 
 
 def _binary_statistics(

@@ -6,7 +6,7 @@ threshold is where a bin begins, and the scores at it are exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -107,7 +107,7 @@ def _named(margin: float, hits: float, alarms: float, n_positives: float) -> dic
 
 
 def pooled_subsets(
-    objective: str, rows: Mapping[str, tuple[Rows, Rows, Rows]]
+    objective: str, rows: Mapping[str, tuple[Rows, Rows, Rows]], extra: Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
     """``pooled`` of every subset of the rows; of two classes with the scores at the threshold.
 
@@ -115,13 +115,15 @@ def pooled_subsets(
     ----------
     rows : margins, labels and weights by subset ("train", "valid", "test"; the first two choose the
         threshold).
+    extra : as for ``pooled``.
 
     Returns
     -------
     Scores by subset; none for a subset without rows.
     """
     scores = {
-        subset: pooled(objective, *given) if len(given[1]) else {} for subset, given in rows.items()
+        subset: pooled(objective, *given, extra) if len(given[1]) else {}
+        for subset, given in rows.items()
     }
     if objective != BINARY:
         return scores

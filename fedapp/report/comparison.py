@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fedapp.config import flatten
 from fedapp.errors import DataError
-from fedapp.metrics import AT_THRESHOLD, BETTER, default_metric
+from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
 from fedapp.report import curve_plots
 from fedapp.report.comparison_plots import compared_scores
 from fedapp.report.markup import Name, Strong, arrow, escaped, figures, page, section, table
@@ -18,6 +18,7 @@ from fedapp.report.summary import (
     drawn_metrics,
     human_bytes,
     human_seconds,
+    metric_of,
     row_counts,
     score_names,
     score_text,
@@ -101,9 +102,9 @@ def _best(metric: str, scores: Sequence[Scores]) -> str:
     """The best value of a metric, as shown; empty where there is none."""
     values = [each.get(metric) for each in scores]
     known = [value for value in values if value is not None and not math.isnan(value)]
-    if metric not in BETTER or not known:
+    if not is_metric(metric) or not known:
         return ""
-    return score_text(max(known) if BETTER[metric] else min(known))
+    return score_text(max(known) if larger_is_better(metric) else min(known))
 
 
 def _costs(named: Named) -> str:
@@ -120,7 +121,7 @@ def _costs(named: Named) -> str:
 
 def _trade_offs(named: Named) -> dict[str, str]:
     """Of the metric that early stopping follows; nothing where no two runs have it."""
-    metric = default_metric(next(iter(named.values())).summary["objective"])
+    metric = metric_of(next(iter(named.values())).summary)
     lines = []
     for name, run in named.items():
         summary, pooled = run.summary, (run.summary.get("baselines") or {}).get("pooled") or {}
@@ -132,7 +133,7 @@ def _trade_offs(named: Named) -> dict[str, str]:
             lines.append(Line(f"{name}, pooled", (score,)))
     if sum(line.n_bytes is not None for line in lines) < 2:
         return {}
-    lines.sort(key=lambda line: line.mean, reverse=BETTER[metric])
+    lines.sort(key=lambda line: line.mean, reverse=larger_is_better(metric))
     return cost_figures(lines, metric, "run")
 
 

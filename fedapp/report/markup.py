@@ -9,7 +9,7 @@ import html
 from collections.abc import Mapping, Sequence
 from string import Template
 
-from fedapp.metrics import BETTER
+from fedapp.metrics import is_metric, larger_is_better
 from fedapp.report.canvas import plain
 from fedapp.report.style import STYLE
 
@@ -101,7 +101,7 @@ def folded(title: str, body: str) -> str:
 
 def arrow(metric: str) -> str:
     """A metric's name with the direction in which it gets better."""
-    return f"{metric} {'↑' if BETTER[metric] else '↓'}" if metric in BETTER else metric
+    return f"{metric} {'↑' if larger_is_better(metric) else '↓'}" if is_metric(metric) else metric
 
 
 def _row(tag: str, cells: Sequence[str], n_texts: int) -> str:

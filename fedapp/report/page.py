@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedapp import metrics
 from fedapp.config import defaults, flatten
 from fedapp.errors import DataError
 from fedapp.report import comparison, model, plots
@@ -27,6 +26,7 @@ from fedapp.report.summary import (
     drawn_metrics,
     human_bytes,
     human_seconds,
+    metric_of,
     read_run,
     score_text,
     warning_lines,
@@ -108,7 +108,7 @@ def _warnings(run: Run) -> str:
 
 
 def _key_numbers(summary: Mapping[str, Any]) -> str:
-    metric = metrics.default_metric(summary["objective"])
+    metric = metric_of(summary)
     test = summary["metrics"].get("test") or {}
     values = {f"test {metric}": score_text(test[metric])} if metric in test else {}
     if summary["trees"]:

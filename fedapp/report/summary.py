@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedapp.errors import DataError
 from fedapp.home import shown
-from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, default_metric
+from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, watched_metric
 
 Fields: TypeAlias = dict[str, Any]
 Scores: TypeAlias = Mapping[str, float | None]
@@ -161,9 +161,14 @@ def row_counts(summary: Mapping[str, Any]) -> dict[str, int]:
     return dict(summary.get("matched_rows") or summary.get("rows") or {})
 
 
+def metric_of(summary: Mapping[str, Any]) -> str:
+    """The score that early stopping follows, or would."""
+    return watched_metric(summary["objective"], summary.get("eval_metrics") or ())
+
+
 def drawn_metrics(runs: Sequence[Run]) -> list[str]:
     """The two metrics to draw round by round: the objective's own, then its loss or the next."""
-    first = default_metric(runs[0].summary["objective"])
+    first = metric_of(runs[0].summary)
     defined = {
         name
         for run in runs

@@ -13,6 +13,7 @@ from fedapp.report.markup import escaped
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import KIND as BOOSTED
 from fedapp.trees.model import LEAF, NODE, Tree, from_json
+from fedapp.trees.objective import LOG, LOGIT, LOSSES
 from fedapp.trees.stacked import model as stacked
 from fedapp.trees.text import kind_of
 
@@ -65,6 +66,10 @@ def first_tree(text: str) -> DrawnTree | None:
         caption += f"; it adds to the margin of class {model.classes[0]}"
     elif len(model.classes) == 2:
         caption += f"; its leaves add to the log odds of class {model.classes[1]}"
+    elif LOSSES[model.objective].link is LOG:
+        caption += "; its leaves add to the logarithm of the prediction"
+    elif LOSSES[model.objective].link is LOGIT:
+        caption += "; its leaves add to the log odds of the prediction"
     else:
         caption += "; its leaves add to the prediction"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.categories import Categories
-from fedapp.trees.objective import Objective, base_margin, exact_predictions, n_outputs
+from fedapp.trees.objective import (
+    PLAIN,
+    LossParameters,
+    Objective,
+    base_margin,
+    check_base_score,
+    exact_predictions,
+    n_outputs,
+)
 from fedapp.trees.sets import (
     NO_SET,
     NO_SETS,
@@ -77,6 +85,7 @@ class Ensemble:
     trees : arrays of ``NODE``; with k outputs, tree i adds to output ``i % k``.
     sets : of the categorical splits, in the order of ``Grown``.
     categories : names of the categories of each column; empty where all hold numbers.
+    parameters : of the objective.
     """
 
     objective: Objective
@@ -86,6 +95,7 @@ class Ensemble:
     trees: tuple[Tree, ...]
     sets: CategorySets = NO_SETS
     categories: Categories = ()
+    parameters: LossParameters = PLAIN
 
     @property
     def n_outputs(self) -> int:
@@ -271,7 +281,10 @@ def to_json(model: Ensemble) -> str:
         {name: [exact(value) for value in tree[name]] for name in TEXT_FIELDS}
         for tree in model.trees
     ]
-    content = {**written_categories(model.categories, model.sets), "trees": trees}
+    is_plain = model.parameters == PLAIN
+    parameters = {} if is_plain else {"parameters": asdict(model.parameters)}
+    coding = written_categories(model.categories, model.sets)
+    content = {**parameters, **coding, "trees": trees}
     return write_model(KIND, model, content, model.base_score)
 
 
@@ -290,10 +303,13 @@ def from_json(text: str) -> Ensemble:
         trees, sets = with_sets(read, document.get("sets", []), widths)
         if len(trees) % n_outputs(said.objective, len(said.classes)):
             raise ValueError("trees must be one for every output")
-        mean, is_share = np.float32(document["base_score"]), said.objective == "binary:logistic"
-        if not np.isfinite(mean) or (is_share and not 0 < mean < 1):
-            raise ValueError("base_score must be the prediction of a model without trees")
-        return Ensemble(said.objective, mean, said.columns, said.classes, trees, sets, categories)
+        mean = np.float32(document["base_score"])
+        check_base_score(said.objective, mean)
+        # What is not said of the objective is plain.
+        told = {name: float(value) for name, value in document.get("parameters", {}).items()}
+        names = said.columns, said.classes
+        parameters = replace(PLAIN, **told)
+        return Ensemble(said.objective, mean, *names, trees, sets, categories, parameters)
 
     return read_model(text, KIND, build)
 

@@ -1,22 +1,259 @@
-"""Loss functions: gradients in float32 as XGBoost 3 computes them, margins to predictions.
+"""Objectives: gradients in float32 as XGBoost 3 computes them, margins to predictions.
+
+``LOSSES`` has an entry for each; nothing else knows their formulas, so one more is an entry more.
 
 Source: Chen and Guestrin 2016 (arXiv:1603.02754v3), Eq. 2, and XGBoost's documented objectives.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float32]
-Objective = Literal["binary:logistic", "multi:softprob", "reg:squarederror"]
+Doubles = npt.NDArray[np.float64]
+Objective = Literal[
+    "binary:logistic",
+    "multi:softprob",
+    "reg:squarederror",
+    "reg:logistic",
+    "count:poisson",
+    "reg:gamma",
+    "reg:tweedie",
+]
 REGRESSION: Final = "reg:squarederror"
 
 SMALLEST_HESSIAN = np.float32(1e-16)
 # XGBoost's default intercept; the same for every class, so it cancels in the softmax.
 SOFTMAX_INTERCEPT = 0.5
+# Past these the exponential leaves float32 and float64.
+LARGEST_POWER, LARGEST_EXACT_POWER = np.float32(88.7), 700.0
+MOST_CLASSES = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class LossParameters:
+    """What XGBoost lets one choose of its objectives, by its names; each objective reads its own.
+
+    Parameters
+    ----------
+    scale_pos_weight : factor of the weight of positive rows, > 0.
+    max_delta_step : of ``count:poisson``, >= 0: its hessians are those of a margin so much larger.
+    tweedie_variance_power : of ``reg:tweedie``, in (1, 2).
+    """
+
+    scale_pos_weight: float
+    max_delta_step: float
+    tweedie_variance_power: float
+
+    @classmethod
+    def of(cls, source: Any) -> LossParameters:
+        """Those of a run's settings, or of a message that has them."""
+        return cls(**{field.name: float(getattr(source, field.name)) for field in fields(cls)})
+
+
+# What they are where nothing is said of them.
+PLAIN = LossParameters(scale_pos_weight=1.0, max_delta_step=0.0, tweedie_variance_power=1.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How margins and predictions belong together.
+
+    Parameters
+    ----------
+    predict : float32 margins to predictions, both of shape (n_rows, n_outputs).
+    predict_exactly : the same in float64.
+    margins : undoes ``predict_exactly``.
+    low, high : predictions lie strictly between.
+    """
+
+    predict: Callable[[Array], Array]
+    predict_exactly: Callable[[Doubles], Doubles]
+    margins: Callable[[Doubles], Doubles]
+    low: float
+    high: float
+
+
+Pairs = Callable[[Array, Array, LossParameters], tuple[Array, Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One objective.
+
+    Parameters
+    ----------
+    link : of its margins.
+    pairs : margins, shape (n_rows, n_outputs), and labels, shape (n_rows,), to gradients and
+        hessians of the shape of the margins, all float32, without the rows' weights.
+    classes : fewest and most classes; none for labels that are numbers.
+    labels : smallest and largest label that is a number.
+    above_low : whether a label must be above the smallest.
+    reads : names of the ``LossParameters`` that it reads.
+    """
+
+    link: Link
+    pairs: Pairs
+    classes: tuple[int, int] = (0, 0)
+    labels: tuple[float, float] = (-np.inf, np.inf)
+    above_low: bool = False
+    reads: tuple[str, ...] = ()
+
+    @property
+    def label_rule(self) -> str:
+        """What a label must be that is a number."""
+        low, high = self.labels
+        if np.isfinite(high):
+            return f"{low:g} to {high:g}"
+        return f"{'>' if self.above_low else '>='} {low:g}"
+
+    def allows(self, labels: Doubles) -> npt.NDArray[np.bool_]:
+        """Which labels are in the range; bool, shape (n_rows,)."""
+        low, high = self.labels
+        above: npt.NDArray[np.bool_] = labels > low if self.above_low else labels >= low
+        return above & (labels <= high)
+
+
+def _exp(powers: Array) -> Array:
+    """Correctly rounded float32, as the C library's expf; numpy's own is off by up to 2 ulp."""
+    exact: Doubles = np.exp(powers, dtype=np.float64)
+    rounded: Array = exact.astype(np.float32)
+    return rounded
+
+
+def _exp_within(powers: Array) -> Array:
+    """``_exp`` of powers that stay within float32."""
+    return _exp(np.minimum(powers, LARGEST_POWER))
+
+
+def _sigmoid(margins: Array) -> Array:
+    return np.float32(1) / (_exp_within(-margins) + np.float32(1))
+
+
+def _exact_sigmoid(margins: Doubles) -> Doubles:
+    found: Doubles = 1 / (1 + np.exp(-np.clip(margins, -LARGEST_EXACT_POWER, LARGEST_EXACT_POWER)))
+    return found
+
+
+def _clipped(shares: Doubles) -> Doubles:
+    """Probabilities of 0 and 1 moved by 2e-16, as in scikit-learn's log loss."""
+    smallest = float(np.finfo(np.float64).eps)
+    return np.clip(shares, smallest, 1 - smallest)
+
+
+def _log_odds(predictions: Doubles) -> Doubles:
+    shares = _clipped(predictions)
+    odds: Doubles = np.log(shares / (1 - shares))
+    return odds
+
+
+def _softmax(margins: Array) -> Array:
+    powers = _exp(margins - margins.max(axis=1, keepdims=True))
+    shares: Array = powers / powers.sum(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+    return shares
+
+
+def _exact_softmax(margins: Doubles) -> Doubles:
+    powers = np.exp(margins - margins.max(axis=1, keepdims=True))
+    shares: Doubles = powers / powers.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _log_shares(predictions: Doubles) -> Doubles:
+    logs: Doubles = np.log(_clipped(predictions))
+    return logs
+
+
+def _exact_exp(margins: Doubles) -> Doubles:
+    """Within float32, so that squares stay within float64."""
+    found: Doubles = np.exp(np.minimum(margins, float(LARGEST_POWER)))
+    return found
+
+
+def _log(predictions: Doubles) -> Doubles:
+    logs: Doubles = np.log(np.maximum(predictions, np.finfo(np.float64).tiny))
+    return logs
+
+
+def _same(values: Any) -> Any:
+    return values
+
+
+def _squared_pairs(
+    margins: Array, labels: Array, parameters: LossParameters
+) -> tuple[Array, Array]:
+    return margins - labels[:, None], np.ones_like(margins)
+
+
+def _share_pairs(predictions: Array, truth: Array, steepness: np.float32) -> tuple[Array, Array]:
+    """Gradients of a log loss, whose hessians never vanish."""
+    hessians = steepness * predictions * (np.float32(1) - predictions)
+    return predictions - truth, np.maximum(hessians, SMALLEST_HESSIAN)
+
+
+def _logistic_pairs(
+    margins: Array, labels: Array, parameters: LossParameters
+) -> tuple[Array, Array]:
+    errors, hessians = _share_pairs(_sigmoid(margins), labels[:, None], np.float32(1))
+    if parameters.scale_pos_weight == 1:
+        return errors, hessians
+    positive = np.float32(parameters.scale_pos_weight)
+    factors = np.where(labels == 1, positive, np.float32(1))[:, None]
+    return errors * factors, hessians * factors
+
+
+def _softmax_pairs(
+    margins: Array, labels: Array, parameters: LossParameters
+) -> tuple[Array, Array]:
+    return _share_pairs(_softmax(margins), one_hot(labels, margins), np.float32(2))
+
+
+def _poisson_pairs(
+    margins: Array, labels: Array, parameters: LossParameters
+) -> tuple[Array, Array]:
+    further = margins + np.float32(parameters.max_delta_step)
+    return _exp_within(margins) - labels[:, None], _exp_within(further)
+
+
+def _gamma_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tuple[Array, Array]:
+    ratios = labels[:, None] / _exp_within(margins)
+    return np.float32(1) - ratios, ratios
+
+
+def _tweedie_pairs(
+    margins: Array, labels: Array, parameters: LossParameters
+) -> tuple[Array, Array]:
+    power = np.float32(parameters.tweedie_variance_power)
+    below, above = np.float32(1) - power, np.float32(2) - power
+    falling = labels[:, None] * _exp_within(below * margins)
+    rising = _exp_within(above * margins)
+    return rising - falling, above * rising - below * falling
+
+
+IDENTITY = Link(_same, _same, _same, -np.inf, np.inf)
+LOGIT = Link(_sigmoid, _exact_sigmoid, _log_odds, 0.0, 1.0)
+SOFTMAX = Link(_softmax, _exact_softmax, _log_shares, 0.0, 1.0)
+LOG = Link(_exp_within, _exact_exp, _log, 0.0, np.inf)
+
+LOSSES: Final[dict[str, Loss]] = {
+    "binary:logistic": Loss(LOGIT, _logistic_pairs, classes=(2, 2), reads=("scale_pos_weight",)),
+    "multi:softprob": Loss(SOFTMAX, _softmax_pairs, classes=(2, MOST_CLASSES)),
+    REGRESSION: Loss(IDENTITY, _squared_pairs),
+    "reg:logistic": Loss(LOGIT, _logistic_pairs, labels=(0, 1)),
+    "count:poisson": Loss(LOG, _poisson_pairs, labels=(0, np.inf), reads=("max_delta_step",)),
+    "reg:gamma": Loss(LOG, _gamma_pairs, labels=(0, np.inf), above_low=True),
+    "reg:tweedie": Loss(LOG, _tweedie_pairs, labels=(0, np.inf), reads=("tweedie_variance_power",)),
+}
+
+
+def is_regression(objective: str) -> bool:
+    """Whether labels are numbers, not classes."""
+    return not LOSSES[objective].classes[1]
 
 
 def n_outputs(objective: Objective, n_classes: int) -> int:
@@ -31,29 +268,64 @@ def check_classes(objective: Objective, n_classes: int) -> None:
     ------
     ValueError : it may not.
     """
-    fewest, most = {"binary:logistic": (2, 2), REGRESSION: (0, 0)}.get(objective, (2, 10**6))
+    if objective not in LOSSES:
+        raise ValueError(f"objective must be one of {', '.join(LOSSES)}, got {objective}")
+    fewest, most = LOSSES[objective].classes
     if not fewest <= n_classes <= most:
         raise ValueError(f"classes must be those of {objective}, got {n_classes}")
 
 
-def base_score(objective: Objective, label_sum: float, weight_sum: float) -> np.float32:
+def base_score(
+    objective: Objective,
+    label_sum: float,
+    weight_sum: float,
+    parameters: LossParameters = PLAIN,
+) -> np.float32:
     """Prediction before the first tree: the weighted mean of the labels of all parties.
 
-    For ``multi:softprob`` it is 0.5 for every class, XGBoost's default.
+    For ``multi:softprob`` it is 0.5 for every class, XGBoost's default. Where positive rows of two
+    classes count more, it is one Newton step from 0, as XGBoost 3.2 has it.
     """
     if objective == "multi:softprob":
         return np.float32(SOFTMAX_INTERCEPT)
+    if objective == "binary:logistic" and parameters.scale_pos_weight != 1:
+        positives = parameters.scale_pos_weight * label_sum
+        negatives = weight_sum - label_sum
+        step = np.float32(2 * (positives - negatives) / (positives + negatives))
+        return np.float32(_sigmoid(np.array([step]))[0])
     return np.float32(label_sum / weight_sum)
 
 
+def check_base_score(objective: Objective, score: np.float32) -> None:
+    """Hold that a margin has this prediction.
+
+    Raises
+    ------
+    ValueError : none has.
+    """
+    link = LOSSES[objective].link
+    if not link.low < score < link.high:
+        rule = f"between {link.low:g} and {link.high:g} for {objective}"
+        raise ValueError(f"base_score must be {rule}, got {score}")
+
+
 def base_margin(objective: Objective, score: np.float32) -> np.float32:
-    """``base_score`` on the scale of the margins: its logit for logistic loss."""
-    if objective == "binary:logistic":
+    """``base_score`` on the scale of the margins: its logit for logistic loss, its logarithm where
+    predictions are exponentials."""
+    if LOSSES[objective].link is LOGIT:
         return np.float32(-np.log(np.float32(1) / score - np.float32(1), dtype=np.float64))
+    if LOSSES[objective].link is LOG:
+        return np.float32(np.log(score, dtype=np.float64))
     return np.float32(score)
 
 
-def gradients(objective: Objective, margins: Array, labels: Array, weights: Array) -> Array:
+def gradients(
+    objective: Objective,
+    margins: Array,
+    labels: Array,
+    weights: Array,
+    parameters: LossParameters = PLAIN,
+) -> Array:
     """First and second derivatives of the loss at the current margins.
 
     Parameters
@@ -61,25 +333,18 @@ def gradients(objective: Objective, margins: Array, labels: Array, weights: Arra
     margins : float32, shape (n_rows, n_outputs).
     labels : float32, shape (n_rows,): 0 or 1, a class id, or a number, by objective.
     weights : float32, shape (n_rows,), >= 0.
+    parameters : of the objective.
 
     Returns
     -------
     float32, shape (n_rows, n_outputs, 2): gradient and hessian, times the row's weight.
     """
-    if objective == REGRESSION:
-        errors, hessians = margins - labels[:, None], np.ones_like(margins)
-    else:
-        predictions = transform(objective, margins)
-        truth = labels[:, None] if objective == "binary:logistic" else one_hot(labels, margins)
-        errors = predictions - truth
-        steepness = np.float32(1 if objective == "binary:logistic" else 2)
-        hessians = steepness * predictions * (np.float32(1) - predictions)
-        hessians = np.maximum(hessians, SMALLEST_HESSIAN)
-    return np.stack((errors, hessians), axis=-1) * weights[:, None, None]
+    pairs = LOSSES[objective].pairs(margins, labels, parameters)
+    return np.stack(pairs, axis=-1) * weights[:, None, None]
 
 
 def transform(objective: Objective, margins: Array) -> Array:
-    """Predictions of margins: probabilities, or the margins themselves for regression.
+    """Predictions of margins: probabilities, exponentials, or the margins themselves.
 
     Parameters
     ----------
@@ -89,56 +354,26 @@ def transform(objective: Objective, margins: Array) -> Array:
     -------
     float32, shape (n_rows, n_outputs).
     """
-    if objective == "binary:logistic":
-        # Past 88.7 the exponential leaves float32.
-        return np.float32(1) / (_exp(np.minimum(-margins, np.float32(88.7))) + np.float32(1))
-    if objective == "multi:softprob":
-        powers = _exp(margins - margins.max(axis=1, keepdims=True))
-        shares: Array = powers / powers.sum(axis=1, keepdims=True, dtype=np.float64).astype(
-            np.float32
-        )
-        return shares
-    return margins
+    return LOSSES[objective].link.predict(margins)
 
 
-def exact_predictions(
-    objective: Objective, margins: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def exact_predictions(objective: str, margins: Doubles) -> Doubles:
     """``transform`` in float64, for margins that are exact sums of leaf weights.
 
     Parameters
     ----------
     margins : float64, shape (n_rows, n_outputs).
     """
-    if objective == "binary:logistic":
-        found: npt.NDArray[np.float64] = 1 / (1 + np.exp(-np.clip(margins, -700, 700)))
-        return found
-    if objective == "multi:softprob":
-        powers = np.exp(margins - margins.max(axis=1, keepdims=True))
-        shares: npt.NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
-        return shares
-    return margins
+    return LOSSES[objective].link.predict_exactly(margins)
 
 
-def margins_of(objective: Objective, predictions: npt.NDArray[np.float64]) -> Array:
+def margins_of(objective: Objective, predictions: Doubles) -> Array:
     """Undo ``transform``, for models that predict probabilities without margins.
 
     Probabilities of 0 and 1 are moved by 2e-16, as in scikit-learn's log loss.
     """
-    if objective == REGRESSION:
-        return predictions.astype(np.float32)
-    smallest = float(np.finfo(np.float64).eps)
-    shares = np.clip(predictions, smallest, 1 - smallest)
-    odds = shares / (1 - shares) if objective == "binary:logistic" else shares
-    margins: Array = np.log(odds).astype(np.float32)
+    margins: Array = LOSSES[objective].link.margins(predictions).astype(np.float32)
     return margins
-
-
-def _exp(powers: Array) -> Array:
-    """Correctly rounded float32, as the C library's expf; numpy's own is off by up to 2 ulp."""
-    exact: npt.NDArray[np.float64] = np.exp(powers, dtype=np.float64)
-    rounded: Array = exact.astype(np.float32)
-    return rounded
 
 
 def one_hot(labels: Array, margins: Array) -> Array:

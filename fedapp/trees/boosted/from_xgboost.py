@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.model import LEAF, NODE, Grown, Tree, parents_of, with_sets
-from fedapp.trees.objective import Objective, n_outputs
+from fedapp.trees.objective import LOSSES, PLAIN, LossParameters, Objective, n_outputs
 from fedapp.trees.sets import Ints
 
 Rows = npt.NDArray[np.float32]
@@ -21,7 +21,10 @@ XGBOOST_NAMES = {"reg_lambda": "lambda", "reg_alpha": "alpha"}  # all others are
 
 
 def for_xgboost(
-    objective: Objective, width: int, parameters: Mapping[str, float]
+    objective: Objective,
+    width: int,
+    parameters: Mapping[str, float],
+    loss: LossParameters = PLAIN,
 ) -> dict[str, Any]:
     """Parameters of trees as ``xgboost.train`` takes them.
 
@@ -30,10 +33,12 @@ def for_xgboost(
     objective : the loss.
     width : trees of a round, one an output.
     parameters : by their names in a run's settings.
+    loss : of the objective.
     """
+    read = {name: getattr(loss, name) for name in LOSSES[objective].reads}
     named = {XGBOOST_NAMES.get(name, name): value for name, value in parameters.items()}
     classes = {"num_class": width} if width > 1 else {}
-    return {**named, "objective": objective, "tree_method": "hist", **classes}
+    return {**named, **read, "objective": objective, "tree_method": "hist", **classes}
 
 
 def grow_trees(
@@ -44,6 +49,7 @@ def grow_trees(
     margins: Rows,
     n_rounds: int,
     widths: Ints,
+    loss: LossParameters = PLAIN,
 ) -> Grown:
     """Boost some rounds on one party's rows, from margins that may come from anywhere.
 
@@ -60,6 +66,7 @@ def grow_trees(
     margins : float32, shape (n_rows, n_outputs).
     n_rounds : >= 0.
     widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
+    loss : of the objective.
 
     Returns
     -------
@@ -80,7 +87,7 @@ def grow_trees(
         **typed_columns(widths),
     )
     fixed = {"base_score": 0.5, "verbosity": 0}
-    given = for_xgboost(objective, width, parameters) | fixed
+    given = for_xgboost(objective, width, parameters, loss) | fixed
     return trees_from_xgboost(xgboost.train(given, matrix, n_rounds), widths)
 
 

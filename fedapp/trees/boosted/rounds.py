@@ -14,7 +14,7 @@ from fedapp.histograms.bins import Cuts
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.routes import ROUTE, Routes
 from fedapp.trees.model import LEAF, Ensemble, Grown, Tree, split_trees, stack_trees, together
-from fedapp.trees.objective import Objective, n_outputs
+from fedapp.trees.objective import PLAIN, LossParameters, Objective, n_outputs
 from fedapp.trees.sets import NO_SETS, CategorySets
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -55,6 +55,7 @@ class Boosting:
     cuts : layout of the histograms the trees grow from.
     shape : limits of a tree.
     sampling : random draws.
+    parameters : of the objective.
     trees, sets : of all finished rounds.
     routes, route_sets : splits of the last round that the holders of the rows were not told, and
         the sets of those by categories, in their order.
@@ -69,6 +70,7 @@ class Boosting:
     shape: Shape
     sampling: Sampling
     categories: Categories = ()
+    parameters: LossParameters = PLAIN
     trees: list[Tree] = field(default_factory=list)
     sets: CategorySets = NO_SETS
     routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
@@ -101,6 +103,7 @@ class Boosting:
             tuple(self.trees),
             self.sets,
             self.categories,
+            self.parameters,
         )
 
     def growth(self) -> Growth:

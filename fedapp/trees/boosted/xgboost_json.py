@@ -19,6 +19,11 @@ from fedapp.trees.sets import NO_SET, category_counts
 VERSION = [3, 1, 0]  # the first version whose base_score is a vector
 NO_PARENT = 2147483647
 NO_THRESHOLD = np.finfo(np.float32).smallest_subnormal  # of a split by categories, in XGBoost too
+# What XGBoost calls the parameters of an objective, and the one among them; else as in binary loss.
+PARAMETER_BLOCKS = {
+    "count:poisson": ("poisson_regression_param", "max_delta_step"),
+    "reg:tweedie": ("tweedie_regression_param", "tweedie_variance_power"),
+}
 
 
 def to_xgboost_json(model: Ensemble) -> str:
@@ -59,7 +64,9 @@ def _objective(model: Ensemble) -> dict[str, Any]:
             "name": model.objective,
             "softmax_multiclass_param": {"num_class": str(model.n_outputs)},
         }
-    return {"name": model.objective, "reg_loss_param": {"scale_pos_weight": "1"}}
+    block, name = PARAMETER_BLOCKS.get(model.objective, ("reg_loss_param", "scale_pos_weight"))
+    value = np.float32(getattr(model.parameters, name))
+    return {"name": model.objective, block: {name: f"{value:.9g}"}}
 
 
 def _tree(tree_id: int, tree: Tree, model: Ensemble) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedapp.trees.objective import REGRESSION, Objective
+from fedapp.trees.objective import PLAIN, REGRESSION, LossParameters, Objective
 from fedapp.trees.stacked.head import Floats, HeadShape, split_weights
 
 WATCHED_ROWS = 4096  # of the rows held back, at once
@@ -67,6 +67,7 @@ def fit_head(
     training: Training,
     rng: np.random.Generator,
     held_back: HeadRows | None = None,
+    parameters: LossParameters = PLAIN,
 ) -> tuple[Floats, float]:
     """Go on training a head from its weights, by Adam with new moments.
 
@@ -77,6 +78,7 @@ def fit_head(
     weights : float32, shape (n_weights,).
     rng : draws the permutations.
     held_back : rows that choose the epoch under ``training.patience``; epoch 0 is the given head.
+    parameters : of the objective.
 
     Returns
     -------
@@ -93,10 +95,11 @@ def fit_head(
     adam = torch.optim.Adam(
         layers, lr=training.learning_rate, betas=(training.beta1, training.beta2), fused=True
     )
-    batches = _Batches(objective, shape, rows, training.batch_size, device)
+    measure = objective, parameters.tweedie_variance_power
+    batches = _Batches(measure, shape, rows, training.batch_size, device)
     watched = None
     if held_back is not None and training.patience:
-        watched = _Watched(_Batches(objective, shape, held_back, WATCHED_ROWS, device), layers)
+        watched = _Watched(_Batches(measure, shape, held_back, WATCHED_ROWS, device), layers)
     loss = 0.0
     for _ in range(training.epochs):
         loss = _epoch(batches, layers, adam, rng.permutation(len(rows.labels)))
@@ -171,17 +174,18 @@ class _Batches:
 
     def __init__(
         self,
-        objective: Objective,
+        measure: tuple[Objective, float],
         shape: HeadShape,
         rows: HeadRows,
         size: int,
         device: torch.device,
     ) -> None:
         self.n_rows, self.size = len(rows.labels), min(size, len(rows.labels))
-        self._objective, self._shape, self._rows, self._device = objective, shape, rows, device
+        (self._objective, self._power), self._shape = measure, shape
+        self._rows, self._device = rows, device
         self._gathered = np.empty((self.size, rows.outputs.shape[1]), dtype=np.float32)
         labels = rows.labels
-        if objective == REGRESSION:
+        if self._objective == REGRESSION:
             labels = (labels - rows.base_margin) / rows.unit
         self._labels = torch.tensor(labels, device=device)
         mean = rows.weights.mean(dtype=np.float64)
@@ -195,14 +199,25 @@ class _Batches:
         places = torch.from_numpy(rows).to(self._device)
         labels, scales = self._labels[places], self._scales[places]
         margins = forward(self._shape, layers, self._take(rows))
-        if self._objective == "binary:logistic":
-            total = margins[:, 0] + float(self._rows.base_margin)
+        total = margins[:, 0] + float(self._rows.base_margin)
+        if self._objective in ("binary:logistic", "reg:logistic"):
             return functional.binary_cross_entropy_with_logits(total, labels, weight=scales)
         if self._objective == "multi:softprob":
             # The base margin is the same for every class and cancels.
             losses = functional.cross_entropy(margins, labels.long(), reduction="none")
             return (losses * scales).mean()
-        return ((margins[:, 0] - labels).square() * scales).mean()
+        if self._objective == REGRESSION:
+            return ((margins[:, 0] - labels).square() * scales).mean()
+        return (self._deviance(total, labels) * scales).mean()
+
+    def _deviance(self, margins: Tensor, labels: Tensor) -> Tensor:
+        """Negative log-likelihood of labels whose mean is an exponential, up to a constant."""
+        if self._objective == "count:poisson":
+            return margins.exp() - labels * margins
+        if self._objective == "reg:gamma":
+            return margins + labels * (-margins).exp()
+        below, above = 1 - self._power, 2 - self._power
+        return (above * margins).exp() / above - labels * (below * margins).exp() / below
 
     def _take(self, rows: npt.NDArray[np.int64]) -> Tensor:
         """Tree outputs of a batch, in the head's unit."""

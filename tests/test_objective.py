@@ -1,0 +1,149 @@
+"""Objectives: XGBoost's intercepts, links that undo each other, labels in their range."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import xgboost
+
+from fedapp.config import load_settings
+from fedapp.data.labels import check_mean, class_names
+from fedapp.errors import ConfigError, DataError
+from fedapp.trees.objective import (
+    LOSSES,
+    PLAIN,
+    LossParameters,
+    base_margin,
+    base_score,
+    exact_predictions,
+    gradients,
+    is_regression,
+    margins_of,
+    transform,
+)
+from strategies.fedavg_linear import FedAvgLinear
+from strategies.federated_forest import FederatedForest
+from strategies.fedxgbllr import FedXGBllr
+from tests.claims import claims
+
+NUMBERS = [objective for objective in LOSSES if is_regression(objective)]
+
+
+@pytest.mark.parametrize(
+    ("objective", "scale"),
+    [*((name, 1.0) for name in NUMBERS), ("binary:logistic", 1.0), ("binary:logistic", 4.0)],
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_intercept_is_the_one_that_xgboost_estimates(objective, scale, weighted):
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(400, 4))
+    if objective == "binary:logistic":
+        labels = (values[:, 0] > 0.4).astype(np.float32)
+    else:
+        known = "reg:gamma" if objective == "reg:squarederror" else objective
+        labels = claims(known, values).astype(np.float32)
+    weights = rng.uniform(0.5, 2, 400).astype(np.float32) if weighted else np.ones(400, np.float32)
+    matrix = xgboost.DMatrix(values, labels, weight=weights)
+    given = {"objective": objective, **({} if scale == 1 else {"scale_pos_weight": scale})}
+    config = json.loads(xgboost.train(given, matrix, 1).save_config())
+    (theirs,) = json.loads(config["learner"]["learner_model_param"]["base_score"])
+    sums = float(labels.astype(np.float64) @ weights), float(weights.sum(dtype=np.float64))
+    ours = base_score(objective, *sums, LossParameters(scale, 0.0, 1.5))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+@pytest.mark.parametrize("objective", NUMBERS)
+def test_margins_and_predictions_undo_each_other(objective):
+    margins = np.linspace(-4, 4, 50)[:, None]
+    predictions = exact_predictions(objective, margins)
+    np.testing.assert_allclose(margins_of(objective, predictions), margins, rtol=1e-6, atol=1e-6)
+    quick = transform(objective, margins.astype(np.float32))
+    np.testing.assert_allclose(quick, predictions, rtol=1e-6)
+    back = [base_margin(objective, score) for score in quick[:, 0]]
+    np.testing.assert_allclose(back, margins[:, 0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("objective", LOSSES)
+def test_margins_of_any_size_have_finite_gradients_and_predictions(objective):
+    margins = np.array([[-1e30], [-200], [0], [200], [1e30]], np.float32)
+    if objective == "multi:softprob":
+        margins = np.hstack((margins, -margins))
+    labels, weights = np.full(5, 1, np.float32), np.ones(5, np.float32)
+    assert np.isfinite(transform(objective, margins)).all()
+    assert np.isfinite(exact_predictions(objective, margins.astype(np.float64))).all()
+    if objective in ("binary:logistic", "reg:logistic", "multi:softprob"):
+        assert np.isfinite(gradients(objective, margins, labels, weights, PLAIN)).all()
+
+
+@pytest.mark.parametrize(
+    ("objective", "labels", "rule"),
+    [
+        ("count:poisson", [0, 2, -1], "label must be >= 0 for count:poisson, got 1 of 3 .*, as -1"),
+        ("reg:tweedie", [0, 2, -0.5], "must be >= 0 for reg:tweedie, got 1 of 3 .*, as -0.5"),
+        ("reg:gamma", [1, 2, 0], "must be > 0 for reg:gamma, got 1 of 3 that are not, as 0"),
+        ("reg:logistic", [0, 1, 1.5], "must be 0 to 1 for reg:logistic, got 1 of 3 .*, as 1.5"),
+    ],
+)
+def test_labels_out_of_the_range_of_an_objective_are_refused(objective, labels, rule):
+    with pytest.raises(DataError, match=rule) as refused:
+        class_names(np.array(labels, np.float64), objective)
+    assert rule[-4:] not in refused.value.outside
+
+
+def test_text_labels_are_refused_by_an_objective_of_numbers():
+    with pytest.raises(DataError, match="label must be numbers for count:poisson"):
+        class_names(np.array(["none", "2"]), "count:poisson")
+
+
+def test_a_mean_label_without_a_margin_is_refused():
+    with pytest.raises(DataError, match=r"mean label .* between 0 and inf for count:poisson"):
+        check_mean("count:poisson", np.float32(0))
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"scale-pos-weight": 2.0, "objective": "reg:gamma"}, "scale-pos-weight must be 1 for"),
+        ({"scale-pos-weight": 0.0}, "scale-pos-weight must be > 0"),
+        ({"tweedie-variance-power": 2.0}, "tweedie-variance-power must be < 2"),
+        ({"max-delta-step": "much"}, "max-delta-step must be one of 'auto' or a number"),
+        ({"max-delta-step": -1.0}, "max-delta-step must be .*>= 0"),
+        ({"eval-metric": "auc,rmsle"}, "eval-metric must be one or several of auc, .*, got rmsle"),
+    ],
+)
+def test_settings_of_an_objective_are_checked(given, rule):
+    with pytest.raises(ConfigError, match=rule):
+        load_settings(given)
+
+
+def test_steps_are_bounded_for_counts_alone_unless_it_is_said():
+    assert load_settings({}).max_delta_step == 0
+    assert load_settings({"objective": "count:poisson"}).max_delta_step == 0.7
+    assert load_settings({"objective": "count:poisson", "max-delta-step": 0}).max_delta_step == 0
+    assert load_settings({"max-delta-step": "0.5"}).max_delta_step == 0.5
+
+
+def test_the_first_metric_asked_for_is_the_one_that_training_stops_by():
+    assert load_settings({}).watched_metric == "auc"
+    assert load_settings({"eval-metric": "logloss, aucpr"}).watched_metric == "logloss"
+    tweedie = {"objective": "reg:tweedie", "tweedie-variance-power": 1.25}
+    assert load_settings(tweedie).watched_metric == "tweedie-nloglik@1.25"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given", "rule"),
+    [
+        (FedAvgLinear, {"objective": "count:poisson"}, "objective must be one of .*fedavg-linear"),
+        (FederatedForest, {"objective": "reg:gamma"}, "objective must be .* for federated-forest"),
+        (FedAvgLinear, {"scale-pos-weight": 2.0}, "scale-pos-weight must be 1.0 for fedavg-linear"),
+        (FedXGBllr, {"scale-pos-weight": 2.0}, "scale-pos-weight must be 1.0 for fedxgbllr"),
+        (FederatedForest, {"eval-metric": "error"}, "eval-metric must be '' for federated-forest"),
+    ],
+)
+def test_what_a_method_cannot_do_is_refused(strategy, given, rule):
+    names = {FedAvgLinear: "fedavg-linear", FederatedForest: "federated-forest"}
+    settings = load_settings({"strategy": names.get(strategy, "fedxgbllr"), **given})
+    with pytest.raises(ConfigError, match=rule):
+        strategy.check_settings(settings)
