@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train, and write the report, unless a command waits for the run to add to it first."""
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("fedapp").setLevel(logging.INFO)
-    serverapp.replace_parts()
+    serverapp.replace_parts(grid)
     folder = train(grid, load_settings(context.run_config))
     if not folder.is_held:
         write_report(folder)

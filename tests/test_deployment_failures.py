@@ -106,6 +106,16 @@ def test_a_run_survives_the_death_of_a_process(
     assert model_in(tmp_path / "across") == local_model
 
 
+def test_a_superexec_that_dies_leaves_its_supernode_as_it_is(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    supernode = deployment.process("bank", SUPERNODE)
+    run = growing(deployment, tmp_path / "across")
+    assert deployment.kill("bank", SUPEREXEC)
+    ended(run)
+    assert deployment.process("bank", SUPERNODE) == supernode
+
+
 @pytest.mark.parametrize("program", ["flower-superexec", "flwr-serverapp"])
 def test_a_run_whose_server_dies_is_resumed_to_the_same_model(
     deployment: Deployment, local_model: bytes, tmp_path: Path, program: str

@@ -5,45 +5,89 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import runpy
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import uvicorn
 from flwr.app import Context, Message, RecordDict
-from flwr.common.constant import ErrorCode, SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.constant import TaskType
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode, SubStatus
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.node_pb2 import Node as NodeProto
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PushAppMessagesRequest,
+)
+from flwr.server.superlink.fleet.vce import vce_api
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.run import Run
 from flwr.supercore.superexec.executor import ExecutionSpec
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers as superlink_handlers
 from flwr.supernode.main import create_app
 from flwr.supernode.nodestate import NodeStateFactory
+from flwr.supernode.runtime import run_clientapp
 from flwr.supernode.servicer.runtime import runtime_handlers
 from flwr.supernode.start_client_internal import _insert_message
 
 from fedapp.deploy import warm
-from fedapp.deploy.warm.executor import WarmExecutor
-from fedapp.deploy.warm.superlink import HOLD, Arrivals, held, told
+from fedapp.deploy.warm.carried import (
+    Carrier,
+    are_wanted,
+    carried,
+    carry,
+    contents_of,
+    handing_out,
+    storing,
+    want,
+)
+from fedapp.deploy.warm.executor import WarmExecutor, signed_request
+from fedapp.deploy.warm.serverapp import TICK, ticking
+from fedapp.deploy.warm.superlink import (
+    HOLD,
+    Arrivals,
+    LinkStateWithoutObjects,
+    held,
+    one_at_a_time,
+    told,
+)
 from fedapp.deploy.warm.supernode import Pace, WarmNodeState, hold
 from fedapp.messages.hello import HelloRequest
 from fedapp.wire.codec import Envelope, to_records
 from fedapp.wire.content import take_apart
+from fedapp.wire.delivery import LOST
 from simulations.engines import free_ports
 from tests.conftest import WriteTable
 
 SERVER, NODE, RUN, OTHER_RUN = 1, 7, 21, 22
 BUNDLE = b"a bundle, of which nothing is used"
 LONG = 60.0  # seconds, on however busy a machine
-PARTS = {"site": warm.SITE, "superlink": warm.SUPERLINK, "server": warm.SERVER}
+PARTS = {
+    "site": warm.SITE,
+    "superlink": warm.SUPERLINK,
+    "server": warm.SERVER,
+    "simulation": warm.SIMULATION,
+}
 
 
 # Which Flower
@@ -71,6 +115,16 @@ def test_of_another_flower_nothing_is_replaced_with_one_warning(
     assert [record.message for record in caplog.records] == [
         "flwr must be 1.41.0 for fast exchanges; with this one each takes seconds"
     ]
+
+
+def test_a_script_can_ask_whether_a_sites_parts_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for digest, status in ((warm.SITE.digest, 0), ("0" * 64, 1)):
+        monkeypatch.setattr(warm, "SITE", replace(warm.SITE, digest=digest))
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("fedapp.deploy.warm", run_name="__main__")
+        assert ended.value.code == status
 
 
 # The SuperNode
@@ -263,7 +317,222 @@ def test_a_push_tells_the_nodes_that_its_messages_are_for(node: Node) -> None:
     assert (arrivals[NODE], arrivals[SERVER]) == (1, 0)
 
 
+def test_transactions_begin_one_after_the_other() -> None:
+    began, ended = threading.Event(), threading.Event()
+    order = []
+
+    @contextmanager
+    def session(state: object) -> Iterator[object]:
+        order.append("begins")
+        yield state
+        order.append("ends")
+
+    locked: Any = one_at_a_time(session)  # type: ignore[arg-type]
+
+    def second() -> None:
+        began.set()
+        with locked(None), locked(None):  # one within another does not wait for it
+            ended.set()
+
+    with locked(None):
+        thread = threading.Thread(target=second)
+        thread.start()
+        began.wait(LONG)
+        assert not ended.wait(0.05)
+    thread.join()
+    assert order == ["begins", "ends", "begins", "begins", "ends", "ends"]
+
+
+def test_a_message_whose_objects_died_with_the_superlink_is_reported_as_lost() -> None:
+    store = InMemoryObjectStore()
+    state = LinkStateWithoutObjects(":memory:", NoOpFederationManager(), store)
+    state.initialize()
+    fab = "0" * 64
+    run_id = state.create_run("", "", fab, {}, NOOP_FEDERATION_ID, None, "", TaskType.SERVER_APP)
+    node_id = state.create_node("", "", b"a key", 30)
+    state.activate_node(node_id, 30)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SUPERLINK_NODE_ID, 0
+    message = Message(RecordDict(), node_id, "query.hello")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    request = PushAppMessagesRequest(
+        messages_list=[message_to_proto(remove_content_from_message(message))],
+        message_object_trees=[get_object_tree(message)],
+    )
+    carry(request, contents_of([message]).values())
+    task: Any = SimpleNamespace(run_id=run_id)
+    pushed = storing(superlink_handlers.push_messages, request, state, task)
+    assert list(pushed.message_ids) == [message.object_id]
+    assert list(pushed.objects_to_push) == []
+    question = PullMessagesRequest(node=NodeProto(node_id=node_id))
+    assert store.get(message.object_id) == message.deflate()
+    store.clear()
+    assert not fleet_handlers.pull_messages(question, state, store).messages_list
+    asked = PullAppMessagesRequest(message_ids=[message.object_id])
+    (reply,) = superlink_handlers.pull_messages(asked, state, task).messages_list
+    assert reply.error.code in LOST
+
+
+# Objects that travel with their message
+
+
+class Straight:
+    """Stands for a client, of a task of the SuperNode's, that calls the handlers without a network.
+
+    Parameters
+    ----------
+    handlers : ``pull_messages`` and ``push_messages`` that are not Flower's.
+    """
+
+    def __init__(self, state: WarmNodeState, token: str, **handlers: Any) -> None:
+        self.requests = Counter[str]()
+        self._state, self._task, self._handlers = state, state.get_task_by_token(token), handlers
+        self._unary_unary = self._call
+
+    def __getattr__(self, method: str) -> Any:
+        """As Flower's, each method sends its request by one function."""
+        name = re.sub("(?<!^)(?=[A-Z])", "_", method).lower()
+        return lambda request: self._unary_unary(request=request, path=name)
+
+    def _call(self, *, request: Any, path: str) -> Any:
+        self.requests[path] += 1
+        handler = self._handlers.get(path) or getattr(runtime_handlers, path)
+        return handler(request, self._state, self._task)
+
+
+WARM = {
+    "pull_messages": partial(handing_out, runtime_handlers.pull_messages),
+    "push_messages": partial(storing, runtime_handlers.push_messages),
+}
+SINGLY = Counter(pull_object=3, confirm_message_received=1, push_object=2)
+
+
+@pytest.mark.parametrize(
+    ("handlers", "carries", "singly"),
+    [(WARM, True, {}), (WARM, False, SINGLY), ({}, True, SINGLY), ({}, False, SINGLY)],
+    ids=["both", "Flower's client", "Flower's server", "both Flower's"],
+)
+def test_objects_travel_with_their_message_where_both_ends_know_how(
+    node: Node, handlers: dict[str, Any], carries: bool, singly: Mapping[str, int]
+) -> None:
+    node.begin(RUN)
+    message = node.send(RUN)
+    client: Any = Straight(node.state, claimed(node), **handlers)
+    carrier = Carrier()
+    if carries:
+        carrier.serve(client)
+    pulled, context, _, _ = run_clientapp.pull_task_input(client)
+    assert pulled.content == message.content
+    assert message.object_id not in node.state.object_store
+    reply = Message(RecordDict(), reply_to=pulled)
+    carrier.find = contents_of([reply]).get
+    run_clientapp.push_message(client, reply, context)
+    (passed_on,) = node.replies()
+    for name, content in contents_of([reply]).items():
+        assert node.state.object_store.get(name) == content
+    assert passed_on.metadata.message_id == reply.object_id
+    always = Counter(pull_task_input=1, pull_messages=1, push_messages=1)
+    assert client.requests == always + Counter(singly)
+
+
+def test_the_objects_of_a_long_message_travel_singly(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.begin(RUN)
+    message = node.send(RUN)
+    client: Any = Straight(node.state, claimed(node), **WARM)
+    Carrier().serve(client)
+    monkeypatch.setattr("fedapp.deploy.warm.carried.MOST_BYTES", len(message.deflate()))
+    pulled, *_ = run_clientapp.pull_task_input(client)
+    assert pulled.content == message.content
+    assert client.requests["pull_object"] == SINGLY["pull_object"]
+
+
+def test_a_message_that_is_not_whole_yet_is_handed_out_without_objects(node: Node) -> None:
+    node.begin(RUN)
+    message = node.send(RUN)
+    entry = node.state.object_store.store[message.object_id]  # type: ignore[attr-defined]
+    entry.content, entry.is_available = b"", False
+    request = PullAppMessagesRequest()
+    want(request)
+    task = node.state.get_task_by_token(claimed(node))
+    response = WARM["pull_messages"](request, node.state, task)
+    assert [one.metadata.message_id for one in response.messages_list] == [message.object_id]
+    assert carried(response) == {}
+    assert message.object_id in node.state.object_store
+
+
+def test_an_object_that_no_message_named_is_not_stored(node: Node) -> None:
+    node.begin(RUN)
+    message = node.send(RUN)
+    client: Any = Straight(node.state, claimed(node), **WARM)
+    pulled, *_ = run_clientapp.pull_task_input(client)
+    reply, other = Message(RecordDict(), reply_to=pulled), Message(RecordDict(), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    request = PushAppMessagesRequest(
+        messages_list=[message_to_proto(reply)], message_object_trees=[get_object_tree(reply)]
+    )
+    carry(request, contents_of([other]).values())
+    response = client.PushMessages(request)
+    assert reply.object_id in response.objects_to_push
+    assert other.object_id not in node.state.object_store
+
+
+def test_a_request_that_may_be_sent_again_is_left_as_it_is() -> None:
+    sent = list[Any]()
+
+    def send(request: Any) -> Any:
+        sent.append(request)
+        return request
+
+    client = SimpleNamespace(_unary_unary=send)
+    Carrier().serve(client)
+    request = PullAppMessagesRequest()
+    client._unary_unary(request=request)
+    assert are_wanted(sent[0])
+    assert not are_wanted(request)
+
+
+# The simulation
+
+
+def test_a_simulation_looks_for_messages_more_often_and_ends_when_told_to() -> None:
+    waits = list[float]()
+    stop = SimpleNamespace(is_set=lambda: len(waits) > 1, wait=waits.append)
+    state = SimpleNamespace(get_message_ins=lambda node_id, limit: [node_id])
+    queue: Any = Queue()
+    ticking(vce_api.add_messages_to_queue, state, queue, {NODE: 0}, stop)  # type: ignore[arg-type]
+    assert waits == [TICK, TICK]
+    assert list(queue.queue) == [NODE, NODE]
+
+
 # The executor, and the processes that it starts
+
+
+def test_what_an_executor_was_asked_fails_when_another_one_asks(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.deploy.warm.supernode.HOLD", 0.01)
+    acquire = partial(hold, runtime_handlers.acquire_task, node.state.pace)
+    first, second = (
+        signed_request(sender, supported_task_types=[TaskType.CLIENT_APP])
+        for sender in (b"one", b"another")
+    )
+    node.begin(RUN)
+    message = node.send(RUN)
+    assert acquire(first, node.state).token
+    assert not acquire(first, node.state).token
+    assert node.replies() == []
+    node.send(OTHER_RUN)
+    assert acquire(second, node.state).token
+    (reply,) = node.replies()
+    assert reply.error.code == ErrorCode.CLIENT_APP_CRASHED
+    assert reply.metadata.reply_to_message_id == message.metadata.message_id
+
+
+def test_only_after_an_executor_that_said_who_it_is_can_another_one_be_told() -> None:
+    pace = Pace()
+    asks = (b"", b"one", b"one", b"another", b"")
+    assert [pace.is_another(one) for one in asks] == [False, False, False, True, True]
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ _FEDERATION = """\
 _SITE = """\
 # docker compose up --detach. The SuperNode has the network and the key, but no rows; the process
 # that reads the rows has no network but to the SuperNode. A table for predict-data needs a line in
-# the superexec's volumes too. A superexec that died is started again, but Flower's SuperNode waits
-# for the answer of what died with it: docker compose restart supernode
+# the superexec's volumes too. With another Flower than the tested one a superexec that died is
+# started again, but the SuperNode waits for its answer for ever: docker compose restart supernode
 """
 
 

@@ -22,7 +22,7 @@ keep() {
     "$@" & child=$!
     wait "$child"
     echo "$1 has ended; starting it again in $pause s" >&2
-    [ -z "$node" ] || pkill -KILL -P "$node"
+    [ -z "$node" ] || python -P -m fedapp.deploy.warm || pkill -KILL -P "$node"
     sleep "$pause" & child=$!
     wait "$child"
   done
@@ -66,8 +66,9 @@ trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
     + _KEEP
     + """\
 keep {SUPERNODE} &
-# A SuperExec that dies takes the process along that reads the rows, for whose answer Flower's
-# SuperNode then waits for ever: so it is ended too.
+# A SuperExec that dies takes the process along that reads the rows. The next one tells the
+# SuperNode so. With another Flower than the tested one the SuperNode would wait for the answer for
+# ever; so it is ended too.
 pause=1 node=$!
 keep {SUPEREXEC} &
 wait

@@ -3,8 +3,8 @@
 ``python -m simulations.bench.across`` gives each of three sites its share of breast-cancer, trains
 PAX on rows and SecureBoost on columns with the default settings, 50 trees of depth 6, through a
 SuperLink, SuperNodes and TLS, and holds each model against that of the local engine on the same
-tables. Prints a JSON line for each: minutes, exchanges, and the memory of each site's processes
-between runs.
+tables. Prints a JSON line for each: minutes, exchanges, CPU of each program but the ServerApp, and
+the memory of each site's processes between runs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import numpy as np
 import psutil
 from sklearn.datasets import load_breast_cancer
 
+from simulations.bench.exchange import SITES, cpu_used
 from simulations.deployment import Deployment, settings_of
 
-SITES = ("bank", "insurer", "shop")
 IDLE_SECONDS = 45  # after which a site has let go of what answered
 METHODS = ("pax", "secureboost")
 
@@ -64,12 +64,13 @@ def timed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
         deployment.start("coordinator", *SITES)
         deployment.register()
-        began = time.monotonic()
+        began, used = time.monotonic(), cpu_used(deployment)
         run = ("run", settings["strategy"], "--engine", "federation")
         given = {**settings, "run-dir": folder / "across"}
         deployment.fedapp(*run, *settings_of(given))
         minutes = (time.monotonic() - began) / 60
         time.sleep(IDLE_SECONDS)
+        used = cpu_used(deployment) - used
         idle = {name: idle_bytes(deployment.family(name)) for name in SITES}
     finally:
         deployment.close()
@@ -86,6 +87,10 @@ def timed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         "seconds an exchange": round(
             summaries[0]["seconds"]["total"] / summaries[0]["exchanges"], 3
         ),
+        "CPU seconds an exchange": {
+            program: round(seconds / summaries[0]["exchanges"], 3)
+            for program, seconds in used.most_common()
+        },
         "local seconds": summaries[1]["seconds"]["total"],
         "idle MB a site": {name: round(found / 2**20) for name, found in idle.items()},
     }

@@ -3,7 +3,8 @@
 ``python -m simulations.bench.exchange`` trains PAX through a SuperLink and three SuperNodes on this
 machine, holds the model against that of one process, and follows the messages to one site:
 
-- when a message was sent, picked up and answered: the SuperLink's database and the run's ledger;
+- when a message was sent and picked up, and its answer came: the SuperLink's database and the run's
+  ledger;
 - when its handler began and ended: the site's files (``lock`` is opened first, ``state.json``
   written last).
 
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -41,15 +42,15 @@ from fedapp.packages import versions
 from simulations.deployment import Deployment, example_nodes, settings_of
 
 SITES, WATCHED = ("bank", "insurer", "shop"), "bank"
-ROWS, ROUNDS, REPEATS = 200, 15, 5
-LOOK_SECONDS = 0.03
+ROWS, ROUNDS, REPEATS = 200, 30, 5
+LOOK_SECONDS = 0.02
+PROGRAM = re.compile(r"fedapp\.deploy\.|flower-|flwr-")
 # In the order in which they pass; each lasts until the next one begins.
 PARTS = {
     "sent": "until the SuperNode has it",
     "picked": "until a process of the site handles it",
     "began": "handler, state written to the disk",
-    "ended": "reply through the SuperNode to the SuperLink",
-    "replied": "until the ServerApp has it",
+    "ended": "reply through the SuperNode and the SuperLink to the ServerApp",
     "received": "until the slowest site has answered, and the next request is sent",
 }
 # Exchanges of a run of so many parties, at most.
@@ -77,28 +78,42 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as name:
         os.environ["FEDAPP_HOME"] = f"{name}/home"
-        lines, cpu = measured(Path(name), given.rounds, given.stock)
+        watch, lines = measured(Path(name), given.rounds, given.stock)
     if not lines:
         raise SystemExit("no exchange was seen from its beginning to its end")
     parts = {part: median(line[part] for line in lines) for part in PARTS}
-    seconds = median(sum(line.values()) for line in lines)
+    whole = [
+        watch.messages[step + 1][0] - watch.messages[step][0]
+        for step in sorted(watch.messages)[1:]
+        if step + 1 in watch.messages
+    ]
+    seconds = median(whole)
+    cpu = cpu_of_an_exchange(watch.cpu)
     own, flower = cpu_seconds("import fedapp.client_app, clients.pax"), cpu_seconds("")
     print("| part of an exchange | seconds |\n|---|---|")
     for part, words in PARTS.items():
         print(f"| {words} | {parts[part]:.2f} |")
     print(f"| an exchange | {seconds:.2f} |\n")
-    print(f"CPU of all processes in an exchange: {cpu:.2f} s; a process imports Flower in")
-    print(f"{flower:.2f} s of CPU, the app in {own - flower:.2f} s beyond that\n")
+    print("| program, all its processes | CPU seconds an exchange |\n|---|---|")
+    for program, used in cpu.most_common():
+        print(f"| {program} | {used:.3f} |")
+    print(f"| all | {cpu.total():.3f} |\n")
+    print(f"A process imports Flower in {flower:.2f} s of CPU, the app in {own - flower:.2f} s")
+    print("beyond that\n")
     counts = exchanges_by_default(2)
     print("| run with the default settings, 2 parties | exchanges | minutes |\n|---|---|---|")
     for method, count in counts.items():
         print(f"| {method} | {count} | {count * seconds / 60:.0f} |")
     found = {
         "exchange": "stock" if given.stock else "deployment",
-        "exchanges measured": len(lines),
+        "exchanges measured": {"whole": len(whole), "parts": len(lines)},
         "seconds": round(seconds, 2),
         "parts": {part: round(value, 3) for part, value in parts.items()},
-        "cpu": {"exchange": cpu, "flower": flower, "app": round(own - flower, 3)},
+        "cpu": {
+            "exchange": {program: round(used, 3) for program, used in cpu.items()},
+            "flower": flower,
+            "app": round(own - flower, 3),
+        },
         "exchanges": counts,
         "versions": versions(("fedapp", "flwr")),
     }
@@ -136,8 +151,8 @@ def _children_seconds() -> float:
 # One run, watched
 
 
-def measured(folder: Path, rounds: int, stock: bool) -> tuple[list[dict[str, float]], float]:
-    """Seconds of each part of each exchange, and of CPU of all processes in one."""
+def measured(folder: Path, rounds: int, stock: bool) -> tuple[Watch, list[dict[str, float]]]:
+    """What was seen of a run, and seconds of each part of the exchanges of which all was seen."""
     deployment = Deployment(folder, example_nodes(folder, SITES, ROWS))
     if stock:
         _use_flowers_commands(folder)
@@ -153,9 +168,7 @@ def measured(folder: Path, rounds: int, stock: bool) -> tuple[list[dict[str, flo
         deployment.close()
     same = (folder / "across" / "model.json").read_bytes()
     assert same == (local.path / "model.json").read_bytes()
-    exchanges = json.loads((folder / "across" / "summary.json").read_text())["exchanges"]
-    lines = timelines(watch, _waits(folder / "across" / "ledger.jsonl"))
-    return lines, round(watch.cpu / exchanges, 2)
+    return watch, timelines(watch, _waits(folder / "across" / "ledger.jsonl"))
 
 
 def _use_flowers_commands(folder: Path) -> None:
@@ -174,23 +187,20 @@ class Watch:
     Parameters
     ----------
     messages : when a message was sent and picked up, by its step.
-    replies : when the reply was first seen at the SuperLink, by its step.
     locks, states : when the site's files were written.
-    cpu : seconds of CPU of all processes.
+    cpu : seconds of CPU that each program had used when a step was first seen, by step.
     """
 
     messages: dict[int, tuple[float, float]] = field(default_factory=dict)
-    replies: dict[int, float] = field(default_factory=dict)
     locks: set[float] = field(default_factory=set)
     states: set[float] = field(default_factory=set)
-    cpu: float = 0.0
+    cpu: dict[int, Counter[str]] = field(default_factory=dict)
 
 
 @contextmanager
 def watched(deployment: Deployment) -> Iterator[Watch]:
     """Look at one site again and again while the block runs."""
     watch, ended = Watch(), threading.Event()
-    before = _cpu(deployment)
     thread = threading.Thread(target=_look, args=(watch, deployment, ended))
     thread.start()
     try:
@@ -198,16 +208,31 @@ def watched(deployment: Deployment) -> Iterator[Watch]:
     finally:
         ended.set()
         thread.join()
-    watch.cpu = _cpu(deployment) - before
 
 
-def _cpu(deployment: Deployment) -> float:
-    """Seconds of CPU that the scripts' processes have used, those that have ended among them."""
-    found = 0.0
+def cpu_used(deployment: Deployment) -> Counter[str]:
+    """Seconds of CPU by program, of the scripts' processes and of those of theirs that ended.
+
+    The sites are those of ``SITES``.
+    """
+    found = Counter[str]()
     for process in chain.from_iterable(map(deployment.family, ("coordinator", *SITES))):
         with suppress(psutil.NoSuchProcess):
-            found += sum(process.cpu_times()[:4])
+            words = (Path(word).name for word in process.cmdline()[:4])
+            program = next((word for word in words if PROGRAM.match(word)), "other")
+            found[program] += sum(process.cpu_times()[:4])
     return found
+
+
+def cpu_of_an_exchange(used: Mapping[int, Counter[str]]) -> Counter[str]:
+    """Seconds of CPU of each program from the second step to the last, for each step.
+
+    Before the second one the site's processes import the app.
+    """
+    first, *_, last = sorted(step for step in used if step > 1)
+    gone = used[last].copy()
+    gone.subtract(used[first])
+    return Counter({program: seconds / (last - first) for program, seconds in gone.items()})
 
 
 def _look(watch: Watch, deployment: Deployment, ended: threading.Event) -> None:
@@ -220,22 +245,20 @@ def _look(watch: Watch, deployment: Deployment, ended: threading.Event) -> None:
         while not ended.wait(LOOK_SECONDS):
             with suppress(sqlite3.OperationalError):  # locked for a moment
                 _look_at_messages(watch, superlink, node)
+            if (step := max(watch.messages, default=0)) not in watch.cpu:
+                watch.cpu[step] = cpu_used(deployment)
             watch.locks |= {path.stat().st_mtime for path in site.glob("*/lock")}
             watch.states |= {path.stat().st_mtime for path in site.glob("*/state.json")}
 
 
 def _look_at_messages(watch: Watch, superlink: sqlite3.Connection, node: int) -> None:
-    """Note the messages to the site and its replies; they are deleted soon."""
-    now = time.time()
+    """Note the messages to the site; they are deleted soon."""
     # The database holds unsigned numbers of nodes as signed ones.
     signed = node - 2**64 if node >= 2**63 else node
     asked = "SELECT group_id, created_at, delivered_at FROM message_ins WHERE dst_node_id = ?"
     for step, sent, picked in superlink.execute(asked, (signed,)):
         if picked:
             watch.messages[int(step)] = (sent, datetime.fromisoformat(picked).timestamp())
-    answered = "SELECT group_id FROM message_res WHERE src_node_id = ?"
-    for (step,) in superlink.execute(answered, (signed,)):
-        watch.replies.setdefault(int(step), now)
 
 
 def _waits(ledger: Path) -> dict[int, float]:
@@ -260,9 +283,9 @@ def timelines(watch: Watch, waits: Mapping[int, float]) -> list[dict[str, float]
         moments = [*watch.messages[step]]
         for seen in (watch.locks, watch.states):
             moments += sorted(moment for moment in seen if moment > moments[-1])[:1]
-        if step not in watch.replies or step + 1 not in watch.messages:
+        if step not in waits or step + 1 not in watch.messages:
             continue
-        moments += [watch.replies[step], moments[0] + waits[step], watch.messages[step + 1][0]]
+        moments += [moments[0] + waits[step], watch.messages[step + 1][0]]
         if moments == sorted(moments) and len(moments) == len(PARTS) + 1:
             spans = (later - earlier for earlier, later in pairwise(moments))
             lines.append(dict(zip(PARTS, spans, strict=True)))

@@ -67,7 +67,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["FEDAPP_HOME"] = str(folder / "home")
-        deployment = Deployment(folder, example_nodes(folder, SITES, ROWS))
+        # A run that is begun again counts twice.
+        limit = {"runs-per-day": 2 * given.n + 1}
+        nodes = example_nodes(folder, SITES, ROWS)
+        deployment = Deployment(folder, {name: {**node, **limit} for name, node in nodes.items()})
         expected = _undisturbed(folder, deployment)
         try:
             deployment.start("coordinator", *SITES)

@@ -27,10 +27,12 @@ class Parts:
     Parameters
     ----------
     digest : SHA-256 of all their sources in flwr 1.41.0, 64 hex digits.
+    slow : how long an exchange takes by Flower's own ways.
     """
 
     places: tuple[str, ...]
     digest: str
+    slow: str = "seconds"
 
     def found_digest(self) -> str:
         """The same of what is installed; of a part that is missing, of no source."""
@@ -41,7 +43,8 @@ class Parts:
         """Whether they are those that something is replaced of; warns where they are not."""
         known = self.found_digest() == self.digest
         if not known:
-            log.warning("flwr must be 1.41.0 for fast exchanges; with this one each takes seconds")
+            rule = "flwr must be 1.41.0 for fast exchanges; with this one each takes"
+            log.warning("%s %s", rule, self.slow)
         return known
 
 
@@ -50,15 +53,19 @@ SITE = Parts(
         "flwr.supernode.start_client_internal:start_client_internal",
         "flwr.supernode.start_client_internal:_pull_and_store_message",
         "flwr.supernode.start_client_internal:_push_messages",
+        "flwr.supernode.fleet_http_connection:http_request_response",
+        "flwr.supercore.protobuf.client:ProtobufClient",
         "flwr.supernode.nodestate.nodestate_factory:NodeStateFactory",
         "flwr.supernode.nodestate.in_memory_nodestate:InMemoryNodeState",
         "flwr.supernode.servicer.runtime.runtime_handlers:acquire_task",
+        "flwr.supernode.servicer.runtime.runtime_handlers:pull_messages",
         "flwr.supernode.servicer.runtime.runtime_handlers:push_messages",
         "flwr.supernode.runtime.run_clientapp:run_clientapp",
         "flwr.supernode.runtime.run_clientapp:pull_task_input",
         "flwr.supernode.runtime.run_clientapp:push_message",
         "flwr.supernode.runtime.run_clientapp:push_task_output",
         "flwr.supercore.corestate.in_memory_corestate:InMemoryCoreState",
+        "flwr.supercore.object_store.in_memory_object_store:InMemoryObjectStore",
         "flwr.supercore.inflatable.inflatable_utils:pull_objects",
         "flwr.supercore.inflatable.inflatable_utils:pull_and_inflate_object_from_tree",
         "flwr.supercore.superexec.run_superexec:run_superexec",
@@ -66,7 +73,7 @@ SITE = Parts(
         "flwr.supercore.superexec.plugin.base_exec_plugin:AutoExecPlugin",
         "flwr.supercore.superexec.plugin.base_exec_plugin:BaseExecPlugin",
     ),
-    "eb5c02b37448e91c3ab1ed50c065d0e76f10df1b4824501bf6cf7a5e5574ff21",
+    "fc2b74033cee51e76c090dcd967305db527cc695573a0bc5dc14aaca4462a076",
 )
 SUPERLINK = Parts(
     (
@@ -79,6 +86,13 @@ SUPERLINK = Parts(
         "flwr.supercore.routers.runtime.router:pull_messages",
         "flwr.supercore.routers.runtime.router:push_messages",
         "flwr.supercore.routers.runtime.tracing:RuntimeTracingMiddleware",
+        "flwr.supercore.sql_mixin:SqlMixin",
+        "flwr.supercore.corestate.sql_corestate:SqlCoreState",
+        "flwr.supercore.corestate.in_memory_corestate:InMemoryCoreState",
+        "flwr.supercore.object_store.in_memory_object_store:InMemoryObjectStore",
+        "flwr.superlink.config_loader:get_objectstore_linkstate_factories",
+        "flwr.server.superlink.linkstate.linkstate_factory:LinkStateFactory",
+        "flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState",
         "flwr.superlink.main:_get_middleware",
         "flwr.superlink.main:create_app",
         "flwr.superlink.routers.control.middlewares:_is_control_path",
@@ -89,14 +103,23 @@ SUPERLINK = Parts(
         "flwr.superlink.routers.fleet.middlewares:FleetEventLogMiddleware",
         "flwr.superlink.routers.fleet.node_auth:NodeAuthMiddleware",
     ),
-    "b3c6517b5e3053577d15771bdaa281fc293ec1d01176c17117df476d8f723421",
+    "f7eb897c74f55bf4aeb305f1703b35f1c4c36048dc754de429efcb2b616d010a",
 )
 SERVER = Parts(
     (
         "flwr.superlink.grid.http_grid:HttpGrid",
+        "flwr.supercore.protobuf.client:ProtobufClient",
         "flwr.supercore.inflatable.inflatable_utils:pull_objects",
     ),
-    "6ced22a29f83f30af67ad216b6abeab5ef6436010f32fbdc98e8f1574d234f48",
+    "f47b7c186baa951de7f2f3e87b56f4936398e50fcb04fe530e1cab17f07f237e",
+)
+SIMULATION = Parts(
+    (
+        "flwr.server.superlink.fleet.vce.vce_api:add_messages_to_queue",
+        "flwr.server.superlink.fleet.vce.vce_api:run_api",
+    ),
+    "c0ad614362a5c3ea4621dedcbf83860aed72c495d860dff5926fe75d28d4a6f4",
+    slow="0.1 s",
 )
 
 

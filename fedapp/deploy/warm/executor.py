@@ -7,14 +7,17 @@ so no run sees another one's memory. Where it dies, its message is answered with
 from __future__ import annotations
 
 import logging
+import secrets
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
-from typing import IO
+from functools import partial
+from typing import IO, Any
 
 from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.proto.task_pb2 import Task as TaskProto
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
@@ -22,6 +25,7 @@ from flwr.supercore.superexec.plugin import AutoExecPlugin
 from flwr.supernode.runtime.run_clientapp import push_task_output
 
 from fedapp.deploy.superexec import SiteExecutor, tls_options
+from fedapp.deploy.warm.carried import sign
 from fedapp.deploy.warm.worker import Task
 
 log = logging.getLogger("fedapp")
@@ -127,7 +131,19 @@ class RunNotingPlugin(AutoExecPlugin):
         return super().launch_task(token, task)
 
 
+def signed_request(sender: bytes, **fields: Any) -> AcquireTaskRequest:
+    """Stands for ``AcquireTaskRequest``: says which process asks for a task."""
+    request = AcquireTaskRequest(**fields)
+    sign(request, sender)
+    return request
+
+
 def warm_executor() -> WarmExecutor:
-    """An executor that Flower's SuperExec tells the run of a task."""
-    run_superexec.AutoExecPlugin = RunNotingPlugin  # type: ignore[attr-defined]
+    """An executor that Flower's SuperExec tells the run of a task, and the SuperNode from another.
+
+    What an executor was asked is lost with it: the next one's first request tells the SuperNode so.
+    """
+    replaceable: Any = run_superexec
+    replaceable.AutoExecPlugin = RunNotingPlugin
+    replaceable.AcquireTaskRequest = partial(signed_request, secrets.token_bytes(16))
     return WarmExecutor()

@@ -1,18 +1,67 @@
-"""What the ServerApp's process does sooner than Flower's: it fetches a reply that was announced."""
+"""What the ServerApp's process does in other ways than Flower's.
+
+Between organisations messages carry their objects, and a reply that was announced is fetched
+sooner. In a simulation messages are passed on sooner.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
+from queue import Queue
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
-from fedapp.deploy.warm import BACKOFF, SERVER
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedapp.deploy.warm import BACKOFF, SERVER, SIMULATION
+
+TICK = 0.02  # seconds between looks for messages in a simulation; 0.1 in Flower
 
 
-def replace_parts() -> None:
-    """Have Flower's grid use these parts, where it is known."""
-    if SERVER.are_known():
-        from flwr.supercore.inflatable.inflatable_utils import pull_objects
-        from flwr.superlink.grid import http_grid
+def replace_parts(grid: Grid) -> None:
+    """Have Flower's grid, or the simulation that it belongs to, use these parts."""
+    engine = type(grid).__name__
+    if engine == "HttpGrid" and SERVER.are_known():
+        _carry_objects(grid)
+    if engine == "InMemoryGrid" and SIMULATION.are_known():
+        _look_often()
 
-        grid: Any = http_grid
-        grid.pull_objects = partial(pull_objects, initial_backoff=BACKOFF)
+
+def _carry_objects(grid: Any) -> None:
+    """Replace what a grid sends and fetches messages with."""
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+    from flwr.superlink.grid import http_grid
+
+    from fedapp.deploy.warm.carried import Carrier, contents_of
+
+    carrier, push = Carrier(), grid._try_push_messages
+    carrier.serve(grid._runtime_client)
+
+    def push_with_objects(run_id: int, messages: Iterable[Message]) -> list[str]:
+        sent = list(messages)
+        carrier.find = contents_of(sent).get
+        pushed: list[str] = push(run_id, sent)
+        return pushed
+
+    grid._try_push_messages = push_with_objects
+    replaceable: Any = http_grid
+    replaceable.pull_objects = partial(pull_objects, initial_backoff=BACKOFF)
+
+
+def _look_often() -> None:
+    """Replace what the simulation, which begins while the ServerApp is loaded, looks with."""
+    from flwr.server.superlink.fleet.vce import vce_api
+
+    replaceable: Any = vce_api
+    replaceable.add_messages_to_queue = partial(ticking, vce_api.add_messages_to_queue)
+
+
+def ticking(
+    look: Callable[..., None], state: Any, queue: Queue[Message], nodes: Any, stop: Event
+) -> None:
+    """Stands for ``add_messages_to_queue``, which waits for ``stop`` between its looks."""
+    often = SimpleNamespace(is_set=stop.is_set, wait=lambda _: stop.wait(TICK))
+    look(state, queue, nodes, often)

@@ -8,21 +8,30 @@ web framework, of which five or six only pass each of them on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from threading import BoundedSemaphore, Condition
+from threading import BoundedSemaphore, Condition, RLock
 from typing import Any
 
 from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.server.superlink.linkstate import SqlLinkState, linkstate_factory
+from flwr.supercore.corestate.in_memory_corestate import InMemoryCoreState, ObjectPushSession
+from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
+from flwr.supercore.sql_mixin import SqlMixin
+from flwr.superlink import config_loader
 from flwr.superlink import main as superlink
 from flwr.superlink.routers.control import middlewares as control
 from flwr.superlink.routers.fleet.middlewares import FleetEventLogMiddleware
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
+from sqlalchemy.orm import Session
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fedapp.deploy.warm.carried import handing_out, storing
 
 HOLD = 2.0  # seconds
 # Of the 40 threads that answer; whoever asks beyond that is answered at once, as by Flower.
@@ -110,19 +119,68 @@ def layers(given: Callable[[], list[Middleware]]) -> list[Middleware]:
     return [Middleware(Layer, one) if one.cls in PASSED_ON else one for one in given()]
 
 
+# Held during a transaction, and while the objects in memory change.
+TRANSACTION = RLock()
+
+
+def one_at_a_time(
+    session: Callable[[SqlMixin], AbstractContextManager[Session]],
+) -> Callable[[SqlMixin], AbstractContextManager[Session]]:
+    """Stands for ``SqlMixin.session``: a transaction begins when the one before has ended.
+
+    SQLite would let it look again and again whether it has, and wait up to 0.1 s between.
+    """
+
+    @contextmanager
+    def locked(state: SqlMixin) -> Iterator[Session]:
+        with TRANSACTION, session(state) as found:
+            yield found
+
+    return locked
+
+
+class LinkStateWithoutObjects(SqlLinkState):
+    """Runs, nodes, tasks and messages in the database; the objects of messages in memory.
+
+    These are deleted as soon as a message is fetched. Where the SuperLink dies before, the message
+    counts as lost, and is sent again.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._object_push_sessions: dict[str, ObjectPushSession] = {}
+        self._object_push_session_by_root: dict[str, str] = {}
+        self._lock_object_push_sessions = TRANSACTION
+
+    start_session = InMemoryCoreState.start_session
+    delete_sessions_in_run = InMemoryCoreState.delete_sessions_in_run
+    preregister_object_tree = InMemoryCoreState.preregister_object_tree
+    store_object = InMemoryCoreState.store_object
+    get_object = InMemoryCoreState.get_object
+    _cleanup_push_session = InMemoryCoreState._cleanup_push_session
+
+
 def replace_parts() -> None:
     """Have Flower's SuperLink, once it starts, use these parts."""
-    replaceable: Any = superlink
-    replaceable._get_middleware = partial(layers, superlink._get_middleware)
+    replaced: list[tuple[Any, str, Any]] = [
+        (SqlMixin, "session", one_at_a_time(SqlMixin.session)),
+        (linkstate_factory, "SqlLinkState", LinkStateWithoutObjects),
+        (config_loader, "ObjectStoreFactory", lambda database: ObjectStoreFactory()),
+        (superlink, "_get_middleware", partial(layers, superlink._get_middleware)),
+    ]
     arrivals = Arrivals()
     for handlers, node_of in (
         (fleet_handlers, lambda request: request.node.node_id),
         (runtime_handlers, lambda _: SUPERLINK_NODE_ID),
     ):
         pull, push = handlers.pull_messages, handlers.push_messages
-        replaced = {
-            "pull_messages": partial(held, arrivals, pull, node_of),
-            "push_messages": partial(told, arrivals, push),
-        }
-        for name, ours in replaced.items():
-            setattr(handlers, name, ours)
+        replaced += [
+            (
+                handlers,
+                "pull_messages",
+                partial(held, arrivals, partial(handing_out, pull), node_of),
+            ),
+            (handlers, "push_messages", partial(told, arrivals, partial(storing, push))),
+        ]
+    for module, name, ours in replaced:
+        setattr(module, name, ours)

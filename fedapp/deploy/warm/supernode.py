@@ -14,12 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Error, Message
-from flwr.common.constant import SubStatus
+from flwr.common.constant import Status, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
 from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.object_store import ObjectStore
-from flwr.supernode import start_client_internal
+from flwr.supernode import fleet_http_connection, start_client_internal
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate import NodeState, nodestate_factory
 from flwr.supernode.nodestate.in_memory_nodestate import (
     CLIENT_APP_CRASHED_ERROR,
@@ -28,6 +29,7 @@ from flwr.supernode.nodestate.in_memory_nodestate import (
 from flwr.supernode.servicer.runtime import runtime_handlers
 
 from fedapp.deploy.warm import BACKOFF
+from fedapp.deploy.warm.carried import Carrier, handing_out, sender_of, storing
 
 # Seconds. Flower's loop waits 3 for a message and 0.5 for a reply.
 SOONEST = 0.05
@@ -41,6 +43,12 @@ class Pace:
     def __init__(self) -> None:
         self.task, self.reply = Event(), Event()
         self._asked_at = -float("inf")
+        self._executor = b""
+
+    def is_another(self, executor: bytes) -> bool:
+        """Whether it is another executor than the one that asked for tasks until now."""
+        before, self._executor = self._executor, executor
+        return before not in (b"", executor)
 
     def asked(self) -> None:
         """A message has come."""
@@ -129,6 +137,8 @@ def hold(
     acquire: Any, pace: Pace, request: AcquireTaskRequest, state: NodeState
 ) -> AcquireTaskResponse:
     """Stands for ``acquire_task``: waits for a task instead of being asked again and again."""
+    if pace.is_another(sender_of(request)):
+        fail_open_tasks(state)
     pace.task.clear()
     response: AcquireTaskResponse = acquire(request, state)
     if response.token or not pace.task.wait(HOLD):
@@ -137,13 +147,38 @@ def hold(
     return found
 
 
+def fail_open_tasks(state: NodeState) -> None:
+    """Whoever was to answer them has ended."""
+    for task in state.get_tasks(statuses=[Status.STARTING, Status.RUNNING]):
+        state.finish_task(task.task_id, SubStatus.FAILED, "the executor has ended")
+
+
 def replace_parts() -> None:
     """Have Flower's SuperNode, once it starts, use these parts."""
-    pace = Pace()
+    pace, carrier = Pace(), Carrier()
+    connect = FleetHttpClient.from_server_address
+
+    def warm_state(object_store: ObjectStore) -> WarmNodeState:
+        carrier.find = object_store.get
+        return WarmNodeState(pace, object_store)
+
+    def warm_client(*given: Any, **named: Any) -> FleetHttpClient:
+        client = connect(*given, **named)
+        carrier.serve(client)
+        return client
+
+    pull, push = runtime_handlers.pull_messages, runtime_handlers.push_messages
     replaced: list[tuple[Any, str, Any]] = [
+        (
+            fleet_http_connection,
+            "FleetHttpClient",
+            SimpleNamespace(from_server_address=warm_client),
+        ),
+        (runtime_handlers, "pull_messages", partial(handing_out, pull)),
+        (runtime_handlers, "push_messages", partial(storing, push)),
         (start_client_internal, "time", SimpleNamespace(sleep=pace.sleep)),
         (start_client_internal, "pull_objects", partial(pull_objects, initial_backoff=BACKOFF)),
-        (nodestate_factory, "InMemoryNodeState", partial(WarmNodeState, pace)),
+        (nodestate_factory, "InMemoryNodeState", warm_state),
         (runtime_handlers, "acquire_task", partial(hold, runtime_handlers.acquire_task, pace)),
     ]
     for module, name, ours in replaced:

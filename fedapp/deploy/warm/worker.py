@@ -30,6 +30,7 @@ from flwr.supernode.runtime import run_clientapp
 
 from fedapp.client_app import SiteApp
 from fedapp.deploy.warm import BACKOFF
+from fedapp.deploy.warm.carried import Carrier, contents_of
 from fedapp.home import home
 from fedapp.site.store import Store
 from fedapp.wire.codec import ENVELOPE
@@ -66,6 +67,8 @@ class Worker:
         self._task, self._client = task, client
         self._app: SiteApp | None = None
         self._lock = threading.Lock()
+        self._carrier = Carrier()
+        self._carrier.serve(client)
         self._send_heartbeat = make_task_heartbeat_fn_http(client)
         HeartbeatSender(self._heartbeat).start()
 
@@ -76,6 +79,7 @@ class Worker:
         if self._app is None:
             self._app = SiteApp(hashlib.sha256(fab.content).hexdigest())
         reply = self._app(message, context)
+        self._carrier.find = contents_of([reply]).get
         run_clientapp.push_message(self._client, reply, context)
         with self._lock:
             run_clientapp.push_task_output(self._client, context, SubStatus.COMPLETED, "")
