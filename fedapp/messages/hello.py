@@ -5,11 +5,12 @@ columns hold numbers, categories or no value, the names of the categories that a
 table or that its schema gives, the names of its classes (classification) or the range of its labels
 (regression), a fingerprint of its table that means something to that party alone, the versions it
 runs, and what is odd about the table: which features have one value or none, number the rows or are
-rounded as float32, how many rows share their id with another and the name of that column, and what
-separates the fields of the file. A site with ``share-categories = false`` tells no name of a
-category, but how many its schema gives to each column and a digest of them, which whoever guesses
-all of them can confirm. A party learns the objective, the fractions held back, and the seed; the
-names come with ``labels``.
+rounded as float32, how many rows share their id with another and the name of that column, which are
+written as dates, as yes and no or with spaces around, how many values are none of those that a
+schema gives, and what separates the fields of the file. A site with ``share-categories = false``
+tells no name of a category, but how many its schema gives to each column and a digest of them,
+which whoever guesses all of them can confirm. A party learns the objective, the fractions held
+back, and the seed; the names come with ``labels``.
 """
 
 from __future__ import annotations
