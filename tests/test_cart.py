@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +295,61 @@ def test_a_forest_reads_back_as_it_was_written() -> None:
     x, y = IRIS()
     model = one_tree(x.astype(np.float32), y, Limits())
     assert to_json(from_json(to_json(model))) == to_json(model)
+
+
+# Columns of categories
+
+
+def labelled_categories(n_classes: int, n_rows: int = 60) -> tuple[Any, Any]:
+    """Codes of five categories, some missing, and labels that follow them."""
+    rng = np.random.default_rng(n_classes)
+    codes = rng.integers(0, 5, n_rows).astype(np.float32)
+    labels = (codes * 7 % 5 + rng.integers(0, 3, n_rows)).astype(np.float64)
+    codes[rng.random(n_rows) < 0.1] = np.nan
+    return codes[:, None], labels % n_classes if n_classes else labels
+
+
+def impurity(labels: Any, n_classes: int) -> float:
+    """Gini or variance of some rows, times their number."""
+    if not n_classes:
+        return float(labels.var() * len(labels)) if len(labels) else 0.0
+    counts = np.bincount(labels.astype(int), minlength=n_classes)
+    return float(len(labels) - (counts**2).sum() / max(len(labels), 1))
+
+
+def divisions(n_classes: int) -> list[tuple[int, ...]]:
+    """All sets of categories; with more than two classes those of one, and of all but one."""
+    every = [tuple(one) for n in range(6) for one in combinations(range(5), n)]
+    return [one for one in every if n_classes < 3 or len(one) in (0, 1, 4, 5)]
+
+
+@pytest.mark.parametrize("n_classes", [0, 2, 3])
+def test_no_division_of_the_categories_is_better_than_the_one_that_is_found(n_classes: int) -> None:
+    x, y = labelled_categories(n_classes)
+    criterion = "gini" if n_classes else "variance"
+    model = one_tree(x, y, Limits(criterion, 1), categories=(tuple("abcde"),))
+    assert len(model.sets) == 1
+    left = model.leaves(x)[0] == 1
+    found = impurity(y[left], n_classes) + impurity(y[~left], n_classes)
+    sides = [
+        np.isin(x[:, 0], one) | (np.isnan(x[:, 0]) & missing_left)
+        for one in divisions(n_classes)
+        for missing_left in (False, True)
+    ]
+    best = min(impurity(y[side], n_classes) + impurity(y[~side], n_classes) for side in sides)
+    assert found == pytest.approx(best, rel=1e-9)
+
+
+def test_a_category_that_no_row_of_the_node_has_goes_where_missing_values_go() -> None:
+    x, y = labelled_categories(2)
+    model = one_tree(x, y, Limits("gini", 1), categories=(tuple("abcdef"),))
+    others = np.float32([[5], [np.nan], [6]])
+    assert len(set(model.leaves(others)[0].tolist())) == 1
+
+
+def test_a_forest_of_categories_reads_back() -> None:
+    x, y = labelled_categories(2)
+    model = one_tree(x, y, Limits("gini", 3), categories=(tuple("abcde"),))
+    again = from_json(to_json(model))
+    assert to_json(again) == to_json(model)
+    assert np.array_equal(again.leaves(x), model.leaves(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,24 @@ def test_columns_of_categories_are_split_as_on_the_joined_table(
     key = {"own_key_bits": 256, "own_insecure_small_key": True, "own_trees": 3}
     more = {"own_labels": labels, "own_max_depth": 4, "max_bin": 16, **key}
     run = forest(objective, parties, data=data, **more)
+    model, _, _ = pooled(run)
+    assert len(model.sets) > 5
+    assert to_json(joined(run_local(run))) == to_json(model)
+
+
+@pytest.mark.parametrize("labels", ["encoded", "paillier"])
+@pytest.mark.parametrize("parties", [2, 5])
+def test_a_forest_of_real_rows_with_categories_is_that_of_the_joined_table(
+    real_data: Path, forest: MakeSettings, tmp_path: Path, labels: str, parties: int
+) -> None:
+    lines = gzip.decompress((real_data / "adult.txt.gz").read_bytes()).decode().splitlines()
+    names = [f"c{place}" for place in range(len(lines[0].split()) - 1)]
+    n_rows = 600 if labels == "encoded" else 200
+    rows = [line.replace("<=50K", "0").replace(">50K", "1").split() for line in lines[:n_rows]]
+    data = tmp_path / "adult.csv"
+    data.write_text("\n".join(map(",".join, [[*names, "y"], *rows])) + "\n")
+    key = {"own_key_bits": 256, "own_insecure_small_key": True, "own_trees": 2}
+    run = forest(parties=parties, data=str(data), own_labels=labels, own_max_depth=5, **key)
     model, _, _ = pooled(run)
     assert len(model.sets) > 5
     assert to_json(joined(run_local(run))) == to_json(model)
