@@ -20,6 +20,7 @@ from fedapp.errors import ConfigError
 from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
 from fedapp.names import near_setting
+from fedapp.trees.boosted.limits import parse_interactions, parse_monotone
 from fedapp.trees.objective import LOSSES, Objective
 
 Value = bool | int | float | str
@@ -123,6 +124,10 @@ class Settings(Section):
     eval_metric: str
     subsample: Share
     colsample_bytree: Share
+    colsample_bylevel: Share
+    colsample_bynode: Share
+    monotone_constraints: str
+    interaction_constraints: str
     max_bin: Annotated[int, Field(ge=2, le=65535)]
     early_stopping_rounds: Annotated[int, Field(ge=0)]
     sections: Mapping[str, Mapping[str, Any]]
@@ -136,6 +141,8 @@ class Settings(Section):
             raise ValueError(f"min-parties {rule}")
         party_sources(self.data, self.parties)
         self.check_objective()
+        parse_monotone(self.monotone_constraints)
+        parse_interactions(self.interaction_constraints)
         return self
 
     def check_objective(self) -> None:

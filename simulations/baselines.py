@@ -5,6 +5,7 @@ Both by XGBoost, or by scikit-learn's random forest where the model is a forest.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,12 @@ from fedapp.server_app import load_strategy
 from fedapp.site.columns import read_columns, row_ids, split_common
 from fedapp.site.rows import Holdout, Rows
 from fedapp.trees.boosted.from_xgboost import for_xgboost, typed_columns
+from fedapp.trees.boosted.limits import (
+    interactions_of,
+    monotone_of,
+    parse_interactions,
+    parse_monotone,
+)
 from fedapp.trees.divided.lookup import joint_names
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
 from fedapp.trees.forest.draws import column_seeds, n_features, row_counts
@@ -268,7 +275,9 @@ def _boosted(settings: Settings, rows: Pooled) -> Trained:
     import xgboost
 
     train, valid = rows.split.train, rows.split.valid
-    parameters = xgboost_parameters(settings, rows.labels, rows.weights[train], rows.labels[train])
+    parameters = xgboost_parameters(
+        settings, rows.labels, rows.weights[train], rows.labels[train], rows.columns
+    )
 
     def matrix(of: Rows) -> Any:
         given = rows.values[of], rows.labels[of]
@@ -394,13 +403,16 @@ def pooled_forest(
     return model, rows, nodes
 
 
-def xgboost_parameters(settings: Settings, labels: Any, weights: Any, drawn: Any) -> dict[str, Any]:
+def xgboost_parameters(
+    settings: Settings, labels: Any, weights: Any, drawn: Any, columns: Sequence[str] = ()
+) -> dict[str, Any]:
     """The run's settings as ``xgboost.train`` takes them.
 
     Parameters
     ----------
     labels : of all rows, for the number of classes.
     weights, drawn : weights and labels of the training rows, for the base score.
+    columns : names, for the constraints.
     """
     n_classes = int(labels.max()) + 1
     total = float(weights.sum(dtype=np.float64))
@@ -409,6 +421,19 @@ def xgboost_parameters(settings: Settings, labels: Any, weights: Any, drawn: Any
     return {
         **for_xgboost(settings.objective, width, parameters_of(settings), loss),
         "base_score": float(base_score(settings.objective, label_sum, total, loss)),
+        **_constraints(settings, columns),
         # XGBoost stops by the last one.
         "eval_metric": [settings.watched_metric],
     }
+
+
+def _constraints(settings: Settings, columns: Sequence[str]) -> dict[str, Any]:
+    """Constraints of columns as ``xgboost.train`` takes them; nothing where there are none."""
+    if not columns:
+        return {}
+    monotone = monotone_of(parse_monotone(settings.monotone_constraints), columns)
+    groups = interactions_of(parse_interactions(settings.interaction_constraints), columns)
+    held = {"monotone_constraints": tuple(monotone.tolist())} if len(monotone) else {}
+    # As a text, whose numbers are of columns; a list would have to name them.
+    text = json.dumps([sorted(group) for group in groups])
+    return held | ({"interaction_constraints": text} if groups else {})

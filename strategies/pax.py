@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
+from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches, used_categories
@@ -35,6 +36,13 @@ from fedapp.messages.pax import (
 )
 from fedapp.run_folder import RunFolder
 from fedapp.trees.boosted.grow import Growth, Shape
+from fedapp.trees.boosted.limits import (
+    Limits,
+    interactions_of,
+    monotone_of,
+    parse_interactions,
+    parse_monotone,
+)
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
 from fedapp.trees.objective import LossParameters, base_margin, is_regression
 from fedapp.trees.sets import category_counts
@@ -74,7 +82,7 @@ def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
 class PAX(HorizontalStrategy):
     """The server's side of PAX."""
 
-    reads = BOOSTING_SETTINGS
+    reads = BOOSTING_SETTINGS | {"monotone-constraints", "interaction-constraints"}
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
@@ -163,7 +171,30 @@ class PAX(HorizontalStrategy):
             sampling,
             table.categories,
             LossParameters.of(self.settings),
+            self._limits(),
         )
+
+    def _limits(self) -> Limits:
+        """What holds for single nodes.
+
+        Raises
+        ------
+        ConfigError : a constraint of a column that is not there, or beside columns of categories.
+        """
+        settings, table = self.settings, self.table
+        try:
+            monotone = monotone_of(parse_monotone(settings.monotone_constraints), table.columns)
+            groups = parse_interactions(settings.interaction_constraints)
+            interactions = interactions_of(groups, table.columns)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        if len(monotone) and any(table.categories):
+            raise ConfigError(
+                "monotone-constraints must be empty where a column has categories; exclude these "
+                "with drop-columns, or give them as numbers"
+            )
+        shares = settings.colsample_bylevel, settings.colsample_bynode
+        return Limits(settings.seed, 0, *shares, monotone, interactions)
 
     def _round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[bool]:
         """Lines 12 to 26: one round. False where it begins anew, or training stops before it."""

@@ -12,7 +12,8 @@ from fedapp.trees.objective import LOSSES
 TREE_SETTINGS = frozenset(
     (
         *("max-depth", "eta", "lambda", "alpha", "gamma", "min-child-weight", "max-delta-step"),
-        *("subsample", "colsample-bytree", "max-bin", "tweedie-variance-power"),
+        *("subsample", "colsample-bytree", "colsample-bylevel", "colsample-bynode"),
+        *("max-bin", "tweedie-variance-power"),
         *("max-cat-to-onehot", "max-cat-threshold"),
     )
 )
@@ -20,7 +21,12 @@ BOOSTING_SETTINGS = TREE_SETTINGS | {
     *("num-boost-round", "early-stopping-rounds", "eval-metric", "scale-pos-weight"),
 }
 # A run of a method that does not read one of these would be of another model than was asked for.
-NEVER_IGNORED = frozenset(("eval-metric", "max-delta-step", "scale-pos-weight"))
+NEVER_IGNORED = frozenset(
+    (
+        *("eval-metric", "max-delta-step", "scale-pos-weight"),
+        *("monotone-constraints", "interaction-constraints"),
+    )
+)
 ALL_OBJECTIVES = tuple(LOSSES)
 
 

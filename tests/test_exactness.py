@@ -44,7 +44,7 @@ def pooled_booster(settings: Settings) -> xgboost.Booster:
     labels = class_ids(table.labels, class_names(table.labels, settings.objective))
     weights = np.ones(table.n_rows, np.float32) if table.weights is None else table.weights
     matrix = xgboost.QuantileDMatrix(table.values, labels, weight=weights, max_bin=settings.max_bin)
-    parameters = xgboost_parameters(settings, labels, weights, labels)
+    parameters = xgboost_parameters(settings, labels, weights, labels, table.columns)
     return xgboost.train(parameters, matrix, settings.num_boost_round)
 
 
@@ -309,3 +309,44 @@ def test_stock_xgboost_predicts_claims_from_the_export(
         (value,) = kept[wanted[objective]].values()
         assert float(value) == pytest.approx(0.6 if objective == "count:poisson" else 1.3)
     assert from_json(to_json(model)).parameters == model.parameters
+
+
+HELD = {
+    "default-credit": {
+        "monotone-constraints": "LIMIT_BAL:-1,PAY_0:1,BILL_AMT1:1",
+        "interaction-constraints": "[LIMIT_BAL,PAY_0,PAY_2],[PAY_0,BILL_AMT1,PAY_AMT1],[SEX,AGE]",
+    },
+    "abalone": {
+        "monotone-constraints": "f2:1,f5:1,f8:-1",
+        "interaction-constraints": "[f1,f2],[f2,f5,f8],[f3,f4]",
+    },
+}
+
+
+@pytest.mark.parametrize("kinds", [("monotone",), ("interaction",), ("monotone", "interaction")])
+@pytest.mark.parametrize(
+    ("data", "objective", "more"),
+    [
+        ("default-credit", "binary:logistic", {}),
+        ("default-credit", "binary:logistic", {"max-delta-step": 0.3, **PENALTIES}),
+        ("abalone", "reg:squarederror", {}),
+        ("abalone", "count:poisson", {}),
+    ],
+)
+def test_constraints_hold_as_in_xgboost(
+    real_data: Path,
+    settings: MakeSettings,
+    data: str,
+    objective: str,
+    more: dict[str, Any],
+    kinds: tuple[str, ...],
+) -> None:
+    held = {f"{kind}-constraints": HELD[data][f"{kind}-constraints"] for kind in kinds}
+    short = {"num-boost-round": 4, "max-depth": 5, "max-bin": 64, "valid-fraction": 0.0}
+    run = settings(data=data, objective=objective, parties=1, **{**short, **more, **held})
+    found = agreement(run)
+    assert_exact(found, 4)
+    free = settings(data=data, objective=objective, parties=1, **{**short, **more})
+    assert compare_trees(
+        load_model(Path(run.run_dir) / "model.json"), pooled_booster(free)
+    ).differing

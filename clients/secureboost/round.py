@@ -71,7 +71,7 @@ def new_round(view: View) -> Letters:
     store["allowed"] = allowed.astype(np.uint8)
     store["nodes"] = np.zeros((view.width, len(store["labels"])), dtype=np.int32)
     store["round.records"] = np.empty((0, 3), dtype=np.int64)
-    growth = Growth(view.width, joint.cuts, allowed, Shape.of(boost))
+    growth = Growth(view.width, joint.cuts, allowed, Shape.of(boost), view.limits)
     growth.set_roots(pairs.sum(axis=0, dtype=np.float64))
     view.keep(growth)
     columns = {name: view.drawn(name) for name in view.passive}

@@ -15,6 +15,7 @@ from fedapp.histograms.joint import JointColumns
 from fedapp.site.answer import Site
 from fedapp.site.store import Store
 from fedapp.trees.boosted.grow import Growth, Shape
+from fedapp.trees.boosted.limits import Limits
 from fedapp.trees.objective import LossParameters, Objective, n_outputs
 
 Ints = npt.NDArray[np.int64]
@@ -89,8 +90,15 @@ class View:
         allowed = self.store["allowed"].astype(bool)
         shape = Shape.of(self.boost)
         return Growth.restored(
-            lambda name: self.store[f"growth.{name}"], self.joint.cuts, allowed, shape
+            lambda name: self.store[f"growth.{name}"], self.joint.cuts, allowed, shape, self.limits
         )
+
+    @property
+    def limits(self) -> Limits:
+        """Draws of columns for the levels and nodes of the round that is under way."""
+        boost, round_id = self.boost, self.store.facts["n_rounds"]
+        shares = boost["colsample_bylevel"], boost["colsample_bynode"]
+        return Limits(boost["seed"], round_id, *shares)
 
     def keep(self, growth: Growth) -> None:
         """Keep how far the round is."""

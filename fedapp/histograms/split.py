@@ -28,6 +28,10 @@ SPLIT = np.dtype(
 SMALLEST_GAIN = np.float32(1e-6)
 
 
+FREE_COLUMNS = np.empty(0, dtype=np.int8)
+NO_BOUNDS = np.empty((0, 2), dtype=np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class Penalties:
     """What holds a tree back, named as in XGBoost: all >= 0."""
@@ -76,6 +80,8 @@ def best_splits(
     cuts: Cuts,
     penalties: Penalties,
     rules: CategoryRules,
+    monotone: npt.NDArray[np.int8] = FREE_COLUMNS,
+    bounds: npt.NDArray[np.float32] = NO_BOUNDS,
 ) -> npt.NDArray[Any]:
     """The split of largest gain of each node.
 
@@ -101,6 +107,11 @@ def best_splits(
     cuts : layout of the histograms.
     penalties : regularisation.
     rules : for columns of categories.
+    monotone : int8, shape (n_columns,): 1 where the right side may not weigh less than the left
+        one, -1 where it may not weigh more, else 0; empty where no column is held, and else no
+        column has categories.
+    bounds : float32, shape (n_nodes, 2): lowest and highest weight of each node's sides, where
+        columns are held.
 
     Returns
     -------
@@ -121,6 +132,8 @@ def best_splits(
         penalties.reg_alpha,
         penalties.min_child_weight,
         penalties.max_delta_step,
+        monotone,
+        bounds,
         splits,
     )
     too_small = (splits["gain"] <= SMALLEST_GAIN) | (splits["gain"] < np.float32(penalties.gamma))
@@ -190,6 +203,28 @@ def _shrunk(gradient: float, reg_alpha: float) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
+def _weight_within(gradient: float, hessian: float, penalties: Any, bounds: Any) -> Any:
+    """Weight of one side of a split, within bounds, in float32."""
+    reg_lambda, reg_alpha, min_child_weight, max_delta_step = penalties
+    weight = 0.0
+    if hessian >= min_child_weight and hessian > 0.0:
+        weight = -_shrunk(gradient, reg_alpha) / (hessian + reg_lambda)
+        if max_delta_step > 0.0:
+            weight = min(max(weight, -max_delta_step), max_delta_step)
+    return min(max(np.float32(weight), bounds[0]), bounds[1])
+
+
+@numba.njit(cache=True, nogil=True)
+def _gain_of_weight(gradient: float, hessian: float, reg_lambda: float, weight: Any) -> Any:
+    """Score of one side of a split that has this weight, in float32."""
+    if hessian <= 0.0:
+        return np.float32(0.0)
+    gained = np.float32(2.0) * np.float32(gradient) * weight
+    spent = (np.float32(hessian) + np.float32(reg_lambda)) * (weight * weight)
+    return -(gained + spent)
+
+
+@numba.njit(cache=True, nogil=True)
 def _side_gain(
     gradient: float, hessian: float, reg_lambda: float, reg_alpha: float, max_delta_step: float
 ) -> Any:
@@ -201,9 +236,7 @@ def _side_gain(
     if max_delta_step > 0.0:
         weight = -shrunk / (hessian + reg_lambda)
         weight = np.float32(min(max(weight, -max_delta_step), max_delta_step))
-        gained = np.float32(2.0) * np.float32(gradient) * weight
-        spent = (np.float32(hessian) + np.float32(reg_lambda)) * (weight * weight)
-        return -(gained + spent)
+        return _gain_of_weight(gradient, hessian, reg_lambda, weight)
     return np.float32(shrunk * shrunk / (hessian + reg_lambda))
 
 
@@ -221,12 +254,18 @@ def _scan(
     reg_alpha: float,
     min_child_weight: float,
     max_delta_step: float,
+    monotone: Any,
+    bounds: Any,
     splits: Any,
 ) -> None:
     """Fill ``splits``; lower columns first, so that they win ties."""
     for node in range(histograms.shape[0]):
         total_gradient, total_hessian = sums[node, 0], sums[node, 1]
         root_gain = _side_gain(total_gradient, total_hessian, reg_lambda, reg_alpha, max_delta_step)
+        held = (reg_lambda, reg_alpha, min_child_weight, max_delta_step)
+        if len(monotone):
+            weight = _weight_within(total_gradient, total_hessian, held, bounds[node])
+            root_gain = _gain_of_weight(total_gradient, total_hessian, reg_lambda, weight)
         best = np.float32(0.0)
         for column in range(offsets.shape[0] - 1):
             if not allowed[node, column]:
@@ -259,19 +298,22 @@ def _scan(
                         continue
                     if hessian == 0.0 or other_hessian == 0.0:
                         continue
-                    gain = np.float32(
-                        np.float32(
-                            _side_gain(gradient, hessian, reg_lambda, reg_alpha, max_delta_step)
-                            + _side_gain(
-                                other_gradient,
-                                other_hessian,
-                                reg_lambda,
-                                reg_alpha,
-                                max_delta_step,
-                            )
+                    if len(monotone):
+                        weight = _weight_within(gradient, hessian, held, bounds[node])
+                        other = _weight_within(other_gradient, other_hessian, held, bounds[node])
+                        rise = weight - other if backward else other - weight
+                        if rise * monotone[column] < 0:
+                            continue
+                        near_gain = _gain_of_weight(gradient, hessian, reg_lambda, weight)
+                        far_gain = _gain_of_weight(other_gradient, other_hessian, reg_lambda, other)
+                    else:
+                        near_gain = _side_gain(
+                            gradient, hessian, reg_lambda, reg_alpha, max_delta_step
                         )
-                        - root_gain
-                    )
+                        far_gain = _side_gain(
+                            other_gradient, other_hessian, reg_lambda, reg_alpha, max_delta_step
+                        )
+                    gain = np.float32(np.float32(near_gain + far_gain) - root_gain)
                     if gain > best:
                         best = gain
                         splits[node]["gain"] = gain

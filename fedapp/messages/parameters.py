@@ -33,6 +33,8 @@ class TreeParameters:
     max_delta_step: NotNegative
     subsample: Annotated[float, Range(0, 1)]
     colsample_bytree: Annotated[float, Range(0, 1)]
+    colsample_bylevel: Annotated[float, Range(0, 1)]
+    colsample_bynode: Annotated[float, Range(0, 1)]
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
     seed: Annotated[int, Range(0, 2**63 - 1)]
 

@@ -12,12 +12,14 @@ import numpy.typing as npt
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.histograms.split import (
+    NO_BOUNDS,
     CategoryRules,
     Penalties,
     best_splits,
     node_weight,
     right_categories,
 )
+from fedapp.trees.boosted.limits import WIDEST, Limits, NodeId
 from fedapp.trees.boosted.routes import ROUTE, Routes
 from fedapp.trees.model import (
     LEAF,
@@ -30,7 +32,7 @@ from fedapp.trees.model import (
 )
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
 
-NodeId = tuple[int, int]  # tree, node
+FREE = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,18 @@ class Growth:
     cuts : layout of the histograms.
     allowed : bool, shape (n_trees, n_columns): columns each tree may split.
     shape : limits.
+    limits : of the columns of single nodes, and of their weights.
     """
 
     def __init__(
-        self, n_trees: int, cuts: Cuts, allowed: npt.NDArray[np.bool_], shape: Shape
+        self,
+        n_trees: int,
+        cuts: Cuts,
+        allowed: npt.NDArray[np.bool_],
+        shape: Shape,
+        limits: Limits = FREE,
     ) -> None:
-        self.cuts, self.allowed, self.shape = cuts, allowed, shape
+        self.cuts, self.allowed, self.shape, self.limits = cuts, allowed, shape, limits
         self.level = 0
         self.wanted: list[NodeId] = [(tree, 0) for tree in range(n_trees)]
         self._open = list(self.wanted)
@@ -97,7 +105,7 @@ class Growth:
         """Tell the sums of gradients and hessians over all rows, float64, shape (n_trees, 2)."""
         for tree, total in enumerate(sums):
             self._sums[tree, 0] = total
-            self._weigh((tree, 0))
+            self._weigh((tree, 0), (-WIDEST, WIDEST))
 
     def split(
         self, histograms: Histogram, missing: npt.NDArray[np.int32]
@@ -120,10 +128,12 @@ class Growth:
             open_histograms,
             np.stack([self._sums[node] for node in self._open]),
             np.stack([found[node][1] for node in self._open]),
-            self.allowed[[tree for tree, _ in self._open]],
+            self.limits.columns(self.level, self._open, self._nodes, self.allowed),
             self.cuts,
             self.shape.penalties,
             self.shape.rules,
+            self.limits.monotone,
+            self._bounds(),
         )
         made = [(n, s) for n, s in zip(self._open, splits, strict=True) if s["column"] >= 0]
         members = [self._right(split, found[node][0]) for node, split in made]
@@ -136,6 +146,13 @@ class Growth:
         self.level += 1
         self._advance([node for node, _ in made], found)
         return np.array(routes, dtype=ROUTE), sets
+
+    def _bounds(self) -> npt.NDArray[np.float32]:
+        """Lowest and highest leaf weight below each open node; none where no column is held."""
+        if not len(self.limits.monotone):
+            return NO_BOUNDS
+        found = [self.limits.bounds(self._nodes[tree], node) for tree, node in self._open]
+        return np.array(found, dtype=np.float32)
 
     def grown(self) -> Grown:
         """The trees as they stand."""
@@ -170,9 +187,10 @@ class Growth:
         cuts: Cuts,
         allowed: npt.NDArray[np.bool_],
         shape: Shape,
+        limits: Limits = FREE,
     ) -> Growth:
         """Undo ``arrays``, by their names; the other arguments are those the trees began with."""
-        growth = cls(0, cuts, allowed, shape)
+        growth = cls(0, cuts, allowed, shape, limits)
         growth.level = int(kept("level"))
         growth.wanted, growth._open = _pairs(kept("wanted")), _pairs(kept("open"))
         trees = split_trees(kept("nodes"), kept("tree_offsets"))
@@ -252,15 +270,18 @@ class Growth:
         nodes[node]["gain"], nodes[node]["value"] = split["gain"], 0
         self._nodes[tree] = np.concatenate((nodes, _leaves(2, parent=node)))
         self._sums[tree, left], self._sums[tree, left + 1] = split["left"], split["right"]
-        self._weigh((tree, left))
-        self._weigh((tree, left + 1))
+        # As XGBoost does, within the bounds of the parent.
+        bounds = self.limits.bounds(self._nodes[tree], node)
+        self._weigh((tree, left), bounds)
+        self._weigh((tree, left + 1), bounds)
         return tree, node, left, column, threshold, bool(split["default_left"]), number
 
-    def _weigh(self, place: NodeId) -> None:
-        """Set the weight of a node, and its value as a leaf."""
+    def _weigh(self, place: NodeId, bounds: tuple[np.float32, np.float32]) -> None:
+        """Set the weight of a node, within bounds, and its value as a leaf."""
         tree, node = place
         gradient, hessian = self._sums[place]
         weight = node_weight(gradient, hessian, self.shape.penalties)
+        weight = min(max(weight, bounds[0]), bounds[1])
         self._nodes[tree]["hessian"][node] = hessian
         self._nodes[tree]["weight"][node] = weight
         self._nodes[tree]["value"][node] = weight * np.float32(self.shape.eta)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from fedapp.data.categories import Categories
 from fedapp.histograms.bins import Cuts
-from fedapp.trees.boosted.grow import Growth, Shape
+from fedapp.trees.boosted.grow import FREE, Growth, Shape
+from fedapp.trees.boosted.limits import Limits
 from fedapp.trees.boosted.routes import ROUTE, Routes
 from fedapp.trees.model import LEAF, Ensemble, Grown, Tree, split_trees, stack_trees, together
 from fedapp.trees.objective import PLAIN, LossParameters, Objective, n_outputs
@@ -56,6 +57,7 @@ class Boosting:
     shape : limits of a tree.
     sampling : random draws.
     parameters : of the objective.
+    limits : of single nodes; the number of the round is set for each.
     trees, sets : of all finished rounds.
     routes, route_sets : splits of the last round that the holders of the rows were not told, and
         the sets of those by categories, in their order.
@@ -71,6 +73,7 @@ class Boosting:
     sampling: Sampling
     categories: Categories = ()
     parameters: LossParameters = PLAIN
+    limits: Limits = FREE
     trees: list[Tree] = field(default_factory=list)
     sets: CategorySets = NO_SETS
     routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
@@ -110,7 +113,8 @@ class Boosting:
         """The trees of the next round, not yet grown."""
         n_columns = len(self.columns)
         allowed = self.sampling.columns(self.n_rounds, self.width, n_columns)
-        return Growth(self.width, self.cuts, allowed, self.shape)
+        limits = replace(self.limits, round_id=self.n_rounds)
+        return Growth(self.width, self.cuts, allowed, self.shape, limits)
 
     def tell(self, routes: Routes, sets: CategorySets) -> None:
         """Note the splits of a level, which nobody was told."""

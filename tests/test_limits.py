@@ -1,0 +1,171 @@
+"""Draws of columns for levels and nodes, and what constraints say of a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedapp.config import load_settings
+from fedapp.errors import ConfigError
+from fedapp.trees.boosted.limits import Limits, interactions_of, monotone_of
+from fedapp.trees.model import LEAF, NODE, load_model
+from simulations.local import run_local
+from strategies.bagging import Bagging
+from tests.conftest import MakeSettings
+from tests.pooled import made_columns, write_rows
+
+ALL = np.ones((2, 20), dtype=bool)
+PLACES = [(0, 1), (0, 2), (1, 1), (1, 2)]
+
+
+def chain(*columns: int):
+    """A tree whose left children are split by these columns in turn."""
+    tree = np.zeros(2 * len(columns) + 1, dtype=NODE)
+    tree["left"], tree["parent"] = LEAF, -1
+    for place, column in enumerate(columns):
+        node = 2 * place - 1 if place else 0
+        left = 2 * place + 1
+        tree["left"][node], tree["column"][node] = left, column
+        tree["parent"][left : left + 2] = node
+    return tree
+
+
+def test_a_level_draws_once_for_a_tree_and_a_node_of_these():
+    limits = Limits(seed=3, round_id=5, bylevel=0.5, bynode=0.3)
+    level = Limits(seed=3, round_id=5, bylevel=0.5).columns(1, PLACES, (), ALL)
+    np.testing.assert_array_equal(level[0], level[1])
+    assert (level[0] != level[2]).any()
+    assert level.sum(axis=1).tolist() == [10] * 4
+    nodes = limits.columns(1, PLACES, (), ALL)
+    assert nodes.sum(axis=1).tolist() == [3] * 4
+    assert not (nodes & ~level).any()
+    assert (nodes[0] != nodes[1]).any()
+    np.testing.assert_array_equal(nodes, limits.columns(1, PLACES, (), ALL))
+
+
+def test_shares_are_of_what_the_level_above_has_drawn_and_one_column_at_least():
+    allowed = np.arange(20)[None] < 7  # int(0.35 * 20) of a tree
+    limits = Limits(bylevel=0.5, bynode=0.5)
+    assert limits.columns(0, [(0, 0)], (), allowed).sum() == int(0.5 * int(0.5 * 7))
+    few = Limits(bylevel=0.01, bynode=0.01)
+    assert few.columns(0, [(0, 0)], (), allowed).sum() == 1
+
+
+def test_every_column_is_drawn_equally_often():
+    counts = np.zeros(20)
+    for round_id in range(600):
+        drawn = Limits(round_id=round_id, bynode=0.25).columns(0, [(0, 0)], (), ALL)
+        counts += drawn[0]
+    assert counts.sum() == 600 * 5
+    assert np.abs(counts - 150).max() < 5 * np.sqrt(600 * 0.25 * 0.75)
+
+
+def test_a_path_may_go_on_with_the_groups_that_have_all_of_it():
+    limits = Limits(interactions=(frozenset({0, 1}), frozenset({1, 2, 3}), frozenset({5})))
+    allowed = np.ones((1, 7), dtype=bool)
+    tree = chain(1, 3, 6)
+
+    def after(node: int) -> list[int]:
+        return np.flatnonzero(limits.columns(0, [(0, node)], [tree], allowed)[0]).tolist()
+
+    assert after(0) == list(range(7))
+    assert after(1) == [0, 1, 2, 3]  # below a split by 1
+    assert after(3) == [1, 2, 3]  # and by 3
+    assert after(5) == [1, 3, 6]  # 6 is in no group
+
+
+def test_below_a_split_of_a_held_column_weights_lie_beyond_its_middle():
+    tree = chain(0, 1)
+    tree["weight"] = [0, -1, 3, -2, 0.5]
+    limits = Limits(monotone=np.array([1, -1], dtype=np.int8))
+    widest = float(np.finfo(np.float32).max)
+    assert limits.bounds(tree, 1) == (-widest, 1.0)
+    assert limits.bounds(tree, 2) == (1.0, widest)
+    assert limits.bounds(tree, 3) == (-0.75, 1.0)
+    assert limits.bounds(tree, 4) == (-widest, -0.75)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"monotone-constraints": "age"}, "must be columns with 1, 0 or -1, .*, got age"),
+        ({"monotone-constraints": "age:2"}, "must be columns with 1, 0 or -1, .*, got age:2"),
+        ({"monotone-constraints": "a:1,a:-1"}, "must name a column once, got a twice"),
+        ({"interaction-constraints": "a,b"}, r"must be groups of columns, as \[.*, got a,b"),
+        ({"interaction-constraints": "[a,b],"}, r"must be groups of columns, .* got \[a,b\],"),
+        ({"colsample-bynode": 0.0}, "colsample-bynode must be > 0"),
+    ],
+)
+def test_constraints_of_another_form_are_refused(given, rule):
+    with pytest.raises(ConfigError, match=rule):
+        load_settings(given)
+
+
+def test_columns_that_are_not_there_are_named():
+    with pytest.raises(ValueError, match=r"monotone-constraints must name columns .* got c"):
+        monotone_of({"a": 1, "c": -1}, ("a", "b"))
+    with pytest.raises(ValueError, match=r"interaction-constraints must name columns .* got d"):
+        interactions_of((("a", "d"),), ("a", "b"))
+
+
+def test_a_method_that_does_not_hold_columns_refuses_constraints():
+    settings = load_settings({"strategy": "bagging", "monotone-constraints": "a:1"})
+    with pytest.raises(ConfigError, match="monotone-constraints must be '' for bagging"):
+        Bagging.check_settings(settings)
+
+
+def test_monotone_constraints_beside_categories_are_refused(
+    settings: MakeSettings, tmp_path: Path
+) -> None:
+    columns = made_columns("binary:logistic")
+    columns["f"] = np.where(np.arange(len(columns["y"])) % 2, "red", "blue")
+    data = str(write_rows(tmp_path / "made.csv", columns))
+    run = settings(data=data, label="y", parties=1, **{"monotone-constraints": "a:1"})
+    with pytest.raises(ConfigError, match="must be empty where a column has categories"):
+        run_local(run)
+
+
+DRAWN = {"colsample_bylevel": 0.7, "colsample_bynode": 0.5, "num_boost_round": 3, "max_depth": 3}
+
+
+def test_parties_draw_the_columns_that_one_party_draws(
+    settings: MakeSettings, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(3)
+    values = rng.integers(0, 9, (600, 6))
+    labels = (values @ [1, -1, 1, 1, -1, 1] + rng.normal(0, 3, 600) > 8).astype(int)
+    data = write_rows(
+        tmp_path / "few.csv", {**dict(zip("abcdef", values.T, strict=True)), "y": labels}
+    )
+    given = {"data": str(data), "label": "y", "max_bin": 64, "valid_fraction": 0.0, **DRAWN}
+    models = []
+    for parties in (1, 3):
+        run = settings(parties=parties, **given, **{"pax.bins": "equal"})
+        models.append(load_model(run_local(run).path / "model.json"))
+    one, three = models
+    for tree, other in zip(one.trees, three.trees, strict=True):
+        for field in ("left", "column", "threshold", "default_left"):
+            np.testing.assert_array_equal(tree[field], other[field])
+        np.testing.assert_allclose(tree["value"], other["value"], rtol=1e-6, atol=1e-9)
+
+
+def test_secureboost_splits_nodes_by_the_columns_that_they_drew(
+    vertical: MakeSettings, tmp_path: Path
+) -> None:
+    data = str(write_rows(tmp_path / "made.csv", made_columns("binary:logistic")))
+    run = vertical(data=data, label="y", valid_fraction=0.0, **DRAWN)
+    trees = load_model(run_local(run).path / "model.json").trees
+    seen = 0
+    for round_id, tree in enumerate(trees):
+        limits = Limits(run.seed, round_id, run.colsample_bylevel, run.colsample_bynode)
+        levels = np.zeros(len(tree), dtype=int)
+        for node in range(1, len(tree)):
+            levels[node] = levels[tree["parent"][node]] + 1
+        for node in np.flatnonzero(tree["left"] != LEAF).tolist():
+            drawn = limits.columns(levels[node], [(0, node)], trees, np.ones((1, 6), dtype=bool))
+            assert drawn.sum() == int(0.5 * int(0.7 * 6))
+            assert drawn[0, tree["column"][node]]
+            seen += 1
+    assert seen > 9
