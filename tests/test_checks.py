@@ -70,7 +70,7 @@ def test_what_is_wrong_with_the_one_table_is_wrong_with_no_party(
     settings: MakeSettings, write_table: WriteTable
 ) -> None:
     table = write_table(y=["no", "yes", "n/a "] * 14, n_rows=42)
-    with pytest.raises(DataError, match=r"^label must .* got 3, as 'n/a ', 'no', "):
+    with pytest.raises(DataError, match=r"^label must .* got 3, as 'n/a', 'no', "):
         check_tables(settings(data=str(table), label="y"))
     given = {"data": str(table), "label": "y", "objective": "reg:squarederror"}
     with pytest.raises(DataError, match=r"^label must .* got 42 of 42 that are none, as 'no'$"):

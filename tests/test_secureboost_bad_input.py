@@ -196,7 +196,7 @@ def test_early_stopping_without_validation_rows_is_refused(
 @pytest.mark.parametrize(
     ("header", "cells", "node", "rule"),
     [
-        ("secret,hidden", "1,text", {}, "feature columns must be numbers, got text in "),
+        ("secret,hidden", "1,name-{row}", {}, "feature columns of text must be categories, "),
         ("secret,hidden", "1,inf", {}, "feature columns must be finite as float32, got "),
         ("secret,secret", "1,2", {}, "column names must be distinct, got "),
         ("secret", "1", {"drop-columns": "secret"}, "table must have a feature column, got only "),
@@ -225,7 +225,7 @@ def test_an_error_of_a_table_names_no_column_of_a_site_that_hides_them(
     rule: str,
 ) -> None:
     table = tmp_path / "shop.csv"
-    table.write_text("\n".join([header, *[cells] * 40]) + "\n")
+    table.write_text("\n".join([header, *(cells.format(row=row) for row in range(40))]) + "\n")
     contexts = sites(
         {"name": "bank", "data": write_table("bank")},
         {"name": "shop", "data": table, "label": "", **node},
