@@ -138,7 +138,9 @@ class Trained:
     center: float
     gains: npt.NDArray[np.float64]
 
-    def scores(self, objective: str, rows: Pooled) -> dict[str, float]:
+    def scores(
+        self, objective: str, rows: Pooled, eval_metrics: Sequence[str] = ()
+    ) -> dict[str, float]:
         """Scores on the test rows; a threshold of two classes is chosen on the rows that choose the
         run's."""
         chosen = metrics.threshold_rows(len(rows.split.valid) > 0)
@@ -148,7 +150,7 @@ class Trained:
             for subset, of in subsets.items()
             if len(of)
         }
-        return metrics.pooled_subsets(objective, given).get("test", {})
+        return metrics.pooled_subsets(objective, given, eval_metrics).get("test", {})
 
     def curves(self, objective: str, rows: Pooled) -> dict[str, Any]:
         """Curves on the test rows, from as many bins as a run's; none where there are no rows."""
@@ -244,10 +246,12 @@ def _found(settings: Settings, pooled: Pooled, alone: Mapping[str, Pooled]) -> d
     alone = {name: rows.in_table_order() for name, rows in alone.items()}
     of_all = train(settings, pooled)
     of_parties = {name: (train(settings, rows), rows) for name, rows in alone.items()}
-    objective = settings.objective
+    objective, asked = settings.objective, settings.eval_metrics
     return {
-        "pooled": of_all.scores(objective, pooled),
-        "alone": {name: one.scores(objective, rows) for name, (one, rows) in of_parties.items()},
+        "pooled": of_all.scores(objective, pooled, asked),
+        "alone": {
+            name: one.scores(objective, rows, asked) for name, (one, rows) in of_parties.items()
+        },
         "curves": {
             "pooled": of_all.curves(objective, pooled),
             "alone": {

@@ -48,7 +48,7 @@ from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.parameters import MOST_DEPTH, parameters_of
 from fedapp.messages.trees import arrays_of
-from fedapp.metrics import loss_metric
+from fedapp.metrics import loss_metric, scored_names
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import together
 from fedapp.trees.objective import n_outputs
@@ -282,7 +282,9 @@ STRATEGY = FedXGBllr
 def _history(settings: Settings, scores: Sequence[float] = ()) -> History:
     """Scores of the rounds by what the head is trained for; an AUC says nothing of its offset."""
     loss = loss_metric(settings.objective, settings.tweedie_variance_power)
-    return History(settings.objective, 0, scores, settings.eval_metrics, loss)
+    scored = scored_names(settings.objective, settings.eval_metrics)
+    asked = settings.eval_metrics
+    return History(settings.objective, 0, scores, asked, loss if loss in scored else "")
 
 
 def _mean_weights(replies: Sequence[AverageReply]) -> Floats:

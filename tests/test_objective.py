@@ -23,10 +23,13 @@ from fedapp.trees.objective import (
     margins_of,
     transform,
 )
+from simulations.baselines import run_baselines
+from simulations.local import run_local
 from strategies.fedavg_linear import FedAvgLinear
 from strategies.federated_forest import FederatedForest
 from strategies.fedxgbllr import FedXGBllr
 from tests.claims import claims
+from tests.pooled import write_rows
 
 NUMBERS = [objective for objective in LOSSES if is_regression(objective)]
 
@@ -147,3 +150,36 @@ def test_what_a_method_cannot_do_is_refused(strategy, given, rule):
     settings = load_settings({"strategy": names.get(strategy, "fedxgbllr"), **given})
     with pytest.raises(ConfigError, match=rule):
         strategy.check_settings(settings)
+
+
+CLAIMS = {"parties": 2, "num_boost_round": 3, "max_depth": 3, "label": "y"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "objective", "metrics"),
+    [
+        ("bagging", "count:poisson", ""),
+        ("cyclic", "reg:tweedie", "mae,rmse"),
+        ("fedavg-linear", "reg:logistic", "logloss"),
+        ("fedxgbllr", "count:poisson", ""),
+        ("fedxgbllr", "reg:gamma", "mae,mape"),
+        ("fedxgbllr", "reg:tweedie", ""),
+        ("fedxgbllr", "reg:logistic", ""),
+    ],
+)
+def test_every_method_that_can_learns_claims(settings, tmp_path, strategy, objective, metrics):
+    values = np.random.default_rng(3).integers(0, 12, (600, 4)).astype(np.float64)
+    columns = {**dict(zip("abcd", values.T, strict=True)), "y": claims(objective, values)}
+    own = {"fedxgbllr__trees": 8, "fedxgbllr__rounds": 2, "fedxgbllr__epochs": 30}
+    data = str(write_rows(tmp_path / "claims.csv", columns))
+    given = {"strategy": strategy, "objective": objective, "eval_metric": metrics, "data": data}
+    run = settings(**given, **CLAIMS, **(own if strategy == "fedxgbllr" else {}))
+    folder = run_local(run)
+    found = json.loads((folder.path / "summary.json").read_text())["metrics"]
+    scores = found["test"]
+    assert set(run.eval_metrics) <= scores.keys()
+    assert run.watched_metric in scores
+    assert found["train"]["r2"] > 0.02
+    # Pooled XGBoost is scored by the same names.
+    pooled = run_baselines(run)["pooled"]
+    assert scores.keys() == pooled.keys()

@@ -29,6 +29,7 @@ from fedapp.metrics.names import (
     larger_is_better,
     loss_metric,
     own_metrics,
+    scored_names,
     watched_metric,
 )
 from fedapp.metrics.rows import pooled
@@ -71,6 +72,7 @@ __all__ = [
     "pooled",
     "pooled_subsets",
     "score_errors",
+    "scored_names",
     "scores",
     "scores_from_bin",
     "scores_from_margin",

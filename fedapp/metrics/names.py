@@ -72,6 +72,11 @@ def watched_metric(objective: str, eval_metrics: Sequence[str] = ()) -> str:
     return eval_metrics[0] if eval_metrics else default_metric(objective)
 
 
+def scored_names(objective: str, eval_metrics: Sequence[str]) -> tuple[str, ...]:
+    """All scores of a run."""
+    return (*NAMES[objective], *(name for name in eval_metrics if name not in NAMES[objective]))
+
+
 def is_metric(name: str) -> bool:
     """Whether it is known which way a score is better."""
     return name.partition("@")[0] in BETTER
