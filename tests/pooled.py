@@ -11,7 +11,7 @@ import numpy as np
 import xgboost
 
 from fedapp.config import Settings
-from fedapp.data.categories import chosen, in_secret_order, side_by_side
+from fedapp.data.categories import chosen, in_secret_order, recoded, side_by_side
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.load import load_table
@@ -21,7 +21,9 @@ from fedapp.data.table import Table
 from fedapp.run_folder import RunFolder
 from fedapp.site.columns import common_order, split_common
 from fedapp.site.rows import Holdout
+from fedapp.trees.boosted.from_xgboost import typed_columns
 from fedapp.trees.model import LEAF, Ensemble, load_model
+from fedapp.trees.sets import category_counts
 from simulations.baselines import xgboost_parameters
 from tests.reference import compare_trees
 
@@ -133,14 +135,22 @@ class Pooled:
 
     def matrix(self, values: Any) -> Any:
         """The training rows, with ``values`` in place of the table's."""
-        rows, max_bin = values[self.train], self.settings.max_bin
+        widths = category_counts(self.categories, len(self.columns))
+        given = {"max_bin": self.settings.max_bin, **typed_columns(widths)}
+        rows = values[self.train]
         return xgboost.QuantileDMatrix(
             rows,
             self.labels[self.train],
             weight=self.weights[self.train],
-            max_bin=max_bin,
-            ref=xgboost.QuantileDMatrix(rows, max_bin=max_bin),
+            ref=xgboost.QuantileDMatrix(rows, **given),
+            **given,
         )
+
+    def code_as(self, model: Ensemble) -> None:
+        """Put the codes of a model's categories, which occur in training rows, in place of the
+        tables'."""
+        self.values, _ = recoded(self.values, self.categories, model.categories)
+        self.categories = model.categories
 
     def booster(self, **more: Any) -> xgboost.Booster:
         """Trained by the settings of the run."""
@@ -161,6 +171,7 @@ def splits_of(model: Ensemble) -> Any:
 def assert_xgboosts(folder: RunFolder, whole: Pooled, booster: Any = None) -> None:
     """The joined model of a run, to which all parties add, is XGBoost's, node for node."""
     model = load_model(folder.path / "model.json")
+    whole.code_as(model)
     found = compare_trees(model, booster or whole.booster())
     assert set(whole.owners(splits_of(model)["column"])) == set(range(len(whole.tables)))
     assert found.n_nodes > 3 * found.n_trees

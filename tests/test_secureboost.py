@@ -19,14 +19,17 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
 from fedapp.metrics import default_metric
 from fedapp.run_folder import RunFolder
+from fedapp.trees.boosted.from_xgboost import typed_columns
 from fedapp.trees.boosted.rounds import Sampling
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
+from fedapp.trees.sets import NO_SET, category_counts
 from simulations.local import run_local
 from strategies.secureboost import SecureBoost
 from tests.claims import claims
 from tests.pooled import Pooled, assert_xgboosts, made_columns, splits_of, write_rows
 from tests.test_exactness import PENALTIES
+from tests.texts import adult
 from tests.transcript import lines_of, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -55,6 +58,27 @@ def test_the_joined_model_is_xgboosts_on_the_joined_table(
 ) -> None:
     run = made(objective, parties, num_boost_round=4)
     assert_xgboosts(run_local(run), Pooled(run))
+
+
+@pytest.mark.parametrize(("parties", "more"), [(2, {}), (3, {"max-cat-to-onehot": 10})])
+def test_columns_of_text_are_split_as_by_xgboost(
+    vertical: MakeSettings, real_data: Path, tmp_path: Path, parties: int, more: dict[str, Any]
+) -> None:
+    data = adult(tmp_path, real_data, 800)
+    few = {"num_boost_round": 2, "max_depth": 3, "max_bin": 8, "align": "ordered", **more}
+    run = vertical(data=str(data), label="income", parties=parties, seed=1, **few)
+    folder, whole = run_local(run), Pooled(run)
+    assert_xgboosts(folder, whole)
+    model = load_model(folder.path / "model.json")
+    splits = splits_of(model)
+    owners = whole.owners(splits["column"])
+    assert (owners[splits["set"] != NO_SET] > 0).any()  # some at passive parties
+    margins = predict_margins(model, whole.values)[:, 0]
+    matrix = xgboost.DMatrix(
+        whole.values, **typed_columns(category_counts(model.categories, len(model.columns)))
+    )
+    theirs = whole.booster().predict(matrix, output_margin=True)
+    np.testing.assert_allclose(margins, theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_penalties_count_as_in_xgboost(made: MakeSettings) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from clients.alignment import check_order
 from clients.keys import draw_key
+from clients.secureboost.coding import code_categories, keep_cuts
 from clients.secureboost.phases import BEGUN, CHOSEN, GROWN, IDLE, SET_UP
 from clients.secureboost.round import (
     Done,
@@ -33,8 +34,7 @@ from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, grouped_layouts
 from fedapp.data.labels import check_mean, check_weights, number_labels
 from fedapp.errors import ProtocolError, blaming
-from fedapp.histograms.bins import Cuts, digitise
-from fedapp.histograms.sketch import quantile_cuts
+from fedapp.histograms.bins import digitise
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     BeginReply,
@@ -58,8 +58,6 @@ from fedapp.trees.objective import (
     base_score,
     n_outputs,
 )
-
-NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
@@ -118,8 +116,8 @@ def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Le
         make_splits(view, mail)
     growth = view.growth()
     sums = {name: read_party_sums(view, mail, name, growth) for name in view.passive}
-    routes = choose(view, growth, sums)
-    letters = tell_splits(view, growth, routes)
+    routes, sets = choose(view, growth, sums)
+    letters = tell_splits(view, growth, routes, sets)
     enter(site.store, CHOSEN if growth.growing else GROWN)
     others = {owner for owner, _ in view.owners(routes["column"])} - {site.name}
     return SplitReply(growth.growing, passive_splits=bool(others)), letters
@@ -150,10 +148,8 @@ def _code_labels(store: Store, objective: Objective, parameters: LossParameters)
 
 def _bin_columns(store: Store, max_bin: int) -> None:
     """Cuts of the training rows, and the bin of each value."""
+    cuts = keep_cuts(store, max_bin, code_categories(store))
     train = np.asarray(store["values"][: store.facts["n_train"]])
-    # Without weights, because no other party knows them.
-    cuts = quantile_cuts(train, None, max_bin) if train.shape[1] else NO_CUTS
-    store["edges"], store["offsets"], store["minima"] = cuts.edges, cuts.offsets, cuts.minima
     store["codes"], store.facts["missing_code"] = digitise(train, cuts)
 
 
@@ -161,6 +157,7 @@ def _meet(site: Site, mail: Mail) -> None:
     """Note how many bins the others' columns have, and what they allow."""
     store = site.store
     widths = {site.name: np.diff(store["offsets"]).tolist()}
+    categorical = {site.name: (store["set_widths"] > 0).tolist()}
     names = {site.name: list(store.facts["columns"]) if site.config.shares_names else []}
     allows = site.config.allows_export
     for name in site.others:
@@ -170,12 +167,15 @@ def _meet(site: Site, mail: Mail) -> None:
             raise ProtocolError(name, "ColumnBins", "names", rule)
         n_columns, max_bin = len(bins.widths), store.facts["boost"]["max_bin"]
         most = site.config.limits["most-columns"]
-        if n_columns > most or (bins.widths > max_bin).any():
+        by_category = bins.categorical.astype(bool)
+        if n_columns > most or (bins.widths > np.where(by_category, np.inf, max_bin)).any():
             rule = f"must be <= {max_bin} (max-bin), of {most} columns at most (most-columns)"
             raise ProtocolError(name, "ColumnBins", "widths", rule)
         widths[name], names[name] = bins.widths.tolist(), list(bins.names)
+        categorical[name] = by_category.tolist()
         allows = allows and bins.allows_export
     store.facts["widths"] = {name: widths[name] for name in store.facts["peers"]}
+    store.facts["categorical"] = {name: categorical[name] for name in store.facts["peers"]}
     store.facts["shared_names"], store.facts["export"] = names, allows
 
 

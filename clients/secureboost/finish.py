@@ -7,10 +7,13 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from clients.dictionary import kept_categories
 from clients.secureboost.scores import margins_after, scores_of
 from clients.secureboost.view import Ints, View
 from clients.vertical_scores import told_scores
-from fedapp.errors import ProtocolError
+from fedapp.data.categories import Categories, side_by_side
+from fedapp.errors import ProtocolError, blaming
+from fedapp.messages.dictionary import read_categories
 from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import FinishReply, FinishRequest, PartKept, Records
 from fedapp.site.answer import Site
@@ -19,6 +22,7 @@ from fedapp.site.part_file import write_part
 from fedapp.site.store import Store
 from fedapp.trees.divided.lookup import Lookup, joined, joint_names
 from fedapp.trees.model import Ensemble, importance, split_trees, to_json
+from fedapp.trees.sets import CategorySets, category_counts
 
 
 def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
@@ -27,7 +31,9 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     model, records = _first_rounds(view, request.best_round)
     scores = scores_of(view, margins_after(view, request.best_round))
     part = {
-        **store.record(Lookup, "lookup").to_json(store.facts["columns"], store["quantiles"]),
+        **store.record(Lookup, "lookup").to_json(
+            store.facts["columns"], store["quantiles"], kept_categories(store)
+        ),
         "active": True,
         "threshold": scores["train"].get("threshold"),
         "name": site.name,
@@ -88,7 +94,8 @@ def _whole(view: View, mail: Mail, model: Ensemble, records: list[Ints]) -> Arra
     if not store.facts["export"]:
         return np.empty(0, dtype=np.uint8)
     found = {name: _records(view, mail, name) for name in view.passive}
-    found[view.name] = store.record(Lookup, "lookup"), list(store.facts["columns"])
+    lookup, categories = store.record(Lookup, "lookup"), kept_categories(store)
+    found[view.name] = lookup, list(store.facts["columns"]), categories
     lookups = [found[party][0] for party in order]
     owners = [
         np.array([order.index(owner) for owner, _ in view.owners(tree["column"])])
@@ -96,18 +103,30 @@ def _whole(view: View, mail: Mail, model: Ensemble, records: list[Ints]) -> Arra
     ]
     _check_made(order, records, owners, lookups)
     names = joint_names({party: found[party][1] for party in order})
-    text = to_json(joined(model, records, owners, lookups, names))
+    coded = side_by_side((found[party][2], len(found[party][1])) for party in order)
+    text = to_json(joined(model, records, owners, lookups, names, coded))
     return np.frombuffer(text.encode(), dtype=np.uint8)
 
 
-def _records(view: View, mail: Mail, party: str) -> tuple[Lookup, list[str]]:
-    """A passive party's splits and the names of its columns."""
+def _records(view: View, mail: Mail, party: str) -> tuple[Lookup, list[str], Categories]:
+    """A passive party's splits, and the names of its columns and categories."""
     letter, n_columns = mail.one(Records, party), len(view.joint.widths[party])
     if len(letter.names) != n_columns:
         rule = f"must be {n_columns}, got {len(letter.names)}"
         raise ProtocolError(party, "Records", "names", rule)
     defaults = np.zeros(len(letter.columns), dtype=np.uint8)  # the structure has them
-    return Lookup.of(letter.columns, letter.thresholds, defaults), list(letter.names)
+    categories = read_categories(party, letter, n_columns)
+    by_set = np.where(view.joint.categorical[party], view.joint.widths[party], 0)
+    told = np.array_equal(category_counts(categories, n_columns), by_set)
+    fits = told and len(letter.widths) == len(letter.columns)
+    fits = fits and bool((letter.columns < n_columns).all())
+    if not fits or not np.array_equal(letter.widths, by_set[letter.columns]):
+        rule = "must be of the party's columns and their categories"
+        raise ProtocolError(party, "Records", "widths", rule)
+    with blaming(party, "Records", "set_bits"):
+        sets = CategorySets(letter.set_bits, letter.widths[letter.widths > 0])
+    lookup = Lookup.of(letter.columns, letter.thresholds, defaults, letter.widths, sets)
+    return lookup, list(letter.names), categories
 
 
 def _check_made(

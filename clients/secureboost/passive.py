@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from clients.dictionary import kept_categories
+from clients.secureboost.coding import code_categories, keep_cuts
 from clients.secureboost.phases import SET_UP, SUMMED, TOLD
 from clients.secureboost.splits import nodes_after, own_sides
 from fedapp.crypto.keys import PublicKey as Key
@@ -20,7 +22,7 @@ from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.build import slots_by_node
 from fedapp.histograms.joint import sum_jobs
-from fedapp.histograms.sketch import quantile_cuts
+from fedapp.messages.dictionary import pack_categories
 from fedapp.messages.fields import Array
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
@@ -45,25 +47,27 @@ from fedapp.site.phases import enter, phase_of
 from fedapp.site.store import Store
 from fedapp.trees.boosted.routes import children_of, each_once_among
 from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.sets import CategorySets
 from fedapp.trees.sides import pack_bits
 
 
 def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
-    """Bin the columns of the training rows. Cuts take no account of weights, which nobody tells."""
+    """Code the categories, and bin the columns of the training rows."""
     store, active = site.store, site.store.facts["active"]
+    categories = code_categories(store)
+    cuts = keep_cuts(store, request.max_bin, categories)
     train = np.asarray(store["values"][: store.facts["n_train"]])
-    cuts = quantile_cuts(train, None, request.max_bin)
     codes, missing_code = digitise(train, cuts)
     is_missing = codes == missing_code
     kind = np.uint8 if int(cuts.widths.max(initial=0)) < 256 else np.uint16
     # A missing value's bin is one more, the column's last.
     store["codes"] = np.where(is_missing, cuts.widths, codes).astype(kind)
-    store["edges"], store["offsets"], store["minima"] = cuts.edges, cuts.offsets, cuts.minima
     store.facts["key"] = request.key_bits, request.insecure_small_key
     store.facts["max_depth"] = request.max_depth
     store.put("lookup", Lookup.empty())
     names = tuple(store.facts["columns"]) if site.config.shares_names else ()
-    letter = ColumnBins(cuts.widths, names, site.config.allows_export)
+    by_category = (categories > 0).astype(np.uint8)
+    letter = ColumnBins(cuts.widths, by_category, names, site.config.allows_export)
     return SentReply(), [(active, letter)]
 
 
@@ -95,11 +99,13 @@ def hand_over(site: Site, request: HandOverRequest, mail: Mail) -> tuple[SentRep
     """Keep the lookup table, forget the rows; hand the table over where that is allowed."""
     store, names = site.store, tuple(site.store.facts["columns"])
     lookup = store.record(Lookup, "lookup")
-    write_part(store.folder, lookup.to_json(names, store["quantiles"]))
+    categories = kept_categories(store)
+    write_part(store.folder, lookup.to_json(names, store["quantiles"], categories))
     active, digest = store.facts["active"], np.frombuffer(part_digest(store.folder), np.uint8)
     letters: Letters = [(active, PartKept(digest))]
     if site.config.allows_export:
-        letters.append((active, Records(lookup.columns, lookup.thresholds, names)))
+        splits = lookup.columns, lookup.thresholds, lookup.widths, lookup.set_bits
+        letters.append((active, Records(*splits, names, **pack_categories(categories))))
     store.forget()
     return SentReply(), letters
 
@@ -169,6 +175,7 @@ def _take_splits(site: Site, letter: Splits) -> Letters:
         letter.columns[own],
         letter.first_rights[own],
         letter.defaults[own],
+        _sets(store, letter),
     )
     bits, level = pack_bits(sides), letter.level
     store["own_bits"] = bits
@@ -178,6 +185,18 @@ def _take_splits(site: Site, letter: Splits) -> Letters:
         others = [name for name in site.others if name != active]
         letters += [(name, Partition(level, own, nothing, bits)) for name in others]
     return letters
+
+
+def _sets(store: Store, letter: Splits) -> CategorySets:
+    """The bins that own splits of columns of categories send right.
+
+    Raises
+    ------
+    ProtocolError : they are not those of the columns.
+    """
+    widths = np.asarray(store["set_widths"])[letter.columns[letter.columns >= 0]]
+    with blaming(store.facts["active"], "Splits", "set_bits"):
+        return CategorySets(letter.set_bits, widths[widths > 0])
 
 
 def _check_splits(site: Site, letter: Splits) -> None:

@@ -5,7 +5,7 @@ Source: Cheng et al. 2019, Algorithm 2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from fedapp.trees.boosted.rounds import Sampling, n_leaves
 from fedapp.trees.boosted.routes import Routes
 from fedapp.trees.model import Tree, split_trees, stack_trees
 from fedapp.trees.objective import gradients, is_regression
+from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.sides import pack_bits
 
 Done = tuple[dict[str, float], dict[str, float], list[float]]  # scores, validation scores, purities
@@ -124,13 +125,14 @@ def grow_alone(view: View) -> None:
     """All levels of a round of which the others have no columns."""
     growth = view.growth()
     while growth.growing:
-        routes = choose(view, growth, {})
-        tell_splits(view, growth, routes)
+        tell_splits(view, growth, *choose(view, growth, {}))
         make_splits(view, Mail(view.name, []))
 
 
-def choose(view: View, growth: Growth, sums: dict[str, tuple[Histogram, Array]]) -> Routes:
-    """The splits of a level, from the own sums and those of the others."""
+def choose(
+    view: View, growth: Growth, sums: dict[str, tuple[Histogram, Array]]
+) -> tuple[Routes, CategorySets]:
+    """The splits of a level, from the own sums and those of the others, and their sets."""
     joint, name = view.joint, view.name
     histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), 2))
     missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
@@ -140,7 +142,7 @@ def choose(view: View, growth: Growth, sums: dict[str, tuple[Histogram, Array]])
     for party, (histogram, counts) in found.items():
         histograms[:, joint.bins(party, places[party])] = histogram
         missing[:, places[party] + joint.firsts[party]] = counts
-    return growth.split(histograms, missing)[0]
+    return growth.split(histograms, missing)
 
 
 def _own_sums(store: Store, growth: Growth, columns: Ints, n_train: int) -> tuple[Histogram, Array]:
@@ -198,7 +200,7 @@ def _decrypt(
     return histograms
 
 
-def tell_splits(view: View, growth: Growth, routes: Routes) -> Letters:
+def tell_splits(view: View, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
     """Make the own splits of a level, and tell the others what they need to know."""
     store, owners = view.store, view.owners(routes["column"])
     own = np.array([p for p, (name, _) in enumerate(owners) if name == view.name], dtype=np.int64)
@@ -210,17 +212,22 @@ def tell_splits(view: View, growth: Growth, routes: Routes) -> Letters:
         np.array([owners[place][1] for place in own], dtype=np.int64),
         mine["threshold"].astype(np.int64),
         mine["default_left"].astype(np.uint8),
+        _sets_of(mine, sets),
     )
     chosen = Chosen(routes, own, pack_bits(sides), records)
     store.put("chosen", chosen)
     view.keep(growth)
-    found = [(party, _splits_for(party, owners, growth, chosen)) for party in view.passive]
+    found = [(party, _splits_for(party, owners, growth, chosen, sets)) for party in view.passive]
     # After the last level nobody need know more than the own splits.
     return [(party, letter) for party, letter in found if len(letter.trees)]
 
 
 def _splits_for(
-    party: str, owners: list[tuple[str, int]], growth: Growth, chosen: Chosen
+    party: str,
+    owners: list[tuple[str, int]],
+    growth: Growth,
+    chosen: Chosen,
+    sets: CategorySets,
 ) -> Splits:
     """A level's splits as one party is told of them."""
     routes, own, bits = chosen.routes, chosen.own, chosen.bits
@@ -236,11 +243,17 @@ def _splits_for(
         columns=columns[shown],
         first_rights=np.where(is_theirs, routes["threshold"], 0).astype(np.int64)[shown],
         defaults=(is_theirs & routes["default_left"]).astype(np.uint8)[shown],
+        set_bits=_sets_of(routes[is_theirs], sets).bits,
         bits_of=own if growth.growing else own[:0],
         bits=bits if growth.growing else bits[:0],
         wanted_trees=wanted[:, 0],
         wanted_nodes=wanted[:, 1],
     )
+
+
+def _sets_of(routes: Routes, sets: CategorySets) -> CategorySets:
+    """Sets of some of a level's splits, of those by categories in their order."""
+    return sets.take(routes["set"][routes["set"] != NO_SET])
 
 
 def make_splits(view: View, mail: Mail) -> None:
@@ -271,7 +284,9 @@ def make_splits(view: View, mail: Mail) -> None:
 
 def finish_round(view: View, alone: bool = False) -> Done:
     """Add the trees and their leaf weights; scores of the training and validation rows."""
-    store, trees = view.store, view.growth().grown().trees
+    store, trees = view.store, [tree.copy() for tree in view.growth().grown().trees]
+    for tree in trees:
+        tree["set"] = NO_SET  # the sets stand in the lookup tables
     nodes = store["nodes"]
     steps = [tree["value"][nodes[place]] for place, tree in enumerate(trees)]
     store["margins"] = store["margins"] + np.stack(steps, axis=1)
@@ -285,7 +300,7 @@ def finish_round(view: View, alone: bool = False) -> Done:
     return scores["train"], scores["valid"], purities
 
 
-def _add_trees(store: Store, trees: tuple[Tree, ...]) -> None:
+def _add_trees(store: Store, trees: Sequence[Tree]) -> None:
     """Keep the trees of a round, and which record of its owner each split is."""
     records = [np.full(len(tree), -1, dtype=np.int64) for tree in trees]
     for tree, node, record in store["round.records"]:

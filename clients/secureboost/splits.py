@@ -15,6 +15,7 @@ from fedapp.errors import ProtocolError
 from fedapp.site.bits import sent_bits
 from fedapp.site.store import Store
 from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.sides import Bits, Ints, Nodes, Places, moved, sides_of, slots_of
 
 Sent = tuple[str, Ints, npt.NDArray[np.uint8]]  # who tells, places of the splits, their bits
@@ -27,6 +28,7 @@ def own_sides(
     columns: Ints,
     first_rights: Ints,
     defaults: npt.NDArray[np.uint8],
+    sets: CategorySets,
 ) -> tuple[list[Bits], Ints]:
     """Note splits of own columns; which rows they send left, and their record ids.
 
@@ -36,19 +38,22 @@ def own_sides(
     columns : own numbers.
     first_rights : lowest bin that goes right; 0 sends missing rows alone to the left.
     defaults : 1 where missing goes left.
+    sets : of the splits of columns of categories, in their order.
     """
+    widths = np.asarray(store["set_widths"])[columns]
+    numbers = np.where(widths > 0, np.cumsum(widths > 0) - 1, NO_SET)
     edges, offsets = store["edges"], store["offsets"]
     thresholds = np.array(
         [
             edges[offsets[column] + n_left - 1] if n_left else store["minima"][column]
-            for column, n_left in zip(columns, first_rights, strict=True)
+            for column, n_left in zip(columns, np.where(widths, 0, first_rights), strict=True)
         ],
         dtype=np.float32,
     )
     slots, sizes = slots_of(store["nodes"], trees, nodes)
-    sides = sides_of(store["values"], columns, thresholds, defaults, slots, sizes)
+    sides = sides_of(store["values"], columns, thresholds, defaults, slots, sizes, numbers, sets)
     lookup = store.record(Lookup, "lookup")
-    store.put("lookup", lookup.plus(Lookup.of(columns, thresholds, defaults)))
+    store.put("lookup", lookup.plus(Lookup.of(columns, thresholds, defaults, widths, sets)))
     first = len(lookup.columns)
     return np.split(sides, np.cumsum(sizes)[:-1]), np.arange(first, first + len(columns))
 

@@ -75,7 +75,8 @@ class View:
             n_train=n_train,
             width=width,
             joint=JointColumns(
-                {name: np.array(w, np.int64) for name, w in facts["widths"].items()}
+                {name: np.array(w, np.int64) for name, w in facts["widths"].items()},
+                {name: np.array(c, dtype=bool) for name, c in facts["categorical"].items()},
             ),
             key=key,
             layouts=grouped_layouts(key.public.bits, n_train, width),

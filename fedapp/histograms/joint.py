@@ -26,16 +26,20 @@ class JointColumns:
     Parameters
     ----------
     widths : number of bins of each column, int64, by party in the order of the names.
+    categorical : which columns are of categories, bool, by party; a bin is a category.
     """
 
     widths: Mapping[str, Ints]
+    categorical: Mapping[str, npt.NDArray[np.bool_]]
 
     @property
     def cuts(self) -> Cuts:
         """Layout of the joint histogram; a threshold is the number of bins that go left."""
         flat = np.concatenate(list(self.widths.values()))
         edges, offsets = ragged([np.arange(1, width + 1, dtype=np.float32) for width in flat])
-        return Cuts(edges, offsets, np.zeros(len(flat), dtype=np.float32))
+        is_category = np.concatenate([self.categorical[party] for party in self.widths])
+        categories = np.where(is_category, flat, 0) if is_category.any() else flat[:0]
+        return Cuts(edges, offsets, np.zeros(len(flat), dtype=np.float32), categories)
 
     @property
     def firsts(self) -> dict[str, int]:

@@ -19,10 +19,13 @@ Reveals:
   splits alone. Rows without weight are never drawn. With ``goss`` the rows drawn are mostly those
   of large gradients, which tells something of labels.
 - The active party learns the numbers of columns and bins of the others, under numbers in place of
-  names; for every node, column and bin of theirs the sums of gradients and hessians, and how many
-  values are missing; which rows a split of theirs sends left. Thresholds stay with their owner.
-  Every sum is an equation in which rows are in a bin, with coefficients that it knows: once there
-  are about as many as rows, it can solve for the bin of every row.
+  names, and which columns are of categories. A bin of such a column is a category that occurs in
+  training rows, and the bins are in an order that their owner draws at random for the run: neither
+  names nor their order are told. For every node, column and bin of theirs it learns the sums of
+  gradients and hessians, and how many values are missing; which rows a split of theirs sends left,
+  and how many of the categories it sends which way, by bin. Thresholds and names stay with their
+  owner. Every sum is an equation in which rows are in a bin, with coefficients that it knows: once
+  there are about as many as rows, it can solve for the bin of every row.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from fedapp.data.categories import MOST_CATEGORIES
+from fedapp.messages.dictionary import Counts, Names
 from fedapp.messages.fields import Array, Form, Letter, OnlyInTrials, Range, Reply, Request
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, LossFields, TreeParameters
@@ -156,6 +161,7 @@ class ColumnBins(Letter):
     """Passive to active: how many bins each column has, and its name if names are shared."""
 
     widths: Annotated[Array, Form("int64", "n_columns", low=0, high=65535)]
+    categorical: Annotated[Array, Form("uint8", "n_columns", low=0, high=1)]  # 1: of categories
     names: Annotated[tuple[str, ...], Range(0, 10**6)]
     allows_export: bool
 
@@ -186,6 +192,8 @@ class Splits(Letter):
     columns: Annotated[Array, Form("int64", "n_splits", low=-1)]
     first_rights: Annotated[Array, Form("int64", "n_splits", low=0)]
     defaults: Annotated[Array, Form("uint8", "n_splits", high=1)]
+    # Bits of the bins that go right, of the receiver's splits by categories, each in whole bytes.
+    set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]
     bits_of: Annotated[Array, Form("int64", "n_known", low=0)]  # places of splits with bits
     bits: Annotated[Array, Form("uint8", "n_bit_bytes")]
     wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0)]
@@ -221,8 +229,13 @@ class PartKept(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records(Letter):
-    """Passive to active, where both allow the export: thresholds of the splits, and the names."""
+    """Passive to active, where both allow the export: thresholds and sets of the splits, and the
+    names of columns and categories."""
 
     columns: Annotated[Array, Form("int64", "n_records", low=0)]
     thresholds: Annotated[Array, Form("float32", "n_records")]
+    widths: Annotated[Array, Form("int64", "n_widths", low=0, high=MOST_CATEGORIES)]
+    set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]
     names: Annotated[tuple[str, ...], Range(0, 10**6)]
+    category_counts: Counts
+    categories: Names

@@ -14,7 +14,7 @@ from fedapp.data.categories import Categories
 from fedapp.errors import DataError
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.forest.model import BaggedForest
-from fedapp.trees.model import LEAF, Ensemble, Tree, from_json
+from fedapp.trees.model import LEAF, Ensemble, Tree, from_json, in_order
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, lefts_by_sets, sets_of_codes
 from fedapp.trees.sides import goes_left
 from fedapp.trees.text import kind_of, read_categories, written_categories
@@ -232,8 +232,9 @@ def joined(
     owners: Sequence[Ints],
     lookups: Sequence[Lookup],
     columns: Sequence[str],
+    categories: Categories = (),
 ) -> Ensemble:
-    """The model with all thresholds in it.
+    """The model with all thresholds and sets in it.
 
     Parameters
     ----------
@@ -242,11 +243,20 @@ def joined(
     owners : of each tree: number of the party of each split.
     lookups : of each party.
     columns : names of all columns, parties in turn.
+    categories : names of the categories of each of them.
     """
     trees: list[Tree] = []
+    every = NO_SETS.plus(*(lookup.sets for lookup in lookups))
+    firsts = np.cumsum([0, *(len(lookup.sets) for lookup in lookups)])
+    numbers = [lookup.numbers for lookup in lookups]
     for tree, record_ids, parties in zip(model.trees, records, owners, strict=True):
         copy = tree.copy()
         for node in np.flatnonzero(tree["left"] != LEAF):
-            copy["threshold"][node] = lookups[parties[node]].thresholds[record_ids[node]]
+            party, record = parties[node], record_ids[node]
+            copy["threshold"][node] = lookups[party].thresholds[record]
+            if numbers[party][record] != NO_SET:
+                copy["set"][node] = firsts[party] + numbers[party][record]
         trees.append(copy)
-    return replace(model, columns=tuple(columns), trees=tuple(trees))
+    grown = in_order(trees, every)
+    names = tuple(columns)
+    return replace(model, columns=names, trees=grown.trees, sets=grown.sets, categories=categories)
