@@ -175,8 +175,8 @@ def shorter(message: str, field: str) -> Callable[..., Any]:
     """A class of letters that leaves the last of a field out."""
     honest = getattr(secureboost_passive, message)
 
-    def make(*given: Any) -> Letter:
-        letter = honest(*given)
+    def make(*given: Any, **more: Any) -> Letter:
+        letter = honest(*given, **more)
         return replace(letter, **{field: getattr(letter, field)[:-1]})
 
     return make
@@ -197,7 +197,9 @@ def test_too_few_thresholds_stop_the_run_by_the_partys_name(
 ) -> None:
     honest = secureboost_passive.Records
     monkeypatch.setattr(
-        secureboost_passive, "Records", lambda a, b, names: honest(a[:-1], b[:-1], names)
+        secureboost_passive,
+        "Records",
+        lambda a, b, c, *rest, **more: honest(a[:-1], b[:-1], c[:-1], *rest, **more),
     )
     refuses(r"^party-2.*: Records.thresholds must be \d+ at least, got \d+$", made())
 

@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from fedapp.data.categories import Categories, names_of
 from fedapp.report.canvas import plain
 from fedapp.report.markup import escaped
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import KIND as BOOSTED
 from fedapp.trees.model import LEAF, NODE, Tree, from_json
 from fedapp.trees.objective import LOG, LOGIT, LOSSES
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
 from fedapp.trees.stacked import model as stacked
 from fedapp.trees.text import kind_of
 
 DEEPEST = 4  # levels below the root that are drawn
 _LONGEST_NAME = 18
+_MOST_NAMES = 4  # of categories in a box
 _ROUNDING = 1e-6  # of a leaf that is 0 but for rounding, beside the largest one
 
 Leaf = Callable[[int], tuple[str, float]]
@@ -34,12 +37,15 @@ class DrawnTree:
     columns : names of the features.
     leaf : of a node, its value in words, and its sign or -1 to 1 as its colour.
     caption : which tree of what.
+    sets, categories : of the model, where columns are of categories.
     """
 
     nodes: Tree
     columns: Sequence[str]
     leaf: Leaf
     caption: str
+    sets: CategorySets = NO_SETS
+    categories: Categories = ()
 
 
 def first_tree(text: str) -> DrawnTree | None:
@@ -79,7 +85,7 @@ def first_tree(text: str) -> DrawnTree | None:
         value = float(tree["value"][node])
         return (f"{value:+.4g}", float(np.sign(value))) if abs(value) > least else ("0", 0.0)
 
-    return DrawnTree(tree, model.columns, leaf, caption)
+    return DrawnTree(tree, model.columns, leaf, caption, model.sets, model.categories)
 
 
 def tree_html(drawn: DrawnTree) -> str:
@@ -138,11 +144,29 @@ def _split(drawn: DrawnTree, node: int) -> str:
     # Trees that were sent without their gains have zeros.
     if drawn.nodes.dtype == NODE and nodes["gain"] > 0:
         facts.insert(0, f"gain {_short(float(nodes['gain']))}")
+    rule, whole = f"< {float(nodes['threshold']):.5g}", ""
+    if len(drawn.sets) and nodes["set"] != NO_SET:
+        rule, whole = _categories(drawn, node)
+    title = f' title="{escaped(whole)}"' if whole else ""
     return (
         f'<span class="split"><span title="{escaped(name)}">'
-        f"{escaped(plain(name, _LONGEST_NAME))}</span> <span>&lt; {float(nodes['threshold']):.5g}"
+        f"{escaped(plain(name, _LONGEST_NAME))}</span> <span{title}>{escaped(rule)}"
         f"</span> <small>{escaped(' · '.join(facts))}</small></span>"
     )
+
+
+def _categories(drawn: DrawnTree, node: int) -> tuple[str, str]:
+    """The categories that a split sends left, in short and whole, or, where these are fewer, the
+    ones that it does not."""
+    split = drawn.nodes[node]
+    names = names_of(drawn.categories, int(split["column"])) or ()
+    right = drawn.sets.members(int(split["set"]))
+    is_short = 2 * int(right.sum()) < len(names)
+    word = "not in" if is_short else "in"
+    chosen = [name for name, is_right in zip(names, right, strict=True) if is_right == is_short]
+    shown = [plain(name, _LONGEST_NAME) for name in chosen[:_MOST_NAMES]]
+    more = [f"+{len(chosen) - _MOST_NAMES}"] if len(chosen) > _MOST_NAMES else []
+    return f"{word} {{{', '.join([*shown, *more])}}}", f"{word} {{{', '.join(chosen)}}}"
 
 
 def _leaf(text: str, sign: float) -> str:
