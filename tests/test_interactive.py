@@ -31,6 +31,7 @@ from tests.letters import raw_of
 from tests.pooled import Pooled
 from tests.tampering import rewrite_letters, set_last_bit
 from tests.test_exactness import made_table
+from tests.texts import adult
 from tests.trained import TrainOnce
 from tests.transcript import ALIGNED, check_declared, listen, summary_of
 
@@ -64,9 +65,13 @@ def train(
 
 def inference(settings: MakeSettings, trained: Settings, **more: Any) -> Settings:
     """Settings of a run that predicts the rows the model was trained on."""
+    return settings(strategy="interactive", **inference_of(trained), **more)
+
+
+def inference_of(trained: Settings) -> dict[str, Any]:
+    """What every run has that predicts the rows a model was trained on."""
     model = summary_of(RunFolder(Path(trained.run_dir)))["model_id"]
-    given = {"data": trained.data, "parties": trained.parties, "model": model, **more}
-    return settings(strategy="interactive", **given)
+    return {"data": trained.data, "parties": trained.parties, "model": model}
 
 
 def written(summary: dict[str, Any]) -> np.ndarray:
@@ -88,6 +93,25 @@ def test_predictions_are_those_of_the_joined_model(
         joined = np.array([list(map(float, row[1:])) for row in list(csv.reader(file))[1:]])
     np.testing.assert_allclose(written(summary), joined, rtol=1e-5, atol=1e-6)
     assert summary["matched_rows"] == {"predicted": 300}
+
+
+@pytest.mark.parametrize("strategy", ["interactive", "eini"])
+def test_rows_with_text_are_predicted_as_by_the_joined_model(
+    settings: MakeSettings, real_data: Path, tmp_path: Path, strategy: str
+) -> None:
+    data = adult(tmp_path, real_data, 400)
+    given = {"data": str(data), "label": "income", "parties": 2, "align": "ordered", **SMALL_KEY}
+    given |= {"strategy": "secureboost", "max_bin": 8, "max_depth": 3, "allow_export": True}
+    trained = settings(**given)
+    folder = run_local(trained)
+    assert len(load_model(folder.path / "model.json").sets) > 0
+    more = {"eini__unguarded": True, "eini__key_bits": 512, "eini__insecure_small_key": True}
+    run = settings(**inference_of(trained), strategy=strategy, **more)
+    found = written(summary_of(run_local(run)))
+    predict_table(folder.path, trained.data, "", tmp_path / "joined.csv")
+    with (tmp_path / "joined.csv").open() as file:
+        joined = np.array([list(map(float, row[1:])) for row in list(csv.reader(file))[1:]])
+    np.testing.assert_allclose(found, joined, rtol=1e-5, atol=1e-6)
 
 
 def test_a_party_is_asked_max_depth_times_at_most(
