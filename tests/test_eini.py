@@ -290,7 +290,7 @@ def test_ways_through_splits_are_the_answers_that_some_values_give(
     splits: list[tuple[int, float, int]], missing: bool, ways: int
 ) -> None:
     columns, thresholds, defaults = map(np.array, zip(*splits, strict=True))
-    lookup = Lookup(columns, thresholds.astype(np.float32), defaults.astype(np.uint8))
+    lookup = Lookup.of(columns, thresholds.astype(np.float32), defaults.astype(np.uint8))
     values = np.array([[0, 0], [np.nan if missing else 1, 3]], dtype=np.float32)
     records = np.arange(len(splits))
     assert lookup.n_ways(records, values) == ways
