@@ -121,8 +121,13 @@ def grown(**changes: Any) -> Callable[[GrowRequest], GrowRequest]:
             },
             "leaf_values must be one a node",
         ),
+        (
+            1,
+            {"split_sets": lambda _: np.zeros(3, np.uint8)},
+            "split_sets sets must be 0 bytes, got 3",
+        ),
     ],
-    ids=["level", "trees", "wanted", "splits", "leaves"],
+    ids=["level", "trees", "wanted", "splits", "leaves", "sets"],
 )
 def test_a_level_is_as_large_as_the_last_one_allows(
     pax: Settings, monkeypatch: pytest.MonkeyPatch, skip: int, changes: Any, rule: str

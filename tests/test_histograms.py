@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.histograms.bins import Cuts, digitise, ragged
+from fedapp.histograms.bins import Cuts, digitise, ragged, with_categories
 from fedapp.histograms.build import add_histograms, build_all_histograms, build_histograms
 from fedapp.histograms.sketch import (
     Sketch,
@@ -18,8 +20,15 @@ from fedapp.histograms.sketch import (
     quantile_cuts,
     sketch_table,
     surrogates,
+    used_categories,
 )
-from fedapp.histograms.split import CategoryRules, Penalties, best_splits, node_weight
+from fedapp.histograms.split import (
+    CategoryRules,
+    Penalties,
+    best_splits,
+    node_weight,
+    right_categories,
+)
 from tests.reference import naive_histogram
 
 RNG = np.random.default_rng(0)
@@ -278,3 +287,77 @@ def test_l1_shrinks_the_weight_of_a_leaf() -> None:
 def test_a_sketch_reports_the_largest_value() -> None:
     sketch: Sketch = sketch_table(np.float32([[3], [7], [np.nan]]), np.ones(3, np.float32), 4)
     assert sketch.maxima.tolist() == [7]
+
+
+def by_category(histogram: list[list[float]], missing: float = 0, **limits: int) -> Any:
+    """Best split of one column of categories, and the categories that go right; ``missing`` is the
+    gradient of the rows without a value."""
+    rules = CategoryRules(**{"max_cat_to_onehot": 4, "max_cat_threshold": 64, **limits})
+    sums = np.array(histogram).sum(axis=0) + (np.array([missing, 2.0]) if missing else 0)
+    n = len(histogram)
+    cuts = Cuts(np.arange(1, n + 1, dtype=np.float32), np.array([0, n]), np.zeros(1, np.float32))
+    cuts = with_categories(cuts, np.array([n]), np.array([n]))
+    given = np.array([histogram]), sums[None], np.array([[missing != 0]], dtype=np.int32)
+    allowed = np.ones((1, 1), dtype=bool)
+    split = best_splits(*given, allowed, cuts, NO_PENALTY, rules)[0]
+    right = right_categories(np.array(histogram), int(split["cut"]), NO_PENALTY, rules)
+    return split, np.flatnonzero(right).tolist()
+
+
+MIXED = [[-4.0, 2.0], [6.0, 3.0], [-1.0, 1.0], [5.0, 2.0], [-3.0, 2.0]]
+
+
+def test_categories_of_low_weight_go_right_together() -> None:
+    split, right = by_category(MIXED)
+    assert right == [1, 3]
+    assert split["right"].tolist() == [11, 5]
+    assert split["left"].tolist() == [-8, 5]
+
+
+def test_one_of_few_categories_goes_right_alone() -> None:
+    split, right = by_category(MIXED, max_cat_to_onehot=6)
+    assert right == [0]
+    assert split["right"].tolist() == [-4, 2]
+    assert split["default_left"]
+
+
+def test_missing_rows_go_where_they_belong_among_categories() -> None:
+    split, right = by_category(MIXED, missing=-9.0)
+    assert right == [1, 3]
+    assert split["default_left"]
+    assert split["left"].tolist() == [-17, 7]
+    split, right = by_category(MIXED, missing=9.0)
+    assert right == [1, 3]
+    assert not split["default_left"]
+    assert split["right"].tolist() == [20, 7]
+
+
+def test_no_more_categories_than_the_threshold_are_gathered_on_a_side() -> None:
+    gradients = np.repeat([1.0, -1.0], 8)
+    histogram = np.stack((gradients, np.ones(16)), axis=1).tolist()
+    assert by_category(histogram)[1] == list(range(8))
+    assert len(by_category(histogram, max_cat_threshold=4)[1]) in {3, 13}
+
+
+def test_codes_of_no_category_are_missing() -> None:
+    cuts = with_categories(layout(3, 2), np.array([5, 0]), np.array([3, 0]))
+    assert cuts.edges.tolist() == [1, 2, 3, 1, 2]
+    values = np.float32([[0, 0], [2, 1], [3, 2], [-1, 0], [np.nan, 1]])
+    codes, missing_code = digitise(values, cuts)
+    assert codes[:, 0].tolist() == [0, 2, *[missing_code] * 3]
+    assert codes[:, 1].tolist() == [0, 1, 1, 0, 1]
+
+
+def test_a_thousand_categories_are_a_thousand_bins_whatever_max_bin() -> None:
+    rng = np.random.default_rng(2)
+    codes = rng.integers(0, 1000, 5000).astype(np.float32)
+    codes[0] = 999
+    values = np.stack((codes, rng.normal(size=5000).astype(np.float32)), axis=1)
+    categories = np.array([1000, 0])
+    sketch = sketch_table(values, np.ones(5000, np.float32), 16, categories)
+    assert len(sketch.column(0)[0]) == 0  # neither codes nor their weights are told
+    used = used_categories([sketch], categories)
+    cuts = with_categories(fuse_sketches([sketch], 16), categories, used)
+    assert cuts.widths.tolist() == [1000, 16]
+    places = bin_map(sketch.with_categories(categories), cuts)
+    assert places.tolist() == list(range(1016))

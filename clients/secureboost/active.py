@@ -167,10 +167,13 @@ def _meet(site: Site, mail: Mail) -> None:
             raise ProtocolError(name, "ColumnBins", "names", rule)
         n_columns, max_bin = len(bins.widths), store.facts["boost"]["max_bin"]
         most = site.config.limits["most-columns"]
-        by_category = bins.categorical.astype(bool)
-        if n_columns > most or (bins.widths > np.where(by_category, np.inf, max_bin)).any():
+        by_category = np.resize(bins.categorical.astype(bool), n_columns)
+        if n_columns > most or (bins.widths[~by_category] > max_bin).any():
             rule = f"must be <= {max_bin} (max-bin), of {most} columns at most (most-columns)"
             raise ProtocolError(name, "ColumnBins", "widths", rule)
+        if len(bins.categorical) != n_columns:
+            rule = f"must be {n_columns}, got {len(bins.categorical)}"
+            raise ProtocolError(name, "ColumnBins", "categorical", rule)
         widths[name], names[name] = bins.widths.tolist(), list(bins.names)
         categorical[name] = by_category.tolist()
         allows = allows and bins.allows_export

@@ -161,7 +161,7 @@ class ColumnBins(Letter):
     """Passive to active: how many bins each column has, and its name if names are shared."""
 
     widths: Annotated[Array, Form("int64", "n_columns", low=0, high=65535)]
-    categorical: Annotated[Array, Form("uint8", "n_columns", low=0, high=1)]  # 1: of categories
+    categorical: Annotated[Array, Form("uint8", "n_flags", low=0, high=1)]  # 1: of categories
     names: Annotated[tuple[str, ...], Range(0, 10**6)]
     allows_export: bool
 
