@@ -321,6 +321,12 @@ def test_a_site_that_keeps_its_names_tells_none(
     assert look(config, request)[0].categories == ("red", "blue")
 
 
+def test_an_objective_that_there_is_not_is_refused(colours: list[dict[str, object]]) -> None:
+    node = {key: str(value) for key, value in {**colours[1], "label": "y"}.items()}
+    with pytest.raises(ProtocolError, match=r"^b: HelloRequest\.objective must be one of binary:"):
+        look(site_config(node, {}), HelloRequest("reg:none", 0.2, 0.2, 0))
+
+
 def test_a_dictionary_of_another_table_is_refused_by_the_site(
     colours: list[dict[str, object]], sites: MakeSites, settings: MakeSettings
 ) -> None:
