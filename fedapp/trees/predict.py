@@ -55,7 +55,8 @@ def add_outputs(
     """
     nodes, offsets = stack_trees(trees)
     read = (np.ascontiguousarray(nodes["value"]), offsets, places, values)
-    _add_outputs(*(*_walked(nodes, sets), *frozen(*read), outputs))
+    add = _add_outputs_by_sets if len(sets) else _add_outputs
+    add(*(*_walked(nodes, sets), *frozen(*read), outputs))
 
 
 def add_trees(
@@ -92,18 +93,32 @@ def find_leaves(
     leaves : int32, shape (n_rows,): changed in place.
     sets : of the categorical splits, where the tree has the field ``set``.
     """
-    _find_leaves(*(*_walked(tree, sets), *frozen(values), leaves))
+    find = _find_leaves_by_sets if len(sets) else _find_leaves
+    find(*(*_walked(tree, sets), *frozen(values), leaves))
 
 
 def _walked(nodes: npt.NDArray[Any], sets: CategorySets) -> list[Any]:
-    """What a walk reads: fields of the nodes, each in one piece of memory, and the sets."""
+    """What a walk reads: fields of the nodes, each in one piece of memory, and sets if any."""
     names = ("left", "column", "threshold", "default_left")
     fields = frozen(*(np.ascontiguousarray(nodes[name]) for name in names))
-    return [*fields, walked_sets(nodes["set"] if len(sets) else None, sets)]
+    return [*fields, walked_sets(nodes["set"], sets)] if len(sets) else fields
 
 
 @numba.njit(cache=True, nogil=True)
 def leaf_of(
+    values: Any, first: int, lefts: Any, columns: Any, thresholds: Any, default_lefts: Any
+) -> Any:
+    """Place of the leaf that a row reaches in the tree whose root is at ``first``."""
+    node = first
+    while lefts[node] != LEAF:
+        value = values[columns[node]]
+        goes_left = default_lefts[node] if np.isnan(value) else value < thresholds[node]
+        node = first + lefts[node] + (0 if goes_left else 1)
+    return node
+
+
+@numba.njit(cache=True, nogil=True)
+def leaf_by_sets(
     values: Any,
     first: int,
     lefts: Any,
@@ -112,11 +127,11 @@ def leaf_of(
     default_lefts: Any,
     sets: Any,
 ) -> Any:
-    """Place of the leaf that a row reaches in the tree whose root is at ``first``."""
+    """``leaf_of`` a tree that may split by categories; ``sets``: of ``walked_sets``."""
     node, numbers = first, sets[0]
     while lefts[node] != LEAF:
         value = values[columns[node]]
-        if len(numbers) and numbers[node] >= 0:
+        if numbers[node] >= 0:
             goes_left = goes_left_by_set(value, default_lefts[node], numbers[node], sets)
         else:
             goes_left = default_lefts[node] if np.isnan(value) else value < thresholds[node]
@@ -130,7 +145,6 @@ def _add_outputs(
     columns: Any,
     thresholds: Any,
     default_lefts: Any,
-    sets: Any,
     leaf_values: Any,
     offsets: Any,
     places: Any,
@@ -141,12 +155,42 @@ def _add_outputs(
     for row in range(values.shape[0]):
         for tree in range(places.shape[0]):
             first = offsets[tree]
-            leaf = leaf_of(values[row], first, lefts, columns, thresholds, default_lefts, sets)
+            leaf = leaf_of(values[row], first, lefts, columns, thresholds, default_lefts)
+            outputs[row, places[tree]] += leaf_values[leaf]
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_outputs_by_sets(
+    lefts: Any,
+    columns: Any,
+    thresholds: Any,
+    default_lefts: Any,
+    sets: Any,
+    leaf_values: Any,
+    offsets: Any,
+    places: Any,
+    values: Any,
+    outputs: Any,
+) -> None:
+    """``_add_outputs`` of trees that may split by categories."""
+    for row in range(values.shape[0]):
+        for tree in range(places.shape[0]):
+            first, walked = offsets[tree], (lefts, columns, thresholds, default_lefts, sets)
+            leaf = leaf_by_sets(values[row], first, *walked)
             outputs[row, places[tree]] += leaf_values[leaf]
 
 
 @numba.njit(cache=True, nogil=True)
 def _find_leaves(
+    lefts: Any, columns: Any, thresholds: Any, default_lefts: Any, values: Any, leaves: Any
+) -> None:
+    """Walk every row down one tree."""
+    for row in range(values.shape[0]):
+        leaves[row] = leaf_of(values[row], 0, lefts, columns, thresholds, default_lefts)
+
+
+@numba.njit(cache=True, nogil=True)
+def _find_leaves_by_sets(
     lefts: Any,
     columns: Any,
     thresholds: Any,
@@ -155,6 +199,7 @@ def _find_leaves(
     values: Any,
     leaves: Any,
 ) -> None:
-    """Walk every row down one tree."""
+    """``_find_leaves`` of a tree that may split by categories."""
     for row in range(values.shape[0]):
-        leaves[row] = leaf_of(values[row], 0, lefts, columns, thresholds, default_lefts, sets)
+        walked = lefts, columns, thresholds, default_lefts, sets
+        leaves[row] = leaf_by_sets(values[row], 0, *walked)
