@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import cast
 
@@ -22,7 +22,7 @@ from fedapp.site.config import SiteConfig
 from fedapp.site.policy import check_subsets
 from fedapp.site.rows import Holdout, fingerprint, read_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
-from fedapp.trees.objective import LOSSES
+from fedapp.trees.objective import AUTO, LOSSES
 
 FEWEST_ROWS = 2
 COUNTS = "category_counts"  # an array, so none of a store's facts
@@ -64,8 +64,8 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     DataError, ConfigError : there is no such table, or it breaks a rule.
     ProtocolError : there is no such objective.
     """
-    if request.objective not in LOSSES:
-        rule = f"must be one of {', '.join(LOSSES)}"
+    if request.objective not in (AUTO, *LOSSES):
+        rule = f"must be one of {', '.join((*LOSSES, AUTO))}"
         raise ProtocolError(config.name, "HelloRequest", "objective", rule)
     subsets = read_subsets(config, _holdout(request))
     n_rows = {name: table.n_rows for name, table in subsets.items()}
@@ -78,8 +78,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         **{f"n_{name}": n_rows[name] for name in SUBSETS},
         "columns": subsets["train"].columns,
         "classes": classes,
-        "label_low": 0.0 if classes else float(labels.min()),
-        "label_high": 0.0 if classes else float(labels.max()),
+        **_label_range(labels, classes, request.objective),
         "simulated": config.simulated,
         "fingerprint": fingerprint(subsets, site_key(config.name)),
         "versions": tuple(told_versions()),
@@ -87,6 +86,13 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         **told_categories(config, subsets),
     }
     return _reply(config.name, told), subsets
+
+
+def _label_range(labels: Labels, classes: Sequence[str], objective: str) -> dict[str, float]:
+    """The least and the largest label, where they are numbers and may be for a regression."""
+    is_told = not classes or (objective == AUTO and labels.dtype.kind != "U")
+    found = (float(labels.min()), float(labels.max())) if is_told else (0.0, 0.0)
+    return dict(zip(("label_low", "label_high"), found, strict=True))
 
 
 def _holdout(request: HelloRequest) -> Holdout:

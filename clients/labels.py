@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from clients.dictionary import recode
-from fedapp.data.labels import class_ids
+from fedapp.data.labels import class_ids, objective_of
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.labels import LabelsReply, LabelsRequest, Terms
 from fedapp.metrics import check_metrics
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
-from fedapp.trees.objective import LossParameters, check_classes
+from fedapp.trees.objective import AUTO, LossParameters, check_classes
 
 # Of the run, in a store's facts: classes, metrics beside the objective's, parameters of the loss.
 CLASSES, METRICS, PARAMETERS = "classes", "eval_metrics", "loss_parameters"
@@ -43,6 +43,10 @@ def keep_coding(site: Site, request: Terms) -> dict[str, Any]:
     if CLASSES in facts:
         raise ProtocolError(site.name, type(request).__name__, CLASSES, "must be told once")
     with blaming(site.name, type(request).__name__, CLASSES):
+        if facts["objective"] == AUTO:
+            if not request.classes and site.store["train.labels"].dtype.kind == "U":
+                raise ValueError("classes must be those of text labels, got none")
+            facts["objective"] = objective_of(len(request.classes))
         check_classes(facts["objective"], len(request.classes))
         check_metrics(facts["objective"], request.eval_metrics)
     facts[CLASSES], facts[METRICS] = list(request.classes), list(request.eval_metrics)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from clients.dictionary import keep_categories
 from clients.hello import site_key, told_versions, weights_of
+from fedapp.data.labels import auto_objective, class_names
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.home import home
@@ -26,10 +27,11 @@ from fedapp.site.part_file import read_part
 from fedapp.site.rows import fingerprint
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
 from fedapp.trees.divided.lookup import categories_of, quantiles_of
+from fedapp.trees.objective import AUTO
 
 log = logging.getLogger("fedapp.site")
 # What a run begun stays with: the table may be another by now, which its fingerprint tells.
-KEPT = ("n_table", "n_columns", "active", "n_unlike", "simulated", "versions", "notes")
+KEPT = ("n_table", "n_columns", "active", "objective", "n_unlike", "simulated", "versions", "notes")
 
 
 def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
@@ -100,6 +102,7 @@ def look(
         n_columns=len(table.columns),
         columns=table.columns if config.shares_names else (),
         active=active,
+        objective=_suggested(table, request),
         n_unlike=n_unlike,
         box_key=box_key(config.name),
         run_key=np.zeros(32, dtype=np.uint8),
@@ -109,6 +112,13 @@ def look(
         notes=tuple(note.told(shares_names) for note in table.notes),
     )
     return reply, table, ids
+
+
+def _suggested(table: Table, request: VerticalHelloRequest) -> str:
+    """The objective that the labels suggest, where the run asks for it."""
+    if not request.asks_objective or table.labels is None:
+        return ""
+    return auto_objective([class_names(table.labels, AUTO)])[0]
 
 
 def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool, int]:

@@ -7,12 +7,20 @@ rules. Nested tables are the methods' own settings, which each method checks its
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 
 from fedapp.data.categories import MOST_CATEGORIES
 from fedapp.data.sources import party_sources
@@ -21,7 +29,7 @@ from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
 from fedapp.names import near_setting
 from fedapp.trees.boosted.limits import parse_interactions, parse_monotone
-from fedapp.trees.objective import LOSSES, Objective
+from fedapp.trees.objective import AUTO, LOSSES, Objective
 
 Value = bool | int | float | str
 # Pydantic's kinds of errors.
@@ -74,6 +82,11 @@ def _as_number(value: Any) -> Any:
 Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
 
 
+def _or_auto(value: object, check_known: Callable[[object], Objective]) -> Objective:
+    """``auto`` stands until the parties have said what their labels are."""
+    return cast(Objective, value) if value == AUTO else check_known(value)
+
+
 class Settings(Section):
     """What every strategy knows; ``sections`` holds the methods' own tables, unchecked."""
 
@@ -106,7 +119,7 @@ class Settings(Section):
     start_deadline: Seconds
     exchange_deadline: Seconds
     resend_after: Seconds
-    objective: Objective
+    objective: Annotated[Objective, WrapValidator(_or_auto)]
     num_boost_round: Annotated[int, Field(ge=1, le=10**6)]
     max_depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)]
     eta: Annotated[float, Field(gt=0)]
@@ -152,12 +165,28 @@ class Settings(Section):
         ------
         ValueError : it does not read a setting, or its rows have no such metric.
         """
+        if self.objective == AUTO:
+            return
         if self.scale_pos_weight != 1 and "scale_pos_weight" not in LOSSES[self.objective].reads:
             raise ValueError(
                 f"scale-pos-weight must be 1 for {self.objective}, which has no positive rows, "
                 f"got {self.scale_pos_weight:g}; it is for binary:logistic"
             )
         check_metrics(self.objective, self.eval_metrics)
+
+    def settled(self, objective: Objective) -> Settings:
+        """The settings with the objective that the labels choose.
+
+        Raises
+        ------
+        ConfigError : something is set that does not fit it.
+        """
+        found = self.model_copy(update={"objective": objective})
+        try:
+            found.check_objective()
+        except ValueError as error:
+            raise ConfigError(f"{error}; objective=auto chose it by the labels") from None
+        return found
 
     @property
     def max_delta_step(self) -> float:

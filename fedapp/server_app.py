@@ -117,6 +117,7 @@ def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
         "engine": engine,
         "data": settings.data if strategy.simulated else "the parties' own tables",
         "objective": settings.objective,
+        **({"objective_reason": strategy.objective_reason} if strategy.objective_reason else {}),
         "eval_metrics": settings.eval_metrics,
         "weight": settings.weight if strategy.simulated else "",
         "settings_read": strategy.settings_read(settings),

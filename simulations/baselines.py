@@ -47,7 +47,7 @@ from fedapp.trees.objective import (
 )
 from fedapp.trees.sets import category_counts
 from fedapp.trees.sides import Nodes
-from simulations.rows import PartRows, party_configs, stacked_tables
+from simulations.rows import PartRows, party_configs, settled, stacked_tables
 from strategies.scoring import FINAL_BINS
 
 BY_ROWS, BY_COLUMNS = "rows", "columns"
@@ -183,6 +183,7 @@ def run_baselines(settings: Settings) -> dict[str, Any]:
     ------
     DataError, ConfigError : there is no such table.
     """
+    settings = settled(settings)
     if baselines_of(settings.strategy).split_by == BY_COLUMNS:
         return _vertical_baselines(settings)
     table, shares = stacked_tables(settings)

@@ -54,7 +54,9 @@ def check_tables(settings: Settings) -> None:
         _check_settings(settings, configs)
     with TemporaryDirectory() as folder:
         begun = settings.model_copy(update={"resume": "", "run_dir": folder})
-        looked = _open(strategy(begun, RunFolder(Path(folder))), configs)
+        opened = strategy(begun, RunFolder(Path(folder)))
+        looked = _open(opened, configs)
+        settings = settings.model_copy(update={"objective": opened.settings.objective})
     if all_methods()[settings.strategy].family == "horizontal":
         _check_labels(settings, looked)
     else:
@@ -77,6 +79,7 @@ def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[st
         except DataError as error:
             raise error.at(config.name) from None
     strategy.parties = meet(reply for reply, _ in looked.values())
+    strategy.settle()
     conversation = strategy.conversation(strategy.parties, None)
     next(conversation)
     conversation.close()

@@ -29,6 +29,7 @@ from simulations.comparable import (
     same_rows,
     unread_settings,
 )
+from simulations.rows import settled
 
 Engine = Callable[[Settings], RunFolder]
 # Settings that name a run but do not change what it finds.
@@ -68,6 +69,8 @@ def compare(
     first = runs[0]
     begin("reading the table")
     n_rows = same_rows(runs)
+    runs = [settled(run) for run in runs]
+    first = runs[0]
     claim_folder(output, first, engine_name)
     seeds = tuple(range(first.seed, first.seed + n_seeds))
     metric = first.watched_metric

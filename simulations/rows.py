@@ -9,11 +9,14 @@ import numpy as np
 
 from fedapp.config import Settings, flatten
 from fedapp.data.categories import joint_categories, recoded
-from fedapp.data.labels import Labels, label_texts
+from fedapp.data.labels import Labels, auto_objective, class_names, label_texts
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.table import Table
+from fedapp.errors import DataError
+from fedapp.site.columns import read_columns
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.rows import Holdout, Rows, read_table, share_rows
+from fedapp.trees.objective import AUTO
 from strategies.horizontal import check_same_columns
 
 PartRows = Mapping[str, Rows]  # row numbers that train, validate and test
@@ -26,6 +29,25 @@ def party_configs(settings: Settings) -> list[SiteConfig]:
         site_config({"partition-id": share, "num-partitions": settings.parties}, run)
         for share in range(settings.parties)
     ]
+
+
+def settled(settings: Settings) -> Settings:
+    """The settings with the objective that a simulated run chooses where they leave it open.
+
+    Raises
+    ------
+    DataError, ConfigError : there is no such table, or labels of parties do not fit together.
+    """
+    if settings.objective != AUTO:
+        return settings
+    configs = party_configs(settings)
+    # A share of the rows or columns of one table has labels like the whole.
+    shared = [read_table(configs[0])] if configs[0].is_share else []
+    tables = shared or [read_columns(config, settings.seed) for config in configs]
+    found = [class_names(each.labels, AUTO) for each in tables if each.labels is not None]
+    if not found:
+        raise DataError('label must name the label column, as in label="y"; got none')
+    return settings.settled(auto_objective(found)[0])
 
 
 def stacked_tables(settings: Settings) -> tuple[Table, dict[str, PartRows]]:

@@ -36,6 +36,7 @@ from fedapp.messages.parcels import Parcel
 from fedapp.run_folder import RunFolder
 from fedapp.run_state import RunState
 from fedapp.stage import Stages
+from fedapp.trees.objective import AUTO, Objective
 from fedapp.wire.codec import WAITING, Envelope, to_records
 from fedapp.wire.content import Content, take_apart
 from fedapp.wire.delivery import Courier, Patience
@@ -77,6 +78,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self._checkpoint_step = self._state.step
         self.ledger = Ledger(folder.ledger, *self._state.bytes)
         self.parties: Parties[I] = Parties({})
+        self.objective_reason = ""
         self.outcome: Summary | None = None
         self._model = b""
         self._n_failed = 0
@@ -100,6 +102,31 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         parties : everyone who takes part.
         saved : where an earlier attempt had come to, or None.
         """
+
+    @abstractmethod
+    def suggested_objective(self) -> tuple[Objective, str]:
+        """The objective that the labels of the parties suggest, and why."""
+
+    def settle(self) -> None:
+        """Where the objective is left open, choose it by what the parties say of their labels; from
+        here on it stands in the settings.
+
+        Raises
+        ------
+        ConfigError : something is set that does not fit the one chosen.
+        DataError : their labels do not fit together.
+        ProtocolError : a party suggests one that labels cannot.
+        """
+        if self.settings.objective != AUTO or self.settings.model:
+            return
+        objective, why = self.suggested_objective()
+        self.settings = self.settings.settled(objective)
+        self.objective_reason = why
+        log.info("objective %s: %s", objective, why)
+        self.settled()
+
+    def settled(self) -> None:
+        """What follows from an objective that was left open."""
 
     # Flower's hooks
 
@@ -258,6 +285,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self._note(fingerprints=found)
         for text in oddities(self.parties):
             self.warn_once(text)
+        self.settle()
         return (yield from self.conversation(self.parties, self._saved))
 
     def _find_nodes(self, grid: Grid) -> list[int]:

@@ -87,6 +87,10 @@ class FedAvgLinear(HorizontalStrategy):
         self.weights: Mapping[str, float] = {}
         self.n_averaged = 0
 
+    def settled(self) -> None:
+        """Scores follow the objective."""
+        self.history = History.of(self.settings)
+
     @classmethod
     def own_settings(cls, settings: Settings) -> FedAvgLinearSettings:
         """``[fedavg-linear]``, checked."""

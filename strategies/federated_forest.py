@@ -61,7 +61,7 @@ from fedapp.trees.forest.cart import Criterion
 from fedapp.trees.forest.draws import column_seeds, n_features
 from fedapp.trees.forest.levels import Splits, draw_columns, number, winners
 from fedapp.trees.forest.model import BaggedForest, branches, to_json
-from fedapp.trees.objective import REGRESSION
+from fedapp.trees.objective import AUTO, REGRESSION
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, category_counts
 from strategies.alignment import align
 from strategies.base import Summary
@@ -129,13 +129,18 @@ class FederatedForest(VerticalStrategy):
         self.n_nodes = np.ones(self.own.trees, dtype=np.int64)
         self.splits, self.last = Splits.none(), Splits.none()  # all, and the last level's
 
+    def settled(self) -> None:
+        """The criterion must fit the objective."""
+        self.own = self.own_settings(self.settings)
+
     @classmethod
     def own_settings(cls, settings: Settings) -> FederatedForestSettings:
         """``[federated-forest]``, checked."""
         values = dict(settings.sections["federated-forest"])
         own = check(FederatedForestSettings, values, "federated-forest.")
         is_variance = settings.objective == REGRESSION
-        if own.criterion != "auto" and (own.criterion == "variance") != is_variance:
+        is_open = settings.objective == AUTO
+        if not is_open and own.criterion != "auto" and (own.criterion == "variance") != is_variance:
             fitting = "variance" if is_variance else "gini or entropy"
             rule = f"must be {fitting} for {settings.objective}"
             raise ConfigError(f"federated-forest.criterion {rule}, got {own.criterion}")

@@ -116,6 +116,10 @@ class FedXGBllr(HorizontalStrategy):
         self.n_averaged = 0
         self.best: Floats = np.empty(0, dtype=np.float32)
 
+    def settled(self) -> None:
+        """Scores follow the objective."""
+        self.history = _history(self.settings)
+
     @classmethod
     def own_settings(cls, settings: Settings) -> FedXGBllrSettings:
         """``[fedxgbllr]``, checked."""

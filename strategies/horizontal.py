@@ -11,7 +11,7 @@ import numpy as np
 from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.data.categories import Categories
-from fedapp.data.labels import check_mean, merge_classes
+from fedapp.data.labels import auto_objective, check_mean, merge_classes
 from fedapp.data.partition import SUBSETS
 from fedapp.data.schema import listed
 from fedapp.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.messages.labels import LabelsReply, LabelsRequest, check_coded
 from fedapp.messages.parameters import loss_fields
 from fedapp.run_folder import RunFolder
-from fedapp.trees.objective import LossParameters, base_score, is_regression
+from fedapp.trees.objective import LossParameters, Objective, base_score, is_regression
 from strategies.base import TreeStrategy
 from strategies.dictionary import alike_names, joint_dictionary
 
@@ -84,6 +84,10 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         return HelloRequest(
             settings.objective, settings.test_fraction, settings.valid_fraction, settings.seed
         )
+
+    def suggested_objective(self) -> tuple[Objective, str]:
+        """By the labels of all parties."""
+        return auto_objective([hello.classes for hello in self.parties.values()])
 
     def row_counts(self) -> dict[str, int]:
         """Sums over the parties."""

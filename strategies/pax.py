@@ -90,6 +90,10 @@ class PAX(HorizontalStrategy):
         self.history = History.of(settings)
         self.bin_maps: dict[str, Ints] = {}
 
+    def settled(self) -> None:
+        """Scores follow the objective."""
+        self.history = History.of(self.settings)
+
     @classmethod
     def own_settings(cls, settings: Settings) -> PaxSettings:
         """``[pax]``, checked."""

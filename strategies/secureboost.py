@@ -84,6 +84,10 @@ class SecureBoost(VerticalStrategy):
         self.rows: dict[str, int] = {}
         self.trained = False  # all rounds are finished
 
+    def settled(self) -> None:
+        """Scores follow the objective."""
+        self.history = History.of(self.settings)
+
     @classmethod
     def own_settings(cls, settings: Settings) -> SecureBoostSettings:
         """``[secureboost]``, checked."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from fedapp.config import Section, Settings, defaults
 from fedapp.errors import ConfigError
-from fedapp.trees.objective import LOSSES
+from fedapp.trees.objective import AUTO, LOSSES
 
 # General settings by which XGBoost's trees are grown, round after round.
 TREE_SETTINGS = frozenset(
@@ -54,8 +54,8 @@ class ReadsSettings:
         ConfigError : an objective that it cannot train, a setting that it would ignore, or one of
             its own that breaks its rule.
         """
-        if settings.objective not in cls.objectives:
-            known = ", ".join(cls.objectives)
+        if settings.objective not in (AUTO, *cls.objectives):
+            known = ", ".join((AUTO, *cls.objectives))
             rule = f"must be one of {known} for {settings.strategy}"
             raise ConfigError(f"objective {rule}, got {settings.objective}")
         read, given = set(cls.settings_read(settings)), settings.as_config()

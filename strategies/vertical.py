@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, ModelFiles, Parties, ask
 from fedapp.crypto.keys import SMALLEST_BITS
+from fedapp.data.labels import SUGGESTED
 from fedapp.data.partition import SUBSETS
-from fedapp.errors import ConfigError, DataError, FedappError
+from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
 from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.parcels import Parcel
 from fedapp.messages.vertical import FinalScores, VerticalHelloReply, VerticalHelloRequest
 from fedapp.metrics import threshold_rows
 from fedapp.trees.divided.lookup import DIVIDED
+from fedapp.trees.objective import AUTO, Objective
 from strategies.base import TreeStrategy
 from strategies.scoring import threshold_note
 
@@ -36,8 +38,26 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         """Read the table, and the ids by which rows are matched."""
         settings = self.settings
         return VerticalHelloRequest(
-            settings.align == "psi", settings.align_most_rows, settings.seed, settings.model
+            settings.align == "psi",
+            settings.align_most_rows,
+            settings.seed,
+            settings.model,
+            asks_objective=settings.objective == AUTO and not settings.model,
         )
+
+    def suggested_objective(self) -> tuple[Objective, str]:
+        """What the party with the labels says of them; nobody else knows them.
+
+        Raises
+        ------
+        ProtocolError : it says something else.
+        """
+        active = active_party(self.parties)
+        objective = cast(Objective, self.parties[active].objective)
+        if objective not in SUGGESTED:
+            rule = f"must be one of {', '.join(SUGGESTED)}"
+            raise ProtocolError(active, self.introduction.__name__, "objective", rule)
+        return objective, f"the label at {active} has {SUGGESTED[objective]}"
 
     def _leave_out(self, party: str, error: FedappError) -> None:
         """Stop: a model of columns cannot go on without some of them, whatever ``min-parties``."""

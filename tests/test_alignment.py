@@ -424,7 +424,7 @@ def test_a_run_that_trains_cannot_pass_for_one_that_predicts(
     contexts[1].node_config["min-rows"] = "100"
 
     def greeted_again(parties: Any, *given: Any) -> Any:
-        again = VerticalHelloRequest(True, 1000, 0, old)
+        again = VerticalHelloRequest(True, 1000, 0, old, False)
         yield from ask(parties.all(again), VerticalHelloReply)
         return (yield from align(parties, *given))
 

@@ -353,7 +353,7 @@ def test_a_finished_run_does_not_begin_again_under_its_id(
     before = part.read_bytes()
     keys = np.stack([box_key(name) for name in names])
     asked: list[Request] = [
-        VerticalHelloRequest(True, 1000, 42, ""),
+        VerticalHelloRequest(True, 1000, 42, "", False),
         OpenRequest(names, "bank", keys, keys, np.array([9, 9]), False, 0.2, 0.1, 42),
     ]
     for step, request in enumerate(asked, start=1):

@@ -55,7 +55,7 @@ class Shop:
 
     def open(self, active: str, key: bytes) -> Content:
         """Greet the site, and tell it that the active party has this key."""
-        hello = self.ask(VerticalHelloRequest(True, 1000, 0, ""), 1).arrays
+        hello = self.ask(VerticalHelloRequest(True, 1000, 0, "", False), 1).arrays
         names = tuple(sorted((active, "shop")))
         keys = {active: np.frombuffer(public_key(key), np.uint8), "shop": hello["box_key"]}
         of_run = {active: np.frombuffer(public_key(MALLORY), np.uint8), "shop": hello["run_key"]}

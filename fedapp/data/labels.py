@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.places import is_number
 from fedapp.errors import DataError
-from fedapp.trees.objective import LOSSES, Objective, check_base_score, is_regression
+from fedapp.trees.objective import (
+    AUTO,
+    LOSSES,
+    REGRESSION,
+    Objective,
+    check_base_score,
+    is_regression,
+)
 
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 
+MULTI_CLASS: Final = "multi:softprob"
 MOST_CLASSES = 1000
+# Whole numbers with more different values are counts or measures: grades, levels and codes of
+# classes have fewer, and a softmax grows a tree a class.
+FEW_VALUES = 20
+# What labels are like that suggest an objective.
+SUGGESTED: Final[dict[Objective, str]] = {
+    "binary:logistic": "two values",
+    MULTI_CLASS: f"texts, or at most {FEW_VALUES} whole numbers",
+    REGRESSION: "many values, numbers",
+}
 MOST_TOLD = 5
 
 
 def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
     """Names of the classes among the labels, sorted; none for regression.
 
+    Parameters
+    ----------
+    objective : with ``auto``, labels are classes where they are text, have two values at most, or
+        are whole numbers of 20 different values at most.
+
     Raises
     ------
     DataError : the labels do not fit the objective.
     """
     is_text = labels.dtype.kind == "U"
+    if objective == AUTO:
+        objective = MULTI_CLASS if is_text or _is_few(np.unique(labels)) else REGRESSION
     if is_regression(objective):
         if is_text:
             rule = f"label must be numbers for {objective}, got"
@@ -55,6 +79,43 @@ def _check_numbers(labels: npt.NDArray[np.float64], objective: str) -> None:
         raise DataError(
             f"{rule} {found}; {way}", here=f"{rule} {found}, as {_plain(float(others[0]))}; {way}"
         )
+
+
+def _is_few(values: npt.NDArray[np.float64]) -> bool:
+    """Whether different numbers are rather names of classes."""
+    if len(values) <= 2:
+        return True
+    return len(values) <= FEW_VALUES and bool((values == np.floor(values)).all())
+
+
+def auto_objective(classes: Sequence[Sequence[str]]) -> tuple[Objective, str]:
+    """The objective that the labels of all parties suggest, and why.
+
+    Parameters
+    ----------
+    classes : of each party, as ``class_names`` has them with ``auto``.
+
+    Raises
+    ------
+    DataError : labels are text at one party and numbers of many values at another.
+    """
+    names = merge_classes(classes)
+    are_numbers = all(map(is_number, names))
+    if not all(classes) and not are_numbers:
+        raise DataError("label must be of one type at all parties, got text and numbers")
+    if all(classes) and (not are_numbers or _is_few(np.array([float(name) for name in names]))):
+        found = "texts" if not are_numbers else "numbers, few and whole"
+        if len(names) == 2:
+            return objective_of(2), f"the label has {SUGGESTED['binary:logistic']}"
+        return objective_of(len(names)), f"the label has {len(names)} values, {found}"
+    return REGRESSION, f"the label has {SUGGESTED[REGRESSION]}"
+
+
+def objective_of(n_classes: int) -> Objective:
+    """The objective for so many classes; none is a regression."""
+    if not n_classes:
+        return REGRESSION
+    return "binary:logistic" if n_classes == 2 else MULTI_CLASS
 
 
 def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]:

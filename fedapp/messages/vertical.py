@@ -1,15 +1,15 @@
 """The opening of a run between parties that have different columns of the same rows.
 
 Reveals: the server learns each party's name, its numbers of rows and columns, whether it has the
-labels, a fingerprint of its table that means something to that party alone, two public keys, one
-the same in every run and one of this run, the versions it runs, and what is odd about the table:
-that some features have one value or none, number the rows or are rounded as float32, which are
-written as dates, as yes and no or with spaces around, how many values are none of those that a
-schema gives, and what separates the fields of the file; of a table to predict in how many columns
-its values are unlike those trained on, how many values are categories that the model does not know,
-and whether some rows or all lack a weight; the names of its columns only where its owner shares
-them (``share-column-names``). A party learns whether names are shared, and the names, numbers of
-rows and public keys of the others.
+labels and, where the run leaves the objective open, which one they suggest, a fingerprint of its
+table that means something to that party alone, two public keys, one the same in every run and one
+of this run, the versions it runs, and what is odd about the table: that some features have one
+value or none, number the rows or are rounded as float32, which are written as dates, as yes and no
+or with spaces around, how many values are none of those that a schema gives, and what separates the
+fields of the file; of a table to predict in how many columns its values are unlike those trained
+on, how many values are categories that the model does not know, and whether some rows or all lack a
+weight; the names of its columns only where its owner shares them (``share-column-names``). A party
+learns whether names are shared, and the names, numbers of rows and public keys of the others.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class VerticalHelloRequest(Request):
     most_rows: Annotated[int, Range(1, 2**40)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
     model: Annotated[str, Range(0, 16)]  # whose columns are wanted, to predict; empty to train
+    asks_objective: bool  # what the labels are like is to be told
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +65,7 @@ class VerticalHelloReply(Introduction):
     n_columns: Annotated[int, Range(0, 10**6)]
     columns: Annotated[tuple[str, ...], Range(0, 10**6)]  # empty where they are not shared
     active: bool  # has the labels
+    objective: Annotated[str, Range(0, 64)]  # that the labels suggest, if asked; empty if passive
     n_unlike: Annotated[int, Range(0, 10**6)]  # columns to predict unlike those trained on
     box_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; the same in every run
     run_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; of this run alone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedapp.trees.objective import LOSSES, REGRESSION, is_regression
+from fedapp.trees.objective import AUTO, LOSSES, REGRESSION, is_regression
 
 _OF_NUMBERS = ("rmse", "mae", "r2")
 NAMES = {  # the score that early stopping follows comes first
@@ -49,7 +49,9 @@ LOSSES_OF = {
 
 
 def loss_metric(objective: str, tweedie_variance_power: float = 1.5) -> str:
-    """The score that training lowers."""
+    """The score that training lowers; none while the objective is open."""
+    if objective == AUTO:
+        return ""
     own = own_metrics(objective, tweedie_variance_power)
     return own[0] if own else LOSSES_OF[objective]
 
@@ -68,7 +70,10 @@ def own_metrics(objective: str, tweedie_variance_power: float) -> tuple[str, ...
 
 
 def watched_metric(objective: str, eval_metrics: Sequence[str] = ()) -> str:
-    """The score that early stopping follows: the first of those asked for, or the default."""
+    """The score that early stopping follows: the first of those asked for, or the default; none
+    where none is asked for while the objective is open."""
+    if objective == AUTO and not eval_metrics:
+        return ""
     return eval_metrics[0] if eval_metrics else default_metric(objective)
 
 

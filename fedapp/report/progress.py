@@ -339,6 +339,8 @@ def _score(entry: Mapping[str, Any], names: list[str]) -> str:
     """``valid auc 0.7781  logloss 0.4420``: the first two of names that the round has."""
     split = "valid" if entry["valid"] else "train"
     scores: Scores = entry[split]
-    known = [name for name in dict.fromkeys(names) if name in scores][:2]
+    # Without a metric to begin with, the round's first is the objective's own.
+    first = [name for name in names if name] if names[0] else [*list(scores)[:1], *names[1:]]
+    known = [name for name in dict.fromkeys(first) if name in scores][:2]
     texts = [f"{name} {score_text(scores[name])}" for name in known]
     return f"{split} {'  '.join(texts)}" if texts else ""

@@ -226,6 +226,8 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
     rows = ", ".join(f"{party['name']} {party['rows']:,}" for party in parties)
     best = summary.get("best_round")
     facts = {"parties": f"{len(parties)} (rows: {rows})"}
+    if why := summary.get("objective_reason"):
+        facts["objective"] = f"{summary['objective']}: {why}"
     classes: Sequence[str] = summary.get("classes") or ()
     if len(classes) == 2 and tuple(classes) != ("0", "1"):
         facts["classes"] = f"{', '.join(classes)}; scores take {classes[1]} as positive"

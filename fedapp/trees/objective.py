@@ -26,6 +26,9 @@ Objective = Literal[
     "reg:tweedie",
 ]
 REGRESSION: Final = "reg:squarederror"
+AUTO: Final[str] = (
+    "auto"  # in place of an objective, until the parties have said what their labels are
+)
 
 SMALLEST_HESSIAN = np.float32(1e-16)
 # XGBoost's default intercept; the same for every class, so it cancels in the softmax.

@@ -1,0 +1,99 @@
+"""An objective left open: chosen by the labels, the same model as when it is said."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.config import load_settings
+from fedapp.data.labels import AUTO, auto_objective, class_names
+from fedapp.errors import ConfigError, DataError
+from simulations.baselines import run_baselines
+from simulations.checks import check_tables
+from simulations.local import run_local
+
+BOOSTED = {"num-boost-round": 2, "max-depth": 2, "max-bin": 8}
+SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
+METHODS: dict[str, dict[str, Any]] = {
+    "pax": BOOSTED,
+    "bagging": BOOSTED,
+    "cyclic": BOOSTED,
+    "fedxgbllr": {"fedxgbllr": {"trees": 6, "max-depth": 2, "rounds": 1, "epochs": 1}},
+    "fedavg-linear": {"fedavg-linear": {"rounds": 2}},
+    "secureboost": {**BOOSTED, "parties": 2, "secureboost": SMALL_KEY},
+    "federated-forest": {
+        "parties": 2,
+        "federated-forest": {**SMALL_KEY, "trees": 2, "max-depth": 2},
+    },
+}
+TASKS = [
+    ("breast-cancer", "binary:logistic"),
+    ("wine", "multi:softprob"),
+    ("diabetes", "reg:squarederror"),
+]
+
+
+@pytest.mark.parametrize(
+    ("labels", "objective"),
+    [
+        ([["a", "b"]], "binary:logistic"),
+        ([["a"], ["b"], ["c"]], "multi:softprob"),
+        ([[0.0, 1.0], [1.0]], "binary:logistic"),
+        ([[0.5, 1.5]], "binary:logistic"),
+        ([[0.5, 1.5], [2.5, 1.5]], "reg:squarederror"),
+        ([list(range(20))], "multi:softprob"),
+        ([list(range(21))], "reg:squarederror"),
+        ([list(range(15)), list(range(10, 25))], "reg:squarederror"),
+        ([[1.0, 2.0], [0.1, 0.2, 0.3]], "reg:squarederror"),
+    ],
+)
+def test_the_labels_of_all_parties_choose(labels: list[list[Any]], objective: str) -> None:
+    found = [class_names(np.array(own), AUTO) for own in labels]
+    assert auto_objective(found)[0] == objective
+
+
+def test_text_and_numbers_as_labels_do_not_fit_together() -> None:
+    with pytest.raises(DataError, match="label must be of one type at all parties"):
+        auto_objective([("a", "b"), ()])
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "objective"),
+    [
+        *(("pax", *task) for task in TASKS),
+        *(("secureboost", *task) for task in TASKS[1:]),
+        *((method, *TASKS[1]) for method in METHODS if method not in ("pax", "secureboost")),
+    ],
+)
+def test_a_chosen_objective_trains_the_same_model(method: str, data: str, objective: str) -> None:
+    found = []
+    for said in (AUTO, objective):
+        settings = load_settings(
+            {"strategy": method, "data": data, "objective": said, **METHODS[method]}
+        )
+        check_tables(settings)
+        folder = run_local(settings)
+        found.append(json.loads((folder.path / "summary.json").read_text()))
+    chosen, explicit = found
+    assert chosen["objective"] == explicit["objective"] == objective
+    assert chosen["metrics"] == explicit["metrics"]
+    assert "label" in chosen["objective_reason"]
+    assert "objective_reason" not in explicit
+
+
+def test_baselines_follow_the_chosen_objective() -> None:
+    settings = load_settings({"data": "wine", "objective": AUTO, **BOOSTED})
+    said = settings.model_copy(update={"objective": "multi:softprob"})
+    assert run_baselines(settings)["pooled"] == run_baselines(said)["pooled"]
+
+
+def test_a_criterion_that_does_not_fit_the_chosen_objective_is_refused() -> None:
+    own = {**METHODS["federated-forest"]["federated-forest"], "criterion": "variance"}
+    settings = load_settings(
+        {"strategy": "federated-forest", "objective": AUTO, "parties": 2, "federated-forest": own}
+    )
+    with pytest.raises(ConfigError, match="criterion must be gini or entropy"):
+        run_local(settings)
