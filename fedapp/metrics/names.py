@@ -78,8 +78,9 @@ def watched_metric(objective: str, eval_metrics: Sequence[str] = ()) -> str:
 
 
 def scored_names(objective: str, eval_metrics: Sequence[str]) -> tuple[str, ...]:
-    """All scores of a run."""
-    return (*NAMES[objective], *(name for name in eval_metrics if name not in NAMES[objective]))
+    """All scores of a run; only those asked for while the objective is open."""
+    own = () if objective == AUTO else NAMES[objective]
+    return (*own, *(name for name in eval_metrics if name not in own))
 
 
 def is_metric(name: str) -> bool:
