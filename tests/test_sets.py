@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 import xgboost
 
 from fedapp.errors import DataError
+from fedapp.histograms.bins import Cuts, with_categories
+from fedapp.histograms.split import CategoryRules, Penalties
 from fedapp.trees.boosted.from_xgboost import trees_from_xgboost, typed_columns
+from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.routes import ROUTE, route_codes, route_values
 from fedapp.trees.model import LEAF, Ensemble, Grown, from_json, in_order, to_json, together
 from fedapp.trees.packed import EXPLAINED, pack_trees, unpack_trees
@@ -221,3 +225,31 @@ def coded(values: np.ndarray) -> tuple[np.ndarray, Any]:
         axis=1,
     ).astype(np.uint16)
     return codes, lambda column, threshold: np.searchsorted(points[column], threshold)
+
+
+def test_growth_goes_on_with_its_sets_where_it_was_kept() -> None:
+    def growth() -> Growth:
+        cuts = Cuts(np.float32([1, 2, 3, 4, 5]), np.array([0, 5]), np.zeros(1, np.float32))
+        penalties = Penalties(1.0, 0.0, 0.0, *[0.0] * (len(fields(Penalties)) - 3))
+        shape = Shape(2, 0.5, penalties, CategoryRules(4, 64))
+        cuts = with_categories(cuts, np.array([9]), np.array([5]))
+        found = Growth(1, cuts, np.ones((1, 1), dtype=bool), shape)
+        found.set_roots(SUMS.sum(axis=0)[None])
+        return found
+
+    whole = growth()
+    routes, sets = whole.split(SUMS[None], np.zeros((1, 1), np.int32))
+    assert routes["set"].tolist() == [0]
+    assert sets.codes() == [[1, 3]]
+    assert sets.widths.tolist() == [9]  # of all categories, of which 5 occur
+    kept = whole.arrays()
+    again = Growth.restored(kept.__getitem__, whole.cuts, whole.allowed, whole.shape)
+    light = np.where(np.isin(np.arange(5), [1, 3])[:, None], SUMS, 0)[None]
+    for each in (whole, again):
+        each.split(light, np.zeros((1, 1), np.int32))
+    assert len(whole.grown().sets) > 1
+    assert again.grown().sets.codes() == whole.grown().sets.codes()
+    np.testing.assert_array_equal(again.grown().trees[0], whole.grown().trees[0])
+
+
+SUMS = np.array([[-4.0, 2.0], [6.0, 3.0], [-1.0, 1.0], [5.0, 2.0], [-3.0, 2.0]])
