@@ -38,6 +38,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.limits import (
     Limits,
+    check_without_categories,
     interactions_of,
     monotone_of,
     parse_interactions,
@@ -54,7 +55,7 @@ from strategies.scoring import (
     check_scores,
     evaluate,
 )
-from strategies.settings import BOOSTING_SETTINGS
+from strategies.settings import BOOSTING_SETTINGS, CONSTRAINTS
 
 FEWEST_BINS = 2
 FEW_BINS = 32  # fewer have cost much accuracy wherever it was measured
@@ -82,7 +83,7 @@ def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
 class PAX(HorizontalStrategy):
     """The server's side of PAX."""
 
-    reads = BOOSTING_SETTINGS | {"monotone-constraints", "interaction-constraints"}
+    reads = BOOSTING_SETTINGS | CONSTRAINTS
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
@@ -190,13 +191,9 @@ class PAX(HorizontalStrategy):
             monotone = monotone_of(parse_monotone(settings.monotone_constraints), table.columns)
             groups = parse_interactions(settings.interaction_constraints)
             interactions = interactions_of(groups, table.columns)
+            check_without_categories(monotone, any(table.categories))
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        if len(monotone) and any(table.categories):
-            raise ConfigError(
-                "monotone-constraints must be empty where a column has categories; exclude these "
-                "with drop-columns, or give them as numbers"
-            )
         shares = settings.colsample_bylevel, settings.colsample_bynode
         return Limits(settings.seed, 0, *shares, monotone, interactions)
 

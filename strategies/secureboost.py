@@ -42,7 +42,7 @@ from fedapp.trees.objective import is_regression
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.scoring import History, model_files
-from strategies.settings import BOOSTING_SETTINGS
+from strategies.settings import BOOSTING_SETTINGS, CONSTRAINTS
 from strategies.vertical import (
     Mailbox,
     VerticalStrategy,
@@ -74,7 +74,11 @@ class SecureBoostSettings(Section):
 class SecureBoost(VerticalStrategy):
     """The server's side of SecureBoost: it says what is next, and passes letters on."""
 
-    reads = BOOSTING_SETTINGS | {"objective", "test-fraction", "valid-fraction", "allow-export"}
+    reads = (
+        BOOSTING_SETTINGS
+        | CONSTRAINTS
+        | {"objective", "test-fraction", "valid-fraction", "allow-export"}
+    )
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
@@ -153,6 +157,8 @@ class SecureBoost(VerticalStrategy):
             "objective": self.settings.objective,
             **parameters_of(self.settings),
             **loss_fields(self.settings),
+            "monotone_constraints": self.settings.monotone_constraints,
+            "interaction_constraints": self.settings.interaction_constraints,
             **self.own.model_dump(),
         }
         yield from mailbox.relay(SetupRequest, parties, SentReply, **given)

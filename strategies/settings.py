@@ -20,11 +20,12 @@ TREE_SETTINGS = frozenset(
 BOOSTING_SETTINGS = TREE_SETTINGS | {
     *("num-boost-round", "early-stopping-rounds", "eval-metric", "scale-pos-weight"),
 }
+CONSTRAINTS = frozenset(("monotone-constraints", "interaction-constraints"))
 # A run of a method that does not read one of these would be of another model than was asked for.
 NEVER_IGNORED = frozenset(
     (
         *("eval-metric", "max-delta-step", "scale-pos-weight"),
-        *("monotone-constraints", "interaction-constraints"),
+        *CONSTRAINTS,
     )
 )
 ALL_OBJECTIVES = tuple(LOSSES)

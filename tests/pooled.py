@@ -130,7 +130,7 @@ class Pooled:
         self.order = common_order(ids, settings.seed)
         self.train, self.valid = split.train, split.valid
         self.parameters = xgboost_parameters(
-            settings, self.labels, self.weights[self.train], self.labels[self.train]
+            settings, self.labels, self.weights[self.train], self.labels[self.train], self.columns
         )
 
     def matrix(self, values: Any) -> Any:

@@ -28,7 +28,8 @@ from simulations.local import run_local
 from strategies.secureboost import SecureBoost
 from tests.claims import claims
 from tests.pooled import Pooled, assert_xgboosts, made_columns, splits_of, write_rows
-from tests.test_exactness import PENALTIES
+from tests.reference import compare_trees
+from tests.test_exactness import HELD, PENALTIES
 from tests.texts import adult
 from tests.transcript import lines_of, summary_of
 
@@ -354,3 +355,27 @@ def test_rounds_grown_alone_are_no_more_than_early_stopping_waits_for(made: Make
     rule = "^secureboost.first-trees must be at most early-stopping-rounds where that is set, got 4"
     with pytest.raises(ConfigError, match=rule):
         SecureBoost.own_settings(made(**more))
+
+
+# Constraints of columns
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param(("monotone",), marks=pytest.mark.slow),
+        pytest.param(("interaction",), marks=pytest.mark.slow),
+        ("monotone", "interaction"),
+    ],
+)
+def test_constraints_hold_as_in_xgboost_on_real_rows(
+    real_data: Path, vertical: MakeSettings, tmp_path: Path, kinds: tuple[str, ...]
+) -> None:
+    source, label, numbers = DEFAULT
+    data = first_rows(real_data / source, 1000, tmp_path / "rows.csv", drop=numbers)
+    held = {f"{kind}-constraints": HELD["default-credit"][f"{kind}-constraints"] for kind in kinds}
+    run = vertical(data=data, label=label, num_boost_round=3, max_depth=4, max_bin=16, **held)
+    folder, whole = run_local(run), Pooled(run)
+    assert_xgboosts(folder, whole)
+    free = Pooled(run.model_copy(update={f"{kind}_constraints": "" for kind in kinds}))
+    assert compare_trees(load_model(folder.path / "model.json"), free.booster()).differing

@@ -18,6 +18,13 @@ import numpy.typing as npt
 from clients.alignment import check_order
 from clients.keys import draw_key
 from clients.secureboost.coding import code_categories, keep_cuts
+from clients.secureboost.constraints import (
+    Wanted,
+    joint_constraints,
+    own_constraints,
+    told_constraints,
+    wanted_of,
+)
 from clients.secureboost.phases import BEGUN, CHOSEN, GROWN, IDLE, SET_UP
 from clients.secureboost.round import (
     Done,
@@ -73,6 +80,7 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
     store.facts["eval_metrics"] = list(request.eval_metrics)
     width = _code_labels(store, told["objective"], parameters_in(store.facts["boost"]))
     _bin_columns(store, request.max_bin)
+    wanted_of(site, request)  # refuses what it cannot read before anything is sent
     n_train = store.facts["n_train"]
     key = draw_key(
         site, request, "secureboost", lambda own: grouped_layouts(own.bits, n_train, width)
@@ -159,13 +167,15 @@ def _meet(site: Site, mail: Mail) -> None:
     widths = {site.name: np.diff(store["offsets"]).tolist()}
     categorical = {site.name: (store["set_widths"] > 0).tolist()}
     names = {site.name: list(store.facts["columns"]) if site.config.shares_names else []}
-    allows = site.config.allows_export
+    allows, boost = site.config.allows_export, store.facts["boost"]
+    wanted = Wanted.of(boost["monotone_constraints"], boost["interaction_constraints"])
+    held = {site.name: own_constraints(site, wanted)}
     for name in site.others:
         bins = mail.one(ColumnBins, name)
         if len(bins.names) not in (0, len(bins.widths)):
             rule = f"must be {len(bins.widths)} or none, got {len(bins.names)}"
             raise ProtocolError(name, "ColumnBins", "names", rule)
-        n_columns, max_bin = len(bins.widths), store.facts["boost"]["max_bin"]
+        n_columns, max_bin = len(bins.widths), boost["max_bin"]
         most = site.config.limits["most-columns"]
         by_category = np.resize(bins.categorical.astype(bool), n_columns)
         if n_columns > most or (bins.widths[~by_category] > max_bin).any():
@@ -176,9 +186,13 @@ def _meet(site: Site, mail: Mail) -> None:
             raise ProtocolError(name, "ColumnBins", "categorical", rule)
         widths[name], names[name] = bins.widths.tolist(), list(bins.names)
         categorical[name] = by_category.tolist()
+        held[name] = told_constraints(name, bins, len(wanted.names), n_columns)
         allows = allows and bins.allows_export
-    store.facts["widths"] = {name: widths[name] for name in store.facts["peers"]}
-    store.facts["categorical"] = {name: categorical[name] for name in store.facts["peers"]}
+    peers = store.facts["peers"]
+    store.facts["widths"] = {name: widths[name] for name in peers}
+    store.facts["categorical"] = {name: categorical[name] for name in peers}
+    joint = joint_constraints(wanted, {name: held[name] for name in peers}, categorical)
+    store.facts["monotone"], store.facts["interactions"] = joint
     store.facts["shared_names"], store.facts["export"] = names, allows
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from clients.dictionary import kept_categories
 from clients.secureboost.coding import code_categories, keep_cuts
+from clients.secureboost.constraints import own_constraints, wanted_of
 from clients.secureboost.phases import SET_UP, SUMMED, TOLD
 from clients.secureboost.splits import nodes_after, own_sides
 from fedapp.crypto.keys import PublicKey as Key
@@ -65,9 +66,13 @@ def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
     store.facts["key"] = request.key_bits, request.insecure_small_key
     store.facts["max_depth"] = request.max_depth
     store.put("lookup", Lookup.empty())
-    names = tuple(store.facts["columns"]) if site.config.shares_names else ()
-    by_category = (categories > 0).astype(np.uint8)
-    letter = ColumnBins(cuts.widths, by_category, names, site.config.allows_export)
+    letter = ColumnBins(
+        widths=cuts.widths,
+        categorical=(categories > 0).astype(np.uint8),
+        names=tuple(store.facts["columns"]) if site.config.shares_names else (),
+        allows_export=site.config.allows_export,
+        **own_constraints(site, wanted_of(site, request)).fields(),
+    )
     return SentReply(), [(active, letter)]
 
 

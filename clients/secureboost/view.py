@@ -96,10 +96,13 @@ class View:
 
     @property
     def limits(self) -> Limits:
-        """Draws of columns for the levels and nodes of the round that is under way."""
-        boost, round_id = self.boost, self.store.facts["n_rounds"]
+        """Draws of columns for the levels and nodes of the round that is under way, and the
+        constraints of columns."""
+        boost, facts = self.boost, self.store.facts
         shares = boost["colsample_bylevel"], boost["colsample_bynode"]
-        return Limits(boost["seed"], round_id, *shares)
+        monotone = np.array(facts["monotone"], dtype=np.int8)
+        interactions = tuple(map(frozenset, facts["interactions"]))
+        return Limits(boost["seed"], facts["n_rounds"], *shares, monotone, interactions)
 
     def keep(self, growth: Growth) -> None:
         """Keep how far the round is."""

@@ -103,6 +103,8 @@ def check_command(
         "share-column-names": "yes" if site.shares_names else "no",
         "share-categories": "yes" if site.shares_categories else "no",
         "allow-export": "yes" if site.allows_export else "no",
+        "monotone-constraints": site.monotone_constraints or "none",
+        "interaction-constraints": site.interaction_constraints or "none",
         "encrypted-labels": "yes" if site.encrypts_labels else "no",
         "allow-insecure": "yes" if site.allows_insecure else "no",
         "full-masks": "yes" if site.full_masks else "no",

@@ -236,6 +236,7 @@ def _node_config(site: SiteConfig, data: str) -> str:
         "# min-rows = 100                # the fewest rows to train, to validate and to test on",
         "# share-column-names = true     # between parties with different columns",
         "# share-categories = false      # others learn no category names; a schema must give them",
+        '# monotone-constraints = "age:1"  # SecureBoost: holds of columns of this site',
         "# allow-export = true           # this site's part of a model may leave it",
         "# encrypted-labels = true       # labels may leave this site under encryption alone",
         "# allow-insecure = true         # trials: small keys, less guard for Fed-EINI",

@@ -31,12 +31,14 @@ class Method:
     codes_labels : whether labels leave the active party in codes, unless a run says otherwise.
     baseline : what the model is held against, trained on pooled rows.
     package : that it alone needs; an extra of the method's name brings it.
+    holds_columns : whether constraints of columns in a site's node config hold in its trees.
     """
 
     family: Family
     codes_labels: bool = False
     baseline: Literal["boosted", "forest"] = "boosted"
     package: str = ""
+    holds_columns: bool = False
 
     @property
     def trains(self) -> bool:

@@ -18,10 +18,15 @@ Reveals:
   labels, gradients, leaf weights or who else made a split. In the last level it sees its own
   splits alone. Rows without weight are never drawn. With ``goss`` the rows drawn are mostly those
   of large gradients, which tells something of labels.
+- All parties learn the constraints of the run config, with the columns named there; the active
+  party learns which columns these are of owners with ``share-column-names``. A party without does
+  not tell whether it has a column of such a name.
 - The active party learns the numbers of columns and bins of the others, under numbers in place of
   names, and which columns are of categories. A bin of such a column is a category that occurs in
   training rows, and the bins are in an order that their owner draws at random for the run: neither
-  names nor their order are told. For every node, column and bin of theirs it learns the sums of
+  names nor their order are told. Of the constraints of columns it learns those of every node
+  config, under the same numbers: which columns are held in which direction, and which may stand
+  together on a path. For every node, column and bin of theirs it learns the sums of
   gradients and hessians, and how many values are missing; which rows a split of theirs sends left,
   and how many of the categories it sends which way, by bin. Thresholds and names stay with their
   owner. Every sum is an equation in which rows are in a bin, with coefficients that it knows: once
@@ -40,7 +45,8 @@ from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, LossFields, TreeParameters
 from fedapp.messages.vertical import FinalScores
 
-METHOD = Method("vertical")
+METHOD = Method("vertical", holds_columns=True)
+LONGEST_CONSTRAINTS = 2**20  # letters
 
 Places = Annotated[Array, Form("int32", "n_splits", low=0, high=MOST_NODES)]
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
@@ -61,6 +67,8 @@ class SetupRequest(TreeParameters, LossFields, Request, letters=True):
     other_rate: Annotated[float, Range(0, 1)]
     key_bits: Annotated[int, Range(64, 2**13)]
     insecure_small_key: Annotated[bool, OnlyInTrials()]
+    monotone_constraints: Annotated[str, Range(0, LONGEST_CONSTRAINTS)]  # as in the run config
+    interaction_constraints: Annotated[str, Range(0, LONGEST_CONSTRAINTS)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,12 +166,19 @@ class PublicKey(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnBins(Letter):
-    """Passive to active: how many bins each column has, and its name if names are shared."""
+    """Passive to active: how many bins each column has, its name if names are shared, and which
+    constraints hold for it."""
 
     widths: Annotated[Array, Form("int64", "n_columns", low=0, high=65535)]
     categorical: Annotated[Array, Form("uint8", "n_flags", low=0, high=1)]  # 1: of categories
     names: Annotated[tuple[str, ...], Range(0, 10**6)]
     allows_export: bool
+    # The own column of each name in the run's constraints, -1 where it is not its own or not told.
+    named: Annotated[Array, Form("int64", "n_names", low=-1)]
+    # Of the own node config: a direction a column, or none; groups of columns, one after the other.
+    directions: Annotated[Array, Form("int8", "n_directions", low=-1, high=1)]
+    group_columns: Annotated[Array, Form("int64", "n_members", low=0)]
+    group_sizes: Annotated[Array, Form("int64", "n_groups", low=1, high=10**6)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from fedapp.data.schema import PLAIN, Reader
 from fedapp.data.schema_file import Schema, check_encoding, read_schema
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
+from fedapp.trees.boosted.limits import parse_interactions, parse_monotone
 
 Value = bool | int | float | str
 PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # Flower's own
@@ -27,6 +28,7 @@ NODE_KEYS = (
     *("share-column-names", "share-categories", "allow-export", "trusted", "allow", "min-rows"),
     *("encrypted-labels", "allow-insecure", "app", "full-masks"),
     *("min-bin-rows", "most-bins", "score-bins", "align-most-rows", "most-columns"),
+    *("monotone-constraints", "interaction-constraints"),
     *("runs-per-day", "approve"),
     *("partition-id", "num-partitions"),
 )
@@ -72,6 +74,7 @@ class SiteConfig:
     allows_insecure : whether a run may use small keys, or weaken the guard of Fed-EINI.
     bundles : hashes of the app bundles whose runs it answers; empty for that of the installed one.
     full_masks : whether its own Paillier keys encrypt with uniform masks, see fedapp.crypto.masks.
+    monotone_constraints, interaction_constraints : of its own columns, between vertical parties.
     """
 
     name: str
@@ -100,6 +103,8 @@ class SiteConfig:
     allows_insecure: bool = False
     bundles: frozenset[str] = frozenset()
     full_masks: bool = False
+    monotone_constraints: str = ""
+    interaction_constraints: str = ""
 
     @property
     def group(self) -> str:
@@ -263,7 +268,25 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "trusted": _trusted(str(node.get("trusted", ""))),
         "full_masks": _is_true(node.get("full-masks", False)),
         "shares_categories": _is_true(node.get("share-categories", True)),
+        **_constraints(node),
     }
+
+
+def _constraints(node: Mapping[str, Value]) -> dict[str, str]:
+    """Constraints of columns, as texts of their form.
+
+    Raises
+    ------
+    ConfigError : a text is of another form.
+    """
+    monotone = str(node.get("monotone-constraints", ""))
+    interactions = str(node.get("interaction-constraints", ""))
+    try:
+        parse_monotone(monotone)
+        parse_interactions(interactions)
+    except ValueError as error:
+        raise ConfigError(f"{error} in the node config") from None
+    return {"monotone_constraints": monotone, "interaction_constraints": interactions}
 
 
 def _bundles(text: str) -> frozenset[str]:

@@ -25,7 +25,8 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
 
     Raises
     ------
-    ConfigError : it is not allowed, or sends no such messages.
+    ConfigError : it is not allowed, sends no such messages, or would not hold the constraints of
+        columns in the node config.
     """
     module = module_of(kind)
     shared_by = getattr(messages_of(module), "SHARED_BY", None)
@@ -40,6 +41,12 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
     if not sends:
         senders = " or ".join(sorted(shared_by)) if shared_by else owner
         raise ConfigError(f"strategy must be {senders} to send {kind}, got {method}")
+    holds = declared and (declared.holds_columns or not declared.trains)
+    if (config.monotone_constraints or config.interaction_constraints) and not holds:
+        rule = "must be empty in the node config, or strategy one that reads them there"
+        raise ConfigError(
+            f"monotone-constraints and interaction-constraints {rule} (secureboost), got {method}"
+        )
 
 
 def check_request(config: SiteConfig, request: Request) -> None:

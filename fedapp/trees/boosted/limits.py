@@ -176,6 +176,20 @@ def interactions_of(
     return tuple(frozenset(places[name] for name in group) for group in groups)
 
 
+def check_without_categories(monotone: Sequence[int] | Any, has_categories: bool) -> None:
+    """Refuse directions beside columns of categories.
+
+    Raises
+    ------
+    ValueError : there are both.
+    """
+    if len(monotone) and has_categories:
+        raise ValueError(
+            "monotone-constraints must be empty where a column has categories; exclude these "
+            "with drop-columns, or give them as numbers"
+        )
+
+
 def _check_known(setting: str, names: Any, columns: Sequence[str]) -> None:
     known = set(columns)
     if missing := [name for name in names if name not in known]:

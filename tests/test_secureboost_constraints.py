@@ -1,0 +1,164 @@
+"""Constraints of columns in SecureBoost: told by their owners, put together by the active party."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from clients.secureboost.constraints import Held, Wanted, joint_constraints, told_constraints
+from fedapp.config import Settings
+from fedapp.errors import ConfigError, PartyError, ProtocolError
+from fedapp.messages.secureboost import ColumnBins
+from fedapp.site.config import SiteConfig, site_config
+from fedapp.site.policy import check_policy
+from fedapp.trees.model import LEAF, load_model
+from tests.network import run
+
+MakeSettings = Callable[..., Settings]
+MakeSites = Callable[..., list[Context]]
+WriteTable = Callable[..., Path]
+NO_TEXT = {"a": [False, False], "b": [False]}
+
+
+def held(named: list[int], directions: list[int] = [], *groups: set[int]) -> Held:  # noqa: B006
+    every = tuple(map(frozenset, groups))
+    return Held(np.array(named, dtype=np.int64), np.array(directions, dtype=np.int8), every)
+
+
+# Put together
+
+
+def test_names_of_the_run_config_become_columns_of_all_parties() -> None:
+    wanted = Wanted.of("age:-1,rate:1", "[age,rate],[sex]")
+    assert wanted.names == ("age", "rate", "sex")
+    owned = {"a": held([1, -1, 0]), "b": held([-1, 0, -1])}
+    assert joint_constraints(wanted, owned, NO_TEXT) == ([0, -1, 1], [[1, 2], [0]])
+
+
+def test_owners_hold_columns_under_their_own_numbers() -> None:
+    owned = {"a": held([], [], {0, 1}), "b": held([], [-1], {0})}
+    assert joint_constraints(Wanted.of("", ""), owned, NO_TEXT) == ([0, 0, -1], [[0, 1], [2]])
+
+
+@pytest.mark.parametrize(
+    ("monotone", "owned", "rule"),
+    [
+        ("z:1", {"a": held([-1]), "b": held([-1])}, "got z of no party that shares its names"),
+        ("z:1", {"a": held([0]), "b": held([0])}, "got z of a, b; an owner that does not"),
+        ("z:1", {"a": held([0], [-1, 0]), "b": held([-1])}, "of z must be what the node config"),
+    ],
+)
+def test_names_that_cannot_be_held_are_refused(
+    monotone: str, owned: dict[str, Held], rule: str
+) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        joint_constraints(Wanted.of(monotone, ""), owned, NO_TEXT)
+
+
+def test_directions_beside_anybodys_categories_are_refused() -> None:
+    owned = {"a": held([], [0, 1]), "b": held([])}
+    with pytest.raises(ConfigError, match="must be empty where a column has categories"):
+        joint_constraints(Wanted.of("", ""), owned, {**NO_TEXT, "b": [True]})
+    free = {"a": held([], [], {0, 1}), "b": held([])}
+    assert joint_constraints(Wanted.of("", ""), free, {**NO_TEXT, "b": [True]}) == ([], [[0, 1]])
+
+
+# Told
+
+
+def letter(**changed: Any) -> ColumnBins:
+    given = held([2, -1, 0], [0, 1, -1], {0, 2}, {1}).fields()
+    widths, flags = np.full(3, 4, dtype=np.int64), np.zeros(3, dtype=np.uint8)
+    return ColumnBins(widths, flags, (), False, **{**given, **changed})
+
+
+def test_a_letter_tells_what_its_owner_holds() -> None:
+    found = told_constraints("shop", letter(), 3, 3)
+    assert found.named.tolist() == [2, -1, 0]
+    assert found.directions.tolist() == [0, 1, -1]
+    assert found.groups == (frozenset({0, 2}), frozenset({1}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("named", [2, -1]),
+        ("named", [3, -1, 0]),
+        ("named", [0, -1, 0]),
+        ("directions", [1, 1]),
+        ("group_columns", [0, 2, 3]),
+        ("group_sizes", [2, 2]),
+    ],
+)
+def test_what_does_not_fit_the_partys_columns_is_refused(field: str, value: list[int]) -> None:
+    changed = np.array(value, dtype=getattr(letter(), field).dtype)
+    with pytest.raises(ProtocolError, match=rf"^shop: ColumnBins.{field} must"):
+        told_constraints("shop", letter(**{field: changed}), 3, 3)
+
+
+# Node configs
+
+
+@pytest.fixture
+def tables(write_table: WriteTable) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Bank has a, b and labels, shop has c and d of the same rows."""
+    ids = [f"customer {number}" for number in range(90)]
+    c, d = np.random.default_rng(4).normal(size=(2, 90))
+    shop = write_table("shop", 90, id=ids, a=None, b=None, y=None, c=c, d=d)
+    bank = {"name": "bank", "data": write_table("bank", 90, id=ids), "id": "id"}
+    return bank, {"name": "shop", "data": shop, "id": "id", "label": ""}
+
+
+def test_an_owner_holds_its_columns_without_telling_their_names(
+    vertical: MakeSettings, sites: MakeSites, tables: Any
+) -> None:
+    bank, shop = ({**table, "allow-export": "true"} for table in tables)
+    short = {"num_boost_round": 3, "max_depth": 3, "max_bin": 8}
+    own = {"monotone-constraints": "c:-1", "interaction-constraints": "[c],[d]"}
+    contexts = sites({**bank, "interaction-constraints": "[a,b]"}, {**shop, **own})
+    hidden = load_model(run(vertical(**short), contexts).path / "model.json")
+    said = {"monotone_constraints": "c:-1", "interaction_constraints": "[a,b],[c],[d]"}
+    shared = sites(*({**table, "share-column-names": "true"} for table in (bank, shop)))
+    named = load_model(run(vertical(**short, **said), shared).path / "model.json")
+    assert [tree.tolist() for tree in hidden.trees] == [tree.tolist() for tree in named.trees]
+    for tree in hidden.trees:
+        split = tree["column"][tree["left"] != LEAF]
+        assert set(split) in ({0}, {1}, {0, 1}, {2}, {3})
+    free = load_model(run(vertical(**short), sites(bank, shop)).path / "model.json")
+    assert [tree.tolist() for tree in hidden.trees] != [tree.tolist() for tree in free.trees]
+
+
+def test_an_owner_that_hides_its_names_does_not_confirm_one(
+    vertical: MakeSettings, sites: MakeSites, tables: Any
+) -> None:
+    rule = "^bank .*: .* must name columns of one party that shares its names .*, got c of no party"
+    with pytest.raises(PartyError, match=rule):
+        run(vertical(monotone_constraints="c:1"), sites(*tables))
+
+
+def test_a_node_config_that_names_another_column_is_refused_without_the_name(
+    vertical: MakeSettings, sites: MakeSites, tables: Any
+) -> None:
+    bank, shop = tables
+    with pytest.raises(PartyError, match=r"^shop \(step \d+\): .* must name columns") as caught:
+        run(vertical(), sites(bank, {**shop, "monotone-constraints": "secret:1"}))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_node_config_of_another_form_is_refused() -> None:
+    node = {"name": "bank", "data": "rows.csv", "monotone-constraints": "age"}
+    with pytest.raises(ConfigError, match=r"got age in the node config$"):
+        site_config(node, {})
+
+
+def test_a_method_that_would_not_hold_a_sites_columns_is_refused() -> None:
+    config = SiteConfig("bank", "rows.csv", monotone_constraints="a:1")
+    check_policy(config, "train.secureboost_setup", "secureboost")
+    check_policy(config, "evaluate.interactive_rows", "interactive")
+    with pytest.raises(ConfigError, match=r"must be empty in the node config, .*, got pax$"):
+        check_policy(config, "train.pax_grow", "pax")
