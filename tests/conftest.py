@@ -150,6 +150,7 @@ def settings(tmp_path: Path) -> MakeSettings:
         n_runs = len(list(tmp_path.glob("run-*")))
         given = {
             "run_dir": str(tmp_path / f"run-{n_runs + 1}"),
+            "objective": "binary:logistic",
             "num_boost_round": 2,
             "max_depth": 2,
             "max_bin": 16,

@@ -105,6 +105,9 @@ def test_a_mean_label_without_a_margin_is_refused():
         check_mean("count:poisson", np.float32(0))
 
 
+TWO_CLASSES = {"objective": "binary:logistic"}
+
+
 @pytest.mark.parametrize(
     ("given", "rule"),
     [
@@ -113,7 +116,10 @@ def test_a_mean_label_without_a_margin_is_refused():
         ({"tweedie-variance-power": 2.0}, "tweedie-variance-power must be < 2"),
         ({"max-delta-step": "much"}, "max-delta-step must be one of 'auto' or a number"),
         ({"max-delta-step": -1.0}, "max-delta-step must be .*>= 0"),
-        ({"eval-metric": "auc,rmsle"}, "eval-metric must be one or several of auc, .*, got rmsle"),
+        (
+            {**TWO_CLASSES, "eval-metric": "auc,rmsle"},
+            "eval-metric must be one or several of auc, .*, got rmsle",
+        ),
     ],
 )
 def test_settings_of_an_objective_are_checked(given, rule):
@@ -129,7 +135,8 @@ def test_steps_are_bounded_for_counts_alone_unless_it_is_said():
 
 
 def test_the_first_metric_asked_for_is_the_one_that_training_stops_by():
-    assert load_settings({}).watched_metric == "auc"
+    assert load_settings({}).watched_metric == ""
+    assert load_settings(TWO_CLASSES).watched_metric == "auc"
     assert load_settings({"eval-metric": "logloss, aucpr"}).watched_metric == "logloss"
     tweedie = {"objective": "reg:tweedie", "tweedie-variance-power": 1.25}
     assert load_settings(tweedie).watched_metric == "tweedie-nloglik@1.25"
