@@ -78,6 +78,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         **{f"n_{name}": n_rows[name] for name in SUBSETS},
         "columns": subsets["train"].columns,
         "classes": classes,
+        "positive_label": config.positive_label,
         **_label_range(labels, classes, request.objective),
         "simulated": config.simulated,
         "fingerprint": fingerprint(subsets, site_key(config.name)),

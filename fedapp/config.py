@@ -93,6 +93,7 @@ class Settings(Section):
     strategy: str
     data: Annotated[str, Field(min_length=1)]
     label: Name
+    positive_label: Name
     id: Name
     weight: Name
     drop_columns: Name

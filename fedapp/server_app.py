@@ -118,6 +118,7 @@ def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
         "data": settings.data if strategy.simulated else "the parties' own tables",
         "objective": settings.objective,
         **({"objective_reason": strategy.objective_reason} if strategy.objective_reason else {}),
+        **({"positive_label": settings.positive_label} if settings.positive_label else {}),
         "eval_metrics": settings.eval_metrics,
         "weight": settings.weight if strategy.simulated else "",
         "settings_read": strategy.settings_read(settings),

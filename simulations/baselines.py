@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.data.categories import Categories, chosen, side_by_side
-from fedapp.data.labels import class_ids, class_names
+from fedapp.data.labels import class_ids, class_names, positive_last
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
 from fedapp.messages.methods import all_methods
@@ -266,7 +266,12 @@ def _found(settings: Settings, pooled: Pooled, alone: Mapping[str, Pooled]) -> d
 def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
     """A table with its labels as numbers."""
     assert table.labels is not None
-    labels = class_ids(table.labels, class_names(table.labels, settings.objective))
+    classes = positive_last(
+        class_names(table.labels, settings.objective),
+        party_configs(settings)[0].positive_label,
+        settings.objective,
+    )
+    labels = class_ids(table.labels, classes)
     weights = np.ones(table.n_rows, np.float32) if table.weights is None else table.weights
     return Pooled(table.values, labels, weights, split, table.columns, table.categories)
 

@@ -150,5 +150,6 @@ def _check_rows(
     split = split_common(rows, ids[rows].tolist(), holdout, configs[0].is_share)
     order = np.concatenate([getattr(split, subset) for subset in SUBSETS])
     assert table.labels is not None
-    number_labels(table.labels[order], settings.objective, len(split.train))
+    positive = configs[0].positive_label
+    number_labels(table.labels[order], settings.objective, len(split.train), positive)
     check_weights(weights_of(table)[split.train])

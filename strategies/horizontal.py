@@ -11,7 +11,7 @@ import numpy as np
 from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.data.categories import Categories
-from fedapp.data.labels import auto_objective, check_mean, merge_classes
+from fedapp.data.labels import auto_objective, check_mean, merge_classes, positive_last
 from fedapp.data.partition import SUBSETS
 from fedapp.data.schema import listed
 from fedapp.errors import ConfigError, DataError
@@ -214,7 +214,23 @@ def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple
             f"label must have 2 values for binary:logistic, the parties have {len(classes)}: "
             f"{', '.join(classes[:5])}; set objective=multi:softprob"
         )
-    return classes
+    return positive_last(classes, _positive_label(parties, settings), settings.objective)
+
+
+def _positive_label(parties: Mapping[str, HelloReply], settings: Settings) -> str:
+    """Which of two classes counts as 1, as the run and the parties say, if any does.
+
+    Raises
+    ------
+    DataError : they say different ones.
+    """
+    said = {"the run": settings.positive_label}
+    said |= {name: hello.positive_label for name, hello in parties.items()}
+    found = {label: who for who, label in reversed(said.items()) if label}
+    if len(found) > 1:
+        who = ", ".join(f"{label!r} of {name}" for label, name in found.items())
+        raise DataError(f"positive-label must be the same wherever it is said, got {who}")
+    return next(iter(found), "")
 
 
 def mean_label(

@@ -39,7 +39,7 @@ class ReadsSettings:
     reads: ClassVar[frozenset[str]] = frozenset(
         (
             *("strategy", "data", "label", "id", "weight", "drop-columns", "parties", "seed"),
-            *("schema", "header", "decimal", "encoding"),
+            *("schema", "header", "decimal", "encoding", "positive-label"),
             *("run-dir", "resume", "start-deadline", "exchange-deadline", "resend-after"),
         )
     )

@@ -45,6 +45,18 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
             asks_objective=settings.objective == AUTO and not settings.model,
         )
 
+    def settle(self) -> None:
+        """Hold also that the party with the labels alone says which of its classes counts as 1.
+
+        Raises
+        ------
+        ConfigError : the run does, between parties with tables of their own.
+        """
+        if self.settings.positive_label and not self.simulated:
+            rule = "must be in the node config or schema of the party with the labels"
+            raise ConfigError(f"positive-label {rule}, got it in the run config")
+        super().settle()
+
     def suggested_objective(self) -> tuple[Objective, str]:
         """What the party with the labels says of them; nobody else knows them.
 

@@ -473,3 +473,5 @@ def test_the_class_that_counts_as_positive_is_said_where_classes_have_names() ->
     facts = {**summary_of(BINARY), "classes": ["bad", "good"]}
     assert "bad, good; scores take good as positive" in printed(facts)
     assert "as positive" not in printed({**facts, "classes": ["0", "1"]})
+    unnamed = {**facts, "classes": [], "positive_label": "bad"}
+    assert "scores take bad as positive" in printed(unnamed)

@@ -65,7 +65,8 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> Letters:
 def _code_labels(site: Site, request: SetupRequest) -> Labels:
     """Labels as numbers; of those that train the codes that the others get."""
     store, n_train = site.store, site.store.facts["n_train"]
-    classes, labels = number_labels(store["labels"], request.objective, n_train)
+    positive = site.config.positive_label
+    classes, labels = number_labels(store["labels"], request.objective, n_train, positive)
     weights = store["weights"][:n_train]
     if not ((store["counts"] > 0) @ weights.astype(np.float64) > 0).all():
         raise DataError("weight must be > 0 in some training row of every tree")

@@ -78,7 +78,8 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
     with blaming(site.name, "SetupRequest", "eval_metrics"):
         metrics.check_metrics(request.objective, request.eval_metrics)
     store.facts["eval_metrics"] = list(request.eval_metrics)
-    width = _code_labels(store, told["objective"], parameters_in(store.facts["boost"]))
+    positive = site.config.positive_label
+    width = _code_labels(store, told["objective"], positive, parameters_in(store.facts["boost"]))
     _bin_columns(store, request.max_bin)
     wanted_of(site, request)  # refuses what it cannot read before anything is sent
     n_train = store.facts["n_train"]
@@ -134,10 +135,12 @@ def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Le
 # Setting up
 
 
-def _code_labels(store: Store, objective: Objective, parameters: LossParameters) -> int:
+def _code_labels(
+    store: Store, objective: Objective, positive: str, parameters: LossParameters
+) -> int:
     """Labels as numbers, and the margin that everything begins with; the trees of a round."""
     n_train = store.facts["n_train"]
-    classes, labels = number_labels(store["labels"], objective, n_train)
+    classes, labels = number_labels(store["labels"], objective, n_train, positive)
     check_weights(store["weights"][:n_train])
     weights = store["weights"][:n_train].astype(np.float64)
     sums = float(labels[:n_train] @ weights), float(weights.sum())

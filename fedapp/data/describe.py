@@ -132,6 +132,7 @@ def schema_text(described: Description) -> str:
         "label": roles.label,
         "id": roles.id_column,
         "weight": roles.weight,
+        "positive-label": "",
         "columns": {
             one.name if not (own := reader.of_feature(one.name)).rename else own.name: _section(
                 one, own, described.roles

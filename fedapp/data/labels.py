@@ -21,6 +21,7 @@ from fedapp.trees.objective import (
 
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 
+TWO_CLASSES: Final = "binary:logistic"
 MULTI_CLASS: Final = "multi:softprob"
 MOST_CLASSES = 1000
 # Whole numbers with more different values are counts or measures: grades, levels and codes of
@@ -28,7 +29,7 @@ MOST_CLASSES = 1000
 FEW_VALUES = 20
 # What labels are like that suggest an objective.
 SUGGESTED: Final[dict[Objective, str]] = {
-    "binary:logistic": "two values",
+    TWO_CLASSES: "two values",
     MULTI_CLASS: f"texts, or at most {FEW_VALUES} whole numbers",
     REGRESSION: "many values, numbers",
 }
@@ -57,7 +58,7 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
         _check_numbers(labels.astype(np.float64), objective)
         return ()
     values = np.unique(labels)
-    most = 2 if objective == "binary:logistic" else MOST_CLASSES
+    most = 2 if objective == TWO_CLASSES else MOST_CLASSES
     if len(values) > most:
         rule = f"label must have at most {most} different values for {objective}, got {len(values)}"
         way = "set objective=multi:softprob or reg:squarederror"
@@ -106,7 +107,7 @@ def auto_objective(classes: Sequence[Sequence[str]]) -> tuple[Objective, str]:
     if all(classes) and (not are_numbers or _is_few(np.array([float(name) for name in names]))):
         found = "texts" if not are_numbers else "numbers, few and whole"
         if len(names) == 2:
-            return objective_of(2), f"the label has {SUGGESTED['binary:logistic']}"
+            return objective_of(2), f"the label has {SUGGESTED[TWO_CLASSES]}"
         return objective_of(len(names)), f"the label has {len(names)} values, {found}"
     return REGRESSION, f"the label has {SUGGESTED[REGRESSION]}"
 
@@ -115,7 +116,7 @@ def objective_of(n_classes: int) -> Objective:
     """The objective for so many classes; none is a regression."""
     if not n_classes:
         return REGRESSION
-    return "binary:logistic" if n_classes == 2 else MULTI_CLASS
+    return TWO_CLASSES if n_classes == 2 else MULTI_CLASS
 
 
 def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -143,20 +144,44 @@ def _no_numbers(labels: Labels) -> str:
     return f"{len(found):,} of {len(labels):,} that are none, as {found[0]!r}"
 
 
+def positive_last(classes: Sequence[str], positive: str, objective: str) -> tuple[str, ...]:
+    """The classes with the one that counts as 1 last, as their ids begin at 0.
+
+    Parameters
+    ----------
+    positive : name of the class; empty leaves the order.
+
+    Raises
+    ------
+    DataError : there are not two classes, or it is none of them.
+    """
+    if not positive:
+        return tuple(classes)
+    if objective != TWO_CLASSES:
+        rule = f"positive-label must be empty for {objective}, got a name; it is for two classes"
+        raise DataError(rule)
+    if positive not in classes:
+        rule = "positive-label must be one of the two classes, got another name"
+        found = f"{' or '.join(map(repr, classes))}, got {positive!r}"
+        raise DataError(rule, here=f"positive-label must be one of the two classes, {found}")
+    return (*(name for name in classes if name != positive), positive)
+
+
 def number_labels(
-    labels: Labels, objective: str, n_train: int
+    labels: Labels, objective: str, n_train: int, positive: str = ""
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
     """Names of the classes, and the labels as numbers.
 
     Parameters
     ----------
     n_train : so many of the first rows train.
+    positive : see ``positive_last``.
 
     Raises
     ------
     DataError : they do not fit the objective, or are the same in every training row.
     """
-    classes = class_names(labels, objective)
+    classes = positive_last(class_names(labels, objective), positive, objective)
     ids = class_ids(labels, classes)
     if len(np.unique(ids[:n_train])) < 2:
         raise DataError("label must not be the same in every training row")

@@ -88,6 +88,7 @@ class Schema(Section):
     encoding : by a name that Python knows.
     missing : values that mean in every column that there is none.
     label, id, weight : columns that are not features, by their names in the run.
+    positive_label : of two classes, the one that counts as 1; empty takes the later.
     """
 
     separator: Literal["", "comma", "semicolon", "tab", "bar", "blank"] = ""
@@ -100,6 +101,7 @@ class Schema(Section):
     label: str = ""
     id: str = ""
     weight: str = ""
+    positive_label: str = ""
     columns: dict[str, ColumnSection] = Field(default_factory=dict)
 
     def reader(self, tolerant: bool = False) -> Reader:

@@ -3,15 +3,15 @@
 Reveals: the server learns each party's name, its numbers of rows, its column names in order, which
 columns hold numbers, categories or no value, the names of the categories that are in the party's
 table or that its schema gives, the names of its classes (classification) or the range of its labels
-(regression; where the run leaves the objective open, both for at most 20 whole numbers), a
-fingerprint of its table that means something to that party alone, the versions it runs, and what is
-odd about the table: which features have one value or none, number the rows or are rounded as
-float32, how many rows share their id with another and the name of that column, which are written as
-dates, as yes and no or with spaces around, how many values are none of those that a schema gives,
-and what separates the fields of the file. A site with ``share-categories = false`` tells no name of
-a category, but how many its schema gives to each column and a digest of them, which whoever guesses
-all of them can confirm. A party learns the objective, the fractions held back, and the seed; the
-names come with ``labels``.
+(regression; where the run leaves the objective open, both for at most 20 whole numbers), which of
+two classes counts as 1 where the party says so, a fingerprint of its table that means something to
+that party alone, the versions it runs, and what is odd about the table: which features have one
+value or none, number the rows or are rounded as float32, how many rows share their id with another
+and the name of that column, which are written as dates, as yes and no or with spaces around, how
+many values are none of those that a schema gives, and what separates the fields of the file. A site
+with ``share-categories = false`` tells no name of a category, but how many its schema gives to each
+column and a digest of them, which whoever guesses all of them can confirm. A party learns the
+objective, the fractions held back, and the seed; the names come with ``labels``.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class HelloReply(Introduction):
     n_test: Annotated[int, Range(0, 2**40)]
     columns: Annotated[tuple[str, ...], Range(1, 10**6)]
     classes: Annotated[tuple[str, ...], Range(0, 1000)]  # sorted; empty for regression
+    positive_label: Annotated[str, Range(0, 10**4)]  # that counts as 1, of two; empty: not said
     label_low: float  # smallest and largest label; 0 for classification, unless the run asks
     label_high: float
     simulated: bool  # the table is a share of the one that the run config names

@@ -231,6 +231,8 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
     classes: Sequence[str] = summary.get("classes") or ()
     if len(classes) == 2 and tuple(classes) != ("0", "1"):
         facts["classes"] = f"{', '.join(classes)}; scores take {classes[1]} as positive"
+    elif (positive := summary.get("positive_label")) and not classes:
+        facts["classes"] = f"scores take {positive} as positive"
     if summary.get("matched_rows"):
         matched = summary["matched_rows"]
         facts["matched"] = ", ".join(f"{n:,} {subset}" for subset, n in matched.items())

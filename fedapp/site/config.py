@@ -24,7 +24,7 @@ BUNDLE = re.compile(r"[0-9a-f]{64}")
 # What a node config may say. A word misspelled is refused: it could be the site's policy.
 NODE_KEYS = (
     *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
-    *("schema", "header", "decimal", "encoding"),
+    *("schema", "header", "decimal", "encoding", "positive-label"),
     *("share-column-names", "share-categories", "allow-export", "trusted", "allow", "min-rows"),
     *("encrypted-labels", "allow-insecure", "app", "full-masks"),
     *("min-bin-rows", "most-bins", "score-bins", "align-most-rows", "most-columns"),
@@ -54,6 +54,7 @@ class SiteConfig:
     data : a file (or, in simulation, any name the run config may have).
     label, id_column, weight : columns that are not features; empty where there is none.
     dropped : further columns that are not features.
+    positive_label : of two classes the one that counts as 1; empty takes the later.
     reader : how the table is read, by its schema and the settings of the same names.
     simulated : whether the run config names the tables of all parties, which are on one machine.
     partition : rule by which one simulated table is split; empty where the party has its own.
@@ -83,6 +84,7 @@ class SiteConfig:
     id_column: str = ""
     weight: str = ""
     dropped: tuple[str, ...] = ()
+    positive_label: str = ""
     reader: Reader = PLAIN
     simulated: bool = False
     partition: str = ""
@@ -182,6 +184,7 @@ def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict
         "dropped": tuple(
             dict.fromkeys((*roles.drop, *(name.strip() for name in dropped if name.strip())))
         ),
+        "positive_label": str(config.get("positive-label", "")) or schema.positive_label,
         "reader": table_reader(config, schema.reader(is_shared)),
         "shares_names": _is_true(config.get("share-column-names", False)),
         "allows_export": _is_true(config.get("allow-export", False)),

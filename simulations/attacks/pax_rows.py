@@ -114,6 +114,7 @@ def main() -> None:
         settings = load_settings(
             {
                 "data": given.data,
+                "objective": "binary:logistic",
                 "parties": given.parties,
                 "num-boost-round": given.rounds,
                 "max-bin": given.max_bin,

@@ -43,6 +43,7 @@ def main() -> None:
         {
             "strategy": "federated-forest",
             "data": given.data,
+            "objective": "binary:logistic",
             "columns": given.columns,
             "parties": 2,
             "align": "ordered",

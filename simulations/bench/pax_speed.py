@@ -97,6 +97,7 @@ def settings_of(data: str, depth: int, bins: str, parties: int = N_PARTIES) -> S
     config = {
         "strategy": "pax",
         "data": data,
+        "objective": "binary:logistic",
         "label": "label" if Path(data).suffix else "",
         "parties": parties,
         "test-fraction": N_TEST / (N_TRAIN + N_TEST),
