@@ -110,6 +110,7 @@ def record(home_folder: Path, patch: pytest.MonkeyPatch, **more: Any) -> Recorde
     settings = load_settings(
         {
             "strategy": "secureboost",
+            "objective": "binary:logistic",
             "secureboost.key-bits": 512,
             "secureboost.insecure-small-key": True,
             "num-boost-round": 3,

@@ -18,6 +18,7 @@ from rich.table import Table
 from fedapp.errors import DataError
 from fedapp.home import shown
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, watched_metric
+from fedapp.trees.objective import AUTO
 
 Fields: TypeAlias = dict[str, Any]
 Scores: TypeAlias = Mapping[str, float | None]
@@ -281,7 +282,8 @@ def _text(run_dir: Path, name: str) -> str:
 
 def _summary(text: str) -> Fields:
     summary = _object(text, "summary.json", _SUMMARY)
-    if summary["objective"] not in OBJECTIVES:
+    # A run that predicts leaves the objective open: it is the model's.
+    if summary["objective"] not in (*OBJECTIVES, AUTO):
         known, found = ", ".join(OBJECTIVES), summary["objective"]
         raise DataError(f"objective of summary.json must be one of {known}, got {found}")
     _check_fields(summary["bytes"], "bytes of summary.json", _TRAFFIC)
