@@ -23,6 +23,8 @@ from fedapp.names import near
 MISSING_GROUP = "missing"
 MARKS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
 Mask = npt.NDArray[np.bool_]
+# What to do about rows without a label.
+UNLABELLED = "; remove these rows first"
 
 
 def build_table(
@@ -272,10 +274,10 @@ def _labels(
     rule = "label column {} must"
     column = _values_of_dictionary(column)
     if not holds_numbers(column.type):
-        _refuse(f"{rule} have no missing values", name, _missing(column), text)
+        _refuse(f"{rule} have no missing values", name, _missing(column), text, UNLABELLED)
         return _texts(column)
     labels = _numbers(column)
-    _refuse(f"{rule} have no missing values", name, np.isnan(labels), text)
+    _refuse(f"{rule} have no missing values", name, np.isnan(labels), text, UNLABELLED)
     _refuse(f"{rule} be finite", name, np.isinf(labels), text)
     return labels
 
@@ -304,12 +306,12 @@ def _missing(column: Any) -> Mask:
     return np.asarray(pc.is_null(column).to_numpy(), dtype=bool)
 
 
-def _refuse(rule: str, name: str, bad: Mask, text: TextFile | None) -> None:
-    """Raise where a row is bad."""
+def _refuse(rule: str, name: str, bad: Mask, text: TextFile | None, way: str = "") -> None:
+    """Raise where a row is bad, and say what to do."""
     if bad.any():
         told = f"{rule}, got {int(bad.sum())} of {len(bad)} rows"
-        here = told.format(f"'{name}'") + _first_line(bad, text)
-        raise DataError.naming(told, listed([name]), here=here)
+        here = told.format(f"'{name}'") + _first_line(bad, text) + way
+        raise DataError.naming(told + way, listed([name]), here=here)
 
 
 def _first_line(bad: Mask, text: TextFile | None) -> str:
