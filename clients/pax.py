@@ -8,6 +8,7 @@ not know.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -21,7 +22,15 @@ from fedapp.histograms.bins import digitise, with_categories
 from fedapp.histograms.build import build_all_histograms
 from fedapp.histograms.sketch import own_cuts, sketch_table, used_categories
 from fedapp.messages.fields import Array, Request
-from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
+from fedapp.messages.pax import (
+    GrowReply,
+    GrowRequest,
+    InitReply,
+    InitRequest,
+    SketchReply,
+    SketchRequest,
+)
+from fedapp.messages.trees import arrays_of
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
 from fedapp.trees.boosted.routes import (
@@ -34,6 +43,8 @@ from fedapp.trees.boosted.routes import (
     route_values,
 )
 from fedapp.trees.objective import Objective, gradients, n_outputs
+from fedapp.trees.packed import unpack_trees
+from fedapp.trees.predict import add_trees
 from fedapp.trees.sets import NO_SET, CategorySets, category_counts
 
 
@@ -63,7 +74,7 @@ def grow(site: Site, request: GrowRequest) -> GrowReply:
     store = site.store
     _check(site, request)
     if "train.margins" not in store:
-        _begin(store, request)
+        _begin(store, request.n_trees, request.base_margin)
     _route(site, request)
     _check_leaves(site, request)
     scores = _start_round(site, request) if request.level == 0 else _no_scores()
@@ -73,13 +84,42 @@ def grow(site: Site, request: GrowRequest) -> GrowReply:
     return GrowReply(histograms=histograms, missing=missing, root_sums=root_sums, **scores)
 
 
-def _begin(store: Store, request: GrowRequest) -> None:
+def begin_from(site: Site, request: InitRequest) -> InitReply:
+    """Margins of a finished model, as if its trees had grown here: training rows by their bins."""
+    store = site.store
+    if "train.margins" in store:
+        raise ProtocolError(site.name, "InitRequest", "trees", "must come before the first round")
+    codes = store["codes"]  # none before the sketch
+    with blaming(site.name, "InitRequest", "trees"):
+        known = unpack_trees(arrays_of(request), np.asarray(store["set_widths"]))
+    width = n_outputs(store.facts["objective"], len(store.facts[CLASSES]))
+    if len(known.trees) % width:
+        rule = f"must be a multiple of {width}, got {len(known.trees)}"
+        raise ProtocolError(site.name, "InitRequest", "trees", rule)
+    _begin(store, width, request.base_margin)
+    rows = {"train": _values_of_bins(store, codes), "valid": store["valid.values"]}
+    for subset in WATCHED:
+        margins = store[f"{subset}.margins"]
+        store[f"{subset}.margins"] = add_trees(margins, known.trees, rows[subset], known.sets)
+    return InitReply()
+
+
+def _values_of_bins(store: Store, codes: Array) -> Array:
+    """The representative of each row's bins, NaN where it has none; float32, as the codes."""
+    offsets, missing_code = store["offsets"], store.facts["missing_code"]
+    values = np.full(codes.shape, np.nan, dtype=np.float32)
+    for column, (begin, end) in enumerate(pairwise(offsets)):
+        known = codes[:, column] != missing_code
+        values[known, column] = store["representatives"][begin:end][codes[known, column]]
+    return values
+
+
+def _begin(store: Store, n_trees: int, base_margin: float) -> None:
     """Margins before the first tree, for the rows that train and those that validate."""
     for subset in WATCHED:
         n_rows = len(store[f"{subset}.labels"])
-        shape = (n_rows, request.n_trees)
-        store[f"{subset}.margins"] = np.full(shape, request.base_margin, dtype=np.float32)
-        store[f"{subset}.nodes"] = np.zeros((request.n_trees, n_rows), dtype=np.int32)
+        store[f"{subset}.margins"] = np.full((n_rows, n_trees), base_margin, dtype=np.float32)
+        store[f"{subset}.nodes"] = np.zeros((n_trees, n_rows), dtype=np.int32)
 
 
 def _route(site: Site, request: GrowRequest) -> None:
@@ -241,4 +281,8 @@ def _offsets_fit(offsets: Array, n_trees: int, n_values: int) -> bool:
     )
 
 
-HANDLERS: Mapping[type[Request], Handler] = {SketchRequest: sketch, GrowRequest: grow}
+HANDLERS: Mapping[type[Request], Handler] = {
+    SketchRequest: sketch,
+    InitRequest: begin_from,
+    GrowRequest: grow,
+}

@@ -113,6 +113,7 @@ class Settings(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     run_dir: str
     resume: str
+    init_model: str
     model: Annotated[str, Field(pattern="^([0-9a-f]{16})?$")]
     output: Literal[".csv", ".parquet"]
     explain: str

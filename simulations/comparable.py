@@ -31,10 +31,14 @@ def check_comparable(runs: Sequence[Settings], n_seeds: int) -> None:
 
     Raises
     ------
-    ConfigError : a method is named twice, does not run once, or cannot hold back the same rows.
+    ConfigError : a method is named twice, does not run once, cannot hold back the same rows, or
+        goes on from a model.
     """
     if n_seeds < 1:
         raise ConfigError(f"seeds must be >= 1, got {n_seeds}")
+    if model := next((run.init_model for run in runs if run.init_model), ""):
+        rule = "must be empty in a comparison, whose baselines begin without a model"
+        raise ConfigError(f"init-model {rule}, got {model}")
     for name, count in Counter(run.strategy for run in runs).items():
         if count > 1:
             raise ConfigError(

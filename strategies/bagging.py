@@ -32,7 +32,7 @@ from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
 from strategies.local_boosting import Boosted, begin, best_round, finish, trees_of
 from strategies.scoring import shares
-from strategies.settings import BOOSTING_SETTINGS
+from strategies.settings import BOOSTING_SETTINGS, INIT_MODEL
 
 
 class BaggingSettings(Section):
@@ -44,7 +44,7 @@ class BaggingSettings(Section):
 class Bagging(HorizontalStrategy):
     """The server's side of bagging."""
 
-    reads = BOOSTING_SETTINGS
+    reads = BOOSTING_SETTINGS | INIT_MODEL
 
     @classmethod
     def own_settings(cls, settings: Settings) -> BaggingSettings:
@@ -55,8 +55,8 @@ class Bagging(HorizontalStrategy):
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """A round an exchange; the trees of a round travel with the next one's request."""
-        boosted = yield from begin(self, parties, saved)
         n_rounds = self.own_settings(self.settings).local_rounds
+        boosted = yield from begin(self, parties, saved, n_rounds * len(parties))
         while boosted.goes_on:
             replies = yield from _ask(parties, boosted, n_rounds)
             yield from boosted.note_scores(replies)

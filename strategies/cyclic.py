@@ -22,20 +22,20 @@ from fedapp.messages.hello import HelloReply
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
 from strategies.local_boosting import Boosted, begin, best_round, finish, trees_of
-from strategies.settings import BOOSTING_SETTINGS
+from strategies.settings import BOOSTING_SETTINGS, INIT_MODEL
 
 
 class Cyclic(HorizontalStrategy):
     """The server's side of cyclic training."""
 
-    reads = BOOSTING_SETTINGS
+    reads = BOOSTING_SETTINGS | INIT_MODEL
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
         """A turn an exchange. Where the party whose turn it is fails, the next one takes it."""
         boosted = yield from begin(self, parties, saved)
-        turn = saved.facts["turn"] if saved else ""
+        turn = saved.facts["turn"] if saved else last_turn(parties, boosted.n_rounds)
         while boosted.goes_on:
             turn = next_turn(parties, turn)
             replies = yield from _ask(parties, boosted, turn)
@@ -54,6 +54,12 @@ def next_turn(parties: Iterable[str], last: str) -> str:
     """The next name after the last one's, and after the highest the lowest."""
     names = sorted(parties)
     return next((name for name in names if name > last), names[0])
+
+
+def last_turn(parties: Iterable[str], n_rounds: int) -> str:
+    """Whose turn the last of so many rounds was; nobody's before the first."""
+    names = sorted(parties)
+    return names[(n_rounds - 1) % len(names)] if n_rounds else ""
 
 
 def _ask(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,9 +21,13 @@ from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.messages.labels import LabelsReply, LabelsRequest, check_coded
 from fedapp.messages.parameters import loss_fields
 from fedapp.run_folder import RunFolder
+from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import LossParameters, Objective, base_score, is_regression
 from strategies.base import TreeStrategy
 from strategies.dictionary import alike_names, joint_dictionary
+from strategies.warm_start import Begun, read_init_model
+
+log = logging.getLogger("fedapp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.table = CommonTable((), (), ())
+        self.begun = Begun()
 
     def greeting(self) -> HelloRequest:
         """Read the table, hold rows back."""
@@ -97,14 +103,15 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         }
 
     def table_facts(self) -> dict[str, Any]:
-        """Categories of each column, and by party how many values are not among them."""
+        """Categories of each column, and by party how many values are not among them; and what the
+        run goes on from."""
         table = self.table
         found = {
             column: {"names": len(names), "unseen": dict(table.unseen.get(column, {}))}
             for column, names in zip(table.columns, table.categories, strict=False)
             if names
         }
-        return {"categories": found} if found else {}
+        return ({"categories": found} if found else {}) | self.begun.facts(self.settings)
 
     def agree(self, parties: Parties[HelloReply], saved: Checkpoint | None) -> CommonTable:
         """Settle what the tables have in common; see ``common_table``."""
@@ -112,6 +119,24 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         for text in alike_names(parties, self.table.columns):
             self.warn_once(text)
         return self.table
+
+    def begin_with(self, trees_a_round: int) -> Ensemble | None:
+        """The model that the run goes on from, once the tables are known; None without one.
+
+        Parameters
+        ----------
+        trees_a_round : times the outputs of the model.
+
+        Raises
+        ------
+        ConfigError, DataError : see ``read_init_model`` and ``Begun``.
+        """
+        table = self.table
+        model = read_init_model(self.settings, table.columns, table.classes, table.categories)
+        if model is not None:
+            self.begun = Begun.with_model(model, trees_a_round * model.n_outputs)
+            log.info("goes on from %s: %d rounds", self.settings.init_model, self.begun.n_rounds)
+        return model
 
     def note_coding(self, replies: Mapping[str, LabelsReply]) -> None:
         """Note which values became missing when the parties took up the common dictionary."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from strategies.scoring import (
     check_scores,
     evaluate,
 )
+from strategies.warm_start import Begun
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +52,7 @@ class Boosted:
     trees, sets : of all finished rounds.
     ends : number of trees after each round.
     n_told : trees that the parties know.
+    begun : what of the model was there before the run.
     """
 
     settings: Settings
@@ -62,16 +64,22 @@ class Boosted:
     sets: CategorySets = NO_SETS
     ends: list[int] = field(default_factory=list)
     n_told: int = 0
+    begun: Begun = field(default_factory=Begun)
 
     @property
     def n_rounds(self) -> int:
-        """Finished rounds."""
+        """Finished rounds, those of the model that the run goes on from among them."""
         return len(self.ends)
+
+    @property
+    def n_added(self) -> int:
+        """Finished rounds of the run itself."""
+        return self.n_rounds - self.begun.n_rounds
 
     @property
     def goes_on(self) -> bool:
         """Whether there is another round to train."""
-        return self.n_rounds < self.settings.num_boost_round and not self.history.stops
+        return self.n_added < self.settings.num_boost_round and not self.history.stops
 
     def after(self, n_rounds: int) -> Ensemble:
         """The model as it was after some rounds."""
@@ -107,7 +115,7 @@ class Boosted:
         """Scores of the trees so far, which come with the first reply after a round."""
         self.n_told = len(self.trees)
         last_trees = self.trees[self.ends[-2] if self.n_rounds > 1 else 0 :]
-        yield from self.history.note_late(replies, self.n_rounds, self.trees, last_trees)
+        yield from self.history.note_late(replies, self.n_added, self.trees, last_trees)
 
     @property
     def widths(self) -> Ints:
@@ -135,24 +143,45 @@ class Boosted:
             "weights": dict(self.weights),
             "history": self.history.scores,
             "told": self.n_told,
+            "begun": astuple(self.begun),
             **self.table.facts(),
         }
         return Checkpoint(arrays, {**facts, **more})
 
 
 def begin(
-    strategy: HorizontalStrategy, parties: Parties[HelloReply], saved: Checkpoint | None
+    strategy: HorizontalStrategy,
+    parties: Parties[HelloReply],
+    saved: Checkpoint | None,
+    trees_a_round: int = 1,
 ) -> Conversation[Boosted]:
-    """Check the tables, agree on classes and base score; or go on from a checkpoint."""
+    """Check the tables, agree on classes and base score; or go on from a checkpoint.
+
+    Parameters
+    ----------
+    trees_a_round : that a round adds to each output.
+    """
     settings, table = strategy.settings, strategy.agree(parties, saved)
     if saved is not None:
+        strategy.begun = Begun(*saved.facts["begun"])
         return _restore(settings, saved, table)
+    init_model = strategy.begin_with(trees_a_round)
     replies = yield from strategy.ask_for_labels(parties)
     table = strategy.table
     mean = mean_label(replies, len(table.classes), settings)
     weights = {party: reply.weight_sum for party, reply in replies.items()}
-    history = History.of(settings)
-    return Boosted(settings, table, _bare(settings, table, mean), weights, history)
+    boosted = Boosted(settings, table, _bare(settings, table, mean), weights, History.of(settings))
+    if init_model is not None:
+        _go_on(boosted, init_model, strategy.begun)
+    return boosted
+
+
+def _go_on(boosted: Boosted, model: Ensemble, begun: Begun) -> None:
+    """Put the rounds of a model before the first one; the parties hear of them with that."""
+    boosted.model = replace(boosted.model, base_score=model.base_score)
+    boosted.trees, boosted.sets, boosted.begun = list(model.trees), model.sets, begun
+    n_trees = begun.n_trees // begun.n_rounds
+    boosted.ends = [n_trees * n_rounds for n_rounds in range(1, begun.n_rounds + 1)]
 
 
 def _bare(settings: Settings, table: CommonTable, mean: np.float32) -> Ensemble:
@@ -171,7 +200,8 @@ def _restore(settings: Settings, saved: Checkpoint, table: CommonTable) -> Boost
     sets = CategorySets(arrays["sets"], arrays["set_widths"])
     ends = arrays["ends"].tolist()
     told = facts["told"]
-    return Boosted(settings, table, model, facts["weights"], history, trees, sets, ends, told)
+    kept = trees, sets, ends, told, Begun(*facts["begun"])
+    return Boosted(settings, table, model, facts["weights"], history, *kept)
 
 
 def trees_of(reply: BoostReport, widths: Ints) -> Grown:
@@ -182,7 +212,7 @@ def trees_of(reply: BoostReport, widths: Ints) -> Grown:
 def best_round(
     boosted: Boosted, last_scores: Conversation[Mapping[str, Reply]]
 ) -> Conversation[int | None]:
-    """The round that early stopping chooses; None without early stopping.
+    """The round of the run that early stopping chooses; None without early stopping.
 
     Parameters
     ----------
@@ -195,7 +225,7 @@ def best_round(
 
     if not boosted.history.patience:
         return None
-    return (yield from boosted.history.catch_up(boosted.n_rounds, note()))
+    return (yield from boosted.history.catch_up(boosted.n_added, note()))
 
 
 def finish(
@@ -203,7 +233,7 @@ def finish(
 ) -> Conversation[Summary]:
     """Write and score the finished model, cut back to its best round under early stopping."""
     yield last
-    model = boosted.after(best or boosted.n_rounds)
+    model = boosted.after(boosted.begun.n_rounds + (best or boosted.n_added))
     scored, summary = yield from evaluate(parties, model, best, boosted.settings.eval_metrics)
     yield from boosted.note_scores(scored)
     return summary

@@ -12,6 +12,7 @@ Algorithm 1; line numbers are of that algorithm. Departures:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Literal
 
 import numpy as np
@@ -29,6 +30,8 @@ from fedapp.messages.parameters import parameters_of
 from fedapp.messages.pax import (
     GrowReply,
     GrowRequest,
+    InitReply,
+    InitRequest,
     SketchReply,
     SketchRequest,
     check_grow,
@@ -46,6 +49,7 @@ from fedapp.trees.boosted.limits import (
 )
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
 from fedapp.trees.objective import LossParameters, base_margin, is_regression
+from fedapp.trees.packed import pack_trees
 from fedapp.trees.sets import category_counts
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, mean_label
@@ -55,7 +59,8 @@ from strategies.scoring import (
     check_scores,
     evaluate,
 )
-from strategies.settings import BOOSTING_SETTINGS, CONSTRAINTS
+from strategies.settings import BOOSTING_SETTINGS, CONSTRAINTS, INIT_MODEL
+from strategies.warm_start import Begun
 
 FEWEST_BINS = 2
 FEW_BINS = 32  # fewer have cost much accuracy wherever it was measured
@@ -83,7 +88,7 @@ def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
 class PAX(HorizontalStrategy):
     """The server's side of PAX."""
 
-    reads = BOOSTING_SETTINGS | CONSTRAINTS
+    reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
@@ -109,15 +114,20 @@ class PAX(HorizontalStrategy):
             boosting = yield from self._begin(parties)
         else:
             boosting = self._restore(saved)
-        while boosting.n_rounds < self.settings.num_boost_round and not self.history.stops:
+        while self._n_added(boosting) < self.settings.num_boost_round and not self.history.stops:
             finished = yield from self._round(parties, boosting)
             if finished:
                 yield self._checkpoint(boosting)
         return (yield from self._evaluate(parties, boosting))
 
+    def _n_added(self, boosting: Boosting) -> int:
+        """Finished rounds, without those of the model that the run goes on from."""
+        return boosting.n_rounds - self.begun.n_rounds
+
     def _begin(self, parties: Parties[HelloReply]) -> Conversation[Boosting]:
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
         n_bins, table = self._resolutions(parties), self.table
+        init_model = self.begin_with(trees_a_round=1)
         n_classes = len(table.classes)
         categories = category_counts(table.categories, len(table.columns))
         sketches = yield from ask(
@@ -143,7 +153,16 @@ class PAX(HorizontalStrategy):
             for party, summary in summaries.items()
         }
         mean = mean_label(sketches, n_classes, self.settings)
-        return self._boosting(mean, cuts)
+        if init_model is None:
+            return self._boosting(mean, cuts)
+        boosting = self._boosting(init_model.base_score, cuts)
+        boosting.trees, boosting.sets = list(init_model.trees), init_model.sets
+        request = InitRequest(
+            base_margin=float(init_model.base_margin),
+            **pack_trees(init_model.trees, sets=init_model.sets),
+        )
+        yield from ask(parties.all(request), InitReply)
+        return boosting
 
     def _warn_of_few_bins(self, resolution: int) -> None:
         """Say so where the paper's rules leave too few cuts to learn from."""
@@ -285,7 +304,7 @@ class PAX(HorizontalStrategy):
     def _note_scores(self, replies: Mapping[str, Reply], boosting: Boosting) -> Conversation[None]:
         """Scores of the trees so far, which come with the first reply of a round."""
         trees, last_trees = boosting.trees, boosting.last_trees
-        yield from self.history.note_late(replies, boosting.n_rounds, trees, last_trees)
+        yield from self.history.note_late(replies, self._n_added(boosting), trees, last_trees)
 
     def _last_scores(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[None]:
         """Scores of the last round, by a request that begins another one."""
@@ -299,8 +318,8 @@ class PAX(HorizontalStrategy):
         model, best_round = boosting.model, None
         if self.history.patience:
             last_scores = self._last_scores(parties, boosting)
-            best_round = yield from self.history.catch_up(boosting.n_rounds, last_scores)
-            model = model.first_rounds(best_round)
+            best_round = yield from self.history.catch_up(self._n_added(boosting), last_scores)
+            model = model.first_rounds(self.begun.n_rounds + best_round)
         yield self._checkpoint(boosting)
         scored, summary = yield from evaluate(
             parties, model, best_round, self.settings.eval_metrics
@@ -312,6 +331,7 @@ class PAX(HorizontalStrategy):
         """The model so far, and how each party's bins map to the cuts."""
         maps = {f"bins {party}": places for party, places in self.bin_maps.items()}
         facts = {"history": self.history.scores, **self.table.facts()}
+        facts["begun"] = astuple(self.begun)
         return Checkpoint({**boosting.arrays(), **maps}, facts)
 
     def _restore(self, saved: Checkpoint) -> Boosting:
@@ -323,6 +343,7 @@ class PAX(HorizontalStrategy):
             if name.startswith("bins ")
         }
         self.history = History.of(self.settings, saved.facts["history"])
+        self.begun = Begun(*saved.facts["begun"])
         boosting = self._boosting(*kept_cuts(arrays))
         boosting.restore(arrays)
         return boosting

@@ -20,12 +20,13 @@ TREE_SETTINGS = frozenset(
 BOOSTING_SETTINGS = TREE_SETTINGS | {
     *("num-boost-round", "early-stopping-rounds", "eval-metric", "scale-pos-weight"),
 }
+INIT_MODEL = frozenset(("init-model",))
 CONSTRAINTS = frozenset(("monotone-constraints", "interaction-constraints"))
 # A run of a method that does not read one of these would be of another model than was asked for.
 NEVER_IGNORED = frozenset(
     (
         *("eval-metric", "max-delta-step", "scale-pos-weight"),
-        *CONSTRAINTS,
+        *(*CONSTRAINTS, *INIT_MODEL),
     )
 )
 ALL_OBJECTIVES = tuple(LOSSES)

@@ -110,8 +110,14 @@ def _checked(strategy: str, config: list[str], engine: str, baselines: bool) -> 
     """The settings of the run."""
 
     settings = load_settings({**parse_overrides(config), "strategy": strategy})
+    if settings.init_model and engine in SIMULATED:
+        path = str(Path(settings.init_model).resolve())
+        settings = settings.model_copy(update={"init_model": path})
     settings = resumed_settings(settings)
     check_method(settings, engine)
+    if baselines and settings.init_model:
+        rule = "must be empty with --baselines, which begin without a model"
+        raise ConfigError(f"init-model {rule}, got {settings.init_model}")
     if baselines and engine not in SIMULATED:
         raise ConfigError(f"--baselines must have all rows in one place, got --engine {engine}")
     return settings

@@ -9,6 +9,7 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
 - A party learns the trees of all parties, without gains and hessians, their leaf values times the
   party's share of the rows. They come in the order of the parties' names, which it is not told, but
   it can tell which are its own, and so who among the others grew which.
+- With ``init-model`` a party also learns the trees of that model, without gains and hessians.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
   ``scoring``, and once the sums of ``labels``.
 - A party learns every tree, without gains and hessians, and from the turns which ones came from the
   same party; it is not told that party's name.
+- With ``init-model`` a party also learns the trees of that model, without gains and hessians.
 """
 
 from __future__ import annotations

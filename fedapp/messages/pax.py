@@ -11,7 +11,8 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
   small party few bins, and that is all that hides its rows. A category is a bin of its own, so of
   every category it learns how many rows a party has, and nothing hides a rare one. Before each
   round also its training and validation scores, as in ``scoring``.
-- A party learns the trees as they grow, and of the other parties only what is in them.
+- A party learns the trees as they grow, and of the other parties only what is in them; with
+  ``init-model`` also the trees of that model, without gains and hessians, whoever grew them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
 from fedapp.messages.labels import LabelsReply, Terms, check_coded
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES
+from fedapp.messages.trees import Trees
 
 METHOD = Method("horizontal")
 
@@ -47,6 +49,20 @@ class SketchReply(LabelsReply):
     masses: Annotated[Array, Form("float32", "n_bins", low=0)]  # sample weights
     offsets: Annotated[Array, Form("int64", "n_offsets", low=0)]  # n_columns + 1
     maxima: Annotated[Array, Form("float32", "n_columns", nan=True)]  # of categories: codes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InitRequest(Trees, Request):
+    """Begin with the margins of a finished model, whose trees these are, before the first round."""
+
+    kind: ClassVar[str] = "train.pax_init"
+    doing: ClassVar[str] = "adding the trees of the initial model"
+    base_margin: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InitReply(Reply):
+    """The margins stand."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

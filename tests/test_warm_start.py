@@ -1,0 +1,221 @@
+"""Runs that go on from the model of a finished one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients.pax import begin_from
+from fedapp.config import Settings
+from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
+from fedapp.messages.pax import InitRequest
+from fedapp.run_folder import RunFolder
+from fedapp.server_app import load_strategy
+from fedapp.trees.model import load_model, to_json
+from fedapp.trees.packed import pack_trees
+from simulations.comparable import check_comparable
+from simulations.local import run_local, simulated_contexts
+from strategies import pax
+from strategies.cyclic import last_turn, next_turn
+from strategies.warm_start import Begun, read_init_model
+from tests.network import die, resumed, run
+from tests.pooled import made_columns, write_rows
+from tests.texts import adult
+from tests.transcript import lines_of, summary_of
+
+MakeSettings = Callable[..., Settings]
+DRAWS = {"subsample": 0.7, "colsample_bytree": 0.7, "colsample_bynode": 0.8}
+OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
+
+
+@pytest.fixture
+def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
+    """Settings of a short run over a small table, which draws rows and columns."""
+
+    def make(strategy: str = "pax", objective: str = "binary:logistic", **more: Any) -> Settings:
+        data = write_rows(tmp_path / f"{objective}.csv", made_columns(objective))
+        given = {"num_boost_round": 2, "max_depth": 3, "max_bin": 32, **DRAWS, **more}
+        return settings(
+            strategy=strategy, data=str(data), label="y", objective=objective, parties=3, **given
+        )
+
+    return make
+
+
+def text_of(folder: RunFolder) -> str:
+    return (folder.path / "model.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "objective"),
+    [*(("pax", objective) for objective in OBJECTIVES), ("bagging", OBJECTIVES[1]), ("cyclic", "")],
+)
+def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(
+    made: MakeSettings, strategy: str, objective: str
+) -> None:
+    objective = objective or "binary:logistic"
+    first = run_local(made(strategy, objective, num_boost_round=2))
+    more = {"num_boost_round": 3, "init_model": str(first.path)}
+    second = run_local(made(strategy, objective, **more))
+    once = run_local(made(strategy, objective, num_boost_round=5))
+    assert text_of(second) == text_of(once)
+    assert text_of(first) != text_of(once)
+    told, trees = summary_of(second)["init_model"], len(load_model(first.path / "model.json").trees)
+    assert told == {"path": str(first.path), "rounds": 2, "trees": trees}
+    assert "init_model" not in summary_of(once)
+    assert lines_of(second.rounds)[-1]["valid"] == lines_of(once.rounds)[-1]["valid"]
+    assert [line["round"] for line in lines_of(second.rounds)] == [1, 2, 3]
+
+
+def test_columns_of_text_go_on_as_they_were(
+    settings: MakeSettings, real_data: Path, tmp_path: Path
+) -> None:
+    short = {"data": str(adult(tmp_path, real_data, 600)), "label": "income", "max_depth": 3}
+    first = run_local(settings(num_boost_round=1, **short))
+    path = str(first.path / "model.json")
+    second = run_local(settings(num_boost_round=1, init_model=path, **short))
+    assert text_of(second) == text_of(run_local(settings(num_boost_round=2, **short)))
+    assert load_model(second.path / "model.json").sets.codes
+
+
+@pytest.mark.parametrize("strategy", ["pax", "bagging"])
+def test_early_stopping_looks_at_the_new_rounds(made: MakeSettings, strategy: str) -> None:
+    first = run_local(made(strategy))
+    given = {"early_stopping_rounds": 2, "valid_fraction": 0.3, "eta": 1.0, "num_boost_round": 20}
+    second = run_local(made(strategy, init_model=str(first.path), **given))
+    best, rounds = summary_of(second)["best_round"], lines_of(second.rounds)
+    assert len(rounds) == best + 2 < 20
+    begun = summary_of(second)["init_model"]
+    added = best * begun["trees"] // begun["rounds"]
+    model = load_model(second.path / "model.json")
+    assert len(model.trees) == begun["trees"] + added
+
+
+@pytest.mark.parametrize("strategy", ["pax", "cyclic"])
+def test_a_run_that_goes_on_can_be_resumed(made: MakeSettings, strategy: str) -> None:
+    first = run_local(made(strategy, num_boost_round=1))
+    settings = made(strategy, num_boost_round=3, init_model=str(first.path))
+    die(settings, dies_before_sending=5)
+    folder = run(resumed(settings), simulated_contexts(settings))
+    once = run_local(made(strategy, num_boost_round=4))
+    assert text_of(folder) == text_of(once)
+    assert summary_of(folder)["init_model"]["rounds"] == 1
+
+
+# What does not fit
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("objective", "reg:logistic", "'binary:logistic', got 'reg:logistic'"),
+        ("columns", tuple("abcdeg"), "number 6 being 'f', got 'g'"),
+        ("columns", tuple("abcde"), "6 in number, got 5"),
+        ("classes", ("0", "2"), "number 2 being '1', got '2'"),
+        ("categories", (None,) * 5 + (("x",),), "0 in number, got 6"),
+    ],
+)
+def test_a_model_that_is_not_of_the_run_is_refused_by_the_field(
+    made: MakeSettings, tmp_path: Path, field: str, value: Any, rule: str
+) -> None:
+    model = load_model(run_local(made(num_boost_round=1)).path / "model.json")
+    trees = tuple(tree[:1].copy() for tree in model.trees)
+    for tree in trees:
+        tree["left"] = -1
+    path = tmp_path / "other.json"
+    classes = () if field == "objective" else model.classes
+    path.write_text(to_json(replace(model, **{"trees": trees, "classes": classes, field: value})))
+    with pytest.raises(ConfigError, match=f"^{field} of init-model must be the run's, {rule}$"):
+        run_local(made(init_model=str(path)))
+
+
+def test_parameters_of_the_objective_must_be_the_models(made: MakeSettings) -> None:
+    first = run_local(made(num_boost_round=1))
+    with pytest.raises(ConfigError, match=r"^parameters of init-model must be the run's"):
+        run_local(made(init_model=str(first.path), scale_pos_weight=2.0))
+
+
+def test_a_file_that_is_not_there_is_named(made: MakeSettings, tmp_path: Path) -> None:
+    settings = made(init_model=str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match=r"model must be a file, got .*nowhere"):
+        read_init_model(settings, (), (), ())
+
+
+def test_bagging_goes_on_from_whole_rounds_of_as_many_parties(made: MakeSettings) -> None:
+    first = run_local(made("pax", num_boost_round=2))
+    with pytest.raises(ConfigError, match="must have whole rounds of 3 trees, got 2 trees"):
+        run_local(made("bagging", init_model=str(first.path)))
+
+
+@pytest.mark.parametrize("strategy", ["secureboost", "fedxgbllr", "fedavg-linear"])
+def test_methods_that_cannot_go_on_say_so(settings: MakeSettings, strategy: str) -> None:
+    run = settings(strategy=strategy, init_model="runs/pax")
+    with pytest.raises(ConfigError, match=f"init-model must be '' for {strategy}"):
+        load_strategy(strategy).check_settings(run)
+
+
+def test_a_comparison_begins_without_a_model(made: MakeSettings) -> None:
+    with pytest.raises(ConfigError, match="init-model must be empty in a comparison"):
+        check_comparable([made(init_model="runs/pax")], 1)
+
+
+def test_turns_go_on_where_they_stopped() -> None:
+    names, turn = ["a", "b", "c"], ""
+    for n_rounds in range(7):
+        assert last_turn(names, n_rounds) == turn
+        turn = next_turn(names, turn)
+
+
+def test_rounds_are_counted_by_their_trees(made: MakeSettings) -> None:
+    model = load_model(run_local(made(objective="multi:softprob")).path / "model.json")
+    assert Begun.with_model(model, 3) == Begun(2, 6)
+    with pytest.raises(ConfigError, match="must have whole rounds of 4 trees, got 6 trees"):
+        Begun.with_model(model, 4)
+
+
+# At a party
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("columns", 6, "columns must be 0 to 5|trees columns must be 0 to 5"),
+        ("sizes", 1, "trees .*"),
+        ("sets", 0, "trees .*"),
+    ],
+)
+def test_trees_that_do_not_fit_the_table_are_refused_by_a_party(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, field: str, value: int, rule: str
+) -> None:
+    first = run_local(made(num_boost_round=1))
+
+    def changed(*given: Any, **more: Any) -> dict[str, Any]:
+        arrays = pack_trees(*given, **more)
+        array = arrays[field]
+        return {**arrays, field: np.append(array[:-1], np.array([value], array.dtype))}
+
+    monkeypatch.setattr(pax, "pack_trees", changed)
+    with pytest.raises(PartyError, match=f"InitRequest.({rule})"):
+        run_local(made(init_model=str(first.path)))
+
+
+def test_trees_of_half_a_round_are_refused_by_a_party(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_local(made(objective="multi:softprob", num_boost_round=1))
+    monkeypatch.setattr(pax, "pack_trees", lambda trees, sets: pack_trees(trees[:2], sets=sets))
+    with pytest.raises(PartyError, match=r"InitRequest.trees must be a multiple of 3, got 2$"):
+        run_local(made(objective="multi:softprob", init_model=str(first.path)))
+
+
+def test_a_party_takes_no_initial_model_once_rounds_have_begun() -> None:
+    begun: Any = SimpleNamespace(name="bank", store={"train.margins": np.zeros((2, 1))})
+    request = InitRequest(base_margin=0.0, **pack_trees([]))
+    with pytest.raises(ProtocolError, match=r"^bank: InitRequest.trees must come before"):
+        begin_from(begun, request)
