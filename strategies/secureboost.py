@@ -93,6 +93,14 @@ class SecureBoost(VerticalStrategy):
         self.history = History.of(self.settings)
 
     @classmethod
+    def check_settings(cls, settings: Settings) -> None:
+        """See ``ReadsSettings``; a model whose parts lie at the parties is not gone on from."""
+        if settings.init_model:
+            rule = "must be '' for secureboost, the parts of whose models lie at the parties"
+            raise ConfigError(f"init-model {rule}, got {settings.init_model!r}")
+        super().check_settings(settings)
+
+    @classmethod
     def own_settings(cls, settings: Settings) -> SecureBoostSettings:
         """``[secureboost]``, checked."""
         own = check(SecureBoostSettings, settings.sections["secureboost"], "secureboost.")

@@ -66,13 +66,17 @@ def read_init_model(
 
     Raises
     ------
-    ConfigError : the model is of other columns, classes, categories or of another objective.
-    DataError : there is no such model.
+    ConfigError : there is no such file, or its model is of other columns, classes, categories or of
+        another objective.
+    DataError : the file is no boosted model in one piece.
     """
     if not settings.init_model:
         return None
-    path = Path(settings.init_model)
-    model = load_model(path / "model.json" if path.is_dir() else path)
+    given = Path(settings.init_model)
+    path = given / "model.json" if given.is_dir() else given
+    if not path.is_file():
+        raise ConfigError(f"init-model must be a run's folder or its model.json, got {given}")
+    model = load_model(path)
     due = {
         "objective": (settings.objective, model.objective),
         "columns": (columns, model.columns),
