@@ -34,7 +34,10 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
     if "hello" in site.store.facts:
         # The server holds the fingerprint against the one the run began with.
         subsets = read_subsets(site.config, _holdout(request))
-        now = {"fingerprint": fingerprint(subsets, site_key(site.name)), COUNTS: site.store[COUNTS]}
+        now = {
+            "fingerprint": fingerprint(subsets, site_key(site.name)),
+            COUNTS: told_categories(site.config, subsets)[COUNTS],
+        }
         return _reply(site.name, site.store.facts["hello"] | now)
     reply, subsets = look(site.config, request)
     for name, table in subsets.items():
@@ -43,7 +46,6 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
         if table.labels is not None:
             site.store[f"{name}.labels"] = table.labels
     keep_own(site.store, own_categories(subsets))
-    site.store[COUNTS] = reply.category_counts
     told = {field.name: getattr(reply, field.name) for field in fields(reply)}
     site.store.facts["objective"] = request.objective
     site.store.facts["hello"] = {
