@@ -28,7 +28,7 @@ from fedapp.errors import ConfigError
 from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
 from fedapp.names import near_setting
-from fedapp.trees.boosted.limits import parse_interactions, parse_monotone
+from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
 from fedapp.trees.objective import AUTO, LOSSES, Objective
 
 Value = bool | int | float | str

@@ -24,13 +24,13 @@ from fedapp.messages.parameters import parameters_of
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import read_columns, row_ids, split_common
 from fedapp.site.rows import Holdout, Rows
-from fedapp.trees.boosted.from_xgboost import for_xgboost, typed_columns
-from fedapp.trees.boosted.limits import (
+from fedapp.trees.boosted.constraints import (
     interactions_of,
     monotone_of,
     parse_interactions,
     parse_monotone,
 )
+from fedapp.trees.boosted.from_xgboost import for_xgboost, typed_columns
 from fedapp.trees.divided.lookup import joint_names
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
 from fedapp.trees.forest.draws import column_seeds, n_features, row_counts

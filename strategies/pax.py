@@ -38,15 +38,15 @@ from fedapp.messages.pax import (
     check_sketch,
 )
 from fedapp.run_folder import RunFolder
-from fedapp.trees.boosted.grow import Growth, Shape
-from fedapp.trees.boosted.limits import (
-    Limits,
+from fedapp.trees.boosted.constraints import (
     check_without_categories,
     interactions_of,
     monotone_of,
     parse_interactions,
     parse_monotone,
 )
+from fedapp.trees.boosted.grow import Growth, Shape
+from fedapp.trees.boosted.limits import Limits
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
 from fedapp.trees.objective import LossParameters, base_margin, is_regression
 from fedapp.trees.packed import pack_trees

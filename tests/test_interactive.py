@@ -65,7 +65,7 @@ def train(
 
 def inference(settings: MakeSettings, trained: Settings, **more: Any) -> Settings:
     """Settings of a run that predicts the rows the model was trained on."""
-    return settings(strategy="interactive", **inference_of(trained), **more)
+    return settings(**{"strategy": "interactive", **inference_of(trained), **more})
 
 
 def inference_of(trained: Settings) -> dict[str, Any]:

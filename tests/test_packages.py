@@ -36,7 +36,7 @@ refused = []
 for package in ("fedapp", "strategies", "clients", "simulations"):
     package = importlib.import_module(package)
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if module.name == "fedapp.__main__":
+        if module.name.endswith(".__main__"):
             continue
         try:
             importlib.import_module(module.name)

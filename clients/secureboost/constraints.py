@@ -17,7 +17,7 @@ from fedapp.errors import ConfigError, DataError, ProtocolError, blaming
 from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import SetupRequest
 from fedapp.site.answer import Site
-from fedapp.trees.boosted.limits import (
+from fedapp.trees.boosted.constraints import (
     check_without_categories,
     interactions_of,
     monotone_of,

@@ -15,7 +15,7 @@ from fedapp.data.schema import PLAIN, Reader
 from fedapp.data.schema_file import Schema, check_encoding, read_schema
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
-from fedapp.trees.boosted.limits import parse_interactions, parse_monotone
+from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
 
 Value = bool | int | float | str
 PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # Flower's own

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clients.labels import CLASSES
+from clients.labels import CLASSES, METRICS
 from clients.pax import HANDLERS
 from fedapp.config import Settings, load_settings
 from fedapp.conversation import Checkpoint, Conversation, Exchange, Parties
@@ -180,11 +180,13 @@ def _sums_of(rows: Sequence[Row], levels: Iterable[Level], sketch: Sketch) -> It
     store, table = Store(Path()), np.array(rows)
     store["codes"], store.facts["missing_code"] = table[:, :-1].astype(np.uint16), NO_CODE
     store["representatives"], store["offsets"] = sketch.representatives, sketch.offsets
+    store["set_widths"] = np.zeros(len(sketch.maxima), np.int64)
     for subset, n_rows in (("train", len(rows)), ("valid", 0)):
         store[f"{subset}.labels"] = table[:n_rows, -1].astype(np.float32)
         store[f"{subset}.weights"] = np.ones(n_rows, np.float32)
     store["valid.values"] = np.empty((0, len(sketch.maxima)), np.float32)
     store.facts["objective"], store.facts[CLASSES] = "binary:logistic", ["0", "1"]
+    store.facts[METRICS] = []
     site = Site(SiteConfig("known", data=""), store)
     for level in levels:
         reply = HANDLERS[GrowRequest](site, level.request)

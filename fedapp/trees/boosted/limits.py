@@ -6,10 +6,8 @@ monotone and interaction constraints. All follows from the tree as it stands, so
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -111,86 +109,3 @@ def _path(nodes: Tree, node: int) -> list[tuple[int, int]]:
         steps.append((above, node))
         node = above
     return steps[::-1]
-
-
-def parse_monotone(text: str) -> dict[str, int]:
-    """Directions by column, of ``age:1,income:-1``.
-
-    Raises
-    ------
-    ValueError : the text is not of this form, or names a column twice.
-    """
-    found: dict[str, int] = {}
-    for part in filter(None, (each.strip() for each in text.split(","))):
-        name, colon, direction = (each.strip() for each in part.rpartition(":"))
-        if not colon or not name or direction not in ("1", "0", "-1"):
-            rule = "must be columns with 1, 0 or -1, as age:1,income:-1"
-            raise ValueError(f"monotone-constraints {rule}, got {part}")
-        if name in found:
-            raise ValueError(f"monotone-constraints must name a column once, got {name} twice")
-        found[name] = int(direction)
-    return found
-
-
-def parse_interactions(text: str) -> tuple[tuple[str, ...], ...]:
-    """Groups of columns, of ``[age,income],[income,sex]``.
-
-    Raises
-    ------
-    ValueError : the text is not of this form.
-    """
-    if not text.strip():
-        return ()
-    if not re.fullmatch(r"\s*\[[^\[\]]+\]\s*(,\s*\[[^\[\]]+\]\s*)*", text):
-        rule = "must be groups of columns, as [age,income],[income,sex]"
-        raise ValueError(f"interaction-constraints {rule}, got {text}")
-    groups = re.findall(r"\[([^\[\]]+)\]", text)
-    return tuple(tuple(name.strip() for name in group.split(",")) for group in groups)
-
-
-def monotone_of(directions: Mapping[str, int], columns: Sequence[str]) -> npt.NDArray[np.int8]:
-    """Directions in the order of the columns; empty where none is held.
-
-    Raises
-    ------
-    ValueError : a column is not there.
-    """
-    _check_known("monotone-constraints", directions, columns)
-    if not any(directions.values()):
-        return np.empty(0, dtype=np.int8)
-    return np.array([directions.get(name, 0) for name in columns], dtype=np.int8)
-
-
-def interactions_of(
-    groups: Sequence[Sequence[str]], columns: Sequence[str]
-) -> tuple[frozenset[int], ...]:
-    """Groups as numbers of columns.
-
-    Raises
-    ------
-    ValueError : a column is not there.
-    """
-    for group in groups:
-        _check_known("interaction-constraints", group, columns)
-    places = {name: place for place, name in enumerate(columns)}
-    return tuple(frozenset(places[name] for name in group) for group in groups)
-
-
-def check_without_categories(monotone: Sequence[int] | Any, has_categories: bool) -> None:
-    """Refuse directions beside columns of categories.
-
-    Raises
-    ------
-    ValueError : there are both.
-    """
-    if len(monotone) and has_categories:
-        raise ValueError(
-            "monotone-constraints must be empty where a column has categories; exclude these "
-            "with drop-columns, or give them as numbers"
-        )
-
-
-def _check_known(setting: str, names: Any, columns: Sequence[str]) -> None:
-    known = set(columns)
-    if missing := [name for name in names if name not in known]:
-        raise ValueError(f"{setting} must name columns of the table, got {', '.join(missing[:5])}")
