@@ -19,7 +19,7 @@ import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clients.labels import CLASSES, METRICS
+from clients.labels import CLASSES, METRICS, PARAMETERS
 from clients.pax import HANDLERS
 from fedapp.config import Settings, load_settings
 from fedapp.conversation import Checkpoint, Conversation, Exchange, Parties
@@ -42,6 +42,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.answer import Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store
+from fedapp.trees.objective import PLAIN
 from simulations.local import LocalGrid, simulated_contexts
 from simulations.rows import stacked_tables
 from strategies.base import Summary
@@ -186,7 +187,7 @@ def _sums_of(rows: Sequence[Row], levels: Iterable[Level], sketch: Sketch) -> It
         store[f"{subset}.weights"] = np.ones(n_rows, np.float32)
     store["valid.values"] = np.empty((0, len(sketch.maxima)), np.float32)
     store.facts["objective"], store.facts[CLASSES] = "binary:logistic", ["0", "1"]
-    store.facts[METRICS] = []
+    store.facts[METRICS], store.facts[PARAMETERS] = [], asdict(PLAIN)
     site = Site(SiteConfig("known", data=""), store)
     for level in levels:
         reply = HANDLERS[GrowRequest](site, level.request)
