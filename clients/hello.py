@@ -13,7 +13,7 @@ from clients.dictionary import keep_own, own_categories, told_categories
 from fedapp.data.labels import Labels, class_names
 from fedapp.data.partition import SUBSETS
 from fedapp.data.table import Table
-from fedapp.errors import DataError, ProtocolError
+from fedapp.errors import DataError, blaming
 from fedapp.home import home, secret_at
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.packages import versions
@@ -22,7 +22,7 @@ from fedapp.site.config import SiteConfig
 from fedapp.site.policy import check_subsets
 from fedapp.site.rows import Holdout, fingerprint, read_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
-from fedapp.trees.objective import AUTO, LOSSES
+from fedapp.trees.objective import AUTO, check_objective
 
 FEWEST_ROWS = 2
 COUNTS = "category_counts"  # an array, so none of a store's facts
@@ -66,9 +66,8 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     DataError, ConfigError : there is no such table, or it breaks a rule.
     ProtocolError : there is no such objective.
     """
-    if request.objective not in (AUTO, *LOSSES):
-        rule = f"must be one of {', '.join((*LOSSES, AUTO))}"
-        raise ProtocolError(config.name, "HelloRequest", "objective", rule)
+    with blaming(config.name, "HelloRequest", "objective"):
+        check_objective(request.objective, AUTO)
     subsets = read_subsets(config, _holdout(request))
     n_rows = {name: table.n_rows for name, table in subsets.items()}
     rule = "table must have at least {} {} rows, got {}"

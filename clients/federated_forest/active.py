@@ -25,7 +25,7 @@ from clients.vertical_scores import rows_of, told_scores
 from fedapp import metrics
 from fedapp.data.labels import number_labels
 from fedapp.data.partition import SUBSETS, WATCHED
-from fedapp.errors import ConfigError, DataError
+from fedapp.errors import ConfigError, DataError, blaming
 from fedapp.messages.federated_forest import (
     FinishReply,
     FinishRequest,
@@ -41,7 +41,7 @@ from fedapp.trees.divided.lookup import joint_names
 from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.forest.levels import Splits
 from fedapp.trees.forest.model import BaggedForest, branches, leaf_values, to_json
-from fedapp.trees.objective import REGRESSION, margins_of, n_outputs
+from fedapp.trees.objective import REGRESSION, check_objective, margins_of, n_outputs
 
 SCORE_BINS = 2**12
 Scores = dict[str, float]
@@ -66,6 +66,8 @@ def _code_labels(site: Site, request: SetupRequest) -> Labels:
     """Labels as numbers; of those that train the codes that the others get."""
     store, n_train = site.store, site.store.facts["n_train"]
     positive = site.config.positive_label
+    with blaming(site.name, "SetupRequest", "objective"):
+        check_objective(request.objective)
     classes, labels = number_labels(store["labels"], request.objective, n_train, positive)
     weights = store["weights"][:n_train]
     if not ((store["counts"] > 0) @ weights.astype(np.float64) > 0).all():

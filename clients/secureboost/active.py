@@ -63,6 +63,7 @@ from fedapp.trees.objective import (
     Objective,
     base_margin,
     base_score,
+    check_objective,
     n_outputs,
 )
 
@@ -75,6 +76,8 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
     store.facts["boost"] = {
         name: value for name, value in told.items() if not isinstance(value, np.ndarray | tuple)
     }
+    with blaming(site.name, "SetupRequest", "objective"):
+        check_objective(request.objective)
     with blaming(site.name, "SetupRequest", "eval_metrics"):
         metrics.check_metrics(request.objective, request.eval_metrics)
     store.facts["eval_metrics"] = list(request.eval_metrics)

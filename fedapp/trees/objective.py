@@ -254,6 +254,22 @@ LOSSES: Final[dict[str, Loss]] = {
 }
 
 
+def check_objective(objective: str, *others: str) -> None:
+    """Hold that there is such an objective.
+
+    Parameters
+    ----------
+    others : names that may stand for one.
+
+    Raises
+    ------
+    ValueError : there is none.
+    """
+    known = (*LOSSES, *others)
+    if objective not in known:
+        raise ValueError(f"objective must be one of {', '.join(known)}")
+
+
 def is_regression(objective: str) -> bool:
     """Whether labels are numbers, not classes."""
     return not LOSSES[objective].classes[1]
