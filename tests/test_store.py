@@ -421,6 +421,15 @@ def test_a_handler_that_misses_what_was_to_come_before_is_named(
         party.add(1, step=1)
 
 
+@pytest.mark.parametrize("step", [0, -1])
+@pytest.mark.parametrize("gap", [0, 1])
+def test_a_step_before_the_first_is_refused(party: Party, step: int, gap: int) -> None:
+    envelope = Envelope(MODEL, step, 0, 0, gap=gap, method="testmethod")
+    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 1 or more, got "):
+        answer(party.config, AddRequest.kind, envelope, take_apart(AddRequest(1), "bank"))
+    assert party.calls == []
+
+
 def test_a_later_attempt_repeats_a_step_it_has_done(party: Party) -> None:
     party.add(1, step=1)
     party.add(2, step=2, checkpoint=1)

@@ -218,6 +218,8 @@ def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
 
 def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Store:
     """The state to answer from: just before the step, or just after it."""
+    if envelope.step < 1:
+        raise ProtocolError(party, message, "step", f"must be 1 or more, got {envelope.step}")
     if envelope.attempt < store.attempt:
         rule = f"must be {store.attempt} or more, got {envelope.attempt}"
         raise ProtocolError(party, message, "attempt", rule)
