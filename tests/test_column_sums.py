@@ -106,6 +106,12 @@ def test_a_listing_falls_apart_by_nodes_and_comes_together_again() -> None:
         np.testing.assert_array_equal(getattr(again, name), getattr(listing, name))
 
 
+def test_a_node_that_no_row_is_in_has_none() -> None:
+    nodes, wanted = np.array([1, 1, 0], dtype=np.int32), np.array([1, 7], dtype=np.int32)
+    rows, starts = inside_of(nodes, np.ones(3, dtype=bool), wanted)
+    assert (rows.tolist(), starts.tolist()) == ([0, 1], [0, 2, 2])
+
+
 @pytest.mark.parametrize("weights", sorted(WEIGHTS))
 def test_sums_of_rows_are_exact_in_any_order(weights: str) -> None:
     rng = np.random.default_rng(3)

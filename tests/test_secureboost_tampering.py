@@ -102,6 +102,19 @@ def test_false_gradients_of_the_active_party_stop_the_run_by_its_name(
     refuses(rf"^party-1.*: EncryptedGradients.ciphertexts .*{rule}", made())
 
 
+@pytest.mark.parametrize("change", [lambda own: np.repeat(own, 2), lambda own: own[::-1]])
+def test_columns_that_are_not_each_once_and_in_order_are_summed_by_nobody(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]
+) -> None:
+    honest = secureboost_round._encrypt
+
+    def other(view: Any, pairs: Any, columns: dict[str, Any]) -> Any:
+        return honest(view, pairs, {name: change(own) for name, own in columns.items()})
+
+    monkeypatch.setattr(secureboost_round, "_encrypt", other)
+    refuses(r"^party-1.*: EncryptedGradients.columns must be < \d+ and ascending", made())
+
+
 def test_sums_under_another_key_stop_the_run_by_the_partys_name(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

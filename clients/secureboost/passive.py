@@ -145,8 +145,11 @@ def _begin(site: Site, letter: EncryptedGradients) -> None:
     bits = sent_bits(active, "EncryptedGradients", "drawn", letter.drawn, [n_train])
     drawn = np.flatnonzero(bits[0])
     n_columns = len(store["offsets"]) - 1
+    if (letter.columns >= n_columns).any() or (np.diff(letter.columns) < 1).any():
+        rule = f"must be < {n_columns} and ascending, each once"
+        raise ProtocolError(active, "EncryptedGradients", "columns", rule)
     wanted = len(drawn) * len(layouts) if len(letter.columns) else 0
-    if len(letter.ciphertexts) != wanted or (letter.columns >= n_columns).any():
+    if len(letter.ciphertexts) != wanted:
         rule = f"must be {wanted}, for {len(drawn)} rows and {len(letter.columns)} columns"
         raise ProtocolError(active, "EncryptedGradients", "ciphertexts", rule)
     with blaming(active, "EncryptedGradients", "ciphertexts"):

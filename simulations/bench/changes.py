@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from fedapp.wire.layout import from_bytes, to_bytes
 
 # Fields that say how much work a run is: any value is honest.
 WORK = frozenset({"epochs", "n_rounds", "trees", "key_bits", "channels", "round_id", "max_depth"})
-MOST_ROWS = 50_000  # of a changed array
+MOST_ROWS, MOST_CELLS = 50_000, 2**21  # of a changed array
 NESTED = "nested"  # stands for lists in lists
 
 
@@ -61,6 +62,7 @@ def change_scalar(value: Any, rng: random.Random) -> Any:
 def change_array(array: Array, rng: random.Random) -> Array:
     """Other values, another length, shape or type."""
     way, copy = rng.random(), np.array(array)
+    most = min(MOST_ROWS, MOST_CELLS // max(1, math.prod(copy.shape[1:])))
     if way < 0.55 and copy.size:
         n_changed = rng.choice((1, 1, 2, copy.size))
         places = [rng.randrange(copy.size) for _ in range(min(n_changed, 1000))]
@@ -70,11 +72,11 @@ def change_array(array: Array, rng: random.Random) -> Array:
     if way < 0.85 and copy.ndim:
         rows = list(range(len(copy)))
         lengths = [rows[:-1], rows[:1], [], rows + rows[-1:], rows[::-1], rows * 3]
-        lengths.append((rows * (1 + MOST_ROWS // max(len(rows), 1)))[:MOST_ROWS])
+        lengths.append((rows * (1 + most // max(len(rows), 1)))[:most])
         found = copy[np.array(rng.choice(lengths), dtype=np.int64)]
         return np.ascontiguousarray(found)
     if way < 0.93:
-        size = rng.choice((0, 1, 7, 5000))
+        size = min(most, rng.choice((0, 1, 7, 5000)))
         shape = (size, *copy.shape[1:]) if copy.ndim else ()
         return np.full(shape, _edge(copy.dtype, rng), dtype=copy.dtype)
     if way < 0.97:

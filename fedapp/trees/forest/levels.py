@@ -189,7 +189,9 @@ def inside_of(nodes: Places, drawn: Bits, wanted: Places) -> tuple[Places, Ints]
     starts : int64, shape (n_wanted + 1,): where each node begins and ends among them.
     """
     # By node, from place 1 on; in place 0 stands where rows go that are in none of the nodes.
-    numbers = np.full(int(nodes.max(initial=0)) + 2, len(wanted), dtype=np.int32)
+    # Nodes without rows have places too: others' bits may send all rows one way.
+    last = max(int(nodes.max(initial=0)), int(wanted.max(initial=0)))
+    numbers = np.full(last + 2, len(wanted), dtype=np.int32)
     numbers[wanted + 1] = np.arange(len(wanted))
     rows, starts = _list(*(*frozen(nodes, drawn, numbers), len(wanted)))
     return rows[: starts[-1]], starts
