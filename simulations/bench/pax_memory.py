@@ -80,6 +80,7 @@ def settings_of(path: Path, run_dir: Path) -> Settings:
     """One party that has the whole table."""
     config = {
         "strategy": "pax",
+        "objective": "binary:logistic",
         "data": str(path),
         "label": "label",
         "parties": 1,

@@ -144,6 +144,7 @@ def settings_of(key_bits: int, n_trees: int, depth: int, run_dir: str) -> Settin
     """The run's settings."""
     config = {
         "strategy": "secureboost",
+        "objective": "binary:logistic",
         "data": DATA,
         "parties": 2,
         "columns": "sizes:" + ",".join(map(str, COLUMNS)),
