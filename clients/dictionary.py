@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.data.categories import Categories, names_of, recoded
+from fedapp.data.categories import Categories, as_categories, entries_of, names_of, recoded
 from fedapp.data.partition import SUBSETS
 from fedapp.data.schema import listed
 from fedapp.data.table import Table
@@ -63,11 +63,10 @@ def own_categories(subsets: Mapping[str, Table]) -> Categories:
     has_values = np.zeros(len(table.columns), dtype=bool)
     for each in subsets.values():
         has_values |= ~np.isnan(each.values).all(axis=0)
-    known = table.categories or (None,) * len(table.columns)
-    found = tuple(
+    known = entries_of(table.categories, len(table.columns))
+    return as_categories(
         names if names or there else () for names, there in zip(known, has_values, strict=True)
     )
-    return found if any(names is not None for names in found) else ()
 
 
 def _check_names(columns: Sequence[str], categories: Categories) -> None:
@@ -110,13 +109,14 @@ def recode(site: Site, request: JointCoding) -> Array:
     columns = store.facts["hello"]["columns"]
     n_columns = len(columns)
     joint, own = read_categories(site.name, request, n_columns), _from_bytes(store[OWN])
-    given = store.facts["hello"]["digests"]
+    digests = store.facts["hello"]["digests"]
     unseen = np.zeros(n_columns if joint else 0, dtype=np.int64)
     with blaming(site.name, message, "categories"):
-        _check_given(own, joint, given)
+        _check_given(own, joint, digests)
         for subset in SUBSETS:
-            values, n_unseen = recoded(store[f"{subset}.values"], own, joint, columns)
-            if values is not store[f"{subset}.values"]:
+            given = store[f"{subset}.values"]
+            values, n_unseen = recoded(given, own, joint, columns)
+            if values is not given:
                 store[f"{subset}.values"] = values
             unseen += n_unseen[: len(unseen)]
     store.drop(OWN)

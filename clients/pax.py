@@ -45,7 +45,7 @@ from fedapp.trees.boosted.routes import (
 from fedapp.trees.objective import Objective, gradients, n_outputs
 from fedapp.trees.packed import unpack_trees
 from fedapp.trees.predict import add_trees
-from fedapp.trees.sets import NO_SET, CategorySets, category_counts
+from fedapp.trees.sets import CategorySets, category_counts, set_numbers
 
 
 def sketch(site: Site, request: SketchRequest) -> SketchReply:
@@ -159,7 +159,7 @@ def _routes(site: Site, request: GrowRequest) -> tuple[Routes, CategorySets]:
     routes["threshold"] = request.split_thresholds
     routes["default_left"] = request.split_defaults
     widths = site.store["set_widths"][routes["column"]]
-    routes["set"] = np.where(widths > 0, np.cumsum(widths > 0) - 1, NO_SET)
+    routes["set"] = set_numbers(widths)
     with blaming(site.name, "GrowRequest", "split_sets"):
         return routes, CategorySets(request.split_sets, widths[widths > 0])
 

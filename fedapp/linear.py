@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.categories import Categories
+from fedapp.data.categories import Categories, entries_of
 from fedapp.trees.objective import REGRESSION, Objective, gradients, n_outputs
 from fedapp.trees.text import Opening, read_categories, read_model, write_model
 
@@ -55,7 +55,7 @@ class Moments:
 
 def input_names(columns: Sequence[str], categories: Categories) -> tuple[str, ...]:
     """Of the inputs, in order: names of columns, and ``column=category``."""
-    known = categories or (None,) * len(columns)
+    known = entries_of(categories, len(columns))
     return tuple(
         one
         for column, names in zip(columns, known, strict=True)

@@ -24,12 +24,7 @@ from fedapp.messages.parameters import parameters_of
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import read_columns, row_ids, split_common
 from fedapp.site.rows import Holdout, Rows
-from fedapp.trees.boosted.constraints import (
-    interactions_of,
-    monotone_of,
-    parse_interactions,
-    parse_monotone,
-)
+from fedapp.trees.boosted.constraints import constraints_of
 from fedapp.trees.boosted.from_xgboost import for_xgboost, typed_columns
 from fedapp.trees.divided.lookup import joint_names
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
@@ -441,8 +436,9 @@ def _constraints(settings: Settings, columns: Sequence[str]) -> dict[str, Any]:
     """Constraints of columns as ``xgboost.train`` takes them; nothing where there are none."""
     if not columns:
         return {}
-    monotone = monotone_of(parse_monotone(settings.monotone_constraints), columns)
-    groups = interactions_of(parse_interactions(settings.interaction_constraints), columns)
+    monotone, groups = constraints_of(
+        settings.monotone_constraints, settings.interaction_constraints, columns
+    )
     held = {"monotone_constraints": tuple(monotone.tolist())} if len(monotone) else {}
     # As a text, whose numbers are of columns; a list would have to name them.
     text = json.dumps([sorted(group) for group in groups])

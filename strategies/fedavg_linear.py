@@ -22,6 +22,7 @@ from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
+from fedapp.data.partition import WATCHED
 from fedapp.linear import (
     ARRAYS,
     STEEPEST,
@@ -174,7 +175,7 @@ class FedAvgLinear(HorizontalStrategy):
         def hold(party: str, reply: AverageReply) -> None:
             check_average(party, reply, request)
             form = model.objective, model.n_outputs, self.settings.eval_metrics
-            check_scores(party, reply, *form, ("train", "valid"))
+            check_scores(party, reply, *form, WATCHED)
 
         return (yield from ask(parties.all(request), AverageReply, hold))
 

@@ -62,7 +62,7 @@ from fedapp.trees.forest.draws import column_seeds, n_features
 from fedapp.trees.forest.levels import Splits, draw_columns, number, winners
 from fedapp.trees.forest.model import BaggedForest, branches, to_json
 from fedapp.trees.objective import AUTO, REGRESSION
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, category_counts
+from fedapp.trees.sets import NO_SETS, CategorySets, category_counts, set_numbers
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.vertical import (
@@ -348,8 +348,7 @@ class FederatedForest(VerticalStrategy):
             widths.append(part.widths)
         by_party = self.splits.taken(np.argsort(self.splits.owners, kind="stable"))
         joined = [np.concatenate(arrays) for arrays in zip(*cuts, strict=True)]
-        has_set = np.concatenate(widths) > 0
-        joined.append(np.where(has_set, np.cumsum(has_set) - 1, NO_SET))
+        joined.append(set_numbers(np.concatenate(widths)))
         trees, found = branches(by_party, self.n_nodes, joined, NO_SETS.plus(*sets))
         names = joint_names({party: kept[party].names for party in parties})
         values = tuple(np.split(reply.leaf_values, np.cumsum(self.n_nodes)[:-1]))

@@ -30,7 +30,7 @@ from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
-from fedapp.data.partition import SUBSETS
+from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fedxgbllr import (
     AverageReply,
@@ -218,7 +218,7 @@ class FedXGBllr(HorizontalStrategy):
         def hold(party: str, reply: AverageReply) -> None:
             check_average(party, reply, len(model.weights))
             form = model.objective, model.n_outputs, self.settings.eval_metrics
-            check_scores(party, reply, *form, ("train", "valid"))
+            check_scores(party, reply, *form, WATCHED)
 
         return (yield from ask(parties.all(request), AverageReply, hold))
 

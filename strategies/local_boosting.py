@@ -10,6 +10,7 @@ import numpy as np
 
 from fedapp.config import Settings
 from fedapp.conversation import Check, Checkpoint, Conversation, Parties
+from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
@@ -107,7 +108,7 @@ class Boosted:
             n_trees = n_rounds[party] * model.n_outputs
             check_report(party, reply, n_trees, self.widths, self.settings.max_depth)
             form = model.objective, model.n_outputs, self.settings.eval_metrics
-            check_scores(party, reply, *form, ("train", "valid"))
+            check_scores(party, reply, *form, WATCHED)
 
         return hold
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
+from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.build import Histogram, add_histograms
@@ -38,13 +39,7 @@ from fedapp.messages.pax import (
     check_sketch,
 )
 from fedapp.run_folder import RunFolder
-from fedapp.trees.boosted.constraints import (
-    check_without_categories,
-    interactions_of,
-    monotone_of,
-    parse_interactions,
-    parse_monotone,
-)
+from fedapp.trees.boosted.constraints import check_without_categories, constraints_of
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.limits import Limits
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
@@ -207,9 +202,9 @@ class PAX(HorizontalStrategy):
         """
         settings, table = self.settings, self.table
         try:
-            monotone = monotone_of(parse_monotone(settings.monotone_constraints), table.columns)
-            groups = parse_interactions(settings.interaction_constraints)
-            interactions = interactions_of(groups, table.columns)
+            monotone, interactions = constraints_of(
+                settings.monotone_constraints, settings.interaction_constraints, table.columns
+            )
             check_without_categories(monotone, any(table.categories))
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -249,7 +244,7 @@ class PAX(HorizontalStrategy):
             check_grow(party, reply, request, n_bins)
             if request.level == 0:
                 form = boosting.objective, boosting.width, self.settings.eval_metrics
-                check_scores(party, reply, *form, ("train", "valid"))
+                check_scores(party, reply, *form, WATCHED)
 
         return (yield from ask(parties.all(request), GrowReply, hold))
 

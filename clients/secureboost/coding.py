@@ -32,8 +32,10 @@ def code_categories(store: Store) -> Ints:
     own, values = kept_categories(store), np.asarray(store["values"])
     coded: list[tuple[str, ...] | None] = []
     for column, names in zip(values[: store.facts["n_train"]].T, own, strict=False):
-        present = np.unique(column[~np.isnan(column)]).astype(np.int64)
-        coded.append(None if names is None else tuple(names[code] for code in present))
+        if names is not None:
+            present = np.unique(column[~np.isnan(column)]).astype(np.int64)
+            names = tuple(names[code] for code in present)
+        coded.append(names)
     joint = tuple(coded)
     if joint != own:
         store["values"], unseen = recoded(values, own, joint)

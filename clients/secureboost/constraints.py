@@ -19,8 +19,7 @@ from fedapp.messages.secureboost import SetupRequest
 from fedapp.site.answer import Site
 from fedapp.trees.boosted.constraints import (
     check_without_categories,
-    interactions_of,
-    monotone_of,
+    constraints_of,
     parse_interactions,
     parse_monotone,
 )
@@ -111,8 +110,9 @@ def own_constraints(site: Site, wanted: Wanted) -> Held:
     places = {name: place for place, name in enumerate(columns)} if is_shared else {}
     named = [places.get(name, -1) for name in wanted.names]
     try:
-        directions = monotone_of(parse_monotone(config.monotone_constraints), columns)
-        groups = interactions_of(parse_interactions(config.interaction_constraints), columns)
+        directions, groups = constraints_of(
+            config.monotone_constraints, config.interaction_constraints, columns
+        )
     except ValueError as error:
         rule = f"{BOTH} in the node config must name columns of the site's table"
         raise DataError(rule, here=f"{error} in the node config") from None

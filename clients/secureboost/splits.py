@@ -15,7 +15,7 @@ from fedapp.errors import ProtocolError
 from fedapp.site.bits import sent_bits
 from fedapp.site.store import Store
 from fedapp.trees.divided.lookup import Lookup
-from fedapp.trees.sets import NO_SET, CategorySets
+from fedapp.trees.sets import CategorySets, set_numbers
 from fedapp.trees.sides import Bits, Ints, Nodes, Places, moved, sides_of, slots_of
 
 Sent = tuple[str, Ints, npt.NDArray[np.uint8]]  # who tells, places of the splits, their bits
@@ -41,7 +41,6 @@ def own_sides(
     sets : of the splits of columns of categories, in their order.
     """
     widths = np.asarray(store["set_widths"])[columns]
-    numbers = np.where(widths > 0, np.cumsum(widths > 0) - 1, NO_SET)
     edges, offsets = store["edges"], store["offsets"]
     thresholds = np.array(
         [
@@ -51,7 +50,9 @@ def own_sides(
         dtype=np.float32,
     )
     slots, sizes = slots_of(store["nodes"], trees, nodes)
-    sides = sides_of(store["values"], columns, thresholds, defaults, slots, sizes, numbers, sets)
+    sides = sides_of(
+        store["values"], columns, thresholds, defaults, slots, sizes, set_numbers(widths), sets
+    )
     lookup = store.record(Lookup, "lookup")
     store.put("lookup", lookup.plus(Lookup.of(columns, thresholds, defaults, widths, sets)))
     first = len(lookup.columns)

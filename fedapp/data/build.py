@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedapp.data.categories import as_categories
 from fedapp.data.faults import many_names, mixed_types, no_numbers, not_utf8
 from fedapp.data.notes import Note, note_on, note_on_ids, notes_on_features
 from fedapp.data.places import TextFile, is_number
@@ -47,8 +48,7 @@ def build_table(
     columns = feature_columns(frame, roles)
     found = _typed_columns(frame, columns, text, reader)
     values = _values(found, text)
-    categories = tuple(one.names for one in found.values())
-    categories = categories if any(names is not None for names in categories) else ()
+    categories = as_categories(one.names for one in found.values())
     ids = _ids(frame[roles.id_column], roles.id_column, text) if roles.id_column else None
     return Table(
         columns,

@@ -32,10 +32,20 @@ def names_of(categories: Categories, column: int) -> tuple[str, ...] | None:
     return categories[column] if categories else None
 
 
+def entries_of(categories: Categories, n_columns: int) -> Categories:
+    """An entry for each column, also where all hold numbers."""
+    return categories or (None,) * n_columns
+
+
+def as_categories(entries: Iterable[tuple[str, ...] | None]) -> Categories:
+    """Entries of all columns; the empty tuple where all hold numbers."""
+    found = tuple(entries)
+    return found if any(names is not None for names in found) else ()
+
+
 def chosen(categories: Categories, columns: Sequence[int] | npt.NDArray[np.int64]) -> Categories:
     """The entries of some columns, by their places, in this order."""
-    entries = tuple(names_of(categories, int(column)) for column in columns)
-    return entries if any(names is not None for names in entries) else ()
+    return as_categories(names_of(categories, int(column)) for column in columns)
 
 
 def in_secret_order(values: Values, categories: Categories, seed: int) -> tuple[Values, Categories]:
@@ -72,10 +82,9 @@ def side_by_side(parts: Iterable[tuple[Categories, int]]) -> Categories:
     ----------
     parts : categories of each table, and its number of columns.
     """
-    joined = [
-        names_of(categories, column) for categories, width in parts for column in range(width)
-    ]
-    return tuple(joined) if any(names is not None for names in joined) else ()
+    return as_categories(
+        names for categories, width in parts for names in entries_of(categories, width)
+    )
 
 
 def joint_categories(tables: Iterable[Categories]) -> Categories:
@@ -88,8 +97,7 @@ def joint_categories(tables: Iterable[Categories]) -> Categories:
     merged = (
         [names for names in column if names is not None] for column in zip(*given, strict=True)
     )
-    joint = tuple(tuple(sorted(set().union(*names))) if names else None for names in merged)
-    return joint if any(names is not None for names in joint) else ()
+    return as_categories(tuple(sorted(set().union(*names))) if names else None for names in merged)
 
 
 def recoded(

@@ -39,7 +39,7 @@ class Declared:
     ----------
     name : in the file.
     rename : in the run; empty leaves the name.
-    type : one of ``TYPES``; empty goes by the values.
+    type : number, category, ordinal, boolean or date; empty goes by the values.
     missing : values that mean that there is none, beside ``MISSING`` and the table's own.
     categories : names of a category, the dictionary common to all parties; of an ordinal the names
         from the lowest to the highest. Empty: the names found.
@@ -52,9 +52,6 @@ class Declared:
     missing: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     codes: tuple[tuple[str, str], ...] = ()
-
-
-TYPES = ("number", "category", "ordinal", "boolean", "date")
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,13 +148,11 @@ def as_texts(column: Any, declared: Declared, missing: tuple[str, ...]) -> tuple
     """
     if pa.types.is_binary(column.type) or pa.types.is_nested(column.type):
         raise UntypedError("values that are no text")
-    if not pa.types.is_string(column.type) and not pa.types.is_null(column.type):
-        if pa.types.is_floating(column.type):
-            # 1.0 in a file of another kind is the name 1 in this one.
-            whole = column.cast(pa.int64(), safe=False)
-            if pc.all(pc.equal(column, whole)).as_py() is not False:
-                column = whole
-        column = column.cast(pa.string())
+    if pa.types.is_floating(column.type):
+        # 1.0 in a file of another kind is the name 1 in this one.
+        whole = column.cast(pa.int64(), safe=False)
+        if pc.all(pc.equal(column, whole)).as_py() is not False:
+            column = whole
     column = column.cast(pa.string())
     texts = pc.utf8_trim_whitespace(column)
     trimmed = pc.any(pc.not_equal(texts, column)).as_py() is True

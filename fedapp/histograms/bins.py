@@ -123,7 +123,10 @@ def digitise(values: Floats, cuts: Cuts) -> tuple[Codes, int]:
     codes : uint8 (uint16 past 256 codes), shape (n_rows, n_columns).
     missing_code : the code that stands for a missing value, or -1 where no value is missing.
     """
-    absent = [_absent(column, cuts, column_id) for column_id, column in enumerate(values.T)]
+    absent = [
+        _absent(column, width if by_category else None)
+        for column, width, by_category in zip(values.T, cuts.widths, cuts.by_category, strict=True)
+    ]
     any_missing = any(bool(missing.any()) for missing in absent)
     kind, missing_code = code_type(int(cuts.widths.max(initial=0)), any_missing)
     codes: Codes = np.empty(values.shape, dtype=kind)
@@ -136,9 +139,14 @@ def digitise(values: Floats, cuts: Cuts) -> tuple[Codes, int]:
     return codes, missing_code
 
 
-def _absent(column: Floats, cuts: Cuts, column_id: int) -> npt.NDArray[np.bool_]:
-    """Rows without a value in one column."""
+def _absent(column: Floats, n_codes: int | None) -> npt.NDArray[np.bool_]:
+    """Rows without a value in one column.
+
+    Parameters
+    ----------
+    n_codes : bins of a column of categories; None for one of numbers.
+    """
     missing: npt.NDArray[np.bool_] = np.isnan(column)
-    if cuts.by_category[column_id]:
-        missing |= (column < 0) | (column >= len(cuts.column(column_id)))
+    if n_codes is not None:
+        missing |= (column < 0) | (column >= n_codes)
     return missing

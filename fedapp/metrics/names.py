@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedapp.trees.objective import AUTO, LOSSES, REGRESSION, is_regression
+from fedapp.trees.objective import AUTO, LOSSES, REGRESSION, check_objective, is_regression
 
 _OF_NUMBERS = ("rmse", "mae", "r2")
 NAMES = {  # the score that early stopping follows comes first
@@ -121,8 +121,3 @@ def _is_power(text: str) -> bool:
         return 1 < float(text) < 2
     except ValueError:
         return False
-
-
-def check_objective(objective: str) -> None:
-    if objective not in NAMES:
-        raise ValueError(f"objective must be one of {', '.join(NAMES)}, got {objective}")

@@ -10,9 +10,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapp.metrics.names import check_objective
 from fedapp.metrics.row_losses import extra_sums
-from fedapp.trees.objective import LOSSES, exact_predictions, is_regression
+from fedapp.trees.objective import LOSSES, check_objective, exact_predictions, is_regression
 
 Array: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.float32]

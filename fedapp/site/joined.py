@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.categories import Categories, chosen, side_by_side
+from fedapp.data.categories import Categories, as_categories, chosen, entries_of
 from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.load import read_frame
 from fedapp.data.predictions import read_columns_of
@@ -81,8 +81,11 @@ def read_joined(
     taken = {party: tables[party].take(_places(there, wanted)) for party, there in ids.items()}
     at = {party: iter(table.values.T) for party, table in taken.items()}
     values = np.column_stack([next(at[party]) for party, _ in owners])
-    entries = {party: iter(_entries(table)) for party, table in taken.items()}
-    categories = side_by_side(((next(entries[party]),), 1) for party, _ in owners)
+    entries = {
+        party: iter(entries_of(table.categories, len(table.columns)))
+        for party, table in taken.items()
+    }
+    categories = as_categories(next(entries[party]) for party, _ in owners)
     joined = replace(
         taken[labels_at],
         columns=tuple(columns),
@@ -91,11 +94,6 @@ def read_joined(
         categories=categories,
     )
     return joined, ids[first][~is_common].tolist(), tables
-
-
-def _entries(table: Table) -> Categories:
-    """What each column's codes stand for."""
-    return table.categories or (None,) * len(table.columns)
 
 
 def _places(ids: Ids, wanted: Ids) -> npt.NDArray[np.int64]:

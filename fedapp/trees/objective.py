@@ -26,9 +26,8 @@ Objective = Literal[
     "reg:tweedie",
 ]
 REGRESSION: Final = "reg:squarederror"
-AUTO: Final[str] = (
-    "auto"  # in place of an objective, until the parties have said what their labels are
-)
+# In place of an objective, until the parties have said what their labels are.
+AUTO: Final[str] = "auto"
 
 SMALLEST_HESSIAN = np.float32(1e-16)
 # XGBoost's default intercept; the same for every class, so it cancels in the softmax.
@@ -267,7 +266,7 @@ def check_objective(objective: str, *others: str) -> None:
     """
     known = (*LOSSES, *others)
     if objective not in known:
-        raise ValueError(f"objective must be one of {', '.join(known)}")
+        raise ValueError(f"objective must be one of {', '.join(known)}, got {objective}")
 
 
 def is_regression(objective: str) -> bool:
@@ -287,8 +286,7 @@ def check_classes(objective: Objective, n_classes: int) -> None:
     ------
     ValueError : it may not.
     """
-    if objective not in LOSSES:
-        raise ValueError(f"objective must be one of {', '.join(LOSSES)}, got {objective}")
+    check_objective(objective)
     fewest, most = LOSSES[objective].classes
     if not fewest <= n_classes <= most:
         raise ValueError(f"classes must be those of {objective}, got {n_classes}")

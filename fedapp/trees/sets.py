@@ -112,6 +112,21 @@ def sets_of_codes(codes: Sequence[Sequence[int]], widths: Ints) -> CategorySets:
     return CategorySets.of(members)
 
 
+def set_numbers(widths: npt.NDArray[Any]) -> Ints:
+    """The number of each split's set, where sets stand in the order of the splits that have one.
+
+    Parameters
+    ----------
+    widths : shape (n_splits,): categories of the split's column, 0 where it has a threshold.
+
+    Returns
+    -------
+    int64, shape (n_splits,); ``NO_SET`` where there is a threshold.
+    """
+    has_set = widths > 0
+    return np.where(has_set, np.cumsum(has_set) - 1, NO_SET)
+
+
 def sets_of_rows(widths: Ints, rights: npt.NDArray[np.uint8]) -> tuple[Ints, CategorySets]:
     """Sets of some splits, a row of bits each.
 
@@ -125,11 +140,8 @@ def sets_of_rows(widths: Ints, rights: npt.NDArray[np.uint8]) -> tuple[Ints, Cat
     -------
     The number of each split's set, ``NO_SET`` where it has none, and the sets.
     """
-    has_set = widths > 0
-    numbers = np.where(has_set, np.cumsum(has_set) - 1, NO_SET)
-    n_bytes = -(-widths // 8)
-    is_used = np.arange(rights.shape[1]) < n_bytes[:, None]
-    return numbers, CategorySets(rights[is_used], widths[has_set])
+    is_used = np.arange(rights.shape[1]) < -(-widths // 8)[:, None]
+    return set_numbers(widths), CategorySets(rights[is_used], widths[widths > 0])
 
 
 def lefts_by_sets(

@@ -45,6 +45,23 @@ def parse_interactions(text: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(name.strip() for name in group.split(",")) for group in groups)
 
 
+def constraints_of(
+    monotone: str, interactions: str, columns: Sequence[str]
+) -> tuple[npt.NDArray[np.int8], tuple[frozenset[int], ...]]:
+    """Both by the numbers of the columns, see ``monotone_of`` and ``interactions_of``.
+
+    Parameters
+    ----------
+    monotone, interactions : as ``parse_monotone`` and ``parse_interactions`` read them.
+
+    Raises
+    ------
+    ValueError : a text is not of its form, or a column is not there.
+    """
+    directions = monotone_of(parse_monotone(monotone), columns)
+    return directions, interactions_of(parse_interactions(interactions), columns)
+
+
 def monotone_of(directions: Mapping[str, int], columns: Sequence[str]) -> npt.NDArray[np.int8]:
     """Directions in the order of the columns; empty where none is held.
 

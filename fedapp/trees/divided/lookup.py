@@ -15,7 +15,14 @@ from fedapp.errors import DataError
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble, Tree, from_json, in_order
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, lefts_by_sets, sets_of_codes
+from fedapp.trees.sets import (
+    NO_SET,
+    NO_SETS,
+    CategorySets,
+    lefts_by_sets,
+    set_numbers,
+    sets_of_codes,
+)
 from fedapp.trees.sides import goes_left
 from fedapp.trees.text import kind_of, read_categories, written_categories
 
@@ -75,8 +82,7 @@ class Lookup:
     @property
     def numbers(self) -> Ints:
         """The number of each split's set, ``NO_SET`` where it has a threshold."""
-        has_set = self.widths > 0
-        return np.where(has_set, np.cumsum(has_set) - 1, NO_SET)
+        return set_numbers(self.widths)
 
     def sides(
         self,
