@@ -27,7 +27,6 @@ SPLIT = np.dtype(
 # XGBoost's kRtEps: no split gains less.
 SMALLEST_GAIN = np.float32(1e-6)
 
-
 FREE_COLUMNS = np.empty(0, dtype=np.int8)
 NO_BOUNDS = np.empty((0, 2), dtype=np.float32)
 
@@ -41,6 +40,11 @@ class Penalties:
     gamma: float
     min_child_weight: float
     max_delta_step: float = 0.0
+
+    @property
+    def of_leaves(self) -> tuple[float, float, float, float]:
+        """What weights of leaves follow from, for kernels: all but ``gamma``."""
+        return self.reg_lambda, self.reg_alpha, self.min_child_weight, self.max_delta_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +132,7 @@ def best_splits(
         cuts.by_category,
         rules.max_cat_to_onehot,
         rules.max_cat_threshold,
-        penalties.reg_lambda,
-        penalties.reg_alpha,
-        penalties.min_child_weight,
-        penalties.max_delta_step,
+        penalties.of_leaves,
         monotone,
         bounds,
         splits,
@@ -160,36 +161,8 @@ def right_categories(
     if len(histogram) < rules.max_cat_to_onehot:
         right[cut] = True
         return right
-    order = _by_weight(
-        histogram,
-        penalties.reg_lambda,
-        penalties.reg_alpha,
-        penalties.min_child_weight,
-        penalties.max_delta_step,
-    )
-    right[order[:cut]] = True
+    right[_by_weight(histogram, penalties.of_leaves)[:cut]] = True
     return right
-
-
-@numba.njit(cache=True, nogil=True)
-def _by_weight(
-    histogram: Any,
-    reg_lambda: float,
-    reg_alpha: float,
-    min_child_weight: float,
-    max_delta_step: float,
-) -> Any:
-    """Categories by the weights they would have as leaves, in float32, lower codes first."""
-    weights = np.zeros(histogram.shape[0], dtype=np.float32)
-    for category in range(histogram.shape[0]):
-        gradient, hessian = histogram[category, 0], histogram[category, 1]
-        if hessian < min_child_weight or hessian <= 0.0:
-            continue
-        weight = -_shrunk(gradient, reg_alpha) / (hessian + reg_lambda)
-        if max_delta_step > 0.0:
-            weight = min(max(weight, -max_delta_step), max_delta_step)
-        weights[category] = weight
-    return np.argsort(weights, kind="mergesort")
 
 
 @numba.njit(cache=True, nogil=True)
@@ -202,41 +175,59 @@ def _shrunk(gradient: float, reg_alpha: float) -> Any:
     return 0.0
 
 
+@numba.njit(cache=True, nogil=True, inline="always")
+def _bounded_weight(gradient: float, hessian: float, penalties: Any) -> Any:
+    """Optimal weight of rows as a leaf, however few they are; hessian > 0."""
+    reg_lambda, reg_alpha, _, longest = penalties
+    weight = -_shrunk(gradient, reg_alpha) / (hessian + reg_lambda)
+    return min(max(weight, -longest), longest) if longest > 0.0 else weight
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _leaf_weight(gradient: float, hessian: float, penalties: Any) -> Any:
+    """``node_weight``, of which a kernel makes float32."""
+    if hessian < penalties[2] or hessian <= 0.0:
+        return 0.0
+    return _bounded_weight(gradient, hessian, penalties)
+
+
+@numba.njit(cache=True, nogil=True)
+def _by_weight(histogram: Any, penalties: Any) -> Any:
+    """Categories by the weights they would have as leaves, in float32, lower codes first."""
+    weights = np.empty(histogram.shape[0], dtype=np.float32)
+    for category in range(histogram.shape[0]):
+        weights[category] = _leaf_weight(histogram[category, 0], histogram[category, 1], penalties)
+    return np.argsort(weights, kind="mergesort")
+
+
 @numba.njit(cache=True, nogil=True)
 def _weight_within(gradient: float, hessian: float, penalties: Any, bounds: Any) -> Any:
     """Weight of one side of a split, within bounds, in float32."""
-    reg_lambda, reg_alpha, min_child_weight, max_delta_step = penalties
-    weight = 0.0
-    if hessian >= min_child_weight and hessian > 0.0:
-        weight = -_shrunk(gradient, reg_alpha) / (hessian + reg_lambda)
-        if max_delta_step > 0.0:
-            weight = min(max(weight, -max_delta_step), max_delta_step)
+    weight = _leaf_weight(gradient, hessian, penalties)
     return min(max(np.float32(weight), bounds[0]), bounds[1])
 
 
 @numba.njit(cache=True, nogil=True)
-def _gain_of_weight(gradient: float, hessian: float, reg_lambda: float, weight: Any) -> Any:
+def _gain_of_weight(gradient: float, hessian: float, penalties: Any, weight: Any) -> Any:
     """Score of one side of a split that has this weight, in float32."""
     if hessian <= 0.0:
         return np.float32(0.0)
     gained = np.float32(2.0) * np.float32(gradient) * weight
-    spent = (np.float32(hessian) + np.float32(reg_lambda)) * (weight * weight)
+    spent = (np.float32(hessian) + np.float32(penalties[0])) * (weight * weight)
     return -(gained + spent)
 
 
 @numba.njit(cache=True, nogil=True)
-def _side_gain(
-    gradient: float, hessian: float, reg_lambda: float, reg_alpha: float, max_delta_step: float
-) -> Any:
+def _side_gain(gradient: float, hessian: float, penalties: Any) -> Any:
     """Score of one side of a split, in float32; XGBoost computes it from the weight where that is
     bounded."""
+    reg_lambda, reg_alpha, _, longest = penalties
     if hessian <= 0.0:
         return np.float32(0.0)
+    if longest > 0.0:
+        weight = np.float32(_bounded_weight(gradient, hessian, penalties))
+        return _gain_of_weight(gradient, hessian, penalties, weight)
     shrunk = _shrunk(gradient, reg_alpha)
-    if max_delta_step > 0.0:
-        weight = -shrunk / (hessian + reg_lambda)
-        weight = np.float32(min(max(weight, -max_delta_step), max_delta_step))
-        return _gain_of_weight(gradient, hessian, reg_lambda, weight)
     return np.float32(shrunk * shrunk / (hessian + reg_lambda))
 
 
@@ -250,22 +241,19 @@ def _scan(
     by_category: Any,
     max_cat_to_onehot: int,
     max_cat_threshold: int,
-    reg_lambda: float,
-    reg_alpha: float,
-    min_child_weight: float,
-    max_delta_step: float,
+    penalties: Any,
     monotone: Any,
     bounds: Any,
     splits: Any,
 ) -> None:
     """Fill ``splits``; lower columns first, so that they win ties."""
+    min_child_weight = penalties[2]
     for node in range(histograms.shape[0]):
         total_gradient, total_hessian = sums[node, 0], sums[node, 1]
-        root_gain = _side_gain(total_gradient, total_hessian, reg_lambda, reg_alpha, max_delta_step)
-        held = (reg_lambda, reg_alpha, min_child_weight, max_delta_step)
+        root_gain = _side_gain(total_gradient, total_hessian, penalties)
         if len(monotone):
-            weight = _weight_within(total_gradient, total_hessian, held, bounds[node])
-            root_gain = _gain_of_weight(total_gradient, total_hessian, reg_lambda, weight)
+            weight = _weight_within(total_gradient, total_hessian, penalties, bounds[node])
+            root_gain = _gain_of_weight(total_gradient, total_hessian, penalties, weight)
         best = np.float32(0.0)
         for column in range(offsets.shape[0] - 1):
             if not allowed[node, column]:
@@ -277,7 +265,7 @@ def _scan(
                     sums[node],
                     max_cat_to_onehot,
                     max_cat_threshold,
-                    (reg_lambda, reg_alpha, min_child_weight, max_delta_step),
+                    penalties,
                     column,
                     splits[node],
                 )
@@ -299,20 +287,18 @@ def _scan(
                     if hessian == 0.0 or other_hessian == 0.0:
                         continue
                     if len(monotone):
-                        weight = _weight_within(gradient, hessian, held, bounds[node])
-                        other = _weight_within(other_gradient, other_hessian, held, bounds[node])
+                        weight = _weight_within(gradient, hessian, penalties, bounds[node])
+                        other = _weight_within(
+                            other_gradient, other_hessian, penalties, bounds[node]
+                        )
                         rise = weight - other if backward else other - weight
                         if rise * monotone[column] < 0:
                             continue
-                        near_gain = _gain_of_weight(gradient, hessian, reg_lambda, weight)
-                        far_gain = _gain_of_weight(other_gradient, other_hessian, reg_lambda, other)
+                        near_gain = _gain_of_weight(gradient, hessian, penalties, weight)
+                        far_gain = _gain_of_weight(other_gradient, other_hessian, penalties, other)
                     else:
-                        near_gain = _side_gain(
-                            gradient, hessian, reg_lambda, reg_alpha, max_delta_step
-                        )
-                        far_gain = _side_gain(
-                            other_gradient, other_hessian, reg_lambda, reg_alpha, max_delta_step
-                        )
+                        near_gain = _side_gain(gradient, hessian, penalties)
+                        far_gain = _side_gain(other_gradient, other_hessian, penalties)
                     gain = np.float32(np.float32(near_gain + far_gain) - root_gain)
                     if gain > best:
                         best = gain
@@ -340,7 +326,7 @@ def _scan_categories(
     if histogram.shape[0] < max_cat_to_onehot:
         _scan_one_against_rest(histogram, total, penalties, column, split)
         return
-    order = _by_weight(histogram, *penalties)
+    order = _by_weight(histogram, penalties)
     n_steps = min(max_cat_threshold, len(order)) - 1
     for backward in range(2):
         gradient = 0.0
@@ -394,16 +380,16 @@ def _offer(
     -------
     Whether it was taken; missing rows then go to the other side.
     """
-    reg_lambda, reg_alpha, min_child_weight, longest = penalties
+    min_child_weight = penalties[2]
     other_gradient, other_hessian = total[0] - gradient, total[1] - hessian
     if hessian < min_child_weight or other_hessian < min_child_weight:
         return False
     gain = np.float32(
         np.float32(
-            _side_gain(gradient, hessian, reg_lambda, reg_alpha, longest)
-            + _side_gain(other_gradient, other_hessian, reg_lambda, reg_alpha, longest)
+            _side_gain(gradient, hessian, penalties)
+            + _side_gain(other_gradient, other_hessian, penalties)
         )
-        - _side_gain(total[0], total[1], reg_lambda, reg_alpha, longest)
+        - _side_gain(total[0], total[1], penalties)
     )
     if not gain > split["gain"]:
         return False

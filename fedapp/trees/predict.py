@@ -55,8 +55,7 @@ def add_outputs(
     """
     nodes, offsets = stack_trees(trees)
     read = (np.ascontiguousarray(nodes["value"]), offsets, places, values)
-    add = _add_outputs_by_sets if len(sets) else _add_outputs
-    add(*(*_walked(nodes, sets), *frozen(*read), outputs))
+    _add_outputs(*(*_walked(nodes, sets), *frozen(*read), outputs))
 
 
 def add_trees(
@@ -93,32 +92,18 @@ def find_leaves(
     leaves : int32, shape (n_rows,): changed in place.
     sets : of the categorical splits, where the tree has the field ``set``.
     """
-    find = _find_leaves_by_sets if len(sets) else _find_leaves
-    find(*(*_walked(tree, sets), *frozen(values), leaves))
+    _find_leaves(*(*_walked(tree, sets), *frozen(values), leaves))
 
 
 def _walked(nodes: npt.NDArray[Any], sets: CategorySets) -> list[Any]:
     """What a walk reads: fields of the nodes, each in one piece of memory, and sets if any."""
     names = ("left", "column", "threshold", "default_left")
     fields = frozen(*(np.ascontiguousarray(nodes[name]) for name in names))
-    return [*fields, walked_sets(nodes["set"], sets)] if len(sets) else fields
+    return [*fields, walked_sets(nodes["set"] if len(sets) else None, sets)]
 
 
 @numba.njit(cache=True, nogil=True)
-def leaf_of(
-    values: Any, first: int, lefts: Any, columns: Any, thresholds: Any, default_lefts: Any
-) -> Any:
-    """Place of the leaf that a row reaches in the tree whose root is at ``first``."""
-    node = first
-    while lefts[node] != LEAF:
-        value = values[columns[node]]
-        goes_left = default_lefts[node] if np.isnan(value) else value < thresholds[node]
-        node = first + lefts[node] + (0 if goes_left else 1)
-    return node
-
-
-@numba.njit(cache=True, nogil=True)
-def leaf_by_sets(
+def _leaf_of(
     values: Any,
     first: int,
     lefts: Any,
@@ -127,12 +112,12 @@ def leaf_by_sets(
     default_lefts: Any,
     sets: Any,
 ) -> Any:
-    """``leaf_of`` a tree that may split by categories; ``sets``: of ``walked_sets``."""
-    node, numbers = first, sets[0]
+    """Place of the leaf that a row reaches in the tree whose root is at ``first``."""
+    node = first
     while lefts[node] != LEAF:
         value = values[columns[node]]
-        if numbers[node] >= 0:
-            goes_left = goes_left_by_set(value, default_lefts[node], numbers[node], sets)
+        if len(sets) and sets[0][node] >= 0:
+            goes_left = goes_left_by_set(value, default_lefts[node], sets[0][node], sets)
         else:
             goes_left = default_lefts[node] if np.isnan(value) else value < thresholds[node]
         node = first + lefts[node] + (0 if goes_left else 1)
@@ -145,6 +130,7 @@ def _add_outputs(
     columns: Any,
     thresholds: Any,
     default_lefts: Any,
+    sets: Any,
     leaf_values: Any,
     offsets: Any,
     places: Any,
@@ -154,43 +140,12 @@ def _add_outputs(
     """Walk every row down every tree."""
     for row in range(values.shape[0]):
         for tree in range(places.shape[0]):
-            first = offsets[tree]
-            leaf = leaf_of(values[row], first, lefts, columns, thresholds, default_lefts)
-            outputs[row, places[tree]] += leaf_values[leaf]
-
-
-@numba.njit(cache=True, nogil=True)
-def _add_outputs_by_sets(
-    lefts: Any,
-    columns: Any,
-    thresholds: Any,
-    default_lefts: Any,
-    sets: Any,
-    leaf_values: Any,
-    offsets: Any,
-    places: Any,
-    values: Any,
-    outputs: Any,
-) -> None:
-    """``_add_outputs`` of trees that may split by categories."""
-    for row in range(values.shape[0]):
-        for tree in range(places.shape[0]):
             first, walked = offsets[tree], (lefts, columns, thresholds, default_lefts, sets)
-            leaf = leaf_by_sets(values[row], first, *walked)
-            outputs[row, places[tree]] += leaf_values[leaf]
+            outputs[row, places[tree]] += leaf_values[_leaf_of(values[row], first, *walked)]
 
 
 @numba.njit(cache=True, nogil=True)
 def _find_leaves(
-    lefts: Any, columns: Any, thresholds: Any, default_lefts: Any, values: Any, leaves: Any
-) -> None:
-    """Walk every row down one tree."""
-    for row in range(values.shape[0]):
-        leaves[row] = leaf_of(values[row], 0, lefts, columns, thresholds, default_lefts)
-
-
-@numba.njit(cache=True, nogil=True)
-def _find_leaves_by_sets(
     lefts: Any,
     columns: Any,
     thresholds: Any,
@@ -199,7 +154,7 @@ def _find_leaves_by_sets(
     values: Any,
     leaves: Any,
 ) -> None:
-    """``_find_leaves`` of a tree that may split by categories."""
+    """Walk every row down one tree."""
     for row in range(values.shape[0]):
         walked = lefts, columns, thresholds, default_lefts, sets
-        leaves[row] = leaf_by_sets(values[row], 0, *walked)
+        leaves[row] = _leaf_of(values[row], 0, *walked)

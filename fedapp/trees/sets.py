@@ -173,7 +173,7 @@ def category_counts(categories: Categories, n_columns: int) -> Ints:
 
 
 def walked_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[Any, ...]:
-    """What ``side_by_set`` reads, for kernels.
+    """What ``goes_left_by_set`` reads, for kernels.
 
     Parameters
     ----------
@@ -181,11 +181,13 @@ def walked_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[A
 
     Returns
     -------
-    Number of each one's set, bytes, offsets and widths of the sets; no numbers where there is no
-    set, so that a kernel need not look one up.
+    Number of each one's set, bytes, offsets and widths of the sets; the empty tuple where there is
+    no set. A kernel that asks ``len(sets)`` first is compiled for that without what would look one
+    up.
     """
-    found = np.empty(0, dtype=np.int64) if numbers is None or not len(sets) else numbers
-    return tuple(frozen(found.astype(np.int64), sets.bits, sets.offsets, sets.widths))
+    if numbers is None or not len(sets):
+        return ()
+    return tuple(frozen(numbers.astype(np.int64), sets.bits, sets.offsets, sets.widths))
 
 
 @numba.njit(cache=True, nogil=True, inline="always")

@@ -143,14 +143,13 @@ def _cut(
     ends: Any,
     sides: Any,
 ) -> None:
-    numbers = sets[0]
     for tree in range(slots.shape[0]):
         for row in range(slots.shape[1]):
             slot = slots[tree, row]
             if slot >= 0:
                 value = values[row, columns[slot]]
-                if len(numbers) and numbers[slot] >= 0:
-                    left = goes_left_by_set(value, defaults[slot], numbers[slot], sets)
+                if len(sets) and sets[0][slot] >= 0:
+                    left = goes_left_by_set(value, defaults[slot], sets[0][slot], sets)
                 else:
                     left = defaults[slot] if np.isnan(value) else value < thresholds[slot]
                 sides[ends[slot]] = left

@@ -145,7 +145,6 @@ def _move(
     sets: Any,
 ) -> None:
     """Change the nodes of one tree in place. NaN, which is no code, differs from itself."""
-    numbers = sets[0]
     for row in range(nodes.shape[0]):
         split = split_at[nodes[row]]
         if split < 0:
@@ -153,8 +152,8 @@ def _move(
         cell = cells[row, columns[split]]
         if cell == missing or cell != cell:
             goes_left = default_lefts[split]
-        elif len(numbers) and numbers[split] >= 0:
-            goes_left = goes_left_by_set(cell, default_lefts[split], numbers[split], sets)
+        elif len(sets) and sets[0][split] >= 0:
+            goes_left = goes_left_by_set(cell, default_lefts[split], sets[0][split], sets)
         else:
             goes_left = cell < firsts[split]
         nodes[row] = lefts[split] + (0 if goes_left else 1)
