@@ -80,17 +80,13 @@ class FedAvgLinear(HorizontalStrategy):
     reads = frozenset(("early-stopping-rounds", "eval-metric"))
     objectives = tuple(STEEPEST)  # a step is safe only where the curvature of the loss is bounded
     round_name = "round of averaging"
+    history: History
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
-        self.history = History.of(settings)
         self.weights: Mapping[str, float] = {}
         self.n_averaged = 0
-
-    def settled(self) -> None:
-        """Scores follow the objective."""
-        self.history = History.of(self.settings)
 
     @classmethod
     def own_settings(cls, settings: Settings) -> FedAvgLinearSettings:
@@ -123,6 +119,7 @@ class FedAvgLinear(HorizontalStrategy):
 
     def _begin(self, parties: Parties[HelloReply]) -> Conversation[LinearModel]:
         """The model that knows nothing but the mean label."""
+        self.history = History.of(self.settings)
         table = self.table
         n_inputs, n_classes = len(input_names(table.columns, table.categories)), len(table.classes)
         replies = yield from ask(

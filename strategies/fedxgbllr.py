@@ -107,18 +107,14 @@ class FedXGBllr(HorizontalStrategy):
     # The depth and eta of its trees, and how many, are its own.
     reads = TREE_SETTINGS - {"max-depth", "eta"} | {"early-stopping-rounds", "eval-metric"}
     round_name = "round of averaging"
+    history: History
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
-        self.history = _history(settings)
         self.names: tuple[str, ...] = ()  # of the ensembles, in their order
         self.n_averaged = 0
         self.best: Floats = np.empty(0, dtype=np.float32)
-
-    def settled(self) -> None:
-        """Scores follow the objective."""
-        self.history = _history(self.settings)
 
     @classmethod
     def own_settings(cls, settings: Settings) -> FedXGBllrSettings:
@@ -147,6 +143,7 @@ class FedXGBllr(HorizontalStrategy):
 
     def _begin(self, parties: Parties[HelloReply]) -> Conversation[StackedModel]:
         """Lines 1 to 7: everybody's trees go to everybody, and the head is drawn."""
+        self.history = _history(self.settings)
         labels = yield from self.ask_for_labels(parties)
         columns, classes = self.table.columns, self.table.classes
         weight_sum = sum(reply.weight_sum for reply in labels.values())

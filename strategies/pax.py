@@ -84,16 +84,12 @@ class PAX(HorizontalStrategy):
     """The server's side of PAX."""
 
     reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL
+    history: History
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
-        self.history = History.of(settings)
         self.bin_maps: dict[str, Ints] = {}
-
-    def settled(self) -> None:
-        """Scores follow the objective."""
-        self.history = History.of(self.settings)
 
     @classmethod
     def own_settings(cls, settings: Settings) -> PaxSettings:
@@ -122,6 +118,7 @@ class PAX(HorizontalStrategy):
     def _begin(self, parties: Parties[HelloReply]) -> Conversation[Boosting]:
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
         n_bins, table = self._resolutions(parties), self.table
+        self.history = History.of(self.settings)
         init_model = self.begin_with(trees_a_round=1)
         n_classes = len(table.classes)
         categories = category_counts(table.categories, len(table.columns))

@@ -79,18 +79,14 @@ class SecureBoost(VerticalStrategy):
         | CONSTRAINTS
         | {"objective", "test-fraction", "valid-fraction", "allow-export"}
     )
+    history: History
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
-        self.history = History.of(settings)
         self.purities: list[list[float]] = []
         self.rows: dict[str, int] = {}
         self.trained = False  # all rounds are finished
-
-    def settled(self) -> None:
-        """Scores follow the objective."""
-        self.history = History.of(self.settings)
 
     @classmethod
     def check_settings(cls, settings: Settings) -> None:
@@ -155,6 +151,7 @@ class SecureBoost(VerticalStrategy):
 
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
         """Rows in one order, columns in bins, a key."""
+        self.history = History.of(self.settings)
         self.rows = yield from align(parties, mailbox, self.settings)
         if self.settings.early_stopping_rounds and not self.rows["valid"]:
             raise ConfigError(

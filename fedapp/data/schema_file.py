@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import tomllib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -139,11 +140,23 @@ def read_schema(path: Path) -> Schema:
     ConfigError : there is no such file, it is no TOML, or a field breaks its rule; names the file,
         the field and the rule.
     """
+    try:
+        version = path.stat()
+        return _read(path, version.st_mtime_ns, version.st_size)
+    except OSError as error:
+        rule = f"schema '{path.name}' must be a file that can be read"
+        raise ConfigError(f"{rule}: {error.strerror}") from None
+
+
+MOST_SCHEMAS = 32  # of the sites of a simulation
+
+
+@lru_cache(MOST_SCHEMAS)
+def _read(path: Path, *version: int) -> Schema:
+    """A schema, which every message to a site needs, read once while its file stays so."""
     where = f"schema '{path.name}'"
     try:
         schema = Schema.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"{where} must be a file that can be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where} must be TOML: {error}") from None
     except ValidationError as error:

@@ -49,9 +49,7 @@ LOSSES_OF = {
 
 
 def loss_metric(objective: str, tweedie_variance_power: float = 1.5) -> str:
-    """The score that training lowers; none while the objective is open."""
-    if objective == AUTO:
-        return ""
+    """The score that training lowers."""
     own = own_metrics(objective, tweedie_variance_power)
     return own[0] if own else LOSSES_OF[objective]
 
@@ -78,8 +76,8 @@ def watched_metric(objective: str, eval_metrics: Sequence[str] = ()) -> str:
 
 
 def scored_names(objective: str, eval_metrics: Sequence[str]) -> tuple[str, ...]:
-    """All scores of a run; only those asked for while the objective is open."""
-    own = () if objective == AUTO else NAMES[objective]
+    """All scores of a run."""
+    own = NAMES[objective]
     return (*own, *(name for name in eval_metrics if name not in own))
 
 

@@ -154,11 +154,18 @@ def importance(model: Ensemble) -> dict[str, dict[str, float]]:
     }
 
 
-def stack_trees(trees: Sequence[Tree]) -> tuple[Tree, npt.NDArray[np.int64]]:
-    """Trees one after the other, and where each begins (and the last ends)."""
+def stack_trees(
+    trees: Sequence[Tree], nodes: np.dtype[Any] = NODE
+) -> tuple[Tree, npt.NDArray[np.int64]]:
+    """Trees one after the other, and where each begins (and the last ends).
+
+    Parameters
+    ----------
+    nodes : what the trees are arrays of.
+    """
     offsets = np.zeros(len(trees) + 1, dtype=np.int64)
     np.cumsum([len(tree) for tree in trees], out=offsets[1:])
-    return np.concatenate([*trees, np.empty(0, dtype=NODE)]), offsets
+    return np.concatenate([*trees, np.empty(0, dtype=nodes)]), offsets
 
 
 def split_trees(nodes: Tree, offsets: npt.NDArray[np.int64]) -> tuple[Tree, ...]:
@@ -166,16 +173,16 @@ def split_trees(nodes: Tree, offsets: npt.NDArray[np.int64]) -> tuple[Tree, ...]
     return tuple(nodes[a:b] for a, b in pairwise(offsets))
 
 
-def in_order(trees: Sequence[Tree], sets: CategorySets) -> Grown:
+def in_order(trees: Sequence[Tree], sets: CategorySets, kind: np.dtype[Any] = NODE) -> Grown:
     """The trees with those of the sets that they have, in the order of their splits.
 
     Parameters
     ----------
-    trees : their splits have the sets' numbers in any order.
+    trees : arrays of this kind; their splits have the sets' numbers in any order.
     """
     if not len(sets):
         return Grown(tuple(trees))
-    nodes, offsets = stack_trees(trees)
+    nodes, offsets = stack_trees(trees, kind)
     used = nodes["set"] != NO_SET
     kept = sets.take(nodes["set"][used])
     nodes["set"][used] = np.arange(len(kept))
@@ -314,18 +321,24 @@ def from_json(text: str) -> Ensemble:
     return read_model(text, KIND, build)
 
 
-def with_sets(trees: Sequence[Tree], codes: Sequence[Sequence[int]], widths: Ints) -> Grown:
+def with_sets(
+    trees: Sequence[Tree],
+    codes: Sequence[Sequence[int]],
+    widths: Ints,
+    kind: np.dtype[Any] = NODE,
+) -> Grown:
     """Trees with their sets as a text tells them, ``CategorySets.codes``.
 
     Parameters
     ----------
+    trees : arrays of this kind.
     widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
 
     Raises
     ------
     ValueError : not one a categorical split, or of a category that the column has not.
     """
-    nodes, offsets = stack_trees(trees)
+    nodes, offsets = stack_trees(trees, kind)
     found = sets_of_codes(codes, number_sets(nodes, widths))
     return Grown(split_trees(nodes, offsets), found)
 

@@ -21,7 +21,7 @@ from fedapp.trees.forest.levels import (
     winners,
 )
 from fedapp.trees.kernels import frozen
-from fedapp.trees.model import LEAF, number_sets, read_tree
+from fedapp.trees.model import LEAF, Grown, in_order, read_tree, with_sets
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.predict import find_leaves
 from fedapp.trees.sets import (
@@ -29,7 +29,6 @@ from fedapp.trees.sets import (
     NO_SETS,
     CategorySets,
     category_counts,
-    sets_of_codes,
     sets_of_rows,
 )
 from fedapp.trees.sides import Nodes, moved, sides_of, slots_of
@@ -123,7 +122,7 @@ def branches(
     n_nodes: Ints,
     cuts: Sequence[npt.NDArray[Any]] = (),
     sets: CategorySets = NO_SETS,
-) -> tuple[tuple[Branches, ...], CategorySets]:
+) -> Grown:
     """Trees of these splits, and their sets in the order of ``fedapp.trees.model.Grown``.
 
     Parameters
@@ -138,12 +137,7 @@ def branches(
     found["set"] = leaf["set"] = NO_SET
     for name, of_splits in zip(("column", "threshold", "default_left", "set"), cuts, strict=False):
         found[name] = of_splits
-    trees = splits.spread(found, n_nodes, leaf)
-    nodes = np.concatenate(trees)
-    used = nodes["set"] != NO_SET
-    kept = sets.take(nodes["set"][used])
-    nodes["set"][used] = np.arange(len(kept))
-    return tuple(np.split(nodes, np.cumsum(n_nodes)[:-1])), kept
+    return in_order(splits.spread(found, n_nodes, leaf), sets, BRANCH)
 
 
 def leaf_values(
@@ -263,10 +257,8 @@ def from_json(text: str) -> BaggedForest:
             np.array(fields["value"], dtype=np.float64).reshape(len(tree), width)
             for fields, tree in zip(document["trees"], trees, strict=True)
         )
-        nodes = np.concatenate([*trees, np.empty(0, dtype=BRANCH)])
-        widths = number_sets(nodes, category_counts(categories, len(said.columns)))
-        sets = sets_of_codes(document.get("sets", []), widths)
-        trees = tuple(np.split(nodes, np.cumsum([len(tree) for tree in trees])[:-1]))
-        return BaggedForest(*said, trees, values, sets, categories)
+        widths = category_counts(categories, len(said.columns))
+        grown = with_sets(trees, document.get("sets", []), widths, BRANCH)
+        return BaggedForest(*said, grown.trees, values, grown.sets, categories)
 
     return read_model(text, KIND, build)
