@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import numpy as np
-
 from clients.dictionary import kept_categories
 from clients.labels import CLASSES, loss_parameters
+from clients.margins import begin_margins, told_trees
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fields import Array
 from fedapp.messages.parameters import parameters_of
-from fedapp.messages.trees import BoostOrder, arrays_of
+from fedapp.messages.trees import BoostOrder
 from fedapp.site.answer import Site
 from fedapp.trees.boosted.from_xgboost import grow_trees
 from fedapp.trees.model import Grown
 from fedapp.trees.objective import Objective, n_outputs
-from fedapp.trees.packed import EXPLAINED, pack_trees, unpack_trees
+from fedapp.trees.packed import EXPLAINED, pack_trees
 from fedapp.trees.predict import add_trees
 from fedapp.trees.sets import category_counts
 
@@ -36,17 +35,10 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
     objective = cast(Objective, store.facts["objective"])
     if request.n_classes != len(store.facts[CLASSES]):
         raise ProtocolError(site.name, type(request).__name__, "n_classes", "must be the run's")
-    width = n_outputs(objective, request.n_classes)
-    with blaming(site.name, type(request).__name__, "trees"):
-        widths = category_counts(kept_categories(store), store["train.values"].shape[1])
-        known = unpack_trees(arrays_of(request), widths)
-    if len(known.trees) % width:
-        rule = f"must be a multiple of {width}, got {len(known.trees)}"
-        raise ProtocolError(site.name, type(request).__name__, "trees", rule)
+    widths = category_counts(kept_categories(store), store["train.values"].shape[1])
+    known = told_trees(site, request, widths)
     if "train.margins" not in store:
-        for subset in WATCHED:
-            shape = (len(store[f"{subset}.labels"]), width)
-            store[f"{subset}.margins"] = np.full(shape, request.base_margin, dtype=np.float32)
+        begin_margins(store, n_outputs(objective, request.n_classes), request.base_margin)
     scores = _learn(site, objective, known, request)
     rows = store["train.values"], store["train.labels"], store["train.weights"]
     given = objective, request.n_classes, _parameters(site, request), rows

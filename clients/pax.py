@@ -15,6 +15,7 @@ import numpy as np
 
 from clients.dictionary import kept_categories
 from clients.labels import CLASSES, keep_coding, loss_parameters
+from clients.margins import begin_margins, told_trees
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
@@ -30,7 +31,6 @@ from fedapp.messages.pax import (
     SketchReply,
     SketchRequest,
 )
-from fedapp.messages.trees import arrays_of
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
 from fedapp.trees.boosted.routes import (
@@ -43,7 +43,6 @@ from fedapp.trees.boosted.routes import (
     route_values,
 )
 from fedapp.trees.objective import Objective, gradients, n_outputs
-from fedapp.trees.packed import unpack_trees
 from fedapp.trees.predict import add_trees
 from fedapp.trees.sets import CategorySets, category_counts, set_numbers
 
@@ -90,12 +89,8 @@ def begin_from(site: Site, request: InitRequest) -> InitReply:
     if "train.margins" in store:
         raise ProtocolError(site.name, "InitRequest", "trees", "must come before the first round")
     codes = store["codes"]  # none before the sketch
-    with blaming(site.name, "InitRequest", "trees"):
-        known = unpack_trees(arrays_of(request), np.asarray(store["set_widths"]))
+    known = told_trees(site, request, np.asarray(store["set_widths"]))
     width = n_outputs(store.facts["objective"], len(store.facts[CLASSES]))
-    if len(known.trees) % width:
-        rule = f"must be a multiple of {width}, got {len(known.trees)}"
-        raise ProtocolError(site.name, "InitRequest", "trees", rule)
     _begin(store, width, request.base_margin)
     rows = {"train": _values_of_bins(store, codes), "valid": store["valid.values"]}
     for subset in WATCHED:
@@ -115,10 +110,10 @@ def _values_of_bins(store: Store, codes: Array) -> Array:
 
 
 def _begin(store: Store, n_trees: int, base_margin: float) -> None:
-    """Margins before the first tree, for the rows that train and those that validate."""
+    """Margins before the first tree, and all rows at the roots."""
+    begin_margins(store, n_trees, base_margin)
     for subset in WATCHED:
         n_rows = len(store[f"{subset}.labels"])
-        store[f"{subset}.margins"] = np.full((n_rows, n_trees), base_margin, dtype=np.float32)
         store[f"{subset}.nodes"] = np.zeros((n_trees, n_rows), dtype=np.int32)
 
 

@@ -17,9 +17,9 @@ from fedapp.messages.hello import HelloReply
 from fedapp.messages.parameters import parameters_of
 from fedapp.messages.trees import BoostReport, arrays_of
 from fedapp.trees.model import (
+    NO_TREES,
     Ensemble,
     Grown,
-    Tree,
     in_order,
     split_trees,
     stack_trees,
@@ -27,7 +27,7 @@ from fedapp.trees.model import (
 )
 from fedapp.trees.objective import LossParameters
 from fedapp.trees.packed import pack_trees, unpack_trees
-from fedapp.trees.sets import NO_SETS, CategorySets, Ints, category_counts
+from fedapp.trees.sets import CategorySets, Ints, category_counts
 from strategies.base import Summary
 from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
 from strategies.scoring import (
@@ -50,7 +50,7 @@ class Boosted:
     model : without trees.
     weights : sum of the sample weights of each party's training rows.
     history : scores of the rounds.
-    trees, sets : of all finished rounds.
+    grown : trees of all finished rounds, with their sets.
     ends : number of trees after each round.
     n_told : trees that the parties know.
     begun : what of the model was there before the run.
@@ -61,8 +61,7 @@ class Boosted:
     model: Ensemble
     weights: Mapping[str, float]
     history: History
-    trees: list[Tree] = field(default_factory=list)
-    sets: CategorySets = NO_SETS
+    grown: Grown = NO_TREES
     ends: list[int] = field(default_factory=list)
     n_told: int = 0
     begun: Begun = field(default_factory=Begun)
@@ -85,13 +84,12 @@ class Boosted:
     def after(self, n_rounds: int) -> Ensemble:
         """The model as it was after some rounds."""
         n_trees = self.ends[n_rounds - 1] if n_rounds else 0
-        kept = in_order(self.trees[:n_trees], self.sets)
-        return replace(self.model, trees=kept.trees, sets=kept.sets)
+        return self.model.with_trees(in_order(self.grown.trees[:n_trees], self.grown.sets))
 
     def order(self, n_rounds: int) -> dict[str, Any]:
         """The fields of a ``BoostOrder`` for so many rounds."""
         return {
-            **pack_trees(self.trees[self.n_told :], sets=self.sets),
+            **pack_trees(self.grown.trees[self.n_told :], sets=self.grown.sets),
             **parameters_of(self.settings),
             "round_id": self.n_rounds,
             "n_rounds": n_rounds,
@@ -114,9 +112,10 @@ class Boosted:
 
     def note_scores(self, replies: Mapping[str, Reply]) -> Conversation[None]:
         """Scores of the trees so far, which come with the first reply after a round."""
-        self.n_told = len(self.trees)
-        last_trees = self.trees[self.ends[-2] if self.n_rounds > 1 else 0 :]
-        yield from self.history.note_late(replies, self.n_added, self.trees, last_trees)
+        trees = self.grown.trees
+        self.n_told = len(trees)
+        last_trees = trees[self.ends[-2] if self.n_rounds > 1 else 0 :]
+        yield from self.history.note_late(replies, self.n_added, trees, last_trees)
 
     @property
     def widths(self) -> Ints:
@@ -125,18 +124,17 @@ class Boosted:
 
     def add(self, grown: Grown) -> None:
         """Finish a round."""
-        every = together([Grown(tuple(self.trees), self.sets), grown])
-        self.trees, self.sets = list(every.trees), every.sets
-        self.ends.append(len(self.trees))
+        self.grown = together([self.grown, grown])
+        self.ends.append(len(self.grown.trees))
 
     def checkpoint(self, **more: Any) -> Checkpoint:
         """All that is needed to go on; ``more`` are facts of the method."""
-        nodes, offsets = stack_trees(self.trees)
+        nodes, offsets = stack_trees(self.grown.trees)
         arrays = {
             "nodes": nodes,
             "offsets": offsets,
-            "sets": self.sets.bits,
-            "set_widths": self.sets.widths,
+            "sets": self.grown.sets.bits,
+            "set_widths": self.grown.sets.widths,
             "ends": np.array(self.ends, dtype=np.int64),
         }
         facts = {
@@ -180,7 +178,7 @@ def begin(
 def _go_on(boosted: Boosted, model: Ensemble, begun: Begun) -> None:
     """Put the rounds of a model before the first one; the parties hear of them with that."""
     boosted.model = replace(boosted.model, base_score=model.base_score)
-    boosted.trees, boosted.sets, boosted.begun = list(model.trees), model.sets, begun
+    boosted.grown, boosted.begun = model.grown, begun
     n_trees = begun.n_trees // begun.n_rounds
     boosted.ends = [n_trees * n_rounds for n_rounds in range(1, begun.n_rounds + 1)]
 
@@ -197,11 +195,9 @@ def _restore(settings: Settings, saved: Checkpoint, table: CommonTable) -> Boost
     history = History.of(settings, facts["history"])
     mean = np.float32(facts["base_score"])
     model = _bare(settings, table, mean)
-    trees = list(split_trees(arrays["nodes"], arrays["offsets"]))
-    sets = CategorySets(arrays["sets"], arrays["set_widths"])
-    ends = arrays["ends"].tolist()
-    told = facts["told"]
-    kept = trees, sets, ends, told, Begun(*facts["begun"])
+    trees = split_trees(arrays["nodes"], arrays["offsets"])
+    grown = Grown(trees, CategorySets(arrays["sets"], arrays["set_widths"]))
+    kept = grown, arrays["ends"].tolist(), facts["told"], Begun(*facts["begun"])
     return Boosted(settings, table, model, facts["weights"], history, *kept)
 
 

@@ -148,7 +148,7 @@ class PAX(HorizontalStrategy):
         if init_model is None:
             return self._boosting(mean, cuts)
         boosting = self._boosting(init_model.base_score, cuts)
-        boosting.trees, boosting.sets = list(init_model.trees), init_model.sets
+        boosting.grown = init_model.grown
         request = InitRequest(
             base_margin=float(init_model.base_margin),
             **pack_trees(init_model.trees, sets=init_model.sets),
@@ -295,7 +295,7 @@ class PAX(HorizontalStrategy):
 
     def _note_scores(self, replies: Mapping[str, Reply], boosting: Boosting) -> Conversation[None]:
         """Scores of the trees so far, which come with the first reply of a round."""
-        trees, last_trees = boosting.trees, boosting.last_trees
+        trees, last_trees = boosting.grown.trees, boosting.last_trees
         yield from self.history.note_late(replies, self._n_added(boosting), trees, last_trees)
 
     def _last_scores(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[None]:

@@ -72,6 +72,9 @@ class Grown(NamedTuple):
     sets: CategorySets = NO_SETS
 
 
+NO_TREES = Grown(())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Ensemble:
     """Trees whose leaf values add up to margins.
@@ -101,6 +104,11 @@ class Ensemble:
     def n_outputs(self) -> int:
         """Margins of a row: classes for softmax, else 1."""
         return n_outputs(self.objective, len(self.classes))
+
+    @property
+    def grown(self) -> Grown:
+        """The trees with their sets."""
+        return Grown(self.trees, self.sets)
 
     @property
     def base_margin(self) -> np.float32:
@@ -136,8 +144,11 @@ class Ensemble:
 
     def first_rounds(self, n_rounds: int) -> Ensemble:
         """The model as it was after ``n_rounds`` boosting rounds."""
-        kept = in_order(self.trees[: n_rounds * self.n_outputs], self.sets)
-        return replace(self, trees=kept.trees, sets=kept.sets)
+        return self.with_trees(in_order(self.trees[: n_rounds * self.n_outputs], self.sets))
+
+    def with_trees(self, grown: Grown) -> Ensemble:
+        """The model with these trees in place of its own."""
+        return replace(self, trees=grown.trees, sets=grown.sets)
 
 
 def importance(model: Ensemble) -> dict[str, dict[str, float]]:

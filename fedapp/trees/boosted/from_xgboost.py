@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.model import LEAF, NODE, Grown, Tree, parents_of, with_sets
+from fedapp.trees.model import LEAF, NO_TREES, NODE, Grown, Tree, parents_of, with_sets
 from fedapp.trees.objective import LOSSES, PLAIN, LossParameters, Objective, n_outputs
 from fedapp.trees.sets import Ints
 
@@ -75,7 +75,7 @@ def grow_trees(
     import xgboost
 
     if not n_rounds:
-        return Grown(())
+        return NO_TREES
     values, labels, weights = rows
     width = n_outputs(objective, n_classes)
     matrix = xgboost.QuantileDMatrix(

@@ -14,7 +14,16 @@ from fedapp.histograms.bins import Cuts
 from fedapp.trees.boosted.grow import FREE, Growth, Shape
 from fedapp.trees.boosted.limits import Limits
 from fedapp.trees.boosted.routes import ROUTE, Routes
-from fedapp.trees.model import LEAF, Ensemble, Grown, Tree, split_trees, stack_trees, together
+from fedapp.trees.model import (
+    LEAF,
+    NO_TREES,
+    Ensemble,
+    Grown,
+    Tree,
+    split_trees,
+    stack_trees,
+    together,
+)
 from fedapp.trees.objective import PLAIN, LossParameters, Objective, n_outputs
 from fedapp.trees.sets import NO_SETS, CategorySets
 
@@ -58,7 +67,7 @@ class Boosting:
     sampling : random draws.
     parameters : of the objective.
     limits : of single nodes; the number of the round is set for each.
-    trees, sets : of all finished rounds.
+    grown : trees of all finished rounds, with their sets.
     routes, route_sets : splits of the last round that the holders of the rows were not told, and
         the sets of those by categories, in their order.
     leaves_told : whether they know the leaf values of the last round.
@@ -74,8 +83,7 @@ class Boosting:
     categories: Categories = ()
     parameters: LossParameters = PLAIN
     limits: Limits = FREE
-    trees: list[Tree] = field(default_factory=list)
-    sets: CategorySets = NO_SETS
+    grown: Grown = NO_TREES
     routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
     route_sets: CategorySets = NO_SETS
     leaves_told: bool = True
@@ -88,12 +96,12 @@ class Boosting:
     @property
     def n_rounds(self) -> int:
         """Finished rounds."""
-        return len(self.trees) // self.width
+        return len(self.grown.trees) // self.width
 
     @property
-    def last_trees(self) -> list[Tree]:
+    def last_trees(self) -> tuple[Tree, ...]:
         """The trees of the last finished round."""
-        return self.trees[-self.width :]
+        return self.grown.trees[-self.width :]
 
     @property
     def model(self) -> Ensemble:
@@ -103,8 +111,7 @@ class Boosting:
             self.base_score,
             self.columns,
             self.classes,
-            tuple(self.trees),
-            self.sets,
+            *self.grown,
             self.categories,
             self.parameters,
         )
@@ -122,8 +129,7 @@ class Boosting:
 
     def add(self, grown: Grown) -> None:
         """Finish a round; nobody was told its last splits and its leaf values."""
-        every = together([Grown(tuple(self.trees), self.sets), grown])
-        self.trees, self.sets = list(every.trees), every.sets
+        self.grown = together([self.grown, grown])
         self.leaves_told = False
 
     def told(self) -> None:
@@ -143,7 +149,7 @@ class Boosting:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """All that changes from round to round, and the cuts, to be kept."""
-        nodes, offsets = stack_trees(self.trees)
+        nodes, offsets = stack_trees(self.grown.trees)
         return {
             "base_score": np.array(self.base_score),
             "edges": self.cuts.edges,
@@ -152,8 +158,8 @@ class Boosting:
             "categories": self.cuts.categories,
             "nodes": nodes,
             "tree_offsets": offsets,
-            "sets": self.sets.bits,
-            "set_widths": self.sets.widths,
+            "sets": self.grown.sets.bits,
+            "set_widths": self.grown.sets.widths,
             "routes": self.routes,
             "route_sets": self.route_sets.bits,
             "route_set_widths": self.route_sets.widths,
@@ -162,8 +168,8 @@ class Boosting:
 
     def restore(self, arrays: Arrays) -> None:
         """Undo ``arrays``: go on where they were kept."""
-        self.trees = list(split_trees(arrays["nodes"], arrays["tree_offsets"]))
-        self.sets = CategorySets(arrays["sets"], arrays["set_widths"])
+        trees = split_trees(arrays["nodes"], arrays["tree_offsets"])
+        self.grown = Grown(trees, CategorySets(arrays["sets"], arrays["set_widths"]))
         self.routes, self.leaves_told = arrays["routes"], bool(arrays["leaves_told"])
         self.route_sets = CategorySets(arrays["route_sets"], arrays["route_set_widths"])
 

@@ -1,0 +1,49 @@
+"""Margins of a party's rows, to which trees are added that have grown elsewhere too."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clients.labels import CLASSES
+from fedapp.data.partition import WATCHED
+from fedapp.errors import ProtocolError, blaming
+from fedapp.messages.trees import Trees, arrays_of
+from fedapp.site.answer import Site
+from fedapp.site.store import Store
+from fedapp.trees.model import Grown
+from fedapp.trees.objective import n_outputs
+from fedapp.trees.packed import unpack_trees
+from fedapp.trees.sets import Ints
+
+
+def told_trees(site: Site, request: Trees, widths: Ints) -> Grown:
+    """The trees of a request.
+
+    Parameters
+    ----------
+    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
+
+    Raises
+    ------
+    ProtocolError : they are none of the party's table, or not one for every output of the run.
+    """
+    facts, message = site.store.facts, type(request).__name__
+    with blaming(site.name, message, "trees"):
+        grown = unpack_trees(arrays_of(request), widths)
+    width = n_outputs(facts["objective"], len(facts[CLASSES]))
+    if len(grown.trees) % width:
+        rule = f"must be a multiple of {width}, got {len(grown.trees)}"
+        raise ProtocolError(site.name, message, "trees", rule)
+    return grown
+
+
+def begin_margins(store: Store, width: int, base_margin: float) -> None:
+    """Margins before the first tree, for the rows that train and those that validate.
+
+    Parameters
+    ----------
+    width : margins of a row.
+    """
+    for subset in WATCHED:
+        shape = (len(store[f"{subset}.labels"]), width)
+        store[f"{subset}.margins"] = np.full(shape, base_margin, dtype=np.float32)
