@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fedapp.config import Settings
+from fedapp.config import Settings, app_folder
 from fedapp.errors import ConfigError
+from simulations.attacks.guards import GUARDS, Guard
 from simulations.attacks.pax_rows import attacked
 
 MakeSettings = Callable[..., Settings]
@@ -33,3 +35,13 @@ def test_runs_that_the_attack_is_not_for_are_refused(settings: MakeSettings) -> 
     for other in ({"objective": "multi:softprob"}, {"colsample_bytree": 0.5}):
         with pytest.raises(ConfigError, match="pax_rows must be told of two classes"):
             next(attacked(settings(**other)))
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.attack)
+def test_every_guard_stands_where_it_is_said_to(guard: Guard) -> None:
+    root = app_folder()
+    mutant = guard.removed_from(root)
+    source = (root / mutant.source).read_bytes()
+    assert source[mutant.start : mutant.end].decode() == guard.before
+    assert (root / guard.tests).is_file()
+    ast.parse(source[: mutant.start] + guard.after.encode() + source[mutant.end :])

@@ -1,1 +1,1 @@
-"""Attacks on transcripts of honest runs: what a coordinator could make of what it receives."""
+"""Attacks on transcripts of honest runs, and whether what stops other attacks is tested."""

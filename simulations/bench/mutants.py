@@ -115,14 +115,14 @@ def draw(n: int, seed: int, root: Path) -> list[Mutant]:
     return random.Random(seed).sample(found, min(n, len(found)))
 
 
-def kill(mutant: Mutant, checkout: Path, tests: Sequence[str]) -> bool:
+def kill(mutant: Mutant, checkout: Path, tests: Sequence[str], near_first: bool = True) -> bool:
     """Whether pytest fails on a mutant; the checkout is left as it was."""
     path = checkout / mutant.source
     whole = path.read_bytes()
     path.write_bytes(whole[: mutant.start] + mutant.after.encode() + whole[mutant.end :])
     try:
-        near = _near(mutant, checkout)
-        return (bool(near) and _fails(near, checkout)) or _fails(tests, checkout)
+        near = _near(mutant, checkout) if near_first else []
+        return (bool(near) and fails(near, checkout)) or fails(tests, checkout)
     finally:
         path.write_bytes(whole)
 
@@ -135,7 +135,7 @@ def _near(mutant: Mutant, checkout: Path) -> list[str]:
     return [str(file) for file in files if any(name in file.read_text() for name in names)]
 
 
-def _fails(tests: Sequence[str], checkout: Path) -> bool:
+def fails(tests: Sequence[str], checkout: Path) -> bool:
     """Whether a test fails, or a run of them hangs."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     try:

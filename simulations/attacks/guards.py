@@ -1,0 +1,222 @@
+"""Whether each attack's test fails where the guard against it is taken away.
+
+``python -m simulations.attacks.guards`` copies the checkout and takes away one guard at a time: the
+tests of the attack that it stops must fail then, as they must pass while it is there. Prints a JSON
+line a guard; the exit status is 1 if a guard was not missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedapp.config import app_folder
+from simulations.bench.mutants import Mutant, fails, kill
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What stops an attack.
+
+    Parameters
+    ----------
+    attack : what somebody does whom it stops.
+    source : path in the checkout.
+    before, after : its text, which stands there once, and what stands there without it.
+    tests : of the attack, as pytest takes them.
+    """
+
+    attack: str
+    source: str
+    before: str
+    after: str
+    tests: str
+
+    def removed_from(self, root: Path) -> Mutant:
+        """The sources without it.
+
+        Raises
+        ------
+        ValueError : its text does not stand there, or more than once.
+        """
+        text = (root / self.source).read_text()
+        if text.count(self.before) != 1:
+            raise ValueError(f"{self.source} must have {self.before!r} once")
+        start = len(text[: text.index(self.before)].encode())
+        line, end = text[: text.index(self.before)].count("\n") + 1, len(self.before.encode())
+        return Mutant(self.source, line, self.before, self.after, start, start + end)
+
+
+GUARDS = (
+    Guard(
+        "the coordinator runs an edited copy of the app",
+        "fedapp/deploy/bundle.py",
+        "if bundle not in known:",
+        "if False:",
+        "tests/test_bundle.py",
+    ),
+    Guard(
+        "the coordinator poses as the active party and tries ids of a dictionary",
+        "fedapp/site/trust.py",
+        "if got == known:",
+        "if True:",
+        "tests/test_trust.py",
+    ),
+    Guard(
+        "the coordinator tells parties of different runs",
+        "fedapp/crypto/sealed.py",
+        "salt = hashlib.sha256(opening).digest()",
+        'salt = hashlib.sha256(b"").digest()',
+        "tests/test_trust.py",
+    ),
+    Guard(
+        "who steals long-lived keys reads letters of runs that have ended",
+        "fedapp/crypto/sealed.py",
+        "products = both + crossed + _product(private.own, peer.own)",
+        "products = _product(private.own, peer.own)",
+        "tests/test_sealed.py",
+    ),
+    Guard(
+        "the keys of a run stay on the disk after its end",
+        "fedapp/site/answer.py",
+        "end_session(store)\n        store.commit",
+        "store.commit",
+        "tests/test_mail.py",
+    ),
+    Guard(
+        "a letter is delivered again",
+        "fedapp/site/mail.py",
+        "if address.step <= before.get(sender, 0) or parcel in seen:",
+        "if False:",
+        "tests/test_mail.py",
+    ),
+    Guard(
+        "a letter of a start that is over is delivered after a step back",
+        "fedapp/site/mail.py",
+        "if not address.last and _is_over(store, address):",
+        "if False:",
+        "tests/test_mail.py",
+    ),
+    Guard(
+        "an ended run is asked another question",
+        "fedapp/site/answer.py",
+        "if digest != _digest(request):",
+        "if False:",
+        "tests/test_mail.py",
+    ),
+    Guard(
+        "a run that is allowed sends messages of a method that is not",
+        "fedapp/site/policy.py",
+        "    if not sends:",
+        "    if False:",
+        "tests/test_site.py",
+    ),
+    Guard(
+        "a run of a method that is not allowed begins",
+        "fedapp/site/policy.py",
+        "if config.allowed and (refused := wanted - config.allowed):",
+        "if refused := set():",
+        "tests/test_site.py",
+    ),
+    Guard(
+        "the coordinator asks for more bins, rows or columns than the site allows",
+        "fedapp/site/policy.py",
+        "if (value := getattr(request, name)) > config.limits[limit.setting]:",
+        "if (value := getattr(request, name)) > 2**62:",
+        "tests/test_site.py",
+    ),
+    Guard(
+        "the coordinator asks for small keys, or for Fed-EINI without its guard",
+        "fedapp/site/policy.py",
+        "if not config.allows_insecure and rule.covers(value := getattr(request, name)):",
+        "if False and rule.covers(value := getattr(request, name)):",
+        "tests/test_site.py",
+    ),
+    Guard(
+        "a subset of few rows is scored",
+        "fedapp/site/policy.py",
+        'if count < fewest and (count or subset == "train"):',
+        "if False:",
+        "tests/test_site.py",
+    ),
+    Guard(
+        "a run begins that nobody has approved",
+        "fedapp/site/register.py",
+        "if config.asks and not runs[model_id].approved:",
+        "if False:",
+        "tests/test_register.py",
+    ),
+    Guard(
+        "more runs begin in a day than the site allows",
+        "fedapp/site/register.py",
+        "for run in alike) >= most:",
+        "for run in alike) >= 2**62:",
+        "tests/test_register.py",
+    ),
+    Guard(
+        "a model to score has other columns, classes or another objective than the run",
+        "clients/scoring.py",
+        "if found != run:",
+        "if False:",
+        "tests/test_bounds.py",
+    ),
+    Guard(
+        "values have fewer columns than a model splits by",
+        "fedapp/trees/predict.py",
+        "if values.shape[1] < len(model.columns):",
+        "if False:",
+        "tests/test_bounds.py",
+    ),
+    Guard(
+        "a public key is longer than agreed",
+        "fedapp/crypto/keys.py",
+        "if len(modulus) != (bits + 7) // 8:",
+        "if False:",
+        "tests/test_paillier.py",
+    ),
+    Guard(
+        "a public key is no product of two large primes",
+        "fedapp/crypto/keys.py",
+        "if has_small_factor or gmpy2.is_power(key.n) or gmpy2.is_prime(key.n):",
+        "if False:",
+        "tests/test_paillier.py",
+    ),
+    Guard(
+        "bins of another party are more than the run can need",
+        "clients/secureboost/active.py",
+        "if n_columns > most or (bins.widths[~by_category] > max_bin).any():",
+        "if False:",
+        "tests/test_bounds.py",
+    ),
+)
+
+
+def main() -> None:
+    """Take away each guard, run its tests, print a line of JSON each and the count."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="guards in sources whose path has this text")
+    given = parser.parse_args()
+    guards = [one for one in GUARDS if given.only in one.source]
+    n_missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = Path(folder) / "checkout"
+        ignored = shutil.ignore_patterns(".*", "runs", "build")
+        shutil.copytree(app_folder(), checkout, ignore=ignored)
+        for tests in sorted({one.tests for one in guards}):
+            if fails([tests], checkout):
+                sys.exit(f"{tests} must pass while every guard is there")
+        for guard in guards:
+            missed = kill(guard.removed_from(checkout), checkout, [guard.tests], near_first=False)
+            n_missed += missed
+            print(json.dumps({"attack": guard.attack, "tests fail": missed}), flush=True)
+    print(f"{n_missed} of {len(guards)} guards are missed by the tests")
+    sys.exit(n_missed < len(guards))
+
+
+if __name__ == "__main__":
+    main()
