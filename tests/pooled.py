@@ -67,7 +67,8 @@ def tables_of(settings: Settings) -> list[Table]:
                 for file, label in zip(files, labels, strict=True)
             ]
         )
-    table = read_source(settings.data, Roles(label=settings.label, weight=settings.weight))
+    roles = Roles(label=settings.label, weight=settings.weight, drop=settings.dropped)
+    table = read_source(settings.data, roles)
     rng = np.random.default_rng(settings.seed)
     shares = partition_columns(settings.columns, len(table.columns), settings.parties, rng)
     ids = np.arange(table.n_rows).astype(str)

@@ -44,7 +44,9 @@ def pooled_booster(settings: Settings) -> tuple[xgboost.Booster, Table]:
     subsets = read_subsets(site, holdout)
     table = subsets["train"]
     assert table.labels is not None
-    labels = class_ids(table.labels, class_names(table.labels, settings.objective))
+    every = [each.labels for each in subsets.values() if each.labels is not None]
+    classes = class_names(np.concatenate(every), settings.objective)  # rare ones may be held back
+    labels = class_ids(table.labels, classes)
     weights = np.ones(table.n_rows, np.float32)
     widths = category_counts(table.categories, len(table.columns))
     given = {"feature_names": list(table.columns), "max_bin": settings.max_bin}

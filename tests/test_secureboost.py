@@ -30,7 +30,7 @@ from tests.claims import claims
 from tests.pooled import Pooled, assert_xgboosts, made_columns, splits_of, write_rows
 from tests.reference import compare_trees
 from tests.test_exactness import HELD, PENALTIES
-from tests.texts import adult
+from tests.texts import adult, airline, kddcup
 from tests.transcript import lines_of, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -61,24 +61,53 @@ def test_the_joined_model_is_xgboosts_on_the_joined_table(
     assert_xgboosts(run_local(run), Pooled(run))
 
 
-@pytest.mark.parametrize(("parties", "more"), [(2, {}), (3, {"max-cat-to-onehot": 10})])
+DRAWN = {"columns": "random", "seed": 3}
+FLIGHTS = {"drop-columns": "late", **DRAWN}
+TEXTS: list[Any] = [
+    (adult, "income", "binary:logistic", 800, 2, {"seed": 1}),
+    (adult, "income", "binary:logistic", 800, 3, {"seed": 1, "max-cat-to-onehot": 10}),
+    (kddcup, "label", "multi:softprob", 400, 2, DRAWN),
+    (airline, "ArrDelay", "reg:squarederror", 600, 3, FLIGHTS),
+]
+MANY_TEXTS = [
+    (adult, "education", "multi:softprob", 4000, 2, {}),
+    (adult, "income", "binary:logistic", 10_000, 3, PENALTIES),
+    (kddcup, "label", "multi:softprob", 3000, 3, DRAWN),
+    (airline, "ArrDelay", "reg:squarederror", 10_000, 2, FLIGHTS),
+    (airline, "late", "binary:logistic", 10_000, 3, {**FLIGHTS, "drop-columns": "ArrDelay"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("write", "label", "objective", "n_rows", "parties", "more"),
+    [*TEXTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MANY_TEXTS)],
+)
 def test_columns_of_text_are_split_as_by_xgboost(
-    vertical: MakeSettings, real_data: Path, tmp_path: Path, parties: int, more: dict[str, Any]
+    vertical: MakeSettings,
+    real_data: Path,
+    tmp_path: Path,
+    write: Any,
+    label: str,
+    objective: str,
+    n_rows: int,
+    parties: int,
+    more: dict[str, Any],
 ) -> None:
-    data = adult(tmp_path, real_data, 800)
-    few = {"num_boost_round": 2, "max_depth": 3, "max_bin": 8, "align": "ordered", **more}
-    run = vertical(data=str(data), label="income", parties=parties, seed=1, **few)
+    data, few = write(tmp_path, real_data, n_rows), n_rows < 1000
+    size = {"num_boost_round": 2, "max_depth": 3 if few else 5, "max_bin": 8 if few else 32}
+    given = {"label": label, "objective": objective, "align": "ordered", **size, **more}
+    run = vertical(data=str(data), parties=parties, **given)
     folder, whole = run_local(run), Pooled(run)
     assert_xgboosts(folder, whole)
     model = load_model(folder.path / "model.json")
     splits = splits_of(model)
     owners = whole.owners(splits["column"])
     assert (owners[splits["set"] != NO_SET] > 0).any()  # some at passive parties
-    margins = predict_margins(model, whole.values)[:, 0]
     matrix = xgboost.DMatrix(
         whole.values, **typed_columns(category_counts(model.categories, len(model.columns)))
     )
     theirs = whole.booster().predict(matrix, output_margin=True)
+    margins = predict_margins(model, whole.values).reshape(theirs.shape)
     np.testing.assert_allclose(margins, theirs, rtol=1e-6, atol=1e-6)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import numpy as np
+import numpy.typing as npt
 
 from clients.federated_forest.grow import open_to
 from clients.federated_forest.phases import TOLD
@@ -101,11 +102,11 @@ def _won(site: Site, told: Told, mail: Mail) -> Candidates:
     if not fits:
         raise ProtocolError(active, "Won", "listed", "must be the own splits of this level")
     found.columns[own], found.defaults[own] = listing.columns[listed], letter.defaults
+    unordered, sizes = np.flatnonzero(listing.unordered[listed]), listing.n_bins[listed]
     with blaming(active, "Won", "set_bits"):
-        sizes = listing.n_bins[listed]
-        sets = CategorySets(letter.set_bits, sizes[listing.unordered[listed] > 0])
+        sets = CategorySets(letter.set_bits, sizes[unordered])
+        _check_sides(sets, listing.missing[listed[unordered]])
     found.widths[own] = widths[found.columns[own]]
-    unordered = np.flatnonzero(listing.unordered[listed])
     for number, place in enumerate(unordered.tolist()):
         start = int(listing.ends[listed[place]])
         codes = store["listed.codes"][start : start + int(sizes[place])]
@@ -117,6 +118,13 @@ def _won(site: Site, told: Told, mail: Mail) -> Candidates:
     thresholds = store["listed.thresholds"][listing.ends[listed] + cuts]
     found.thresholds[own] = np.where(listing.unordered[listed], LOWEST, thresholds)
     return found
+
+
+def _check_sides(sets: CategorySets, missing: npt.NDArray[np.uint8]) -> None:
+    """Hold that only where values are missing all bins go to one side."""
+    n_rights = np.array([sets.members(number).sum() for number in range(len(sets))])
+    if (((n_rights == 0) | (n_rights == sets.widths)) & (missing == 0)).any():
+        raise ValueError("must leave bins on both sides where no value is missing")
 
 
 def sum_columns(site: Site, request: SumRequest) -> ColumnSums:

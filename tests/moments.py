@@ -1,0 +1,116 @@
+"""Messages of a run, kept with what their receiver knew: each can be changed and answered again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.messages.fields import Message, Reply, Request
+from fedapp.site import answer
+from fedapp.site.answer import Handler, Site
+from fedapp.site.config import SiteConfig
+from fedapp.site.mail import Letters, Mail
+from fedapp.site.store import Facts, Store
+from fedapp.wire.content import Content, put_together, take_apart
+
+Change = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A request that came to a party, with the letters beside it.
+
+    Parameters
+    ----------
+    facts, arrays : of the party's store before the request.
+    letters : sender and content of each.
+    reply : what was answered.
+    sent : letters to other parties.
+    """
+
+    handler: Handler
+    config: SiteConfig
+    facts: Facts
+    arrays: Mapping[str, Any]
+    request: Request
+    letters: tuple[tuple[str, Content], ...]
+    reply: Reply
+    sent: Letters
+
+    def answer(self, folder: Path, message: str, changes: Mapping[str, Change]) -> Any:
+        """What the party answers where fields of the request, or of letters of a class, differ."""
+        facts = Facts(deepcopy(dict(self.facts)))
+        site = Site(self.config, Store(folder, facts=facts, _changed=dict(self.arrays)))
+        kind, carries = type(self.request), self.request.carries_letters
+        content = take_apart(self.request, self.config.name)
+        told = [content, *(letter for _, letter in self.letters)]
+        assert message in {one.name for one in told}
+        request = put_together(kind, changed(content, message, changes), self.config.name)
+        letters = [(sender, changed(one, message, changes)) for sender, one in self.letters]
+        return self.handler(site, request, *([Mail(self.config.name, letters)] if carries else []))
+
+
+def changed(content: Content, message: str, changes: Mapping[str, Change]) -> Content:
+    """A message of a class with other fields, any other message as it is."""
+    if content.name != message:
+        return content
+    arrays, scalars = dict(content.arrays), dict(content.scalars)
+    for name, change in changes.items():
+        fields: dict[str, Any] = arrays if name in arrays else scalars
+        fields[name] = change(fields[name])
+    return Content(content.name, scalars, arrays)
+
+
+def changed_reply(reply: Message, changes: Mapping[str, Change]) -> Any:
+    """A reply with other fields, as the server reads it."""
+    kind = type(reply)
+    content = changed(take_apart(reply, "a party"), kind.__name__, changes)
+    return put_together(kind, content, "a party")
+
+
+class Listener:
+    """Keeps moments of a run.
+
+    Parameters
+    ----------
+    patch : puts the listener between the sites and their handlers.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._heard: list[Moment] = []
+        honest = answer.find_handler
+
+        def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
+            request, handler = honest(kind, party)
+            return request, self._listening(handler)
+
+        patch.setattr(answer, "find_handler", find_handler)
+
+    def _listening(self, handler: Handler) -> Handler:
+        def heard(site: Site, request: Request, *mails: Mail) -> Any:
+            arrays = {name: np.array(site.store[name]) for name in site.store._names()}
+            facts = Facts(deepcopy(dict(site.store.facts)))
+            letters = tuple(pair for mail in mails for pair in mail._letters)
+            found = handler(site, request, *mails)
+            reply, sent = found if isinstance(found, tuple) else (found, [])
+            given = site.config, facts, arrays, request, letters, reply, sent
+            self._heard.append(Moment(handler, *given))
+            return found
+
+        return heard
+
+    def first(self, message: str, has: str) -> Moment:
+        """Of a class of requests, letters or replies, the first that has something in a field."""
+        for moment in self._heard:
+            request = take_apart(moment.request, "listener")
+            reply = take_apart(moment.reply, "listener")
+            for content in (request, reply, *(letter for _, letter in moment.letters)):
+                if content.name == message and len({**content.scalars, **content.arrays}[has]):
+                    return replace(moment)
+        raise AssertionError(f"no {message} has {has}")

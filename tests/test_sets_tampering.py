@@ -1,0 +1,284 @@
+"""Sets and dictionaries of categories that a message falsifies are refused where they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.config import load_settings
+from fedapp.errors import ProtocolError
+from fedapp.messages.pax import check_sketch
+from strategies.federated_forest import _own_sets
+from strategies.local_boosting import check_report
+from tests.moments import Change, Listener, Moment, changed_reply
+from tests.network import run
+from tests.pooled import write_rows
+
+WIDTHS = {"few": 3, "some": 5, "many": 11}  # categories of the columns of text
+RUNS: dict[str, dict[str, Any]] = {
+    "pax": {},
+    "bagging": {},
+    "secureboost": {"secureboost.key-bits": 256, "secureboost.insecure-small-key": True},
+    "federated-forest": {
+        "federated-forest.labels": "paillier",
+        "federated-forest.key-bits": 256,
+        "federated-forest.insecure-small-key": True,
+        "federated-forest.trees": 3,
+        "federated-forest.max-depth": 3,
+        "federated-forest.max-features": "all",
+        "federated-forest.master-keeps-model": True,
+    },
+}
+
+
+def text_columns(n_rows: int = 160) -> dict[str, Any]:
+    """Numbers a and b, text, some of it with missing values, and a label that follows them all."""
+    rng = np.random.default_rng(6)
+    a, b = rng.integers(0, 9, (2, n_rows))
+    codes = {name: rng.integers(0, width, n_rows) for name, width in WIDTHS.items()}
+    signal = a % 3 + 3 * np.isin(codes["many"], [1, 4, 8, 9]) + 2 * (codes["few"] == 1)
+    signal = signal + np.isin(codes["some"], [0, 3]) + rng.normal(size=n_rows)
+    text = {name: np.char.add(name, known.astype(str)) for name, known in codes.items()}
+    for name in ("few", "some"):
+        text[name] = np.where(rng.random(n_rows) < 0.1, "", text[name])
+    return {**text, "a": a, "b": b, "y": (signal > np.median(signal)).astype(int)}
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Listener]:
+    """``heard(method)``: what the parties of a run were told; a run for the first who asks."""
+    folder, known = tmp_path_factory.mktemp("heard"), dict[str, Listener]()
+    data = write_rows(folder / "text.csv", text_columns())
+
+    def listen(method: str) -> Listener:
+        if method not in known:
+            given = {"data": str(data), "label": "y", "strategy": method, "parties": 2}
+            given |= {"run-dir": str(folder / method), "objective": "binary:logistic"}
+            given |= {"num-boost-round": 2, "max-depth": 3, "max-bin": 8, "allow-export": True}
+            # The passive party has many, a and b.
+            given |= {"columns": "sizes:2,3", "align": "ordered", "drop-columns": ""}
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("FEDAPP_HOME", str(folder / "home"))
+                known[method] = Listener(patch)
+                run(load_settings({**given, **RUNS[method]}))
+        return known[method]
+
+    return listen
+
+
+def last_bit(bits: Any) -> Any:
+    """Bits with the last one set, which is past the categories of every column here."""
+    found = bits.copy()
+    found[-1] |= 1
+    return found
+
+
+FALSE_SETS: dict[str, tuple[Change, str]] = {
+    "a byte fewer": (lambda bits: bits[:-1], r"sets must be \d+ bytes, got \d+"),
+    "a byte more": (lambda bits: np.append(bits, bits[-1:]), r"sets must be \d+ bytes, got \d+"),
+    "no sets": (lambda bits: bits[:0], r"sets must be \d+ bytes, got 0"),
+    "a bit past all": (last_bit, "sets must hold no category that the column has not"),
+    "another type": (lambda bits: bits.astype(np.int64), "must be uint8, got int64"),
+}
+TOLD_SETS = [  # method, message, field, and the field that an error names
+    ("pax", "GrowRequest", "split_sets", "split_sets"),
+    ("bagging", "BagRequest", "sets", "trees"),
+    ("secureboost", "Splits", "set_bits", "set_bits"),
+    ("secureboost", "Records", "set_bits", "set_bits"),
+    ("federated-forest", "Won", "set_bits", "set_bits"),
+]
+
+
+def refuses(
+    folder: Path, moment: Moment, message: str, changes: Mapping[str, Change], rule: str
+) -> None:
+    """Hold that a party answers a falsified message with this error, and the true one without."""
+    with pytest.raises(ProtocolError, match=rf"^party-[12]: {message}\.{rule}"):
+        moment.answer(folder, message, changes)
+    moment.answer(folder, message, {})
+
+
+@pytest.mark.parametrize(("change", "rule"), FALSE_SETS.values(), ids=FALSE_SETS)
+@pytest.mark.parametrize(
+    ("method", "message", "field", "named"), TOLD_SETS, ids=[".".join(o[1:3]) for o in TOLD_SETS]
+)
+def test_sets_that_are_none_of_their_columns_are_refused_by_a_party(
+    heard: Callable[[str], Listener],
+    tmp_path: Path,
+    method: str,
+    message: str,
+    field: str,
+    named: str,
+    change: Change,
+    rule: str,
+) -> None:
+    moment = heard(method).first(message, field)
+    named = field if "uint8" in rule else named
+    refuses(tmp_path, moment, message, {field: change}, f"{named} {rule}")
+
+
+@pytest.mark.parametrize(("change", "rule"), FALSE_SETS.values(), ids=FALSE_SETS)
+def test_sets_that_are_none_of_their_columns_are_refused_by_the_server(
+    heard: Callable[[str], Listener], change: Change, rule: str
+) -> None:
+    reply = heard("bagging").first("BagReply", "sets").reply
+    widths = np.array([*WIDTHS.values(), 0, 0])
+    with pytest.raises(ProtocolError, match=rf"^a party: BagReply\.(trees|sets) {rule}"):
+        check_report("a party", changed_reply(reply, {"sets": change}), 1, widths, 3)
+    check_report("a party", reply, 1, widths, 3)  # type: ignore[arg-type]
+
+
+def other(text: str) -> Change:
+    """Names of which the first is another, or stands twice."""
+    return lambda names: (text or names[1], *names[1:])
+
+
+def of_number(widths: Any) -> Any:
+    """The first column of categories told as one of numbers."""
+    found = widths.copy()
+    found[np.flatnonzero(found > 0)[0]] = 0
+    return found
+
+
+def every_bin(bits: Any) -> Any:
+    """All bins of columns of 11."""
+    return np.resize(np.array([0xFF, 0xE0], dtype=np.uint8), len(bits))
+
+
+def next_column(columns: Any) -> Any:
+    """The passive party's own columns, each the next one."""
+    return np.where(columns < 0, columns, (columns + 1) % 3)
+
+
+FITS = "must be of the party's columns and their categories"
+FALSE_FIELDS: list[tuple[str, str, Mapping[str, Change], str]] = [
+    ("pax", "GrowRequest", {"split_columns": lambda c: c * 0 + 3}, "split_sets sets must be 0"),
+    ("pax", "GrowRequest", {"split_columns": lambda c: c * 0 + 9}, "split_columns must be < 5"),
+    ("secureboost", "Splits", {"set_bits": np.copy, "columns": next_column}, "set_bits sets must"),
+    ("secureboost", "Splits", {"columns": lambda c: c + 3}, "columns must be of this party"),
+    (
+        "secureboost",
+        "ColumnBins",
+        {"categorical": lambda c: c[:-1]},
+        "categorical must be 3, got 2",
+    ),
+    ("secureboost", "ColumnBins", {"categorical": lambda c: c * 0}, r"widths must be <= 8 \(max-b"),
+    ("secureboost", "ColumnBins", {"categorical": lambda c: c + 1}, "categorical must be <= 1"),
+    ("secureboost", "Records", {"widths": of_number}, f"widths {FITS}"),
+    ("secureboost", "Records", {"widths": lambda w: w[:-1]}, f"widths {FITS}"),
+    ("secureboost", "Records", {"columns": lambda c: c * 0 + 1}, f"widths {FITS}"),
+    ("secureboost", "Records", {"category_counts": lambda c: -1 - c * 0}, "categories must be 0"),
+    ("secureboost", "Records", {"category_counts": lambda c: c[:-1]}, "categories category_counts"),
+    (
+        "secureboost",
+        "Records",
+        {"categories": lambda n: n[:-1]},
+        r"categories must be \d+, got \d+",
+    ),
+    ("secureboost", "Records", {"categories": other("")}, "categories must be distinct"),
+    (
+        "secureboost",
+        "Records",
+        {"category_counts": lambda c: c + (c == 11), "categories": lambda n: (*n, "new")},
+        f"widths {FITS}",
+    ),
+    ("federated-forest", "Won", {"listed": np.flip}, "(listed|set_bits)"),
+    ("federated-forest", "Won", {"set_bits": np.zeros_like}, "set_bits must leave bins on"),
+    ("federated-forest", "Won", {"set_bits": every_bin}, "set_bits must leave bins on"),
+    ("federated-forest", "ColumnSums", {"unordered": lambda u: u[:-1]}, "unordered must have size"),
+    ("federated-forest", "ColumnSums", {"unordered": lambda u: u + 1}, "unordered must be <= 1"),
+    ("pax", "SketchRequest", {"categories": lambda n: n[:-1]}, r"categories must be \d+, got \d+"),
+    ("pax", "SketchRequest", {"categories": other("")}, "categories must be distinct in a column"),
+    ("pax", "SketchRequest", {"category_counts": lambda c: c[:-1]}, "categories category_counts m"),
+    ("bagging", "LabelsRequest", {"categories": lambda n: n[1:]}, r"categories must be \d+, got"),
+    ("bagging", "LabelsRequest", {"categories": other("\x07")}, "categories must have no control"),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "changes", "rule"),
+    FALSE_FIELDS,
+    ids=[f"{one[1]}.{','.join(one[2])}: {one[3]}" for one in FALSE_FIELDS],
+)
+def test_what_does_not_fit_its_sets_or_names_is_refused_by_a_party(
+    heard: Callable[[str], Listener],
+    tmp_path: Path,
+    method: str,
+    message: str,
+    changes: Mapping[str, Change],
+    rule: str,
+) -> None:
+    moment = heard(method).first(message, next(iter(changes)))
+    refuses(tmp_path, moment, message, changes, rule)
+
+
+TOLD_SERVER: list[tuple[str, str, Mapping[str, Change], str]] = [
+    ("pax", "SketchReply", {"maxima": lambda m: m + 11}, "maxima must be codes of the categories"),
+    ("pax", "SketchReply", {"maxima": lambda m: m + 0.5}, "maxima must be codes of the categories"),
+    ("pax", "SketchReply", {"offsets": lambda o: np.append(o[1:], o[-1])}, "offsets must divide"),
+    ("pax", "SketchReply", {"unseen": lambda u: u[:-1]}, "unseen must be one a column of 5, got 4"),
+    ("pax", "SketchReply", {"unseen": lambda u: u - 1}, "unseen must be >= 0"),
+    (
+        "federated-forest",
+        "PartitionReply",
+        {"widths": of_number},
+        "widths must be those of the cat",
+    ),
+    ("federated-forest", "PartitionReply", {"columns": lambda c: c + 3}, "widths must be those of"),
+    (
+        "federated-forest",
+        "PartitionReply",
+        {"set_bits": last_bit},
+        "set_bits sets must hold no cat",
+    ),
+    ("federated-forest", "PartitionReply", {"set_bits": lambda b: b[1:]}, "set_bits sets must be"),
+    (
+        "federated-forest",
+        "PartitionReply",
+        {"categories": other("")},
+        "categories must be distinct",
+    ),
+    (
+        "federated-forest",
+        "PartitionReply",
+        {"categories": lambda n: n[1:]},
+        "categories must be 11",
+    ),
+    (
+        "federated-forest",
+        "PartitionReply",
+        {"category_counts": np.negative},
+        "category_counts must",
+    ),
+]
+
+
+def check_told(message: str, reply: Any) -> None:
+    """What the server holds of a reply to the columns and categories of the run."""
+    if message == "PartitionReply":
+        _own_sets("a party", reply, 3)
+    else:
+        check_sketch("a party", reply, np.array([*WIDTHS.values(), 0, 0]), 2, 8, 5)
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "changes", "rule"),
+    TOLD_SERVER,
+    ids=[f"{one[1]}.{','.join(one[2])}: {one[3]}" for one in TOLD_SERVER],
+)
+def test_what_does_not_fit_its_sets_or_names_is_refused_by_the_server(
+    heard: Callable[[str], Listener],
+    method: str,
+    message: str,
+    changes: Mapping[str, Change],
+    rule: str,
+) -> None:
+    has = "set_bits" if message == "PartitionReply" else "unseen"
+    reply = heard(method).first(message, has).reply
+    with pytest.raises(ProtocolError, match=rf"^a party: {message}\.{rule}"):
+        check_told(message, changed_reply(reply, changes))
+    check_told(message, reply)
