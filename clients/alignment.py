@@ -46,7 +46,7 @@ from fedapp.site.rows import Holdout
 
 FEWEST_ROWS = 2  # to train
 KEY_BYTES = 32
-ROWS = ("ids", "values", "labels", "weights")
+ROWS = ("ids", "values", "labels", "weights", "base_margins")
 
 
 def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:

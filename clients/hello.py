@@ -43,6 +43,8 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
     for name, table in subsets.items():
         site.store[f"{name}.values"] = table.values
         site.store[f"{name}.weights"] = weights_of(table)
+        if table.base_margins is not None:
+            site.store[f"{name}.base_margins"] = table.base_margins
         if table.labels is not None:
             site.store[f"{name}.labels"] = table.labels
     keep_own(site.store, own_categories(subsets))
@@ -80,6 +82,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         "columns": subsets["train"].columns,
         "classes": classes,
         "positive_label": config.positive_label,
+        "base_margin": config.base_margin,
         **_label_range(labels, classes, request.objective),
         "simulated": config.simulated,
         "fingerprint": fingerprint(subsets, site_key(config.name)),

@@ -99,6 +99,28 @@ def own_digest(site: Site) -> Array:
     return np.frombuffer(part_digest(_folder(site)), dtype=np.uint8)
 
 
+def predictions_by_leaves(site: Site, part: ActivePart, leaves: npt.NDArray[np.int32]) -> Array:
+    """Predictions of the rows by their leaves, int32, shape (n_trees, n_rows)."""
+    if isinstance(part.model, Ensemble):
+        return part.model.predictions(leaves, _base_margins(site))
+    return part.model.predictions(leaves)
+
+
+def predictions_by_sums(site: Site, part: ActivePart, sums: npt.NDArray[np.float64]) -> Array:
+    """Predictions of the rows by the sums of their leaf terms, shape (n_rows, n_outputs)."""
+    if isinstance(part.model, Ensemble):
+        return part.model.predictions_of(sums, _base_margins(site))
+    return part.model.predictions_of(sums)
+
+
+def _base_margins(site: Site) -> Array | None:
+    """The margins that rows start from, in the common order; None where the model has none."""
+    name = "base_margins"
+    if name not in site.store:
+        return None
+    return site.store[name]
+
+
 def write_rows(site: Site, part: ActivePart, predictions: Array, suffix: str) -> None:
     """Write a line for every row, in the order of the party's table; forget the rows.
 

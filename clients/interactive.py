@@ -11,7 +11,14 @@ import numpy as np
 
 from clients.alignment import check_order
 from clients.explain import explain_asked, explain_scores
-from clients.inference import ActivePart, active_part, own_digest, own_part, write_rows
+from clients.inference import (
+    ActivePart,
+    active_part,
+    own_digest,
+    own_part,
+    predictions_by_leaves,
+    write_rows,
+)
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
 from fedapp.messages.interactive import (
@@ -48,7 +55,7 @@ def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Lette
     store.facts["asked"] = asked
     if not asked:
         leaves = np.concatenate([store[f"leaves.{first}"] for first in store.facts["done"]])
-        predictions = part.model.predictions(leaves)
+        predictions = predictions_by_leaves(site, part, leaves)
         explain_scores(site, part, predictions, leaves)
         write_rows(site, part, predictions, request.suffix)
     return WalkReply(finished=not asked, n_trees=len(part.model.trees)), letters

@@ -7,6 +7,7 @@ import numpy as np
 from clients.labels import CLASSES
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
+from fedapp.messages.fields import Array
 from fedapp.messages.trees import Trees, arrays_of
 from fedapp.site.answer import Site
 from fedapp.site.store import Store
@@ -37,13 +38,26 @@ def told_trees(site: Site, request: Trees, widths: Ints) -> Grown:
     return grown
 
 
+def base_margins(store: Store, subset: str) -> Array | None:
+    """The margins that the rows of a subset start from, float32, shape (n_rows,); None where they
+    start from the base score."""
+    name = f"{subset}.base_margins"
+    if name not in store:
+        return None
+    return store[name]
+
+
 def begin_margins(store: Store, width: int, base_margin: float) -> None:
-    """Margins before the first tree, for the rows that train and those that validate.
+    """Margins before the first tree, for the rows that train and those that validate: their own
+    base margins, where the table has them.
 
     Parameters
     ----------
     width : margins of a row.
     """
     for subset in WATCHED:
+        if (own := base_margins(store, subset)) is not None:
+            store[f"{subset}.margins"] = own[:, None]
+            continue
         shape = (len(store[f"{subset}.labels"]), width)
         store[f"{subset}.margins"] = np.full(shape, base_margin, dtype=np.float32)

@@ -9,6 +9,7 @@ import numpy as np
 
 from clients.dictionary import kept_categories
 from clients.labels import CLASSES, METRICS
+from clients.margins import base_margins
 from fedapp import metrics
 from fedapp.data.categories import Categories
 from fedapp.data.partition import SUBSETS
@@ -54,14 +55,14 @@ def score_model(
     site: Site,
     request: EvaluateRequest,
     read: Callable[[str], M],
-    predict: Callable[[M, Array], Array],
+    predict: Callable[..., Array],
 ) -> EvaluateReply:
     """What ``evaluate`` does, with a model of any kind.
 
     Parameters
     ----------
     read : the model's text -> the model; raises a DataError.
-    predict : the model, values of some rows -> margins.
+    predict : the model, values of some rows, their base margins if they have any -> margins.
     """
     store, text = site.store, request.model.tobytes()
     message = type(request).__name__
@@ -83,12 +84,12 @@ def score_model(
 
 
 def _scores(
-    site: Site, request: EvaluateRequest, model: M, predict: Callable[[M, Array], Array]
+    site: Site, request: EvaluateRequest, model: M, predict: Callable[..., Array]
 ) -> dict[str, Array]:
     """The fields of the reply."""
     scores: dict[str, Array] = {}
     for subset in SUBSETS:
-        batches = [predict(model, values) for values in _batches(site.store, subset)]
+        batches = [predict(model, *rows) for rows in _batches(site.store, subset)]
         margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
         center, widest = float(model.base_margin), request.residual_range
         scores |= score_fields(
@@ -121,8 +122,9 @@ def score_fields(
     return {f"{subset}_sums": found.sums, f"{subset}_scores": found.histogram}
 
 
-def _batches(store: Store, subset: str) -> Iterator[Array]:
-    """Values of the rows, some at a time."""
+def _batches(store: Store, subset: str) -> Iterator[tuple[Array, ...]]:
+    """Values of the rows, and their base margins if they have any, some at a time."""
+    own = base_margins(store, subset)
     replaced = f"{subset}.values" not in store
     rows = store["codes" if replaced else f"{subset}.values"]
     for start in range(0, len(rows), BATCH_ROWS):
@@ -130,7 +132,8 @@ def _batches(store: Store, subset: str) -> Iterator[Array]:
         if replaced:
             missing_code = store.facts["missing_code"]
             batch = surrogates(batch, missing_code, store["representatives"], store["offsets"])
-        yield np.ascontiguousarray(batch)
+        starts = () if own is None else (own[start : start + BATCH_ROWS],)
+        yield np.ascontiguousarray(batch), *starts
 
 
 HANDLERS: Mapping[type[EvaluateRequest], Handler] = {EvaluateRequest: evaluate}

@@ -64,6 +64,8 @@ def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloRep
         store["ids"], store["values"] = ids, table.values
         if table.labels is not None:
             store["labels"], store["weights"] = table.labels, weights_of(table)
+        if table.base_margins is not None:
+            store["base_margins"] = table.base_margins
         if not request.model:
             store["quantiles"] = quantiles(table.values)
         store.facts["columns"] = list(table.columns)
@@ -131,7 +133,8 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
         raise ProtocolError(config.name, "VerticalHelloRequest", "model", "must be 16 hex digits")
     part = read_part(home() / "sites" / config.name / request.model)
     active = bool(part.get("active", False))
-    table = read_rows_to_predict(config, part["columns"], categories_of(part), with_labels=active)
+    of_model = part["columns"], categories_of(part), active, part.get("base_margin", "")
+    table = read_rows_to_predict(config, *of_model)
     return table, active, _n_unlike(config, quantiles_of(part), table)
 
 

@@ -29,7 +29,7 @@ from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
 from fedapp.names import near_setting
 from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
-from fedapp.trees.objective import AUTO, LOSSES, Objective
+from fedapp.trees.objective import AUTO, LOSSES, Objective, check_base_margin
 
 Value = bool | int | float | str
 # Pydantic's kinds of errors.
@@ -96,6 +96,8 @@ class Settings(Section):
     positive_label: Name
     id: Name
     weight: Name
+    base_margin: Name
+    missing_label: Literal["refuse", "drop"]
     drop_columns: Name
     schema_file: Annotated[str, Field(alias="schema")]
     header: bool
@@ -174,6 +176,8 @@ class Settings(Section):
                 f"scale-pos-weight must be 1 for {self.objective}, which has no positive rows, "
                 f"got {self.scale_pos_weight:g}; it is for binary:logistic"
             )
+        if self.base_margin:
+            check_base_margin(self.objective)
         check_metrics(self.objective, self.eval_metrics)
 
     def settled(self, objective: Objective) -> Settings:

@@ -38,7 +38,8 @@ from fedapp.trees.stacked import model as stacked
 from fedapp.trees.text import kind_of, model_text
 
 Model = Ensemble | bagged.BaggedForest | stacked.StackedModel | LinearModel
-Predict = Callable[[Any, Array], Any]  # a model, and rows with NaN for missing, to predictions
+# A model, rows with NaN for missing, and their base margins if the model has any, to predictions.
+Predict = Callable[[Any, Array, Array | None], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,9 @@ def predict_table(
     model, predict = _load(run_dir / "model.json")
     trained, summary = trained_settings(run_dir), _summary(run_dir)
     read_as = table_settings({**trained, "data": data}, is_shared=True)
-    roles = Roles(label or read_as["label"], id_column, read_as["weight"])
+    margin_column = model.margin_column if isinstance(model, Ensemble) else ""
+    named = label or read_as["label"], id_column, read_as["weight"]
+    roles = Roles(*named, base_margin=margin_column)
     sources = _sources(data, summary)
     unmatched, tables = list[str](), dict[str, Table]()
     if sources:
@@ -101,10 +104,10 @@ def predict_table(
         table = read_columns_of(data, model.columns, roles, "", *how)
     told = in_codes_of(table, model.categories)
     table, notes = told, told.notes[len(table.notes) :]
-    predictions = predict(model, table.values)
-    named = named_predictions(model.classes, model.n_outputs, predictions)
+    predictions = predict(model, table.values, table.base_margins)
+    columns = named_predictions(model.classes, model.n_outputs, predictions)
     ids = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
-    write_predictions(output, id_column or "row", ids, named)
+    write_predictions(output, id_column or "row", ids, columns)
     scores, note = dict[str, float](), ""
     if table.labels is not None:
         threshold = (summary.get("threshold") or {}).get("value")
@@ -157,16 +160,20 @@ def parts_of(run_dir: Path) -> dict[str, Any] | None:
     return found
 
 
-def _by_leaves(forest: bagged.BaggedForest, values: Array) -> Any:
+def _by_leaves(forest: bagged.BaggedForest, values: Array, base_margins: Array | None) -> Any:
     return forest.predictions(forest.leaves(values))
 
 
+def _by_trees(model: Ensemble, values: Array, base_margins: Array | None) -> Any:
+    return transform(model.objective, predict_margins(model, values, base_margins))
+
+
 def _by_margins(margins: Callable[[Any, Array], Array]) -> Predict:
-    return lambda model, values: transform(model.objective, margins(model, values))
+    return lambda model, values, _: transform(model.objective, margins(model, values))
 
 
 _KINDS: dict[str, tuple[Callable[[str], Model], Predict]] = {
-    BOOSTED: (from_json, _by_margins(predict_margins)),
+    BOOSTED: (from_json, _by_trees),
     bagged.KIND: (bagged.from_json, _by_leaves),
     stacked.KIND: (stacked.from_json, _by_margins(stacked.StackedModel.predict_margins)),
     LINEAR: (linear_from_json, _by_margins(predict_linear)),

@@ -98,6 +98,7 @@ class Pooled:
     split : which rows are for what, each subset in the order of the run.
     columns : names of the columns.
     categories : of the columns.
+    base_margins : float32, shape (n_rows,), where rows start from margins of their own.
     """
 
     values: npt.NDArray[np.float32]
@@ -106,6 +107,12 @@ class Pooled:
     split: Split
     columns: tuple[str, ...]
     categories: Categories = ()
+    base_margins: npt.NDArray[np.float32] | None = None
+
+    def of_rows(self, rows: Rows) -> dict[str, Any]:
+        """What XGBoost's matrices take of some rows beside values and labels."""
+        margins = {} if self.base_margins is None else {"base_margin": self.base_margins[rows]}
+        return {"weight": self.weights[rows], **margins, **self.types}
 
     @property
     def types(self) -> dict[str, Any]:
@@ -268,7 +275,8 @@ def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
     )
     labels = class_ids(table.labels, classes)
     weights = np.ones(table.n_rows, np.float32) if table.weights is None else table.weights
-    return Pooled(table.values, labels, weights, split, table.columns, table.categories)
+    of_table = table.columns, table.categories, table.base_margins
+    return Pooled(table.values, labels, weights, split, *of_table)
 
 
 def _all(shares: Sequence[Rows]) -> Rows:
@@ -285,15 +293,10 @@ def _boosted(settings: Settings, rows: Pooled) -> Trained:
     )
 
     def matrix(of: Rows) -> Any:
-        given = rows.values[of], rows.labels[of]
-        return xgboost.DMatrix(*given, weight=rows.weights[of], **rows.types)
+        return xgboost.DMatrix(rows.values[of], rows.labels[of], **rows.of_rows(of))
 
     binned = xgboost.QuantileDMatrix(
-        rows.values[train],
-        rows.labels[train],
-        weight=rows.weights[train],
-        max_bin=settings.max_bin,
-        **rows.types,
+        rows.values[train], rows.labels[train], max_bin=settings.max_bin, **rows.of_rows(train)
     )
     stop = settings.early_stopping_rounds
     booster = xgboost.train(

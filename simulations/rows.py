@@ -88,6 +88,7 @@ def _stack(tables: Sequence[Table]) -> Table:
     joint = joint_categories(table.categories for table in tables)
     labels = [table.labels for table in tables if table.labels is not None]
     weights = [table.weights for table in tables if table.weights is not None]
+    margins = [table.base_margins for table in tables if table.base_margins is not None]
     return Table(
         tables[0].columns,
         np.concatenate(
@@ -96,6 +97,7 @@ def _stack(tables: Sequence[Table]) -> Table:
         labels=_stack_labels(labels) if labels else None,
         weights=np.concatenate(weights) if weights else None,
         categories=joint,
+        base_margins=np.concatenate(margins) if margins else None,
     )
 
 

@@ -22,13 +22,13 @@ from fedapp.messages.hello import HelloReply
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
 from strategies.local_boosting import Boosted, begin, best_round, finish, trees_of
-from strategies.settings import BOOSTING_SETTINGS, INIT_MODEL
+from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL
 
 
 class Cyclic(HorizontalStrategy):
     """The server's side of cyclic training."""
 
-    reads = BOOSTING_SETTINGS | INIT_MODEL
+    reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None

@@ -22,7 +22,13 @@ from fedapp.messages.labels import LabelsReply, LabelsRequest, check_coded
 from fedapp.messages.parameters import loss_fields
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import LossParameters, Objective, base_score, is_regression
+from fedapp.trees.objective import (
+    LossParameters,
+    Objective,
+    base_score,
+    check_base_margin,
+    is_regression,
+)
 from strategies.base import TreeStrategy
 from strategies.dictionary import alike_names, joint_dictionary
 from strategies.warm_start import Begun, read_init_model
@@ -40,12 +46,14 @@ class CommonTable:
     categories : names of the categories of each column, in the order of their codes.
     classes : names, in the order of their ids; none for regression.
     unseen : values that are not in the dictionary, and so missing, by column and party; none of 0.
+    base_margin : column of the margins that rows start from; empty where they have none.
     """
 
     columns: tuple[str, ...]
     categories: Categories
     classes: tuple[str, ...]
     unseen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    base_margin: str = ""
 
     @property
     def n_coded_columns(self) -> int:
@@ -103,15 +111,18 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         }
 
     def table_facts(self) -> dict[str, Any]:
-        """Categories of each column, and by party how many values are not among them; and what the
-        run goes on from."""
+        """Categories of each column, and by party how many values are not among them; the column of
+        base margins; and what the run goes on from."""
         table = self.table
         found = {
             column: {"names": len(names), "unseen": dict(table.unseen.get(column, {}))}
             for column, names in zip(table.columns, table.categories, strict=False)
             if names
         }
-        return ({"categories": found} if found else {}) | self.begun.facts(self.settings)
+        told: dict[str, Any] = {"categories": found} if found else {}
+        if table.base_margin:
+            told["base_margin"] = table.base_margin
+        return told | self.begun.facts(self.settings)
 
     def agree(self, parties: Parties[HelloReply], saved: Checkpoint | None) -> CommonTable:
         """Settle what the tables have in common; see ``common_table``."""
@@ -132,7 +143,8 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         ConfigError, DataError : see ``read_init_model`` and ``Begun``.
         """
         table = self.table
-        model = read_init_model(self.settings, table.columns, table.classes, table.categories)
+        of_run = table.columns, table.classes, table.categories, table.base_margin
+        model = read_init_model(self.settings, *of_run)
         if model is not None:
             self.begun = Begun.with_model(model, trees_a_round * model.n_outputs)
             log.info("goes on from %s: %d rounds", self.settings.init_model, self.begun.n_rounds)
@@ -171,17 +183,24 @@ def common_table(
 
     Raises
     ------
-    DataError : columns, categories or labels do not fit together.
-    ConfigError : early stopping has no rows to look at.
+    DataError : columns, categories, base margins or labels do not fit together.
+    ConfigError : early stopping has no rows to look at, or the objective takes no base margins.
     """
     check_same_columns({name: hello.columns for name, hello in parties.items()})
     check_validation(parties, settings)
-    columns = next(iter(parties.values())).columns
+    columns, base_margin = next(iter(parties.values())).columns, common_base_margin(parties)
+    if base_margin:
+        try:
+            check_base_margin(settings.objective)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
     if saved is not None:
         facts = saved.facts
         names = tuple(None if one is None else tuple(one) for one in facts["categories"])
-        return CommonTable(columns, names, tuple(facts["classes"]), facts["unseen"])
-    return CommonTable(columns, joint_dictionary(parties), check_labels(parties, settings))
+        classes, unseen = tuple(facts["classes"]), facts["unseen"]
+        return CommonTable(columns, names, classes, unseen, base_margin)
+    classes = check_labels(parties, settings)
+    return CommonTable(columns, joint_dictionary(parties), classes, base_margin=base_margin)
 
 
 def check_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
@@ -215,6 +234,23 @@ def check_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
                     f"got {here!r} as column {place} in place of {wanted!r}",
                     party,
                 )
+
+
+def common_base_margin(parties: Mapping[str, HelloReply]) -> str:
+    """The column of base margins that all parties have; empty where none has one.
+
+    Raises
+    ------
+    DataError : names a party whose column is not that of the first one.
+    """
+    (first, due), *others = [(party, hello.base_margin) for party, hello in parties.items()]
+    for party, own in others:
+        if own != due:
+            found, wanted = (f"the column {name!r}" if name else "none" for name in (own, due))
+            rule = f"base-margin must be that of {first} at all parties, {wanted}, got {found}"
+            way = "a schema gives a column another name in the run"
+            raise DataError(f"{rule}; {way}" if own and due else rule, party)
+    return due
 
 
 def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple[str, ...]:

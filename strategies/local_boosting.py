@@ -186,7 +186,8 @@ def _go_on(boosted: Boosted, model: Ensemble, begun: Begun) -> None:
 def _bare(settings: Settings, table: CommonTable, mean: np.float32) -> Ensemble:
     """A model without trees."""
     bare = Ensemble(settings.objective, mean, table.columns, table.classes, ())
-    return replace(bare, categories=table.categories, parameters=LossParameters.of(settings))
+    bare = replace(bare, categories=table.categories, margin_column=table.base_margin)
+    return replace(bare, parameters=LossParameters.of(settings))
 
 
 def _restore(settings: Settings, saved: Checkpoint, table: CommonTable) -> Boosted:

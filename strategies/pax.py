@@ -54,7 +54,7 @@ from strategies.scoring import (
     check_scores,
     evaluate,
 )
-from strategies.settings import BOOSTING_SETTINGS, CONSTRAINTS, INIT_MODEL
+from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS, INIT_MODEL
 from strategies.warm_start import Begun
 
 FEWEST_BINS = 2
@@ -83,7 +83,7 @@ def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
 class PAX(HorizontalStrategy):
     """The server's side of PAX."""
 
-    reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL
+    reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
     history: History
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
@@ -188,6 +188,7 @@ class PAX(HorizontalStrategy):
             table.categories,
             LossParameters.of(self.settings),
             self._limits(),
+            table.base_margin,
         )
 
     def _limits(self) -> Limits:

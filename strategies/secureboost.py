@@ -42,7 +42,7 @@ from fedapp.trees.objective import is_regression
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.scoring import History, model_files
-from strategies.settings import BOOSTING_SETTINGS, CONSTRAINTS
+from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS
 from strategies.vertical import (
     Mailbox,
     VerticalStrategy,
@@ -77,6 +77,7 @@ class SecureBoost(VerticalStrategy):
     reads = (
         BOOSTING_SETTINGS
         | CONSTRAINTS
+        | BASE_MARGIN
         | {"objective", "test-fraction", "valid-fraction", "allow-export"}
     )
     history: History

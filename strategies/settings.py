@@ -21,14 +21,20 @@ BOOSTING_SETTINGS = TREE_SETTINGS | {
     *("num-boost-round", "early-stopping-rounds", "eval-metric", "scale-pos-weight"),
 }
 INIT_MODEL = frozenset(("init-model",))
+BASE_MARGIN = frozenset(("base-margin",))
 CONSTRAINTS = frozenset(("monotone-constraints", "interaction-constraints"))
 # A run of a method that does not read one of these would be of another model than was asked for.
 NEVER_IGNORED = frozenset(
     (
         *("eval-metric", "max-delta-step", "scale-pos-weight"),
-        *(*CONSTRAINTS, *INIT_MODEL),
+        *(*CONSTRAINTS, *INIT_MODEL, *BASE_MARGIN),
     )
 )
+# What else can be done, where a method does not read a setting.
+WAYS_OUT = {
+    "base-margin": "; pax, bagging, cyclic and secureboost read it; else the column may be a "
+    "feature, or excluded with drop-columns"
+}
 ALL_OBJECTIVES = tuple(LOSSES)
 
 
@@ -40,7 +46,7 @@ class ReadsSettings:
     reads: ClassVar[frozenset[str]] = frozenset(
         (
             *("strategy", "data", "label", "id", "weight", "drop-columns", "parties", "seed"),
-            *("schema", "header", "decimal", "encoding", "positive-label"),
+            *("schema", "header", "decimal", "encoding", "positive-label", "missing-label"),
             *("run-dir", "resume", "start-deadline", "exchange-deadline", "resend-after"),
         )
     )
@@ -65,7 +71,7 @@ class ReadsSettings:
             if given[name] != defaults()[name]:
                 raise ConfigError(
                     f"{name} must be {defaults()[name]!r} for {settings.strategy}, which does not "
-                    f"read it, got {given[name]!r}"
+                    f"read it, got {given[name]!r}{WAYS_OUT.get(name, '')}"
                 )
         cls.own_settings(settings)
 

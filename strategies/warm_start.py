@@ -57,17 +57,19 @@ def read_init_model(
     columns: tuple[str, ...],
     classes: tuple[str, ...],
     categories: Categories,
+    base_margin: str = "",
 ) -> Ensemble | None:
     """The model that a run goes on from; None where it begins without one.
 
     Parameters
     ----------
     columns, classes, categories : of the run, as in ``Ensemble``.
+    base_margin : its column of base margins.
 
     Raises
     ------
-    ConfigError : there is no such file, or its model is of other columns, classes, categories or of
-        another objective.
+    ConfigError : there is no such file, or its model is of other columns, classes, categories, base
+        margins or of another objective.
     DataError : the file is no boosted model in one piece.
     """
     if not settings.init_model:
@@ -83,6 +85,7 @@ def read_init_model(
         "classes": (classes, model.classes),
         "categories": (categories, model.categories),
         "parameters": (LossParameters.of(settings), model.parameters),
+        "base-margin": (base_margin, model.margin_column),
     }
     for field, (wanted, found) in due.items():
         if wanted != found:

@@ -67,7 +67,12 @@ def tables_of(settings: Settings) -> list[Table]:
                 for file, label in zip(files, labels, strict=True)
             ]
         )
-    roles = Roles(label=settings.label, weight=settings.weight, drop=settings.dropped)
+    roles = Roles(
+        settings.label,
+        weight=settings.weight,
+        drop=settings.dropped,
+        base_margin=settings.base_margin,
+    )
     table = read_source(settings.data, roles)
     rng = np.random.default_rng(settings.seed)
     shares = partition_columns(settings.columns, len(table.columns), settings.parties, rng)
@@ -79,6 +84,7 @@ def tables_of(settings: Settings) -> list[Table]:
                 table.values[:, share],
                 labels=None if place else table.labels,
                 weights=None if place else table.weights,
+                base_margins=None if place else table.base_margins,
                 ids=ids,
                 categories=chosen(table.categories, share),
             )
@@ -125,6 +131,7 @@ class Pooled:
         self.labels = class_ids(active.labels, classes)
         ones = np.ones(len(self.labels), np.float32)
         self.weights = ones if active.weights is None else active.weights
+        self.base_margins = active.base_margins
         holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
         ids, is_share = active.ids.tolist(), not tables and "," not in settings.data
         split = split_common(np.arange(len(ids)), ids, holdout, is_share)
@@ -138,11 +145,12 @@ class Pooled:
         """The training rows, with ``values`` in place of the table's."""
         widths = category_counts(self.categories, len(self.columns))
         given = {"max_bin": self.settings.max_bin, **typed_columns(widths)}
-        rows = values[self.train]
+        rows, margins = values[self.train], self.base_margins
         return xgboost.QuantileDMatrix(
             rows,
             self.labels[self.train],
             weight=self.weights[self.train],
+            base_margin=None if margins is None else margins[self.train],
             ref=xgboost.QuantileDMatrix(rows, **given),
             **given,
         )

@@ -158,6 +158,7 @@ def test_a_message_without_arrays_survives_the_wire(wire: Any) -> None:
         classes=(),
         notes=("feature column 'b' is empty",),
         positive_label="",
+        base_margin="m",
         label_low=-0.0,
         label_high=5e-324,
         simulated=False,

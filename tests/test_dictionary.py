@@ -50,7 +50,7 @@ def said(
     if not shares:
         told["categories"] = ()
     return HelloReply(
-        *(party, 9, 0, 3, columns, ("0", "1"), "", 0.0, 0.0, False, "0" * 32, (), ()),
+        *(party, 9, 0, 3, columns, ("0", "1"), "", "", 0.0, 0.0, False, "0" * 32, (), ()),
         **told,
         digests=digests,
     )

@@ -33,19 +33,30 @@ MakeSettings = Callable[..., Settings]
 PENALTIES = {"lambda": 0.5, "alpha": 0.3, "gamma": 0.5, "min-child-weight": 5.0}
 
 
-def pooled_booster(settings: Settings) -> xgboost.Booster:
-    """XGBoost on all training rows of a run."""
+def pooled_booster(settings: Settings, **more: Any) -> xgboost.Booster:
+    """XGBoost on all training rows of a run; ``more`` is for ``xgboost.train``."""
     whole = SiteConfig(
-        "all", settings.data, settings.label, weight=settings.weight, dropped=settings.dropped
+        "all",
+        settings.data,
+        settings.label,
+        weight=settings.weight,
+        dropped=settings.dropped,
+        base_margin=settings.base_margin,
     )
     holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
     table = read_subsets(whole, holdout)["train"]
     assert table.labels is not None
     labels = class_ids(table.labels, class_names(table.labels, settings.objective))
     weights = np.ones(table.n_rows, np.float32) if table.weights is None else table.weights
-    matrix = xgboost.QuantileDMatrix(table.values, labels, weight=weights, max_bin=settings.max_bin)
+    matrix = xgboost.QuantileDMatrix(
+        table.values,
+        labels,
+        weight=weights,
+        base_margin=table.base_margins,
+        max_bin=settings.max_bin,
+    )
     parameters = xgboost_parameters(settings, labels, weights, labels, table.columns)
-    return xgboost.train(parameters, matrix, settings.num_boost_round)
+    return xgboost.train(parameters, matrix, settings.num_boost_round, **more)
 
 
 def agreement(settings: Settings) -> Agreement:

@@ -170,13 +170,13 @@ def refuse(path: Path, message: str, **columns: object) -> None:
             "a,y\n1,\n2,NA\n3,1\n",
             {"label": "y"},
             "'y' must have no missing values, got 2 of 3 rows, first in line 2"
-            "; remove these rows first$",
+            "; missing-label=drop drops these rows$",
         ),
         (
             "a,y\n1,u\n2,\n",
             {"label": "y"},
             "'y' must have no missing values, got 1 of 2 rows, first in line 3"
-            "; remove these rows first$",
+            "; missing-label=drop drops these rows$",
         ),
         (
             "a,y\n1,inf\n2,1\n",

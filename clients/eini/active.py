@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from clients.alignment import check_order
 from clients.explain import explain_scores
-from clients.inference import ActivePart, active_part, write_rows
+from clients.inference import ActivePart, active_part, predictions_by_sums, write_rows
 from clients.keys import draw_key
 from fedapp.crypto.keys import PrivateKey
 from fedapp.crypto.packing import SumLayout
@@ -117,7 +117,7 @@ def active_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply
         n_batches=store.facts["n_batches"],
     )
     if finished:
-        predictions = plan.part.model.predictions_of(store["sums"])
+        predictions = predictions_by_sums(site, plan.part, store["sums"])
         explain_scores(site, plan.part, predictions)
         write_rows(site, plan.part, predictions, request.suffix)
     return reply, letters

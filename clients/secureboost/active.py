@@ -40,8 +40,9 @@ from clients.secureboost.view import View, parameters_in
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, grouped_layouts
 from fedapp.data.labels import check_mean, check_weights, number_labels
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import ConfigError, ProtocolError, blaming
 from fedapp.histograms.bins import digitise
+from fedapp.messages.fields import Array
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     BeginReply,
@@ -63,6 +64,7 @@ from fedapp.trees.objective import (
     Objective,
     base_margin,
     base_score,
+    check_base_margin,
     check_objective,
     n_outputs,
 )
@@ -152,12 +154,24 @@ def _code_labels(
     store.facts |= {"classes": list(classes), "base_score": float(mean)}
     store.facts |= {"n_rounds": 0, "n_leaves": 0}
     store["labels"] = labels
-    margin, width = base_margin(objective, mean), n_outputs(objective, len(classes))
-    store["margins"] = np.full((len(labels), width), margin, dtype=np.float32)
+    width = n_outputs(objective, len(classes))
+    store["margins"] = _starts(store, objective, width, mean)
     store["model.nodes"], store["model.offsets"] = stack_trees(())
     store["model.records"] = np.empty(0, dtype=np.int64)
     store.put("lookup", Lookup.empty())
     return width
+
+
+def _starts(store: Store, objective: Objective, width: int, mean: np.float32) -> Array:
+    """Margins of all rows before the first tree: their own, where the table has them."""
+    if "base_margins" not in store:
+        margin = base_margin(objective, mean)
+        return np.full((len(store["labels"]), width), margin, dtype=np.float32)
+    try:
+        check_base_margin(objective)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return store["base_margins"][:, None]
 
 
 def _bin_columns(store: Store, max_bin: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -29,6 +30,8 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     """Cut the model back to its best round, score and keep it; join the parts if all allow it."""
     view, store = View.read(site), site.store
     model, records = _first_rounds(view, request.best_round)
+    if "base_margins" in store:
+        model = replace(model, margin_column=site.config.base_margin)
     scores = scores_of(view, margins_after(view, request.best_round))
     part = {
         **store.record(Lookup, "lookup").to_json(
@@ -41,6 +44,7 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
         "model": to_json(model),
         "splits": [each.tolist() for each in records],
         "n_columns": {name: len(widths) for name, widths in view.joint.widths.items()},
+        **({"base_margin": model.margin_column} if model.margin_column else {}),
     }
     write_part(store.folder, part)
     columns, gains, counts = _importance(store, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,6 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 
 from fedapp.commands.help import Command
-from fedapp.data.schema import Roles
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -59,6 +59,12 @@ def describe_command(
     label: Annotated[str, typer.Option(help="Label column of a file.")] = "",
     id_column: Annotated[str, typer.Option("--id", help="Column that names the rows.")] = "",
     weight: Annotated[str, typer.Option(help="Column of weights.")] = "",
+    base_margin: Annotated[
+        str, typer.Option(help="Column of the margin that each row starts from.")
+    ] = "",
+    missing_label: Annotated[
+        str, typer.Option(help="What becomes of rows without a label: refuse or drop.")
+    ] = "",
     drop_columns: Annotated[
         str, typer.Option(help="Columns that are not features, separated by commas.")
     ] = "",
@@ -88,6 +94,8 @@ def describe_command(
                 "label": label,
                 "id": id_column,
                 "weight": weight,
+                "base-margin": base_margin,
+                "missing-label": missing_label,
                 "drop-columns": drop_columns,
                 "header": header,
                 "decimal": decimal,
@@ -96,7 +104,7 @@ def describe_command(
             }
         ),
     )
-    roles = Roles(config.label, config.id_column, config.weight, drop=config.dropped)
+    roles = config.roles
     console = Console()
     if source in dataset_names():
         dataset = find_dataset(source)
@@ -113,6 +121,9 @@ def describe_command(
     if any(one.refused for one in found.columns):
         console.print("a run refuses this table: see the columns, and --schema", highlight=False)
         return
+    if found.refused:
+        console.print(f"a run refuses this table: {found.refused}", highlight=False)
+        roles = replace(roles, drop_unlabelled=True)
     table = read_source(source, roles, config.reader)
     if table.labels is not None:
         console.print(_labels(table.labels))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from fedapp.data.categories import as_categories
 from fedapp.data.faults import many_names, mixed_types, no_numbers, not_utf8
-from fedapp.data.notes import Note, note_on, note_on_ids, notes_on_features
+from fedapp.data.notes import Note, note_on, note_on_ids, note_on_unlabelled, notes_on_features
 from fedapp.data.places import TextFile, is_number
 from fedapp.data.schema import MISSING, NO_NAME, PLAIN, Declared, Reader, Roles, first, listed
 from fedapp.data.table import Table
@@ -24,8 +25,11 @@ from fedapp.names import near
 MISSING_GROUP = "missing"
 MARKS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
 Mask = npt.NDArray[np.bool_]
+# The least number that a row may have in a column of this role.
+LEAST = {"weight": 0.0, "base-margin": -np.inf}
+DROPPED = "are dropped before rows are held back or matched (missing-label=drop)"
 # What to do about rows without a label.
-UNLABELLED = "; remove these rows first"
+UNLABELLED = "; missing-label=drop drops these rows"
 
 
 def build_table(
@@ -45,6 +49,9 @@ def build_table(
     DataError : see `load_table`.
     """
     _check_columns(frame, roles)
+    n_rows = frame.num_rows
+    if roles.label and roles.drop_unlabelled:
+        frame, text = _with_labels(frame, roles.label, text)
     columns = feature_columns(frame, roles)
     found = _typed_columns(frame, columns, text, reader)
     values = _values(found, text)
@@ -54,11 +61,12 @@ def build_table(
         columns,
         values,
         _labels(frame[roles.label], roles.label, text) if roles.label else None,
-        _weights(frame[roles.weight], roles.weight, text) if roles.weight else None,
+        _numbers_of_rows(frame, "weight", roles, text),
         ids,
         _texts(frame[roles.group]) if roles.group else None,
         notes=(
             *notes_on_file(text),
+            *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED),
             *notes_on_types(found),
             *([] if ids is None else note_on_ids(roles.id_column, ids)),
             *notes_on_features(
@@ -67,7 +75,32 @@ def build_table(
         ),
         categories=categories,
         given=frozenset(name for name in columns if reader.gives_categories(name)),
+        base_margins=_numbers_of_rows(frame, "base-margin", roles, text),
     )
+
+
+def is_unlabelled(column: Any) -> Mask:
+    """Which rows of a label column have none: no value, or a number that is none."""
+    found = _missing(column)
+    plain = _values_of_dictionary(column)
+    return found | np.isnan(_numbers(plain)) if holds_numbers(plain.type) else found
+
+
+def _with_labels(frame: Any, label: str, text: TextFile | None) -> tuple[Any, TextFile | None]:
+    """The rows that have a label, and the file that they are of.
+
+    Raises
+    ------
+    DataError : none has.
+    """
+    known = ~is_unlabelled(frame[label])
+    if known.all():
+        return frame, text
+    if not known.any():
+        rule = f"label column {{}} must have a value in some row, got none in {len(known):,} rows"
+        raise DataError.naming(rule, listed([label]))
+    kept = np.flatnonzero(known).tolist()
+    return frame.filter(pa.array(known)), replace(text, kept=kept) if text else None
 
 
 def feature_columns(frame: Any, roles: Roles) -> tuple[str, ...]:
@@ -282,18 +315,25 @@ def _labels(
     return labels
 
 
-def _weights(column: Any, name: str, text: TextFile | None) -> npt.NDArray[np.float32]:
-    column = _values_of_dictionary(column)
+def _numbers_of_rows(
+    frame: Any, role: str, roles: Roles, text: TextFile | None
+) -> npt.NDArray[np.float32] | None:
+    """A column with a number of each row, by its role; None where there is none."""
+    name = roles.named().get(role, "")
+    if not name:
+        return None
+    column, least = _values_of_dictionary(frame[name]), LEAST[role]
     if not holds_numbers(column.type):
         faults = text.faults({name: is_number}, "numbers") if text else []
-        here = no_numbers("weight column", faults) if faults else ""
-        rule = "weight column {} must be numbers, got text"
+        here = no_numbers(f"{role} column", faults) if faults else ""
+        rule = f"{role} column {{}} must be numbers, got text"
         raise DataError.naming(rule, listed([name]), here=here)
-    weights = np.empty(len(column), np.float32)
-    _fill(weights, column)
-    rule = "weight column {} must be finite and >= 0 in every row"
-    _refuse(rule, name, ~np.isfinite(weights) | (weights < 0), text)
-    return weights
+    numbers = np.empty(len(column), np.float32)
+    _fill(numbers, column)
+    bounds = "" if np.isinf(least) else f" and >= {least:g}"
+    rule = f"{role} column {{}} must be finite{bounds} in every row"
+    _refuse(rule, name, ~np.isfinite(numbers) | (numbers < least), text)
+    return numbers
 
 
 def _ids(column: Any, name: str, text: TextFile | None) -> npt.NDArray[np.str_]:

@@ -12,15 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tomli_w
 
-from fedapp.data.build import notes_on_file, notes_on_types
+from fedapp.data.build import DROPPED, is_unlabelled, notes_on_file, notes_on_types
 from fedapp.data.datasets import dataset_names, source_frame
 from fedapp.data.load import text_file
-from fedapp.data.notes import Note
+from fedapp.data.notes import Note, note_on_unlabelled
 from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.data.schema_file import SEPARATORS
 from fedapp.data.typed import EPOCH, Typed, UntypedError, typed
 
 LONGEST_EXAMPLE = 24
+REFUSED = "are refused by a run; missing-label=drop drops them"
 USES = {
     "number": "feature",
     "boolean": "feature, 1 or 0",
@@ -67,6 +68,7 @@ class Description:
     notes : what is said of how the table is read.
     roles, reader : by which it was read.
     delimiter : of a CSV file; empty for others.
+    refused : why a run refuses the table as a whole; empty where it does not.
     """
 
     n_rows: int
@@ -75,6 +77,7 @@ class Description:
     roles: Roles
     reader: Reader
     delimiter: str
+    refused: str = ""
 
 
 def describe(source: str, roles: Roles, reader: Reader) -> Description:
@@ -103,7 +106,10 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
         except UntypedError as error:
             columns.append(_refused(name, column, error, _role(name, roles)))
     features = {name: one for name, one in found.items() if not _role(name, roles)}
-    notes: list[Note] = [*notes_on_file(text), *notes_on_types(features)]
+    n_unlabelled = int(is_unlabelled(frame[roles.label]).sum()) if roles.label in found else 0
+    told = roles.label, n_unlabelled, frame.num_rows
+    unlabelled = note_on_unlabelled(*told, DROPPED if roles.drop_unlabelled else REFUSED)
+    notes: list[Note] = [*notes_on_file(text), *unlabelled, *notes_on_types(features)]
     return Description(
         frame.num_rows,
         tuple(columns),
@@ -111,6 +117,7 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
         roles,
         reader,
         text.reader.delimiter if text else "",
+        refused="" if roles.drop_unlabelled or not n_unlabelled else "rows without a label",
     )
 
 
@@ -132,6 +139,8 @@ def schema_text(described: Description) -> str:
         "label": roles.label,
         "id": roles.id_column,
         "weight": roles.weight,
+        "base-margin": roles.base_margin,
+        "missing-label": "drop" if roles.drop_unlabelled else "refuse",
         "positive-label": "",
         "columns": {
             one.name if not (own := reader.of_feature(one.name)).rename else own.name: _section(

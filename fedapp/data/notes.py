@@ -95,6 +95,20 @@ def note_on_ids(name: str, ids: npt.NDArray[np.str_]) -> list[Note]:
     return [Note(f"id column {{}} has {what}", f"'{name}'")]
 
 
+def note_on_unlabelled(name: str, n_unlabelled: int, n_rows: int, what: str) -> list[Note]:
+    """Rows without a label.
+
+    Parameters
+    ----------
+    name : of the label column.
+    what : becomes of them.
+    """
+    if not n_unlabelled:
+        return []
+    found = f"{n_unlabelled:,} of {n_rows:,} rows have no label in {{}}"
+    return [Note(f"{found} and {what}", f"'{name}'")]
+
+
 def numbers_rows(numbers: npt.NDArray[np.float64]) -> bool:
     """Whether a column holds distinct consecutive whole numbers, in whatever order."""
     if len(numbers) < FEWEST_ROWS or np.isnan(numbers).any():

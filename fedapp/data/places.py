@@ -13,7 +13,7 @@ import gzip
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, AnyStr, cast
@@ -108,10 +108,12 @@ class TextFile:
     ----------
     path : with .gz or .bz2 where it is packed.
     reader : with its delimiter.
+    kept : numbers of the rows that a table has of the file, from 0; None where it has all.
     """
 
     path: Path
     reader: Reader
+    kept: Sequence[int] | None = None
 
     def header(self) -> list[str]:
         """Names of the columns without spaces around; a nameless one as ``with_names`` calls it."""
@@ -132,8 +134,9 @@ class TextFile:
         yield from records
 
     def line_of(self, row: int) -> int:
-        """The line of a row, numbered from 0."""
-        return next(line for place, (line, _) in enumerate(self.rows()) if place == row)
+        """The line of a row of the table, numbered from 0."""
+        wanted = row if self.kept is None else self.kept[row]
+        return next(line for place, (line, _) in enumerate(self.rows()) if place == wanted)
 
     def faults(self, columns: Mapping[str, Callable[[str], bool]], wanted: str) -> list[TextFault]:
         """Columns with values that do not pass their test.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import metrics
-from fedapp.data.build import build_table, notes_on_file
+from fedapp.data.build import build_table, is_unlabelled, notes_on_file
 from fedapp.data.categories import Categories, chosen, recoded
 from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.labels import class_ids, label_texts
@@ -40,7 +40,7 @@ def read_columns_of(
     Parameters
     ----------
     roles : ids; labels and weights where the table has them for every row, else it is read without;
-        weights count only beside labels, unless no labels are asked for.
+        weights count only beside labels, unless no labels are asked for. Base margins it must have.
     foreign : a column that no table of this party has.
     reader : what a schema says of the table; of its columns some may be absent.
     categories : of the model's columns; those with names are read as categories, whatever their
@@ -49,11 +49,11 @@ def read_columns_of(
     Raises
     ------
     DataError : the table lacks a column, has the foreign one, or breaks a rule, or the ids are a
-        feature.
+        feature; or it lacks base margins.
     ConfigError : there is no such table.
     """
     if data in dataset_names():
-        known = Roles(id_column=roles.id_column, weight=roles.weight)
+        known = replace(roles, label="")
         return _only(read_source(data, known), columns)
     if roles.id_column in columns:
         raise DataError.naming("id must not be a feature of the model, got {}", roles.id_column)
@@ -63,6 +63,7 @@ def read_columns_of(
     if foreign and foreign in set(frame.column_names) - set(columns):
         rule = "table must not have the label column {}: is it the table of the party with labels?"
         raise DataError.naming(rule, f"'{foreign}'")
+    _check_base_margin(roles.base_margin, frame.column_names)
     known = _known_roles(frame, roles, columns)
     kept = {*columns, *known.named().values()}
     others = [name for name in frame.column_names if name not in kept]
@@ -107,7 +108,8 @@ def _known_roles(frame: Any, roles: Roles, columns: Sequence[str]) -> Roles:
     """Without labels and weights where there is no such column, or it does not fill every row."""
     names = set(frame.column_names) - set(columns)
     full = {name for name in names if not frame[name].null_count}
-    label = roles.label if roles.label in full else ""
+    labels = frame[roles.label] if roles.label in full else None
+    label = "" if labels is None or is_unlabelled(labels).any() else roles.label
     is_scored = bool(label) or not roles.label
     weight = roles.weight if is_scored and roles.weight in full else ""
     return replace(roles, label=label, weight=weight)
@@ -217,6 +219,13 @@ def _only(table: Table, columns: Sequence[str], notes: Sequence[Note] = ()) -> T
         notes=tuple(notes),
         categories=chosen(table.categories, taken),
     )
+
+
+def _check_base_margin(name: str, there: Sequence[str]) -> None:
+    """Hold that rows have the margin that they start from, where a model was trained with one."""
+    if name and name not in there:
+        rule = "table must have the base-margin column {}, as the model was trained with it"
+        raise DataError.naming(rule, f"'{name}'")
 
 
 def _check_columns(needed: Sequence[str], there: Sequence[str]) -> None:

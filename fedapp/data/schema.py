@@ -13,18 +13,26 @@ MOST_LISTED = 20
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Columns that are not features; an empty name means that there is no such column."""
+    """Columns that are not features; an empty name means that there is no such column.
+
+    Parameters
+    ----------
+    base_margin : column of the margin that each row starts from.
+    drop_unlabelled : whether rows without a label are dropped, and not refused.
+    """
 
     label: str = ""
     id_column: str = ""
     weight: str = ""
     group: str = ""
     drop: tuple[str, ...] = ()
+    base_margin: str = ""
+    drop_unlabelled: bool = False
 
     def named(self) -> dict[str, str]:
         """Role and column of those that are set, without the dropped ones."""
-        names = (self.label, self.id_column, self.weight, self.group)
-        roles = ("label", "id", "weight", "group")
+        names = (self.label, self.id_column, self.weight, self.group, self.base_margin)
+        roles = ("label", "id", "weight", "group", "base-margin")
         return {role: name for role, name in zip(roles, names, strict=True) if name}
 
 

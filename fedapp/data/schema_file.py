@@ -88,8 +88,9 @@ class Schema(Section):
     decimal : what separates the fraction of a number.
     encoding : by a name that Python knows.
     missing : values that mean in every column that there is none.
-    label, id, weight : columns that are not features, by their names in the run.
+    label, id, weight, base_margin : columns that are not features, by their names in the run.
     positive_label : of two classes, the one that counts as 1; empty takes the later.
+    missing_label : what becomes of rows without a label.
     """
 
     separator: Literal["", "comma", "semicolon", "tab", "bar", "blank"] = ""
@@ -102,7 +103,9 @@ class Schema(Section):
     label: str = ""
     id: str = ""
     weight: str = ""
+    base_margin: str = ""
     positive_label: str = ""
+    missing_label: Literal["refuse", "drop"] = "refuse"
     columns: dict[str, ColumnSection] = Field(default_factory=dict)
 
     def reader(self, tolerant: bool = False) -> Reader:
@@ -129,7 +132,14 @@ class Schema(Section):
         dropped = (
             column.name or name for name, column in self.columns.items() if column.type == "drop"
         )
-        return Roles(self.label, self.id, self.weight, drop=tuple(dropped))
+        return Roles(
+            self.label,
+            self.id,
+            self.weight,
+            drop=tuple(dropped),
+            base_margin=self.base_margin,
+            drop_unlabelled=self.missing_label == "drop",
+        )
 
 
 def read_schema(path: Path) -> Schema:

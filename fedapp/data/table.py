@@ -22,6 +22,8 @@ class Table:
     labels : float64 or str, shape (n_rows,); None where the table has no label column.
         Numbers stay numbers; text labels are class names.
     weights : float32, shape (n_rows,), >= 0; None means 1 for every row.
+    base_margins : float32, shape (n_rows,): the margin that each row starts from; None where the
+        table has no such column.
     ids : str, shape (n_rows,); None where the table has no id column.
     groups : str, shape (n_rows,): the column a natural partition goes by; None without one.
     notes : what is odd about the table as a whole, also where these are some of its rows.
@@ -38,6 +40,7 @@ class Table:
     notes: tuple[Note, ...] = ()
     categories: Categories = ()
     given: frozenset[str] = frozenset()
+    base_margins: npt.NDArray[np.float32] | None = None
 
     @property
     def n_rows(self) -> int:
@@ -56,4 +59,5 @@ class Table:
             notes=self.notes,
             categories=self.categories,
             given=self.given,
+            base_margins=None if self.base_margins is None else self.base_margins[rows],
         )

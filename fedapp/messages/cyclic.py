@@ -20,7 +20,7 @@ from fedapp.messages.fields import Request
 from fedapp.messages.methods import Method
 from fedapp.messages.trees import BoostOrder, BoostReport
 
-METHOD = Method("horizontal")
+METHOD = Method("horizontal", takes_margins=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

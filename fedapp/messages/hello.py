@@ -4,14 +4,16 @@ Reveals: the server learns each party's name, its numbers of rows, its column na
 columns hold numbers, categories or no value, the names of the categories that are in the party's
 table or that its schema gives, the names of its classes (classification) or the range of its labels
 (regression; where the run leaves the objective open, both for at most 20 whole numbers), which of
-two classes counts as 1 where the party says so, a fingerprint of its table that means something to
-that party alone, the versions it runs, and what is odd about the table: which features have one
-value or none, number the rows or are rounded as float32, how many rows share their id with another
-and the name of that column, which are written as dates, as yes and no or with spaces around, how
-many values are none of those that a schema gives, and what separates the fields of the file. A site
-with ``share-categories = false`` tells no name of a category, but how many its schema gives to each
-column and a digest of them, which whoever guesses all of them can confirm. A party learns the
-objective, the fractions held back, and the seed; the names come with ``labels``.
+two classes counts as 1 where the party says so, the name of the column of base margins if it has
+one (its values stay at the party), a fingerprint of its table that means something to that party
+alone, the versions it runs, and what is odd about the table: how many rows have no label and are
+dropped, with the name of the label column, which features have one value or none, number the rows
+or are rounded as float32, how many rows share their id with another and the name of that column,
+which are written as dates, as yes and no or with spaces around, how many values are none of those
+that a schema gives, and what separates the fields of the file. A site with ``share-categories =
+false`` tells no name of a category, but how many its schema gives to each column and a digest of
+them, which whoever guesses all of them can confirm. A party learns the objective, the fractions
+held back, and the seed; the names come with ``labels``.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class HelloReply(Introduction):
     columns: Annotated[tuple[str, ...], Range(1, 10**6)]
     classes: Annotated[tuple[str, ...], Range(0, 1000)]  # sorted; empty for regression
     positive_label: Annotated[str, Range(0, 10**4)]  # that counts as 1, of two; empty: not said
+    base_margin: Annotated[str, Range(0, 10**4)]  # column that rows start from; empty: none
     label_low: float  # smallest and largest label; 0 for classification, unless the run asks
     label_high: float
     simulated: bool  # the table is a share of the one that the run config names

@@ -32,6 +32,7 @@ class Method:
     baseline : what the model is held against, trained on pooled rows.
     package : that it alone needs; an extra of the method's name brings it.
     holds_columns : whether constraints of columns in a site's node config hold in its trees.
+    takes_margins : whether rows may start from a margin of their own.
     """
 
     family: Family
@@ -39,6 +40,7 @@ class Method:
     baseline: Literal["boosted", "forest"] = "boosted"
     package: str = ""
     holds_columns: bool = False
+    takes_margins: bool = False
 
     @property
     def trains(self) -> bool:

@@ -29,7 +29,7 @@ from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES
 from fedapp.messages.trees import Trees
 
-METHOD = Method("horizontal")
+METHOD = Method("horizontal", takes_margins=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,8 @@ Reveals:
   to make), the scores and leaf purities of every round, of two classes at the end also a threshold,
   half way between the margins of two validation rows, and the scores at it, and no more; with
   ``share-column-names`` of all parties also the importance of the columns, and with
-  ``allow-export`` of all the whole model.
+  ``allow-export`` of all the whole model, in it the name of the column of base margins if there is
+  one. Base margins themselves never leave the active party.
 - A passive party learns the structure of the trees down to the last level but one, which rows are
   in which of their nodes, which rows a round has drawn, which splits are its own, and nothing of
   labels, gradients, leaf weights or who else made a split. In the last level it sees its own
@@ -45,7 +46,7 @@ from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, LossFields, TreeParameters
 from fedapp.messages.vertical import FinalScores
 
-METHOD = Method("vertical", holds_columns=True)
+METHOD = Method("vertical", holds_columns=True, takes_margins=True)
 LONGEST_CONSTRAINTS = 2**20  # letters
 
 Places = Annotated[Array, Form("int32", "n_splits", low=0, high=MOST_NODES)]

@@ -161,6 +161,8 @@ def _takes_part(
             return (
                 f"no: {count} {SUBSET_NAMES[subset]} rows, fewer than {config.min_rows} (min-rows)"
             )
+    if table.base_margins is not None and method.trains and not method.takes_margins:
+        return "no: takes no base-margin"
     if method.needs_label:
         return "yes" if table.labels is not None else "no: needs a label"
     role = "passive" if table.labels is None else "active"

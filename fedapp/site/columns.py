@@ -32,8 +32,8 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
     """The table of one site; of a simulated one its share of the columns, or its own file.
 
     Codes of categories are in an order that says nothing of their names. The first share has the
-    labels and weights. Where simulated parties have files of their own, the
-    labels are where the column is, and the weights are there too.
+    labels, weights and base margins. Where simulated parties have files of their own, the
+    labels are where the column is, and the others are there too.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
     """
     if not config.is_share:
         table = read_table(_with_own_roles(config) if config.simulated else config)
-        return _shuffled(_without_lone_weights(table, config), seed)
+        return _shuffled(_without_lone_columns(table, config), seed)
     table = read_table(config)
     rng = np.random.default_rng(seed)
     shares = partition_columns(config.columns, len(table.columns), config.n_shares, rng)
@@ -52,6 +52,7 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
         np.ascontiguousarray(table.values[:, share]),
         labels=table.labels if is_first else None,
         weights=table.weights if is_first else None,
+        base_margins=table.base_margins if is_first else None,
         ids=table.ids,
         notes=table.notes,
         categories=chosen(table.categories, share),
@@ -66,13 +67,18 @@ def _shuffled(table: Table, seed: int) -> Table:
 
 
 def read_rows_to_predict(
-    config: SiteConfig, columns: Sequence[str], categories: Categories, with_labels: bool
+    config: SiteConfig,
+    columns: Sequence[str],
+    categories: Categories,
+    with_labels: bool,
+    base_margin: str = "",
 ) -> Table:
     """The table to predict, with the columns of the site's part of a model.
 
     Parameters
     ----------
     categories : of these columns; their values get its codes.
+    base_margin : column of the margins that rows start from; empty where the model has none.
     with_labels : whether labels and weights are read too, where the table has them for every row.
 
     Raises
@@ -80,7 +86,8 @@ def read_rows_to_predict(
     DataError, ConfigError : there is no such table, or it lacks a column.
     """
     data = config.predict_data or config.data
-    roles, foreign = Roles(config.label, config.id_column, config.weight), ""
+    roles = Roles(config.label, config.id_column, config.weight, base_margin=base_margin)
+    foreign = ""
     if not with_labels:
         roles = Roles(id_column=config.id_column)
         # Of simulated parties with tables of their own the label is the active one's.
@@ -170,29 +177,35 @@ def order_digest(ids: Sequence[str], key: bytes) -> bytes:
     return digest.digest()
 
 
-def _without_lone_weights(table: Table, config: SiteConfig) -> Table:
-    """Hold that weights stand beside labels, unless their column is one to drop.
+def _without_lone_columns(table: Table, config: SiteConfig) -> Table:
+    """Hold that weights and base margins stand beside labels, unless their column is one to drop.
 
     Raises
     ------
     DataError : they stand in a table without labels, where nobody would use them.
     """
-    if table.labels is not None or table.weights is None:
+    if table.labels is not None:
         return table
-    if config.weight in config.dropped:
-        return replace(table, weights=None)
-    rule = "weight column {} must be in the table with the labels, got it in one without: "
-    rule += "the weights belong to the party that has the labels; here drop-columns={} ignores them"
-    raise DataError.naming(rule, f"'{config.weight}'", config.weight)
+    found = [
+        ("weight", "weights", config.weight, table.weights),
+        ("base-margin", "base margins", config.base_margin, table.base_margins),
+    ]
+    for role, what, name, numbers in found:
+        if numbers is not None and name not in config.dropped:
+            rule = f"{role} column {{}} must be in the table with the labels, got it in one "
+            rule += f"without: the {what} belong to the party that has the labels; here "
+            raise DataError.naming(rule + "drop-columns={} ignores them", f"'{name}'", name)
+    return replace(table, weights=None, base_margins=None)
 
 
 def _with_own_roles(config: SiteConfig) -> SiteConfig:
-    """Without label, weight and dropped columns where the file has no such columns."""
+    """Without roles and dropped columns where the file has no such columns."""
     path = Path(config.data)
     names = set(column_names(path, config.reader)) if path.is_file() else set()
     return replace(
         config,
         label=config.label if config.label in names else "",
         weight=config.weight if config.weight in names else "",
+        base_margin=config.base_margin if config.base_margin in names else "",
         dropped=tuple(name for name in config.dropped if name in names),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.data.names import NAME, NAME_RULE, party_name
-from fedapp.data.schema import PLAIN, Reader
+from fedapp.data.schema import PLAIN, Reader, Roles
 from fedapp.data.schema_file import Schema, check_encoding, read_schema
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
@@ -25,6 +25,7 @@ BUNDLE = re.compile(r"[0-9a-f]{64}")
 NODE_KEYS = (
     *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
     *("schema", "header", "decimal", "encoding", "positive-label"),
+    *("base-margin", "missing-label"),
     *("share-column-names", "share-categories", "allow-export", "trusted", "allow", "min-rows"),
     *("encrypted-labels", "allow-insecure", "app", "full-masks"),
     *("min-bin-rows", "most-bins", "score-bins", "align-most-rows", "most-columns"),
@@ -52,9 +53,11 @@ class SiteConfig:
     ----------
     name : unique in the federation; also the name of a folder.
     data : a file (or, in simulation, any name the run config may have).
-    label, id_column, weight : columns that are not features; empty where there is none.
+    label, id_column, weight, base_margin : columns that are not features; empty where there is
+        none.
     dropped : further columns that are not features.
     positive_label : of two classes the one that counts as 1; empty takes the later.
+    drops_unlabelled : whether rows without a label are dropped, and not refused.
     reader : how the table is read, by its schema and the settings of the same names.
     simulated : whether the run config names the tables of all parties, which are on one machine.
     partition : rule by which one simulated table is split; empty where the party has its own.
@@ -107,6 +110,21 @@ class SiteConfig:
     full_masks: bool = False
     monotone_constraints: str = ""
     interaction_constraints: str = ""
+    base_margin: str = ""
+    drops_unlabelled: bool = False
+
+    @property
+    def roles(self) -> Roles:
+        """Columns that are not features."""
+        return Roles(
+            self.label,
+            self.id_column,
+            self.weight,
+            self.group,
+            self.dropped,
+            self.base_margin,
+            self.drops_unlabelled,
+        )
 
     @property
     def group(self) -> str:
@@ -181,6 +199,8 @@ def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict
         "label": str(config.get("label", "")) or roles.label,
         "id_column": str(config.get("id", "")) or roles.id_column,
         "weight": str(config.get("weight", "")) or roles.weight,
+        "base_margin": str(config.get("base-margin", "")) or roles.base_margin,
+        "drops_unlabelled": _drops_unlabelled(config) or roles.drop_unlabelled,
         "dropped": tuple(
             dict.fromkeys((*roles.drop, *(name.strip() for name in dropped if name.strip())))
         ),
@@ -318,6 +338,19 @@ def _whole(node: Mapping[str, Value], key: str, default: int) -> int:
     if not found.isdecimal():
         raise ConfigError(f"{key} must be a whole number >= 0, got {found!r}")
     return int(found)
+
+
+def _drops_unlabelled(config: Mapping[str, Value]) -> bool:
+    """What becomes of rows without a label: ``refuse``, or ``drop``.
+
+    Raises
+    ------
+    ConfigError : it is another word.
+    """
+    said = str(config.get("missing-label", "")) or "refuse"
+    if said not in ("refuse", "drop"):
+        raise ConfigError(f"missing-label must be refuse or drop, got {said!r}")
+    return said == "drop"
 
 
 def _is_true(value: Value) -> bool:

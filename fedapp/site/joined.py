@@ -36,7 +36,8 @@ def read_joined(
     ----------
     sources : of each party.
     columns : of the model; ``bank.balance`` is ``balance`` of the party ``bank``.
-    roles : the ids by which rows are matched; labels and weights, in whichever table has them.
+    roles : the ids by which rows are matched; labels and weights, in whichever table has them; base
+        margins, in the first party's.
     first : the party whose rows are asked for, and in whose order.
     categories : of the columns of the model.
 
@@ -66,6 +67,7 @@ def read_joined(
                 roles.label if party == labels_at else "",
                 roles.id_column,
                 roles.weight if party == weights_at else "",
+                base_margin=roles.base_margin if party == first else "",
             ),
             categories=chosen(categories, [c for c, (at, _) in enumerate(owners) if at == party]),
         )
@@ -91,6 +93,7 @@ def read_joined(
         columns=tuple(columns),
         values=np.ascontiguousarray(values),
         weights=taken[weights_at].weights,
+        base_margins=taken[first].base_margins,
         categories=categories,
     )
     return joined, ids[first][~is_common].tolist(), tables

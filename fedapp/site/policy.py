@@ -9,6 +9,7 @@ from fedapp.messages.fields import Request
 from fedapp.messages.methods import messages_of, method_of
 from fedapp.site.config import SiteConfig
 
+BOOSTED = "pax, bagging, cyclic, secureboost"
 SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
 
@@ -25,8 +26,8 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
 
     Raises
     ------
-    ConfigError : it is not allowed, sends no such messages, or would not hold the constraints of
-        columns in the node config.
+    ConfigError : it is not allowed, sends no such messages, would not hold the constraints of
+        columns in the node config, or would ignore the base margins named there.
     """
     module = module_of(kind)
     shared_by = getattr(messages_of(module), "SHARED_BY", None)
@@ -47,6 +48,10 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
         raise ConfigError(
             f"monotone-constraints and interaction-constraints {rule} (secureboost), got {method}"
         )
+    if config.base_margin and not (declared and (declared.takes_margins or not declared.trains)):
+        rule = "must be empty in the node config, or strategy one that reads it there"
+        way = "the column may be a feature, or excluded with drop-columns"
+        raise ConfigError(f"base-margin {rule} ({BOOSTED}), got {method}; {way}")
 
 
 def check_request(config: SiteConfig, request: Request) -> None:

@@ -87,7 +87,7 @@ def fingerprint(subsets: dict[str, Table], key: bytes) -> str:
     """A digest of all rows, 128 bits in hex, that only the holder of the key can compute."""
     digest = hashlib.blake2b(key=key, digest_size=16)
     for table in subsets.values():
-        for array in (table.values, table.labels, table.weights):
+        for array in (table.values, table.labels, table.weights, table.base_margins):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).view(np.uint8).data)
         if table.categories:
@@ -103,7 +103,7 @@ def read_table(config: SiteConfig) -> Table:
     DataError : the table breaks a rule.
     ConfigError : there is no such table.
     """
-    roles = Roles(config.label, config.id_column, config.weight, config.group, config.dropped)
+    roles = config.roles
     if not config.simulated:
         return read_source(config.data, roles, config.reader)
     with _READING:

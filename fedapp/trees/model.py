@@ -59,6 +59,7 @@ NODE = np.dtype(
 )
 TEXT_FIELDS = tuple(name for name in NODE.names or () if name != "set")  # of a tree in JSON
 Tree = npt.NDArray[Any]
+Margins = npt.NDArray[np.float32]
 
 
 class Grown(NamedTuple):
@@ -89,6 +90,8 @@ class Ensemble:
     sets : of the categorical splits, in the order of ``Grown``.
     categories : names of the categories of each column; empty where all hold numbers.
     parameters : of the objective.
+    margin_column : of the margins that rows start from in place of ``base_score``; empty where they
+        start from that.
     """
 
     objective: Objective
@@ -99,6 +102,7 @@ class Ensemble:
     sets: CategorySets = NO_SETS
     categories: Categories = ()
     parameters: LossParameters = PLAIN
+    margin_column: str = ""
 
     @property
     def n_outputs(self) -> int:
@@ -115,18 +119,39 @@ class Ensemble:
         """``base_score`` on the scale of the margins."""
         return base_margin(self.objective, self.base_score)
 
-    def predictions(self, leaves: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+    def starts(self, n_rows: int, base_margins: Margins | None = None) -> Margins:
+        """Margins of rows before the first tree; float32, shape (n_rows, n_outputs).
+
+        Parameters
+        ----------
+        base_margins : of the rows, shape (n_rows,), where the model has a ``margin_column``.
+
+        Raises
+        ------
+        ValueError : they are not given, or given to a model that has no such column.
+        """
+        if (base_margins is not None) != bool(self.margin_column):
+            column = repr(self.margin_column) if self.margin_column else "none"
+            raise ValueError(f"base_margins must be those of the model's column, which is {column}")
+        if base_margins is None:
+            return np.full((n_rows, self.n_outputs), self.base_margin, dtype=np.float32)
+        return base_margins.astype(np.float32).reshape(n_rows, 1)
+
+    def predictions(
+        self, leaves: npt.NDArray[np.int32], base_margins: Margins | None = None
+    ) -> npt.NDArray[np.float64]:
         """Predictions of rows by their leaves: margins are summed in float64.
 
         Parameters
         ----------
         leaves : int32, shape (n_trees, n_rows).
+        base_margins : see ``starts``.
 
         Returns
         -------
         float64, shape (n_rows, n_outputs).
         """
-        margins = np.full((leaves.shape[1], self.n_outputs), float(self.base_margin))
+        margins = self.starts(leaves.shape[1], base_margins).astype(np.float64)
         for number, (tree, found) in enumerate(zip(self.trees, leaves, strict=True)):
             margins[:, number % self.n_outputs] += tree["value"][found]
         return exact_predictions(self.objective, margins)
@@ -138,9 +163,16 @@ class Ensemble:
         terms[:, tree % self.n_outputs] = values
         return terms
 
-    def predictions_of(self, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Predictions of rows by the sums of their ``leaf_terms``, shape (n_rows, n_outputs)."""
-        return exact_predictions(self.objective, float(self.base_margin) + sums)
+    def predictions_of(
+        self, sums: npt.NDArray[np.float64], base_margins: Margins | None = None
+    ) -> npt.NDArray[np.float64]:
+        """Predictions of rows by the sums of their ``leaf_terms``, shape (n_rows, n_outputs).
+
+        Parameters
+        ----------
+        base_margins : see ``starts``.
+        """
+        return exact_predictions(self.objective, self.starts(len(sums), base_margins) + sums)
 
     def first_rounds(self, n_rounds: int) -> Ensemble:
         """The model as it was after ``n_rounds`` boosting rounds."""
@@ -300,7 +332,9 @@ def to_json(model: Ensemble) -> str:
         for tree in model.trees
     ]
     is_plain = model.parameters == PLAIN
-    parameters = {} if is_plain else {"parameters": asdict(model.parameters)}
+    parameters: dict[str, Any] = {} if is_plain else {"parameters": asdict(model.parameters)}
+    if model.margin_column:
+        parameters["base_margin"] = model.margin_column
     coding = written_categories(model.categories, model.sets)
     content = {**parameters, **coding, "trees": trees}
     return write_model(KIND, model, content, model.base_score)
@@ -327,7 +361,9 @@ def from_json(text: str) -> Ensemble:
         told = {name: float(value) for name, value in document.get("parameters", {}).items()}
         names = said.columns, said.classes
         parameters = replace(PLAIN, **told)
-        return Ensemble(said.objective, mean, *names, trees, sets, categories, parameters)
+        column = str(document.get("base_margin", ""))
+        kept = Ensemble(said.objective, mean, *names, trees, sets, categories, parameters)
+        return replace(kept, margin_column=column)
 
     return read_model(text, KIND, build)
 

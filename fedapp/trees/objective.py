@@ -326,6 +326,20 @@ def check_base_score(objective: Objective, score: np.float32) -> None:
         raise ValueError(f"base_score must be {rule}, got {score}")
 
 
+def check_base_margin(objective: Objective) -> None:
+    """Hold that rows may start from a margin of their own, which is one number.
+
+    Raises
+    ------
+    ValueError : rows have a margin for every class.
+    """
+    if objective == "multi:softprob":
+        raise ValueError(
+            f"base-margin must be omitted for {objective}, got a column: it is one number a row, "
+            "and here a row has a margin for every class; drop-columns excludes the column"
+        )
+
+
 def base_margin(objective: Objective, score: np.float32) -> np.float32:
     """``base_score`` on the scale of the margins: its logit for logistic loss, its logarithm where
     predictions are exponentials."""

@@ -10,17 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.kernels import frozen
-from fedapp.trees.model import LEAF, Ensemble, Tree, stack_trees
+from fedapp.trees.model import LEAF, Ensemble, Margins, Tree, stack_trees
 from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, walked_sets
 
 
-def predict_margins(model: Ensemble, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def predict_margins(
+    model: Ensemble, values: npt.NDArray[np.float32], base_margins: Margins | None = None
+) -> npt.NDArray[np.float32]:
     """Sum of the leaf values of each row, added in float32 in the order of the trees.
 
     Parameters
     ----------
     model : the trees.
     values : float32, shape (n_rows, n_columns); NaN is missing.
+    base_margins : float32, shape (n_rows,): see ``Ensemble.starts``.
 
     Returns
     -------
@@ -28,11 +31,11 @@ def predict_margins(model: Ensemble, values: npt.NDArray[np.float32]) -> npt.NDA
 
     Raises
     ------
-    ValueError : the values are of fewer columns than the model's.
+    ValueError : the values are of fewer columns than the model's, or base margins are missing.
     """
     if values.shape[1] < len(model.columns):
         raise ValueError(f"values must have {len(model.columns)} columns, got {values.shape[1]}")
-    margins = np.full((len(values), model.n_outputs), model.base_margin, dtype=np.float32)
+    margins = model.starts(len(values), base_margins)
     return add_trees(margins, model.trees, values, model.sets)
 
 

@@ -325,7 +325,7 @@ def reader_case(text: str, seed: str) -> Case:
         with suppress(FedappError):
             read, predict = model_readers(changed)
             model = read(changed)
-            predict(model, np.zeros((5, len(model.columns)), dtype=np.float32))
+            predict(model, np.zeros((5, len(model.columns)), dtype=np.float32), None)
 
     return run
 

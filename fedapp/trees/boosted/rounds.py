@@ -67,6 +67,7 @@ class Boosting:
     sampling : random draws.
     parameters : of the objective.
     limits : of single nodes; the number of the round is set for each.
+    margin_column : as in ``Ensemble``.
     grown : trees of all finished rounds, with their sets.
     routes, route_sets : splits of the last round that the holders of the rows were not told, and
         the sets of those by categories, in their order.
@@ -83,6 +84,7 @@ class Boosting:
     categories: Categories = ()
     parameters: LossParameters = PLAIN
     limits: Limits = FREE
+    margin_column: str = ""
     grown: Grown = NO_TREES
     routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
     route_sets: CategorySets = NO_SETS
@@ -114,6 +116,7 @@ class Boosting:
             *self.grown,
             self.categories,
             self.parameters,
+            self.margin_column,
         )
 
     def growth(self) -> Growth:

@@ -38,7 +38,8 @@ def to_xgboost_json(model: Ensemble) -> str:
     }
     document = {
         "learner": {
-            "attributes": {},
+            # XGBoost takes base margins with the rows; the name is for whoever brings them.
+            "attributes": {"base_margin": model.margin_column} if model.margin_column else {},
             # XGBoost allows no [, ] or < in a name.
             "feature_names": [re.sub(r"[\[\]<]", "_", name) for name in model.columns],
             "feature_types": feature_types(category_counts(model.categories, len(model.columns))),

@@ -1,0 +1,156 @@
+"""Rows without a label: refused, or dropped before anything else, and said."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from fedapp.commands.data import data_app
+from fedapp.config import Settings
+from fedapp.data.load import load_table
+from fedapp.data.schema import Roles
+from fedapp.errors import ConfigError, DataError
+from fedapp.predict import predict_table
+from fedapp.site.config import table_settings
+from simulations.local import run_local
+from tests.pooled import made_columns, write_rows
+from tests.transcript import summary_of
+
+MakeSettings = Callable[..., Settings]
+DROP = Roles("y", drop_unlabelled=True)
+N_ROWS, N_WITHOUT = 400, 40
+TOLD = f"{N_WITHOUT} of {N_ROWS} rows have no label in 'y' and are dropped"
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """A table where every tenth row has no label, and the table without these rows; ids on wish."""
+
+    def make(with_ids: bool = False) -> tuple[Path, Path]:
+        columns = made_columns("binary:logistic", N_ROWS)
+        if with_ids:
+            columns["id"] = [f"p{row}" for row in range(N_ROWS)]
+        labelled = np.arange(N_ROWS) % 10 != 3
+        holes = {**columns, "y": np.where(labelled, columns["y"], np.nan)}
+        kept = {name: np.asarray(values)[labelled] for name, values in columns.items()}
+        return write_rows(tmp_path / "holes.csv", holes), write_rows(tmp_path / "kept.csv", kept)
+
+    return make
+
+
+def test_what_is_left_is_the_table_of_the_rows_with_a_label(rows) -> None:
+    holes, kept = (load_table(path, DROP) for path in rows())
+    np.testing.assert_array_equal(holes.values, kept.values)
+    np.testing.assert_array_equal(holes.labels, kept.labels)
+    assert TOLD in holes.notes[0].told(shares_names=True)
+    assert "'y'" not in holes.notes[0].told(shares_names=False)
+    assert kept.notes == ()
+
+
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+def test_a_run_is_that_of_the_rows_with_a_label_and_says_how_many_were_dropped(
+    settings: MakeSettings, vertical: MakeSettings, rows, strategy: str
+) -> None:
+    make = vertical if strategy == "secureboost" else settings
+    given: dict[str, Any] = {"label": "y", "objective": "binary:logistic", "num_boost_round": 1}
+    given |= {"max_depth": 2, "missing_label": "drop"}
+    holes, kept = (run_local(make(data=str(path), **given)) for path in rows())
+    texts = [(folder.path / "model.json").read_text() for folder in (holes, kept)]
+    assert texts[0] == texts[1]
+    assert any(TOLD in warning for warning in summary_of(holes)["warnings"])
+    assert not any("no label" in warning for warning in summary_of(kept)["warnings"])
+
+
+def test_ids_of_rows_without_a_label_are_not_matched(
+    vertical: MakeSettings, rows, tmp_path: Path
+) -> None:
+    bank, _ = rows(with_ids=True)
+    ids = [f"p{row}" for row in range(N_ROWS)]
+    shop = write_rows(tmp_path / "shop.csv", {"id": ids, "z": np.arange(N_ROWS) % 7})
+    folder = run_local(
+        vertical(
+            data=f"bank={bank},shop={shop}",
+            label="y",
+            id="id",
+            align="psi",
+            missing_label="drop",
+            num_boost_round=1,
+            max_depth=2,
+        )
+    )
+    assert sum(summary_of(folder)["matched_rows"].values()) == N_ROWS - N_WITHOUT
+    # The rows are predicted all the same.
+    data, output = f"bank={bank},shop={shop}", tmp_path / "out.csv"
+    predict_table(folder.path, data, "id", output)
+    assert len(output.read_text().splitlines()) == 1 + N_ROWS
+
+
+def test_rows_without_a_label_are_predicted(settings: MakeSettings, rows, tmp_path: Path) -> None:
+    holes, _ = rows()
+    given = {"label": "y", "num_boost_round": 1, "max_depth": 2, "missing_label": "drop"}
+    folder = run_local(settings(data=str(holes), **given))
+    predict_table(folder.path, str(holes), "", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == N_ROWS
+
+
+def test_numbers_that_are_none_are_no_labels(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"a": [1.0, 2, 3], "y": [np.nan, 5.0, None]}), path)
+    assert load_table(path, DROP).labels == pytest.approx([5.0])
+    with pytest.raises(DataError, match=r"got 2 of 3 rows; missing-label=drop drops these rows$"):
+        load_table(path, Roles("y"))
+
+
+def test_faults_of_the_other_rows_are_named_by_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("a,w,y\n1,1,\n2,1,0\n3,,\n4,-1,1\n")
+    roles = Roles("y", weight="w", drop_unlabelled=True)
+    with pytest.raises(DataError, match=r"weight column 'w' .* got 1 of 2 rows, first in line 5$"):
+        load_table(path, roles)
+
+
+def test_a_table_without_any_label_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("a,y\n1,\n2,NA\n")
+    with pytest.raises(DataError, match="'y' must have a value in some row, got none in 2 rows"):
+        load_table(path, DROP)
+
+
+def test_a_schema_and_a_setting_say_what_becomes_of_the_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.toml").write_text('missing-label = "drop"\n')
+    schema = {"data": "rows.csv", "schema": str(tmp_path / "rows.toml")}
+    assert table_settings(schema)["drops_unlabelled"]
+    assert table_settings({"data": "rows.csv", "missing-label": "drop"})["drops_unlabelled"]
+    assert not table_settings({"data": "rows.csv"})["drops_unlabelled"]
+    with pytest.raises(ConfigError, match=r"^missing-label must be refuse or drop, got 'keep'$"):
+        table_settings({"data": "rows.csv", "missing-label": "keep"})
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ([], "are refused by a run; missing-label=drop drops them.* refuses this table: rows with"),
+        (["--missing-label", "drop"], "and are dropped before rows are held back or matched"),
+    ],
+)
+def test_a_description_says_so(rows, tmp_path: Path, more: list[str], told: str) -> None:
+    holes, _ = rows()
+    schema = tmp_path / "new.toml"
+    given = ["describe", str(holes), "--label", "y", "--schema", str(schema), *more]
+    result = CliRunner().invoke(data_app, given)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert re.search(told, text)
+    assert ("refuses this table" in text) == (not more)
+    said = "drop" if more else "refuse"
+    assert f'missing-label = "{said}"' in schema.read_text()
