@@ -26,6 +26,8 @@ from strategies.cyclic import last_turn, next_turn
 from strategies.warm_start import Begun, read_init_model
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
+from tests.reference import compare_trees
+from tests.test_exactness import assert_exact, pooled_booster
 from tests.texts import adult
 from tests.transcript import lines_of, summary_of
 
@@ -71,6 +73,24 @@ def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(
     assert "init_model" not in summary_of(once)
     assert lines_of(second.rounds)[-1]["valid"] == lines_of(once.rounds)[-1]["valid"]
     assert [line["round"] for line in lines_of(second.rounds)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
+@pytest.mark.parametrize(
+    ("data", "objective"),
+    [("default-credit", "binary:logistic"), ("abalone", "reg:squarederror")],
+)
+def test_one_party_goes_on_as_xgboost_does(
+    settings: MakeSettings, real_data: Path, strategy: str, data: str, objective: str
+) -> None:
+    """``xgb_model`` of ``xgboost.train``, on real rows."""
+    given = {"strategy": strategy, "data": data, "objective": objective, "parties": 1}
+    given |= {"max_depth": 4, "max_bin": 64, "lambda": 0.5, "min_child_weight": 5.0}
+    begun = settings(num_boost_round=3, **given)
+    first = run_local(begun)
+    more = settings(num_boost_round=2, init_model=str(first.path), **given)
+    second, theirs = run_local(more), pooled_booster(more, xgb_model=pooled_booster(begun))
+    assert_exact(compare_trees(load_model(second.path / "model.json"), theirs), 5)
 
 
 def test_columns_of_text_go_on_as_they_were(
