@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 
 from clients.dictionary import keep_own, own_categories, told_categories
-from fedapp.data.labels import Labels, class_names
+from fedapp.data.labels import Labels, class_names, untrained_classes
 from fedapp.data.partition import SUBSETS
 from fedapp.data.table import Table
 from fedapp.errors import DataError, blaming
@@ -81,6 +81,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         **{f"n_{name}": n_rows[name] for name in SUBSETS},
         "columns": subsets["train"].columns,
         "classes": classes,
+        "untrained": untrained_classes(classes, _labels({"train": subsets["train"]})),
         "positive_label": config.positive_label,
         "base_margin": config.base_margin,
         **_label_range(labels, classes, request.objective),

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from clients.dictionary import recode
-from fedapp.data.labels import class_ids, objective_of
+from fedapp.data.labels import (
+    class_ids,
+    note_on_untrained,
+    number_labels,
+    objective_of,
+    untrained_classes,
+)
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.labels import LabelsReply, LabelsRequest, Terms
@@ -18,6 +26,7 @@ from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
 from fedapp.trees.objective import AUTO, LossParameters, check_classes
 
+log = logging.getLogger("fedapp.site")
 # Of the run, in a store's facts: classes, metrics beside the objective's, parameters of the loss.
 CLASSES, METRICS, PARAMETERS = "classes", "eval_metrics", "loss_parameters"
 
@@ -72,6 +81,22 @@ def code_labels(store: Store | dict[str, Any], classes: Sequence[str]) -> tuple[
     coded = store["train.labels"].astype(np.float64)
     weights = store["train.weights"]
     return float(coded @ weights), float(weights.sum(dtype=np.float64))
+
+
+def number_rows(site: Site, objective: str) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
+    """Names of the classes and labels as numbers, at the party that alone has labels; says so in
+    the site's log where a class stands in no training row.
+
+    Raises
+    ------
+    DataError : see ``number_labels``.
+    """
+    store, n_train = site.store, site.store.facts["n_train"]
+    labels, positive = store["labels"], site.config.positive_label
+    classes, numbers = number_labels(labels, objective, n_train, positive)
+    if untrained := untrained_classes(classes, labels[:n_train]):
+        log.warning("%s", note_on_untrained(untrained))
+    return classes, numbers
 
 
 HANDLERS: Mapping[type[LabelsRequest], Handler] = {LabelsRequest: labels}

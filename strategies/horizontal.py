@@ -12,7 +12,13 @@ import numpy as np
 from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.data.categories import Categories
-from fedapp.data.labels import auto_objective, check_mean, merge_classes, positive_last
+from fedapp.data.labels import (
+    auto_objective,
+    check_mean,
+    merge_classes,
+    note_on_untrained,
+    positive_last,
+)
 from fedapp.data.partition import SUBSETS
 from fedapp.data.schema import listed
 from fedapp.errors import ConfigError, DataError
@@ -129,6 +135,8 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         self.table = common_table(parties, self.settings, saved)
         for text in alike_names(parties, self.table.columns):
             self.warn_once(text)
+        if untrained := untrained_everywhere(parties):
+            self.warn_once(note_on_untrained(untrained))
         return self.table
 
     def begin_with(self, trees_a_round: int) -> Ensemble | None:
@@ -234,6 +242,15 @@ def check_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
                     f"got {here!r} as column {place} in place of {wanted!r}",
                     party,
                 )
+
+
+def untrained_everywhere(parties: Mapping[str, HelloReply]) -> tuple[str, ...]:
+    """Classes that no training row of any party has."""
+    trained = {
+        name for hello in parties.values() for name in set(hello.classes) - set(hello.untrained)
+    }
+    found = merge_classes(hello.untrained for hello in parties.values())
+    return tuple(name for name in found if name not in trained)
 
 
 def common_base_margin(parties: Mapping[str, HelloReply]) -> str:

@@ -166,6 +166,7 @@ def test_a_message_without_arrays_survives_the_wire(wire: Any) -> None:
         versions=("fedapp 0.1.0",),
         category_counts=np.array([3, -1], np.int32),
         categories=("a", "b", "ç"),
+        untrained=("a",),
         digests=("",),
     )
     records = wire(to_records(take_apart(sent, "bank"), ENVELOPE))

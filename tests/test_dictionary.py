@@ -52,6 +52,7 @@ def said(
     return HelloReply(
         *(party, 9, 0, 3, columns, ("0", "1"), "", "", 0.0, 0.0, False, "0" * 32, (), ()),
         **told,
+        untrained=(),
         digests=digests,
     )
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedapp.config import Settings
 from fedapp.data.describe import describe, schema_text
 from fedapp.data.load import load_table
+from fedapp.data.partition import split_rows
 from fedapp.data.schema import Reader, Roles
 from fedapp.data.schema_file import read_schema
 from fedapp.errors import ConfigError, DataError
 from fedapp.site.config import SiteConfig, site_config, table_settings
 from fedapp.site.rows import read_table
+from simulations.local import run_local
+from strategies.horizontal import untrained_everywhere
+from tests.transcript import summary_of
 
 NAN = np.nan
 ROWS = "".join(f"{row},{row % 3}\n" for row in range(30))
@@ -98,6 +107,47 @@ def test_a_malformed_table_is_refused(tmp_path: Path, content: str | bytes, mess
     with pytest.raises(DataError, match=message) as caught:
         load_table(path)
     assert str(tmp_path) not in str(caught.value)
+
+
+LATE = r"classes of the label in no training row, which the model cannot know: 'green'; correct"
+
+
+@pytest.fixture
+def late_class(tmp_path: Path) -> Path:
+    """A table with a class whose only row is held back for the test; the label in two columns."""
+    labels = ["red" if row % 3 else "blue" for row in range(60)]
+    labels[int(split_rows(60, 0.2, 0.1, 42).test[0])] = "green"
+    rows = [f"{row % 7},{row % 5},{label}" for row, label in enumerate(labels)]
+    (tmp_path / "rows.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
+    return tmp_path / "rows.csv"
+
+
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+def test_a_class_that_only_held_back_rows_have_is_told_with_the_way_out(
+    settings: Callable[..., Settings],
+    vertical: Callable[..., Settings],
+    late_class: Path,
+    caplog: pytest.LogCaptureFixture,
+    strategy: str,
+) -> None:
+    make = settings if strategy == "pax" else vertical
+    given = {"label": "y", "objective": "auto", "num_boost_round": 1, "max_depth": 2, "parties": 2}
+    run_local(make(data=str(late_class), **given))
+    assert re.search(LATE, caplog.text)
+    caplog.clear()
+    schema = late_class.parent / "rows.toml"
+    schema.write_text('missing-label = "drop"\n[columns.y]\nmissing = ["green"]\n')
+    folder = run_local(make(data=str(late_class), schema=str(schema), **given))
+    assert not re.search(LATE, caplog.text)
+    assert summary_of(folder)["objective"] == "binary:logistic"
+
+
+def test_a_class_of_another_partys_training_rows_is_no_matter() -> None:
+    def hello(classes: str, untrained: str) -> Any:
+        return SimpleNamespace(classes=tuple(classes), untrained=tuple(untrained))
+
+    parties = {"bank": hello("ab", "b"), "shop": hello("bc", "c"), "post": hello("ac", "c")}
+    assert untrained_everywhere(parties) == ("c",)
 
 
 @pytest.mark.parametrize("begin", ["a,b\n1,", 'a,b\n1,"', ""])

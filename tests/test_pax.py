@@ -174,7 +174,7 @@ def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) 
     hellos = {
         name: HelloReply(
             *(name, 2, 0, 0, ("x",), ("0", "1"), "", "", 0.0, 0.0, True, "0" * 32, (), ()),
-            *(np.empty(0, np.int32), (), ()),
+            *(np.empty(0, np.int32), (), (), ()),
         )
         for name in ("a", "b")
     }

@@ -21,9 +21,9 @@ from clients.federated_forest.splits import (
     take_splits,
     tell_others,
 )
+from clients.labels import number_rows
 from clients.vertical_scores import rows_of, told_scores
 from fedapp import metrics
-from fedapp.data.labels import number_labels
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, blaming
 from fedapp.messages.federated_forest import (
@@ -65,10 +65,9 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> Letters:
 def _code_labels(site: Site, request: SetupRequest) -> Labels:
     """Labels as numbers; of those that train the codes that the others get."""
     store, n_train = site.store, site.store.facts["n_train"]
-    positive = site.config.positive_label
     with blaming(site.name, "SetupRequest", "objective"):
         check_objective(request.objective)
-    classes, labels = number_labels(store["labels"], request.objective, n_train, positive)
+    classes, labels = number_rows(site, request.objective)
     weights = store["weights"][:n_train]
     if not ((store["counts"] > 0) @ weights.astype(np.float64) > 0).all():
         raise DataError("weight must be > 0 in some training row of every tree")

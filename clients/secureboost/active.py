@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from clients.alignment import check_order
 from clients.keys import draw_key
+from clients.labels import number_rows
 from clients.secureboost.coding import code_categories, keep_cuts
 from clients.secureboost.constraints import (
     Wanted,
@@ -39,7 +40,7 @@ from clients.secureboost.round import (
 from clients.secureboost.view import View, parameters_in
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, grouped_layouts
-from fedapp.data.labels import check_mean, check_weights, number_labels
+from fedapp.data.labels import check_mean, check_weights
 from fedapp.errors import ConfigError, ProtocolError, blaming
 from fedapp.histograms.bins import digitise
 from fedapp.messages.fields import Array
@@ -83,8 +84,7 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
     with blaming(site.name, "SetupRequest", "eval_metrics"):
         metrics.check_metrics(request.objective, request.eval_metrics)
     store.facts["eval_metrics"] = list(request.eval_metrics)
-    positive = site.config.positive_label
-    width = _code_labels(store, told["objective"], positive, parameters_in(store.facts["boost"]))
+    width = _code_labels(site, told["objective"], parameters_in(store.facts["boost"]))
     _bin_columns(store, request.max_bin)
     wanted_of(site, request)  # refuses what it cannot read before anything is sent
     n_train = store.facts["n_train"]
@@ -140,12 +140,10 @@ def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Le
 # Setting up
 
 
-def _code_labels(
-    store: Store, objective: Objective, positive: str, parameters: LossParameters
-) -> int:
+def _code_labels(site: Site, objective: Objective, parameters: LossParameters) -> int:
     """Labels as numbers, and the margin that everything begins with; the trees of a round."""
-    n_train = store.facts["n_train"]
-    classes, labels = number_labels(store["labels"], objective, n_train, positive)
+    store, n_train = site.store, site.store.facts["n_train"]
+    classes, labels = number_rows(site, objective)
     check_weights(store["weights"][:n_train])
     weights = store["weights"][:n_train].astype(np.float64)
     sums = float(labels[:n_train] @ weights), float(weights.sum())

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.places import is_number
+from fedapp.data.schema import listed
 from fedapp.errors import DataError
 from fedapp.trees.objective import (
     AUTO,
@@ -142,6 +143,28 @@ def _no_numbers(labels: Labels) -> str:
     if not found:
         return "text"
     return f"{len(found):,} of {len(labels):,} that are none, as {found[0]!r}"
+
+
+def untrained_classes(classes: Sequence[str], labels: Labels) -> tuple[str, ...]:
+    """Classes that no training row has.
+
+    Parameters
+    ----------
+    classes : of all rows.
+    labels : of those that train.
+    """
+    known = set(_written(np.unique(labels)))
+    return tuple(name for name in classes if name not in known)
+
+
+def note_on_untrained(classes: Sequence[str]) -> str:
+    """What to know, and to do, of classes that stand only in rows held back."""
+    shown = listed(classes, MOST_TOLD)
+    return (
+        f"classes of the label in no training row, which the model cannot know: {shown}; correct "
+        "them, drop their rows (a schema lists them as missing of the label column, with "
+        "missing-label=drop), or hold other rows back (seed)"
+    )
 
 
 def positive_last(classes: Sequence[str], positive: str, objective: str) -> tuple[str, ...]:

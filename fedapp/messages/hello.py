@@ -2,18 +2,18 @@
 
 Reveals: the server learns each party's name, its numbers of rows, its column names in order, which
 columns hold numbers, categories or no value, the names of the categories that are in the party's
-table or that its schema gives, the names of its classes (classification) or the range of its labels
-(regression; where the run leaves the objective open, both for at most 20 whole numbers), which of
-two classes counts as 1 where the party says so, the name of the column of base margins if it has
-one (its values stay at the party), a fingerprint of its table that means something to that party
-alone, the versions it runs, and what is odd about the table: how many rows have no label and are
-dropped, with the name of the label column, which features have one value or none, number the rows
-or are rounded as float32, how many rows share their id with another and the name of that column,
-which are written as dates, as yes and no or with spaces around, how many values are none of those
-that a schema gives, and what separates the fields of the file. A site with ``share-categories =
-false`` tells no name of a category, but how many its schema gives to each column and a digest of
-them, which whoever guesses all of them can confirm. A party learns the objective, the fractions
-held back, and the seed; the names come with ``labels``.
+table or that its schema gives, the names of its classes and which of them no training row has
+(classification) or the range of its labels (regression; where the run leaves the objective open,
+both for at most 20 whole numbers), which of two classes counts as 1 where the party says so, the
+name of the column of base margins if it has one (its values stay at the party), a fingerprint of
+its table that means something to that party alone, the versions it runs, and what is odd about the
+table: how many rows have no label and are dropped, with the name of the label column, which
+features have one value or none, number the rows or are rounded as float32, how many rows share
+their id with another and the name of that column, which are written as dates, as yes and no or with
+spaces around, how many values are none of those that a schema gives, and what separates the fields
+of the file. A site with ``share-categories = false`` tells no name of a category, but how many its
+schema gives to each column and a digest of them, which whoever guesses all of them can confirm. A
+party learns the objective, the fractions held back, and the seed; the names come with ``labels``.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class HelloReply(Introduction):
     notes: Annotated[tuple[str, ...], Range(0, 100)]  # oddities of the table, in words
     category_counts: Counts
     categories: Names  # in the order of their codes; none where the site keeps them to itself
+    untrained: Annotated[tuple[str, ...], Range(0, 1000)]  # classes that no training row has
     digests: Names  # a column with categories: of the names if its schema gives them, else empty
 
     @property
