@@ -13,8 +13,9 @@ from flwr.clientapp import ClientApp
 
 from fedapp.deploy.bundle import check_bundle
 from fedapp.errors import FedappError, ProtocolError, WaitingError
-from fedapp.site.answer import answer
+from fedapp.site.answer import ON_DISK, answer
 from fedapp.site.config import site_config
+from fedapp.site.store import Stores
 from fedapp.wire.codec import FAILED, REFUSED, WAITING, from_records, to_records
 
 log = logging.getLogger("fedapp.site")
@@ -27,11 +28,12 @@ class SiteApp(ClientApp):
     ----------
     bundle : SHA-256 of the app bundle whose run it answers; None where it is of that bundle itself,
         in simulation.
+    stores : where sites have their states between two messages.
     """
 
-    def __init__(self, bundle: str | None = None) -> None:
+    def __init__(self, bundle: str | None = None, stores: Stores = ON_DISK) -> None:
         super().__init__()
-        self._bundle = bundle
+        self._bundle, self._stores = bundle, stores
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; an error goes back as its text, without a traceback."""
@@ -42,7 +44,7 @@ class SiteApp(ClientApp):
             if self._bundle is not None:
                 check_bundle(config, self._bundle)
             envelope, content = from_records(message.content, name)
-            reply = answer(config, kind, envelope, content)
+            reply = answer(config, kind, envelope, content, self._stores)
             return Message(to_records(reply, envelope), reply_to=message)
         except FedappError as error:
             log.error("%s: %s", kind, error)

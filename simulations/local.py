@@ -13,10 +13,11 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedapp.client_app import app as site_app
+from fedapp.client_app import SiteApp
 from fedapp.config import Settings, flatten
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
+from fedapp.site.store import LiveStores
 
 SERVER_NODE = 1
 
@@ -27,12 +28,12 @@ class LocalGrid(Grid):
     Parameters
     ----------
     contexts : one a node; ``node_config`` says which table it has.
-    client_app : answers the messages.
+    client_app : answers the messages; by default one whose sites' states stay in this process.
     """
 
-    def __init__(self, contexts: Iterable[Context], client_app: ClientApp = site_app) -> None:
+    def __init__(self, contexts: Iterable[Context], client_app: ClientApp | None = None) -> None:
         self._contexts = {context.node_id: context for context in contexts}
-        self._client_app = client_app
+        self._client_app = client_app or SiteApp(stores=LiveStores())
         self._pool = ThreadPoolExecutor(max_workers=len(self._contexts))
         self._running: dict[str, Future[Message]] = {}
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, SERVER_NODE, 0

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar
@@ -25,7 +25,7 @@ from fedapp.messages.fields import Array, Form, Range, Reply, Request
 from fedapp.site import store as store_module
 from fedapp.site.answer import Site, answer
 from fedapp.site.config import SiteConfig
-from fedapp.site.store import MAPPED, RAW, SMALL, Store, locked
+from fedapp.site.store import MAPPED, RAW, SMALL, LiveStores, Store, Stores, locked
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, put_together, take_apart
 
@@ -56,6 +56,7 @@ class Party:
 
     calls: list[int]
     config: SiteConfig
+    stores: Stores = field(default_factory=Stores)
 
     @property
     def folder(self) -> Path:
@@ -64,7 +65,7 @@ class Party:
     def add(self, amount: int, step: int, checkpoint: int = 0, attempt: int = 0) -> SumReply:
         content = take_apart(AddRequest(amount), "bank")
         envelope = Envelope(MODEL, step, checkpoint, attempt, method="testmethod")
-        found = answer(self.config, AddRequest.kind, envelope, content)
+        found = answer(self.config, AddRequest.kind, envelope, content, self.stores)
         return put_together(SumReply, found, "bank")
 
 
@@ -84,6 +85,13 @@ def party(monkeypatch: pytest.MonkeyPatch) -> Party:
     module.HANDLERS = {AddRequest: add}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "clients.testmethod", module)
     return Party(calls, SiteConfig("bank", "rows.csv"))
+
+
+@pytest.fixture(params=[Stores, LiveStores], ids=["on disk", "live"])
+def either(request: pytest.FixtureRequest, party: Party) -> Party:
+    """The party with its state on the disk from step to step, or in memory."""
+    party.stores = request.param()
+    return party
 
 
 def dtype_of(text: str) -> np.dtype[Any]:
@@ -326,30 +334,30 @@ def test_a_step_that_died_half_way_is_done_again(
     assert party.add(4, step=2).sums.tolist() == [5] * LARGE
 
 
-def test_a_handler_that_fails_leaves_the_state_as_it_was(party: Party) -> None:
-    party.add(1, step=1)
+def test_a_handler_that_fails_leaves_the_state_as_it_was(either: Party) -> None:
+    either.add(1, step=1)
     with pytest.raises(DataError, match=r"^amount must not be 13, got 13$"):
-        party.add(13, step=2)
-    assert party.add(2, step=2).sums[0] == 3
+        either.add(13, step=2)
+    assert either.add(2, step=2).sums[0] == 3
 
 
-def test_a_repeated_step_gets_the_stored_reply_and_runs_nothing(party: Party) -> None:
-    first = party.add(5, step=1)
-    again = party.add(5, step=1)
-    assert party.calls == [5]
+def test_a_repeated_step_gets_the_stored_reply_and_runs_nothing(either: Party) -> None:
+    first = either.add(5, step=1)
+    again = either.add(5, step=1)
+    assert either.calls == [5]
     assert again.n_calls == first.n_calls == 1
     assert again.sums.tolist() == first.sums.tolist() == [5] * LARGE
 
 
 @pytest.mark.parametrize(("step", "expected"), [(4, 3), (1, 3), (9, 3)])
-def test_a_step_out_of_order_is_refused(party: Party, step: int, expected: int) -> None:
-    party.add(1, step=1)
-    party.add(1, step=2)
+def test_a_step_out_of_order_is_refused(either: Party, step: int, expected: int) -> None:
+    either.add(1, step=1)
+    either.add(1, step=2)
     with pytest.raises(
         ProtocolError, match=rf"^bank: AddRequest.step must be {expected}, got {step}$"
     ):
-        party.add(1, step=step)
-    assert party.calls == [1, 1]
+        either.add(1, step=step)
+    assert either.calls == [1, 1]
 
 
 def test_a_first_step_that_is_not_the_first_is_refused(party: Party) -> None:
@@ -359,37 +367,37 @@ def test_a_first_step_that_is_not_the_first_is_refused(party: Party) -> None:
         party.add(1, step=2)
 
 
-def test_a_later_attempt_goes_back_to_the_checkpoint(party: Party) -> None:
-    party.add(1, step=1)
-    party.add(2, step=2)
-    party.add(4, step=3, checkpoint=2)
-    party.add(8, step=4, checkpoint=2)
-    found = party.add(16, step=3, checkpoint=2, attempt=1)
+def test_a_later_attempt_goes_back_to_the_checkpoint(either: Party) -> None:
+    either.add(1, step=1)
+    either.add(2, step=2)
+    either.add(4, step=3, checkpoint=2)
+    either.add(8, step=4, checkpoint=2)
+    found = either.add(16, step=3, checkpoint=2, attempt=1)
     assert found.sums.tolist() == [1 + 2 + 16] * LARGE
 
 
-def test_a_later_attempt_may_go_back_twice_to_one_checkpoint(party: Party) -> None:
-    party.add(1, step=1)
-    party.add(2, step=2, checkpoint=1)
-    party.add(4, step=2, checkpoint=1, attempt=1)
-    party.add(8, step=3, checkpoint=1, attempt=1)
-    assert party.add(16, step=2, checkpoint=1, attempt=2).sums[0] == 17
+def test_a_later_attempt_may_go_back_twice_to_one_checkpoint(either: Party) -> None:
+    either.add(1, step=1)
+    either.add(2, step=2, checkpoint=1)
+    either.add(4, step=2, checkpoint=1, attempt=1)
+    either.add(8, step=3, checkpoint=1, attempt=1)
+    assert either.add(16, step=2, checkpoint=1, attempt=2).sums[0] == 17
 
 
-def test_the_same_attempt_does_not_go_back(party: Party) -> None:
-    party.add(1, step=1)
-    party.add(2, step=2, checkpoint=1)
-    party.add(4, step=3, checkpoint=1)
+def test_the_same_attempt_does_not_go_back(either: Party) -> None:
+    either.add(1, step=1)
+    either.add(2, step=2, checkpoint=1)
+    either.add(4, step=3, checkpoint=1)
     with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 4, got 2$"):
-        party.add(8, step=2, checkpoint=1)
+        either.add(8, step=2, checkpoint=1)
 
 
-def test_a_later_attempt_does_not_go_back_past_the_checkpoint(party: Party) -> None:
-    party.add(1, step=1)
-    party.add(2, step=2)
-    party.add(4, step=3, checkpoint=2)
+def test_a_later_attempt_does_not_go_back_past_the_checkpoint(either: Party) -> None:
+    either.add(1, step=1)
+    either.add(2, step=2)
+    either.add(4, step=3, checkpoint=2)
     with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 4, got 2$"):
-        party.add(8, step=2, attempt=1)
+        either.add(8, step=2, attempt=1)
 
 
 def test_a_run_does_not_begin_again_under_its_id(party: Party) -> None:
@@ -430,18 +438,55 @@ def test_a_step_before_the_first_is_refused(party: Party, step: int, gap: int) -
     assert party.calls == []
 
 
-def test_a_later_attempt_repeats_a_step_it_has_done(party: Party) -> None:
-    party.add(1, step=1)
-    party.add(2, step=2, checkpoint=1)
-    party.add(4, step=2, checkpoint=1, attempt=1)
-    assert party.add(4, step=2, checkpoint=1, attempt=1).sums[0] == 5
-    assert party.calls == [1, 2, 4]
+def test_a_later_attempt_repeats_a_step_it_has_done(either: Party) -> None:
+    either.add(1, step=1)
+    either.add(2, step=2, checkpoint=1)
+    either.add(4, step=2, checkpoint=1, attempt=1)
+    assert either.add(4, step=2, checkpoint=1, attempt=1).sums[0] == 5
+    assert either.calls == [1, 2, 4]
 
 
-def test_an_older_attempt_is_refused(party: Party) -> None:
-    party.add(1, step=1, attempt=2)
+def test_an_older_attempt_is_refused(either: Party) -> None:
+    either.add(1, step=1, attempt=2)
     with pytest.raises(ProtocolError, match=r"^bank: AddRequest.attempt must be 2 or more, got 1$"):
-        party.add(1, step=2, attempt=1)
+        either.add(1, step=2, attempt=1)
+
+
+def test_a_live_state_is_written_at_first_at_checkpoints_and_at_the_end(party: Party) -> None:
+    party.stores = LiveStores()
+    on_disk = []
+    for step, checkpoint in ((1, 0), (2, 0), (3, 0), (4, 3), (5, 3)):
+        party.add(1, step, checkpoint)
+        store = Store.open(party.folder)
+        on_disk.append((store.step, store["sums"][0]))
+    assert on_disk == [(1, 1), (1, 1), (1, 1), (3, 3), (3, 3)]
+    store = party.stores.open(party.folder, lasting=False)
+    assert (store.step, store["sums"][0]) == (5, 5)
+    store.facts["result"] = "the model"
+    store.forget()
+    store.commit(6, 0, NO_REPLY)
+    party.stores.committed(store)
+    assert Store.open(party.folder).facts["result"] == "the model"
+    assert array_files(party.folder) == []
+
+
+def test_what_lived_in_a_process_that_died_goes_on_from_its_checkpoint(party: Party) -> None:
+    party.stores = LiveStores()
+    for step, checkpoint in ((1, 0), (2, 0), (3, 2), (4, 2)):
+        party.add(step, step, checkpoint)
+    party.stores = LiveStores()
+    assert party.add(10, step=3, checkpoint=2, attempt=1).sums[0] == 1 + 2 + 10
+
+
+def test_a_live_array_cannot_be_changed_behind_the_stores_back(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, live=True)
+    store["values"] = np.arange(6.0).reshape(2, 3).T
+    store.commit(1, 0, NO_REPLY)
+    store["values"] = np.arange(6.0).reshape(2, 3).T
+    store.commit(2, 0, NO_REPLY)
+    assert store["values"].flags.c_contiguous
+    with pytest.raises(ValueError, match="read-only"):
+        store["values"][0] = 7
 
 
 def test_from_the_next_checkpoint_on_only_files_that_a_state_names_are_kept(party: Party) -> None:

@@ -39,7 +39,7 @@ from fedapp.site.mail import (
 )
 from fedapp.site.policy import check_policy, check_request, module_of
 from fedapp.site.register import admit
-from fedapp.site.store import NoStateError, Store, has_begun, locked
+from fedapp.site.store import NoStateError, Store, Stores, has_begun, locked
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import (
     Content,
@@ -85,11 +85,20 @@ class Site:
         return np.random.default_rng(self.seeds(seed, round_id))
 
 
-def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) -> Content:
+ON_DISK = Stores()
+
+
+def answer(
+    config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores = ON_DISK
+) -> Content:
     """Answer one message.
 
     A repeated step gets the stored reply. A server that was started again may go back to its last
     checkpoint; any other step out of order is refused.
+
+    Parameters
+    ----------
+    stores : where the site's state is between two messages.
 
     Raises
     ------
@@ -109,7 +118,7 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
         admit(config, envelope.model_id, envelope.method, request)
     with locked(folder):
         # A simulated site dies with its coordinator, and would wait for the disk in every exchange.
-        kept = Store.open(folder, lasting=not config.simulated)
+        kept = stores.open(folder, lasting=not config.simulated)
         store = _at_step(kept, envelope, config.name, content.name)
         if store.step == envelope.step:
             return from_bytes(store.last_reply(), config.name)
@@ -124,6 +133,7 @@ def answer(config: SiteConfig, kind: str, envelope: Envelope, content: Content) 
         if store.finished:
             end_session(store)
         store.commit(envelope.step, envelope.attempt, to_bytes(reply))
+        stores.committed(store)
     return reply
 
 

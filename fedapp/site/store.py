@@ -10,6 +10,10 @@ A step writes new array files, then renames one new ``state.json`` into place: a
 either the state before the step or the state after it. Files that neither JSON names are dropped.
 The last reply is an array among the others. The files are no ``.npy``: numpy parses their headers
 with ``ast``, and CPython 3.11 fails where two threads do so at once.
+
+Where all messages of a run come to one process (``LiveStores``), a state stays in its memory from
+step to step, and is written after the first step, at every checkpoint and at the end: what a run
+that was killed there goes on from is on the disk all the same.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,6 +106,7 @@ class Store:
     ----------
     folder : where the files lie.
     lasting : whether a step that was committed outlives a loss of power.
+    live : whether committed arrays stay in memory until ``write``.
     step : the last step that was committed, 0 before the first.
     attempt : the server start that step came from.
     facts : changed by assignment.
@@ -109,6 +114,7 @@ class Store:
 
     folder: Path
     lasting: bool = False
+    live: bool = False
     step: int = 0
     attempt: int = 0
     facts: Facts = field(default_factory=Facts)
@@ -116,28 +122,30 @@ class Store:
     _files: dict[str, str] = field(default_factory=dict)
     _small: dict[str, str] = field(default_factory=dict)
     _changed: dict[str, Array] = field(default_factory=dict)
+    _unwritten: dict[str, Array] = field(default_factory=dict)
     _replaced: set[str] = field(default_factory=set)
     _kept: dict[str, Any] = field(
         default_factory=lambda: {"step": -1, "checkpoint": 0, "files": []}
     )
 
     @classmethod
-    def open(cls, folder: Path, lasting: bool = False) -> Store:
-        """The state as the last step left it."""
-        return cls._read(folder, STATE, lasting)
+    def open(cls, folder: Path, lasting: bool = False, live: bool = False) -> Store:
+        """The state as it was last written."""
+        return cls._read(folder, STATE, lasting, live)
 
     @classmethod
-    def _read(cls, folder: Path, name: str, lasting: bool) -> Store:
+    def _read(cls, folder: Path, name: str, lasting: bool, live: bool) -> Store:
         try:
             state = json.loads((folder / name).read_bytes())
         except FileNotFoundError:
-            return cls(folder, lasting)
+            return cls(folder, lasting, live)
         if state.get("format") != FORMAT:
             rule = f"must be of format {FORMAT}, got {state.get('format')!r}"
             raise DataError(f"state {rule}: another version of fedapp has begun this run")
         return cls(
             folder,
             lasting,
+            live,
             state["step"],
             state["attempt"],
             Facts(state["facts"]),
@@ -147,9 +155,24 @@ class Store:
             _kept=state["kept"],
         )
 
+    def copy(self) -> Store:
+        """The state with the changes of none; facts as JSON would give them back."""
+        return replace(
+            self,
+            facts=Facts(json.loads(json.dumps(self.facts))),
+            _forms=dict(self._forms),
+            _files=dict(self._files),
+            _small=dict(self._small),
+            _changed={},
+            _unwritten=dict(self._unwritten),
+            _replaced=set(self._replaced),
+            _kept=dict(self._kept),
+        )
+
     def __getitem__(self, name: str) -> Array:
-        if name in self._changed:
-            return self._changed[name]
+        for found in (self._changed, self._unwritten):
+            if name in found:
+                return found[name]
         if name not in self._forms:
             raise NoStateError(name)
         dtype, shape = _dtype_of(self._forms[name][0]), self._forms[name][1]
@@ -164,7 +187,7 @@ class Store:
         return name in self._names()
 
     def _names(self) -> set[str]:
-        return {*self._changed, *self._forms}
+        return {*self._changed, *self._unwritten, *self._forms}
 
     def put(self, name: str, record: Any) -> None:
         """Keep a dataclass of arrays, its field ``x`` as ``name.x``."""
@@ -183,6 +206,7 @@ class Store:
                 self._drop_stored(name)
 
     def _drop_stored(self, name: str) -> None:
+        self._unwritten.pop(name, None)
         self._forms.pop(name, None)
         self._small.pop(name, None)
         if name in self._files:
@@ -201,17 +225,26 @@ class Store:
     def commit(self, step: int, attempt: int, reply: bytes) -> None:
         """Make the changes lasting, together with the reply to the step."""
         self[REPLY] = np.frombuffer(reply, dtype=np.uint8)
+        is_first = not self.step
         for name, array in self._changed.items():
             self._drop_stored(name)
+            self._unwritten[name] = _unchangeable(array)
+        self.step, self.attempt = step, attempt
+        self._changed.clear()
+        if is_first or self.finished or not self.live:
+            self.write()
+
+    def write(self) -> None:
+        """Write what was committed."""
+        for name, array in self._unwritten.items():
             self._forms[name] = [_described(array.dtype), array.shape]
             if array.nbytes <= SMALL:
                 self._small[name] = array.tobytes().hex()
             else:
-                self._files[name] = f"{name}-{attempt}-{step}{RAW}"
-                path, data = self.folder / self._files[name], np.asarray(array, order="C").data
-                write_whole(path, data, lasting=self.lasting)
-        self.step, self.attempt = step, attempt
-        self._changed.clear()
+                self._files[name] = f"{name}-{self.attempt}-{self.step}{RAW}"
+                path = self.folder / self._files[name]
+                write_whole(path, array.data, lasting=self.lasting)
+        self._unwritten.clear()
         self._write(STATE)
         if self.finished:
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
@@ -227,6 +260,8 @@ class Store:
     def keep(self, checkpoint: int) -> None:
         """Keep the current state, as that of a checkpoint, until another one is kept."""
         if self._kept["step"] != self.step:
+            if self._unwritten:
+                self.write()
             files = list(self._files.values())
             self._kept = {"step": self.step, "checkpoint": checkpoint, "files": files}
             self._write(CHECKPOINT)
@@ -236,7 +271,7 @@ class Store:
         """The state that was kept, if it is that of this checkpoint; None if there is none."""
         if not (self.folder / CHECKPOINT).exists():
             return None
-        kept = self._read(self.folder, CHECKPOINT, self.lasting)
+        kept = self._read(self.folder, CHECKPOINT, self.lasting, self.live)
         return kept if kept._kept["checkpoint"] == checkpoint else None
 
     def _write(self, name: str) -> None:
@@ -259,6 +294,42 @@ class Store:
         for path in self.folder.glob(f"*{RAW}*"):
             if path.name not in kept:
                 drop_file(path)
+
+
+class Stores:
+    """Where the states of sites are between two messages: on the disk."""
+
+    def open(self, folder: Path, lasting: bool) -> Store:
+        """The state as the last step left it."""
+        return Store.open(folder, lasting)
+
+    def committed(self, store: Store) -> None:
+        """Take note of a state after a step."""
+
+
+class LiveStores(Stores):
+    """The same in the memory of the one process to which all messages of a run come."""
+
+    def __init__(self) -> None:
+        self._states: dict[Path, Store] = {}
+
+    def open(self, folder: Path, lasting: bool) -> Store:
+        """A copy, so that a step that fails leaves nothing behind."""
+        found = self._states.get(folder)
+        return found.copy() if found else Store.open(folder, lasting, live=True)
+
+    def committed(self, store: Store) -> None:
+        """Keep it, unless its run has ended."""
+        self._states[store.folder] = store
+        if store.finished:
+            del self._states[store.folder]
+
+
+def _unchangeable(array: Array) -> Array:
+    """An array as it would be read from a file."""
+    found = np.asarray(array, order="C").view()
+    found.flags.writeable = False
+    return found
 
 
 def _described(dtype: np.dtype[Any]) -> str | list[Any]:

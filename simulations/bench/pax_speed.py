@@ -1,9 +1,10 @@
 """How fast PAX trains, beside pooled XGBoost and XGBoost's own federated plugin.
 
 PAX: ``seconds.train`` of a run in this process, that is sketches and all trees, messages encoded,
-checked, and kept on the disk by every party. XGBoost: ``QuantileDMatrix`` and ``train``. The
-plugin: the same in three worker processes that a server on this machine connects, from a barrier to
-the end of the last one. Nothing counts the reading of the table.
+checked, and answered from each party's state, which is on the disk after every round. XGBoost:
+``QuantileDMatrix`` and ``train``. The plugin: the same in three worker processes that a server on
+this machine connects, from a barrier to the end of the last one. Nothing counts the reading of the
+table.
 """
 
 from __future__ import annotations
