@@ -22,7 +22,8 @@ from typing import Any, Protocol
 
 import psutil
 
-from fedapp.config import Settings, app_folder, flatten
+from fedapp.config import Settings, flatten
+from fedapp.deploy.bundle import app_sources
 from fedapp.deploy.folders import registered_sites
 from fedapp.errors import RunFailedError
 from fedapp.home import home
@@ -221,11 +222,14 @@ def _flwr_run(
 ) -> None:
     """Start a run with ``flwr run`` and wait for its end."""
     tell("handing the app to Flower")
-    command = ["flwr", "run", str(app_folder()), name, "--format", "json"]
-    command += ["--run-config", _toml_pairs(flatten(settings.as_config()))]
+    options = ["--format", "json", "--run-config", _toml_pairs(flatten(settings.as_config()))]
     if federation:
-        command += ["--federation-config", _toml_pairs(federation)]
-    started = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        options += ["--federation-config", _toml_pairs(federation)]
+    with app_sources() as app:
+        command = ["flwr", "run", str(app), name, *options]
+        started = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
     answer = _json_of(started.stdout)
     run_id = str(answer.get("run-id") or "")
     if not run_id:

@@ -35,13 +35,37 @@ Simulate = Callable[["Settings"], "RunFolder"]
 SERVERS = {"simulate", "deployment"}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that train FedXGBllr bear its name, in a file's or a parameter's; those on Flower's
-    servers come first, as they take longest."""
+    servers come first, as they take longest. Of a test whose parameters' values need not all be
+    combined, cases in which each value stands once stay; the others are slow."""
+    thinned: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("each_value_once") and not item.get_closest_marker("slow"):
+            thinned.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in thinned.values():
+        for item in beyond_each_value(cases):
+            item.add_marker(pytest.mark.slow)
     for item in items:
         if "fedxgbllr" in item.nodeid:
             item.add_marker(needs_torch)
     items.sort(key=lambda item: not SERVERS & set(getattr(item, "fixturenames", ())))
+
+
+def beyond_each_value(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Cases that can be left away: each of their parameters' values stands in another one."""
+    values = [
+        {(name, id(value)) for name, value in case.callspec.params.items()}  # type: ignore[attr-defined]
+        for case in cases
+    ]
+    missing: set[tuple[str, int]] = set().union(*values)
+    kept: set[int] = set()
+    while missing:
+        best = max(range(len(cases)), key=lambda number: len(values[number] & missing))
+        missing -= values[best]
+        kept.add(best)
+    return [case for number, case in enumerate(cases) if number not in kept]
 
 
 def pytest_collection_finish() -> None:
@@ -75,8 +99,10 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> TrainOnce:
 def _superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], Path]]:
     """Flower's SuperLink for all simulations of a session, and its sites' home."""
     from simulations.engines import superlink
+    from tests.unpacked import unpack_compiled
 
     home = tmp_path_factory.mktemp("simulated")
+    unpack_compiled(home / "flower")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPP_HOME", str(home))
         patch.delenv("FEDAPP_DATA", raising=False)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from simulations.deployment import Deployment
+from tests.unpacked import unpack_compiled
 
 SITES = ("bank", "insurer", "shop")
 HORIZONTAL = "pax,fedxgbllr,bagging,cyclic,fedavg-linear"
@@ -59,6 +60,7 @@ def same_rows(folder: Path) -> dict[str, dict[str, str]]:
 def started(folder: Path) -> Iterator[Deployment]:
     """A coordinator and three sites with the same columns, running."""
     deployment = Deployment(folder, same_columns(folder))
+    unpack_compiled(deployment.coordinator / "flower")
     try:
         deployment.start("coordinator")
         deployment.register()

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedapp.config import Settings
 from fedapp.run_folder import RunFolder
 from tests.test_exactness import made_table
@@ -17,6 +19,11 @@ Simulate = Callable[[Settings], RunFolder]
 Trained = tuple[Settings, RunFolder]
 Train = Callable[..., Trained]
 KINDS_OF_MODELS = ("secureboost", "federated-forest")
+# For what goes the same way with both: by default the kind that is trained sooner.
+MOSTLY_FORESTS = (
+    pytest.param("secureboost", marks=pytest.mark.slow),
+    "federated-forest",
+)
 SMALL = {"key_bits": 512, "insecure_small_key": True}
 
 

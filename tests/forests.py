@@ -43,24 +43,30 @@ def without_salt(part: dict[str, Any]) -> dict[str, Any]:
     return {**part, "salt": "", **({"parts": digests} if digests else {})}
 
 
-def encrypted_forest(
-    make_settings: Callable[..., Settings], folder: Path
+def forest_settings(
+    make_settings: Callable[..., Settings], folder: Path, n_rows: int, **usual: Any
 ) -> Callable[..., Settings]:
-    """``make(objective, parties, **more)``: settings of 3 trees of depth 3, labels under a small
-    key; words after ``own_`` are the method's own."""
+    """``make(objective, parties, **more)``: settings of a forest of depth 3; words after ``own_``
+    are the method's own."""
 
     def make(objective: str = "binary:logistic", parties: int = 2, **more: Any) -> Settings:
         data = folder / f"{objective[:5]}.csv"
         if not data.exists():
-            write_rows(data, made_columns(objective, n_rows=200))
+            write_rows(data, made_columns(objective, n_rows))
         given = {"data": str(data), "label": "y", "objective": objective, "parties": parties}
-        given |= {"own_trees": 3, "own_max_depth": 3, "align": "ordered", "max_bin": 16}
-        given |= {"own_labels": "paillier", "own_key_bits": 256, "own_insecure_small_key": True}
-        own = "federated-forest__"
-        values = {name.replace("own_", own, 1): value for name, value in (given | more).items()}
+        given |= {"own_max_depth": 3, "align": "ordered", **usual, **more}
+        values = {name.replace("own_", "federated-forest__", 1): v for name, v in given.items()}
         return make_settings(strategy="federated-forest", **values)
 
     return make
+
+
+def encrypted_forest(
+    make_settings: Callable[..., Settings], folder: Path
+) -> Callable[..., Settings]:
+    """`forest_settings` of 3 trees, labels under a small key."""
+    own = {"own_labels": "paillier", "own_key_bits": 256, "own_insecure_small_key": True}
+    return forest_settings(make_settings, folder, 200, own_trees=3, max_bin=16, **own)
 
 
 def joined(folder: RunFolder) -> BaggedForest:

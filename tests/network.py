@@ -136,16 +136,17 @@ DEATHS = pytest.mark.parametrize(
     ],
 )
 StepsOf = Callable[[Mapping[int, str]], list[int]]
-# How many parties a run has whose server dies, and how it does.
-WAYS_TO_DIE = pytest.mark.parametrize(
-    ("parties", "how"),
-    [
-        (2, "dies_before_sending"),
-        (3, "dies_before_reading"),
-        pytest.param(2, "dies_before_reading", marks=pytest.mark.slow),
-        pytest.param(3, "dies_before_sending", marks=pytest.mark.slow),
-    ],
-)
+
+
+def ways_to_die(*by_default: object) -> pytest.MarkDecorator:
+    """How many parties a run has whose server dies, and how it does; all but one are slow."""
+    ways = [
+        (parties, f"dies_before_{what}") for parties in (2, 3) for what in ("sending", "reading")
+    ]
+    return pytest.mark.parametrize(
+        ("parties", "how"),
+        [pytest.param(*way, marks=() if way == by_default else pytest.mark.slow) for way in ways],
+    )
 
 
 def kinds_of_steps(folder: RunFolder) -> dict[int, str]:

@@ -64,7 +64,8 @@ def test_text_and_numbers_as_labels_do_not_fit_together() -> None:
     ("method", "data", "objective"),
     [
         *(("pax", *task) for task in TASKS),
-        *(("secureboost", *task) for task in TASKS[1:]),
+        ("secureboost", *TASKS[1]),
+        pytest.param("secureboost", *TASKS[2], marks=pytest.mark.slow),
         *((method, *TASKS[1]) for method in METHODS if method not in ("pax", "secureboost")),
     ],
 )

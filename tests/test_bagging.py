@@ -278,6 +278,7 @@ def test_a_lost_party_stops_a_run_that_needs_all(bag: MakeSettings) -> None:
         run(bag(num_boost_round=3), app=fails_from(4))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("how", ["dies_before_sending", "dies_before_reading"])
 @pytest.mark.parametrize("step", [2, 3, 5, 6])
 def test_a_resumed_run_ends_in_the_same_model(bag: MakeSettings, how: str, step: int) -> None:

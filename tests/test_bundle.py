@@ -21,8 +21,7 @@ from typer.testing import CliRunner
 
 from fedapp.client_app import SiteApp
 from fedapp.commands.app import app_app
-from fedapp.config import app_folder
-from fedapp.deploy.bundle import check_bundle, installed_bundle
+from fedapp.deploy.bundle import app_sources, check_bundle, installed_bundle
 from fedapp.deploy.clientapp import Bundle
 from fedapp.deploy.superexec import SiteExecutor
 from fedapp.errors import ConfigError
@@ -48,11 +47,14 @@ def test_the_command_prints_the_hash_by_which_flower_knows_what_flwr_run_sends()
     fedapp = typer.Typer()
     fedapp.add_typer(app_app, name="app")
     shown = CliRunner().invoke(fedapp, ["app", "hash"]).output
-    assert shown == hashlib.sha256(build_fab_from_disk(app_folder())).hexdigest() + "\n"
+    with app_sources() as app:
+        assert shown == hashlib.sha256(build_fab_from_disk(app)).hexdigest() + "\n"
 
 
 def test_a_bundle_is_stored_uncompressed_so_that_no_library_of_a_machine_changes_its_hash() -> None:
-    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app_folder()))) as bundle:
+    with app_sources() as app:
+        sent = build_fab_from_disk(app)
+    with zipfile.ZipFile(io.BytesIO(sent)) as bundle:
         assert {entry.compress_type for entry in bundle.infolist()} == {zipfile.ZIP_STORED}
 
 

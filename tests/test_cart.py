@@ -136,6 +136,7 @@ def test_a_tree_is_scikit_learns(load: Callable[[], Any], limits: Limits) -> Non
     assert_theirs(*load(), limits)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("name", ["ionosphere", "spambase", "waveform"])
 @pytest.mark.parametrize("limits", [Limits(), Limits("entropy"), Limits(max_depth=2)])
 def test_a_tree_is_scikit_learns_on_real_rows(real_data: Path, name: str, limits: Limits) -> None:

@@ -166,6 +166,7 @@ def test_a_lost_party_stops_a_run_that_needs_all(turns: MakeSettings) -> None:
         run(turns(num_boost_round=3), app=fails_from(4))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("how", ["dies_before_sending", "dies_before_reading"])
 @pytest.mark.parametrize("step", [3, 5, 7])
 def test_a_resumed_run_ends_in_the_same_model(turns: MakeSettings, how: str, step: int) -> None:

@@ -23,6 +23,7 @@ CONTENT = b"row,size,city,y\n1,5,Rome,u\n2,6,Bern,v\n3,7,,u\n"
 URL = "https://data.example/tiny.csv"
 
 needs_files = pytest.mark.usefixtures("real_data")
+LARGE = ("kddcup99", "cod-rna-test", "ijcnn1-test")  # seconds to read
 
 
 def sha256(content: bytes) -> str:
@@ -313,7 +314,14 @@ N_DISTINCT = {"kddcup99": 23, "abalone": 28, "space-ga": 3105}
 
 
 @needs_files
-@pytest.mark.parametrize("name", [name for name in dataset_names() if name in datasets.REGISTRY])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LARGE else ())
+        for name in dataset_names()
+        if name in datasets.REGISTRY
+    ],
+)
 def test_registry_sets_have_their_published_counts(name: str) -> None:
     table = load_dataset(name)
     assert table.values.shape == datasets.REGISTRY[name].shape

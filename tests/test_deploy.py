@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import shutil
@@ -31,6 +32,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from fedapp.commands.federation import federation_app
 from fedapp.config import app_folder
 from fedapp.deploy import certificates, folders
+from fedapp.deploy.bundle import installed_bundle
 from fedapp.deploy.machine import fill
 from fedapp.deploy.processes import Federation
 from fedapp.errors import ConfigError
@@ -393,7 +395,9 @@ def test_the_app_that_sites_are_sent_holds_its_sources_and_nothing_else(tmp_path
         shutil.copytree(app_folder() / name, app / name)
     for stray in ("tour/site.toml", "notes.py", "notes.json"):
         (app / stray).write_text("")
-    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))) as sent:
+    bundle = build_fab_from_disk(app)
+    assert hashlib.sha256(bundle).hexdigest() == installed_bundle()
+    with zipfile.ZipFile(io.BytesIO(bundle)) as sent:
         names = set(sent.namelist())
     assert {"fedapp/client_app.py", "strategies/pax.py", "clients/pax.py"} <= names
     folders_sent = {name.partition("/")[0] for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,14 @@ def trained(settings: MakeSettings, sites: list[Any], **more: object) -> RunFold
     return run_local(settings(**given), sites)
 
 
+@pytest.fixture
+def of_colours(
+    colours: list[dict[str, object]], sites: MakeSites, settings: MakeSettings
+) -> Callable[..., RunFolder]:
+    """``of_colours(strategy, **more)``: a run of the two sites with other colours."""
+    return lambda strategy, **more: trained(settings, sites(*colours), strategy=strategy, **more)
+
+
 def read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text())
     return found
@@ -208,14 +217,12 @@ def predicted(run: RunFolder, data: Path, output: Path) -> tuple[list[float], li
 @pytest.mark.parametrize("strategy", ["bagging", "fedavg-linear", "fedxgbllr", "pax"])
 def test_a_table_to_predict_is_read_by_its_names_and_unseen_ones_are_missing(
     strategy: str,
-    colours: list[dict[str, object]],
-    sites: MakeSites,
-    settings: MakeSettings,
+    of_colours: Callable[..., RunFolder],
     write_table: WriteTable,
     tmp_path: Path,
 ) -> None:
     more = {"fedxgbllr__trees": 3, "fedxgbllr__rounds": 1, "fedxgbllr__epochs": 1}
-    run = trained(settings, sites(*colours), strategy=strategy, **more)
+    run = of_colours(strategy, **more)
     given = {"n_rows": 30, "seed": 9}
     words = ["red", "green", "pink"] * 10
     known = write_table("known", **given, color=[w.replace("pink", "") for w in words])
@@ -226,13 +233,11 @@ def test_a_table_to_predict_is_read_by_its_names_and_unseen_ones_are_missing(
 
 
 def test_numbers_in_place_of_categories_are_refused_and_names_that_look_like_them_are_not(
-    colours: list[dict[str, object]],
-    sites: MakeSites,
-    settings: MakeSettings,
+    of_colours: Callable[..., RunFolder],
     write_table: WriteTable,
     tmp_path: Path,
 ) -> None:
-    run = trained(settings, sites(*colours), strategy="bagging")
+    run = of_colours("bagging")
     table = write_table("new", n_rows=30, color=range(30))
     notes = predicted(run, table, tmp_path / "out.csv")[1]
     assert notes == ["30 values of 'color' are no category of the model, and count as missing"]
@@ -243,13 +248,11 @@ def test_numbers_in_place_of_categories_are_refused_and_names_that_look_like_the
 @pytest.mark.parametrize("strategy", ["bagging", "cyclic", "pax"])
 def test_stock_xgboost_predicts_alike_with_the_names_beside_its_model(
     strategy: str,
-    colours: list[dict[str, object]],
-    sites: MakeSites,
-    settings: MakeSettings,
+    of_colours: Callable[..., RunFolder],
     write_table: WriteTable,
     tmp_path: Path,
 ) -> None:
-    run = trained(settings, sites(*colours), strategy=strategy)
+    run = of_colours(strategy)
     words = ["red", "green", "pink", "", "blue"] * 6
     table = write_table("new", n_rows=30, seed=4, color=words)
     names = read(run.path / "categories.json")

@@ -214,8 +214,8 @@ def test_a_party_that_fails_is_named_before_any_training(
 def test_an_interrupted_simulation_leaves_no_process(tmp_path: Path) -> None:
     """What the command has started ends with it, though it is in other sessions."""
     mark = {"FEDAPP_TEST_MARK": tmp_path.name}
-    command = [sys.executable, "-m", "fedapp", "run", "pax", "--engine", "simulation"]
-    command += ["-c", "num-boost-round=500", "-c", f"run-dir={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "fedapp", "run", "fedavg-linear", "--engine", "simulation"]
+    command += ["-c", "fedavg-linear.rounds=500", "-c", f"run-dir={tmp_path / 'run'}"]
     # A shell's script ignores SIGINT for what it starts in the background.
     command = ["bash", "-c", 'trap "" INT; exec "$@"', "bash", *command]
     process = subprocess.Popen(command, env={**os.environ, **mark}, stdout=subprocess.DEVNULL)

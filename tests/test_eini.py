@@ -32,6 +32,7 @@ from simulations.local import run_local
 from tests.deployed import write_csv
 from tests.encrypted import (
     KINDS_OF_MODELS,
+    MOSTLY_FORESTS,
     SMALL,
     MakeSettings,
     Simulate,
@@ -50,7 +51,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS_OF_MODELS)
+@pytest.fixture(params=MOSTLY_FORESTS)
 def strategy(request: pytest.FixtureRequest) -> str:
     """Both kinds of models, for the tests of ``train``."""
     return str(request.param)
@@ -90,6 +91,8 @@ class Letters:
 FEWER = {"multi:softprob": {"num_boost_round": 2}}  # trees of each class
 
 
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("strategy", KINDS_OF_MODELS, indirect=True)
 @pytest.mark.parametrize(
     ("objective", "parties"),
     [
@@ -117,7 +120,7 @@ def test_predictions_are_those_of_the_interactive_way(
     ("source", "strategy", "parties"),
     [
         (CREDIT, "secureboost", 3),
-        (DEFAULT, "federated-forest", 3),
+        pytest.param(DEFAULT, "federated-forest", 3, marks=pytest.mark.slow),
         pytest.param(CREDIT, "secureboost", 2, marks=pytest.mark.slow),
         pytest.param(CREDIT, "secureboost", 4, marks=pytest.mark.slow),
         pytest.param(CREDIT, "federated-forest", 3, marks=pytest.mark.slow),

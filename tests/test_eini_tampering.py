@@ -23,7 +23,7 @@ from fedapp.site.mail import Letters
 from fedapp.site.part_file import PART_FILE, part_digest, read_part, write_part
 from simulations.local import run_local
 from strategies.eini import Eini
-from tests.encrypted import KINDS_OF_MODELS, SMALL, MakeSettings, Train, encrypted, trainer
+from tests.encrypted import MOSTLY_FORESTS, SMALL, MakeSettings, Train, encrypted, trainer
 from tests.forests import without_salt
 from tests.network import run
 from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_all_letters, rewrite_letters
@@ -32,7 +32,7 @@ from tests.trained import TrainOnce
 from tests.transcript import arrays_of, rewrite, summary_of
 
 
-@pytest.fixture(params=KINDS_OF_MODELS)
+@pytest.fixture(params=MOSTLY_FORESTS)
 def strategy(request: pytest.FixtureRequest) -> str:
     """Both kinds of models, for the tests of ``train``."""
     return str(request.param)
@@ -137,6 +137,7 @@ def test_a_structure_that_another_passive_party_sends_is_refused(
         run(encrypted(settings, trained))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "sent",
     [

@@ -93,7 +93,7 @@ REAL = [
     ("default-credit", "binary:logistic", PENALTIES),
     pytest.param("give-me-some-credit", "binary:logistic", {}, marks=pytest.mark.slow),
     ("give-me-some-credit", "binary:logistic", PENALTIES),
-    ("ijcnn1", "binary:logistic", {"max-bin": 255}),
+    pytest.param("ijcnn1", "binary:logistic", {"max-bin": 255}, marks=pytest.mark.slow),
     pytest.param("waveform", "multi:softprob", {}, marks=pytest.mark.slow),
     ("waveform", "multi:softprob", PENALTIES),
     ("abalone", "reg:squarederror", {}),
@@ -161,6 +161,7 @@ def made_table(path: Path, objective: str, n_values: int, n_rows: int = 900) -> 
     return path
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
 @pytest.mark.parametrize("parties", [1, 3])
 def test_parties_with_few_distinct_values_grow_the_pooled_trees(
@@ -246,8 +247,11 @@ STEPS = {"max-delta-step": 0.4, "alpha": 0.2}
         ("abalone", "count:poisson", {}),
         ("abalone", "reg:gamma", {}),
         ("abalone", "reg:tweedie", {"tweedie-variance-power": 1.2}),
-        ("default-credit", "binary:logistic", {"scale-pos-weight": 3.5}),
-        ("ijcnn1", "binary:logistic", {"scale-pos-weight": 0.4, **STEPS}),
+        ("default-credit", "binary:logistic", {"scale-pos-weight": 3.5, **STEPS}),
+        pytest.param(
+            *("ijcnn1", "binary:logistic", {"scale-pos-weight": 0.4, **STEPS}),
+            marks=pytest.mark.slow,
+        ),
         ("waveform", "multi:softprob", STEPS),
         ("space-ga", "reg:squarederror", {"max-delta-step": 0.1}),
     ],
@@ -264,6 +268,16 @@ def test_objectives_and_steps_are_xgboosts_on_real_rows(
     assert_exact(agreement(run), 12 if objective == "multi:softprob" else 4)
 
 
+CLAIMS = {
+    "label": "y",
+    "num-boost-round": 4,
+    "max-depth": 4,
+    "max-bin": 64,
+    "valid-fraction": 0.0,
+}
+
+
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", NEW)
 @pytest.mark.parametrize("data", ["default-credit", "give-me-some-credit"])
 def test_simulated_claims_over_real_columns_grow_xgboosts_trees(
@@ -271,11 +285,10 @@ def test_simulated_claims_over_real_columns_grow_xgboosts_trees(
 ) -> None:
     run = settings(
         data=str(claims_table(tmp_path / "claims.csv", data, objective)),
-        label="y",
         drop_columns="log_exposure",
         objective=objective,
         parties=1,
-        **{"num-boost-round": 4, "max-depth": 4, "max-bin": 64, "valid-fraction": 0.0},
+        **CLAIMS,
     )
     assert_exact(agreement(run), 4)
 
@@ -290,11 +303,9 @@ def test_three_parties_grow_the_pooled_trees_of_claims(
     columns = {**dict(zip("abcde", values.T, strict=True)), "y": claims(objective, values)}
     run = settings(
         data=str(write_rows(tmp_path / "claims.csv", columns)),
-        label="y",
         objective=objective,
         parties=3,
-        **{"num-boost-round": 4, "max-depth": 4, "max-bin": 64, "valid-fraction": 0.0},
-        **{"pax.bins": "equal"},
+        **{"pax.bins": "equal", **CLAIMS},
     )
     assert_exact(agreement(run), 4)
 
@@ -334,6 +345,7 @@ HELD = {
 }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kinds", [("monotone",), ("interaction",), ("monotone", "interaction")])
 @pytest.mark.parametrize(
     ("data", "objective", "more"),

@@ -36,7 +36,8 @@ Train = Callable[..., tuple[Settings, RunFolder]]
 PARTIES = ("party-1", "party-2", "party-3")
 WAYS = [
     *(("secureboost", way) for way in ("interactive", "eini")),
-    *(("federated-forest", way) for way in ("interactive", "one-round", "eini")),
+    *(("federated-forest", way) for way in ("interactive", "one-round")),
+    pytest.param("federated-forest", "eini", marks=pytest.mark.slow),
 ]
 ROW = "17"
 

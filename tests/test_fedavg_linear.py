@@ -97,6 +97,7 @@ def sklearn_scores(settings: Settings, model: LinearModel) -> tuple[dict[str, fl
 # As good as scikit-learn
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [1, 3])
 def test_scores_are_those_of_scikit_learn(
@@ -115,7 +116,7 @@ def test_scores_are_those_of_scikit_learn(
     [
         pytest.param("default-credit", "binary:logistic", "logloss", marks=pytest.mark.slow),
         ("abalone", "reg:squarederror", "rmse"),
-        ("waveform", "multi:softprob", "mlogloss"),
+        pytest.param("waveform", "multi:softprob", "mlogloss", marks=pytest.mark.slow),
     ],
 )
 def test_scores_are_those_of_scikit_learn_on_real_rows(
@@ -212,6 +213,7 @@ def test_a_lost_party_is_left_out(linear: MakeSettings) -> None:
         run(linear(rounds=3), app=fails_from(4))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("how", ["dies_before_sending", "dies_before_reading"])
 @pytest.mark.parametrize("step", [2, 4, 6])
 def test_a_resumed_run_ends_in_the_same_model(linear: MakeSettings, how: str, step: int) -> None:

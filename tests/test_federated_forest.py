@@ -26,16 +26,16 @@ from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.forest.model import from_json, to_json
 from simulations.local import run_local, simulated_contexts
 from strategies.federated_forest import FederatedForest
-from tests.forests import joined, part_of, pooled
+from tests.forests import forest_settings, joined, part_of, pooled
 from tests.letters import letters_sent
 from tests.network import (
     DEATHS,
-    WAYS_TO_DIE,
     StepsOf,
     die,
     kinds_of_steps,
     resumed,
     run,
+    ways_to_die,
 )
 from tests.pooled import Pooled, made_columns, write_rows
 from tests.tampering import rewrite_letters
@@ -65,20 +65,8 @@ KINDS = {
 
 @pytest.fixture
 def forest(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
-    """Settings of a forest of 4 trees of depth 3; words after ``own_`` are the method's own."""
-
-    def make(objective: str = "binary:logistic", parties: int = 2, **more: Any) -> Settings:
-        data = tmp_path / f"{objective[:5]}.csv"
-        if not data.exists():
-            write_rows(data, made_columns(objective))
-        given = {"data": str(data), "label": "y", "objective": objective, "parties": parties}
-        given |= {"own_trees": 4, "own_max_depth": 3, "align": "ordered", "max_bin": 64, **more}
-        return settings(
-            strategy="federated-forest",
-            **{name.replace("own_", "federated-forest__", 1): v for name, v in given.items()},
-        )
-
-    return make
+    """See ``forests.forest_settings``; 4 trees."""
+    return forest_settings(settings, tmp_path, 400, own_trees=4, max_bin=64)
 
 
 ONE_TREE = {"own_trees": 1, "own_bootstrap": False, "own_max_features": "all", "max_bin": 65535}
@@ -87,6 +75,7 @@ ONE_TREE = {"own_trees": 1, "own_bootstrap": False, "own_max_features": "all", "
 # The same forest
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [2, 5])
 def test_a_forest_is_that_of_the_joined_table(
@@ -125,6 +114,7 @@ def with_categories(objective: str, folder: Path) -> str:
     return str(write_rows(folder / "categories.csv", columns))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [2, 5])
 @pytest.mark.parametrize("labels", ["encoded", "paillier"])
@@ -140,6 +130,7 @@ def test_columns_of_categories_are_split_as_on_the_joined_table(
     assert to_json(joined(run_local(run))) == to_json(model)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("labels", ["encoded", "paillier"])
 @pytest.mark.parametrize("parties", [2, 5])
 def test_a_forest_of_real_rows_with_categories_is_that_of_the_joined_table(
@@ -187,6 +178,7 @@ def test_rows_are_predicted_by_the_names_of_each_partys_categories(
     np.testing.assert_allclose(sorted(found), sorted(ours), atol=1e-6)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("data", "objective", "limits"),
     [
@@ -205,6 +197,7 @@ def test_one_tree_is_scikit_learns(
     )
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("data", ["ionosphere", "spambase", "waveform"])
 @pytest.mark.parametrize("parties", [2, 5])
 def test_one_tree_is_scikit_learns_on_real_rows(
@@ -241,6 +234,7 @@ def test_out_of_bag_scores_are_of_trees_that_have_not_seen_the_row(forest: MakeS
 # Exchanges and messages
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("trees", [1, 200])
 @pytest.mark.parametrize("parties", [2, 5])
 def test_growing_takes_two_exchanges_a_level_whatever_the_number_of_trees(
@@ -383,7 +377,7 @@ def test_sites_with_tables_of_their_own_draw_columns_from_a_secret_not_from_the_
 # Failures
 
 
-@WAYS_TO_DIE
+@ways_to_die(3, "dies_before_reading")
 @DEATHS
 def test_a_server_that_dies_goes_on_to_the_same_forest(
     forest: MakeSettings, how: str, parties: int, steps_of: StepsOf

@@ -47,6 +47,7 @@ def assert_the_same(made: MakeSettings, objective: str, parties: int, **more: An
     return encrypted
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("parties", [2, 3])
 @pytest.mark.parametrize("bootstrap", [True, False])
 @pytest.mark.parametrize("objective", [BINARY, CLASSES, NUMBERS])
@@ -61,7 +62,10 @@ def test_the_forest_is_that_of_labels_in_codes(
     [
         (CLASSES, {"own_criterion": "entropy", "own_max_features": "all"}),
         (BINARY, {"own_max_features": 0.2, "own_max_depth": 6}),
-        (NUMBERS, {"own_min_samples_leaf": 7, "own_min_samples_split": 20}),
+        pytest.param(
+            *(NUMBERS, {"own_min_samples_leaf": 7, "own_min_samples_split": 20}),
+            marks=pytest.mark.slow,
+        ),
         (BINARY, {"own_min_impurity_decrease": 0.02, "own_min_samples_leaf": 4}),
         (NUMBERS, {"own_min_impurity_decrease": 0.5, "max_bin": 256}),
     ],
@@ -72,6 +76,7 @@ def test_limits_count_as_with_labels_in_codes(
     assert_the_same(made, objective, 3, **more)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", [BINARY, CLASSES, NUMBERS])
 @pytest.mark.parametrize("kind", ["few", "any"])
 def test_sample_weights_count_as_with_labels_in_codes(
@@ -122,6 +127,7 @@ def test_flowers_simulation_grows_the_forest_of_the_local_engine(
 # Exchanges
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("trees", [1, 60])
 @pytest.mark.parametrize(
     ("parties", "n_exchanges"), [(2, 3 + 2 * 3), (3, 2 + 3 * 3), (5, 2 + 3 * 3)]

@@ -32,12 +32,12 @@ from strategies.federated_forest import FederatedForest
 from tests.forests import encrypted_forest, parts_of
 from tests.network import (
     DEATHS,
-    WAYS_TO_DIE,
     StepsOf,
     die,
     kinds_of_steps,
     resumed,
     run,
+    ways_to_die,
 )
 from tests.pooled import made_columns, write_rows
 from tests.tampering import FALSE, keep_letters_back, refuses
@@ -98,6 +98,7 @@ def plus(added: Callable[[int], int]) -> Callable[[Any, Any], Any]:
     return change
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "added",
     [
@@ -202,6 +203,7 @@ def test_a_false_public_key_stops_the_run_by_the_active_partys_name(
     refuses(f"^party-1.*: EncryptedLabels.n {rule}", made())
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("field", "change"),
     [
@@ -279,7 +281,7 @@ def same_forest(found: RunFolder, undisturbed: RunFolder) -> bool:
     return same and parts_of(found) == parts_of(undisturbed)
 
 
-@WAYS_TO_DIE
+@ways_to_die(2, "dies_before_sending")
 @DEATHS
 def test_a_server_that_dies_goes_on_to_the_same_forest(
     made: MakeSettings, how: str, parties: int, steps_of: StepsOf
@@ -292,6 +294,7 @@ def test_a_server_that_dies_goes_on_to_the_same_forest(
         assert same_forest(found, undisturbed), step
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
 @pytest.mark.parametrize("parties", [2, 3])
 def test_a_message_that_gets_lost_once_in_every_exchange_changes_nothing(

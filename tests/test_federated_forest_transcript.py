@@ -148,6 +148,7 @@ def improvements_of(patch: pytest.MonkeyPatch) -> set[bytes]:
     return found
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("labels", ["paillier", "encoded"])
 @pytest.mark.parametrize("parties", [2, 3])
 def test_the_server_sees_improvements_of_encoded_labels_alone(

@@ -283,9 +283,9 @@ def test_a_party_that_disappears_between_rounds_leaves_its_trees(short: MakeSett
     [
         {"dies_before_sending": FIRST_ROUND},
         {"dies_before_reading": FIRST_ROUND},
-        {"dies_before_sending": FIRST_ROUND + 1},
-        {"dies_before_reading": LAST - 1},
-        {"dies_before_sending": LAST},
+        pytest.param({"dies_before_sending": FIRST_ROUND + 1}, marks=pytest.mark.slow),
+        pytest.param({"dies_before_reading": LAST - 1}, marks=pytest.mark.slow),
+        pytest.param({"dies_before_sending": LAST}, marks=pytest.mark.slow),
         {"dies_before_reading": LAST},
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize(
     ("methods", "n_cases"),
     [
-        ("pax,fedavg-linear,secureboost", 8),
+        ("pax,fedavg-linear,secureboost", 2),
         pytest.param("", 40, marks=pytest.mark.slow),
     ],
     ids=["three methods", "all methods"],

@@ -81,6 +81,7 @@ def written(summary: dict[str, Any]) -> np.ndarray:
         return np.array([list(map(float, row[1:])) for row in list(csv.reader(file))[1:]])
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
 @pytest.mark.parametrize("parties", [2, 3])
 def test_predictions_are_those_of_the_joined_model(
@@ -140,6 +141,7 @@ def n_asked(trees: Sequence[Any], values: np.ndarray, n_own: int, at_once: int) 
     return sum(map(max, lots))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
 def test_trees_at_once_change_the_exchanges_and_no_prediction(

@@ -168,10 +168,10 @@ CLAIMS = {"parties": 2, "num_boost_round": 3, "max_depth": 3, "label": "y"}
         ("bagging", "count:poisson", ""),
         ("cyclic", "reg:tweedie", "mae,rmse"),
         ("fedavg-linear", "reg:logistic", "logloss"),
-        ("fedxgbllr", "count:poisson", ""),
+        pytest.param("fedxgbllr", "count:poisson", "", marks=pytest.mark.slow),
         ("fedxgbllr", "reg:gamma", "mae,mape"),
-        ("fedxgbllr", "reg:tweedie", ""),
-        ("fedxgbllr", "reg:logistic", ""),
+        pytest.param("fedxgbllr", "reg:tweedie", "", marks=pytest.mark.slow),
+        pytest.param("fedxgbllr", "reg:logistic", "", marks=pytest.mark.slow),
     ],
 )
 def test_every_method_that_can_learns_claims(settings, tmp_path, strategy, objective, metrics):

@@ -87,6 +87,7 @@ def written(folder: RunFolder) -> np.ndarray:
         return np.array([list(map(float, row[1:])) for row in list(csv.reader(file))[1:]])
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
 @pytest.mark.parametrize("parties", [2, 5])
 def test_predictions_are_those_of_the_classical_way_and_of_the_joined_forest(

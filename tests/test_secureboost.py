@@ -51,6 +51,7 @@ def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
 # The same trees
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [2, 3])
 def test_the_joined_model_is_xgboosts_on_the_joined_table(
@@ -129,8 +130,8 @@ def test_weights_of_rows_count_as_in_xgboost(
     ("objective", "more"),
     [
         ("count:poisson", {}),
-        ("reg:gamma", {}),
-        ("reg:tweedie", {"tweedie_variance_power": 1.3}),
+        pytest.param("reg:gamma", {}, marks=pytest.mark.slow),
+        pytest.param("reg:tweedie", {"tweedie_variance_power": 1.3}, marks=pytest.mark.slow),
         ("reg:logistic", {"max_delta_step": 0.3}),
     ],
 )
@@ -277,7 +278,7 @@ def test_a_run_stops_early_and_keeps_xgboosts_best_round(made: MakeSettings) -> 
     assert_xgboosts(folder, whole, stopped[: stopped.best_iteration + 1])
 
 
-@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_tree_splits_none_but_the_columns_drawn_for_it(made: MakeSettings, parties: int) -> None:
     run = made("multi:softprob", parties, colsample_bytree=0.5)
     model = load_model(run_local(run).path / "model.json")
@@ -347,7 +348,7 @@ DEFAULT = ("default-credit.csv.gz", "default.payment.next.month", "ID")
     ("source", "parties"),
     [
         (CREDIT, 2),
-        (DEFAULT, 3),
+        pytest.param(DEFAULT, 3, marks=pytest.mark.slow),
         pytest.param(CREDIT, 3, marks=pytest.mark.slow),
         pytest.param(DEFAULT, 2, marks=pytest.mark.slow),
     ],
@@ -362,8 +363,8 @@ def test_the_joined_model_is_xgboosts_on_real_rows(
 
 
 HETERO = [
-    ("breast-hetero", "y", "id", "binary:logistic"),
-    ("motor-hetero", "motor_speed", "idx", "reg:squarederror"),
+    pytest.param("breast-hetero", "y", "id", "binary:logistic", marks=pytest.mark.slow),
+    pytest.param("motor-hetero", "motor_speed", "idx", "reg:squarederror", marks=pytest.mark.slow),
     ("student-hetero", "y", "id", "reg:squarederror"),
 ]
 

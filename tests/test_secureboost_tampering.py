@@ -267,6 +267,7 @@ MEDDLED: dict[str, tuple[Callable[[str, bytes], Parcel], str]] = {
 }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("receiver", ["party-1", "party-2"])
 @pytest.mark.parametrize(("change", "rule"), MEDDLED.values(), ids=MEDDLED)
 def test_a_parcel_that_the_server_changed_is_refused(

@@ -56,7 +56,13 @@ def text_of(folder: RunFolder) -> str:
 
 @pytest.mark.parametrize(
     ("strategy", "objective"),
-    [*(("pax", objective) for objective in OBJECTIVES), ("bagging", OBJECTIVES[1]), ("cyclic", "")],
+    [
+        pytest.param("pax", OBJECTIVES[0], marks=pytest.mark.slow),
+        ("pax", OBJECTIVES[1]),
+        pytest.param("pax", OBJECTIVES[2], marks=pytest.mark.slow),
+        ("bagging", OBJECTIVES[1]),
+        ("cyclic", ""),
+    ],
 )
 def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(
     made: MakeSettings, strategy: str, objective: str

@@ -7,7 +7,13 @@ another one ends before its first message is read.
 from __future__ import annotations
 
 import hashlib
+import shutil
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fedapp.config import app_folder
 from fedapp.errors import ConfigError
@@ -22,9 +28,35 @@ def installed_bundle() -> str:
     ------
     ConfigError : fedapp was installed without its folder.
     """
-    from flwr.cli.build import build_fab_from_disk
+    from flwr.cli.build import build_fab_from_files
 
-    return hashlib.sha256(build_fab_from_disk(app_folder())).hexdigest()
+    return hashlib.sha256(build_fab_from_files(_sources())[0]).hexdigest()
+
+
+@contextmanager
+def app_sources() -> Iterator[Path]:
+    """A folder of what ``flwr run`` makes the bundle of, for as long as that takes.
+
+    Flower looks at every file of the folder it is given, and a checkout often holds a virtual
+    environment of some 50,000, which takes seconds.
+    """
+    with TemporaryDirectory(prefix="fedapp-") as folder:
+        for name, path in _sources().items():
+            (copy := Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        yield Path(folder)
+
+
+def _sources() -> dict[str, Path]:
+    """The installed files that decide what is in the bundle, by their paths in the app's folder."""
+    folder = app_folder()
+    with (folder / "pyproject.toml").open("rb") as file:
+        patterns = tomllib.load(file)["tool"]["flwr"]["app"]["fab-include"]
+    found = [path for pattern in patterns for path in folder.glob(pattern.removeprefix("/"))]
+    found += [
+        path for name in ("pyproject.toml", ".gitignore") if (path := folder / name).is_file()
+    ]
+    return {path.relative_to(folder).as_posix(): path for path in found}
 
 
 def check_bundle(config: SiteConfig, bundle: str) -> None:
