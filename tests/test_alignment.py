@@ -98,11 +98,17 @@ PEOPLE = [f"customer {number:03d}" for number in range(N_PEOPLE)]
     "tables",
     [
         {"bank": PEOPLE[:200], "shop": shuffled(PEOPLE[80:], 1)},
-        {"shop": shuffled(PEOPLE, 1), "bank": PEOPLE[100:220]},
+        pytest.param(
+            {"shop": shuffled(PEOPLE, 1), "bank": PEOPLE[100:220]},
+            marks=pytest.mark.slow,
+        ),
         {"bank": PEOPLE[:210], "clinic": shuffled(PEOPLE[40:], 1), "shop": PEOPLE[20:230]},
         # The active party is not the first by name.
         {"acme": shuffled(PEOPLE[50:], 1), "bank": shuffled(PEOPLE, 2), "shop": PEOPLE[:220]},
-        {"acme": PEOPLE[::-1], "aqua": shuffled(PEOPLE[20:], 3), "bank": PEOPLE[:200]},
+        pytest.param(
+            {"acme": PEOPLE[::-1], "aqua": shuffled(PEOPLE[20:], 3), "bank": PEOPLE[:200]},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["two", "two of which one has all", "three", "active second", "active last"],
 )

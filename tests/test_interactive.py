@@ -272,6 +272,8 @@ def test_flowers_simulation_trains_as_the_local_engine(
     simulated = simulate(trained.model_copy(update={"run_dir": trained.run_dir + "-simulated"}))
     for name in ("model.json", "model.xgb.json"):
         assert (simulated.path / name).read_bytes() == (folder.path / name).read_bytes()
+    assert summary_of(simulated)["engine"] == "simulation"
+    assert summary_of(simulated)["metrics"] == summary_of(folder)["metrics"]
 
 
 @pytest.mark.slow

@@ -341,6 +341,7 @@ def test_a_finished_run_keeps_no_checkpoint(settings: MakeSettings) -> None:
     }
 
 
+@pytest.mark.slow
 def test_flowers_simulation_gives_the_model_of_the_local_engine(
     settings: MakeSettings, simulate: Simulate
 ) -> None:

@@ -34,6 +34,12 @@ from tests.transcript import lines_of, summary_of
 
 MakeSettings = Callable[..., Settings]
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
+# By default the one with a tree for each class.
+MOSTLY_CLASSES = [
+    pytest.param("binary:logistic", marks=pytest.mark.slow),
+    "multi:softprob",
+    pytest.param("reg:squarederror", marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture
@@ -116,7 +122,7 @@ def test_penalties_count_as_in_xgboost(made: MakeSettings) -> None:
     assert_xgboosts(run_local(run), Pooled(run))
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", MOSTLY_CLASSES)
 def test_weights_of_rows_count_as_in_xgboost(
     made: MakeSettings, tmp_path: Path, objective: str
 ) -> None:
@@ -177,7 +183,7 @@ def test_columns_that_are_almost_or_all_missing_split_as_in_xgboost(
     assert set(splits["default_left"][splits["column"] >= 2]) == {True, False}
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", MOSTLY_CLASSES)
 def test_the_exported_model_predicts_xgboosts_rows(made: MakeSettings, objective: str) -> None:
     run = made(objective, 3)
     folder, whole = run_local(run), Pooled(run)

@@ -605,25 +605,18 @@ def test_a_run_has_one_process_and_another_run_another(
     assert not any(process.is_running() for process in processes)
 
 
-def test_a_process_that_dies_costs_its_message_alone(
-    node: Node, answer: Callable[[int], Message]
-) -> None:
-    node.begin(RUN)
-    answer(RUN)
-    process = process_of(answer, RUN)
-    process.suspend()
-    threading.Timer(0.5, process.kill).start()
-    assert answer(RUN).error.code == ErrorCode.CLIENT_APP_CRASHED
-    assert answered(answer(RUN))
-    assert process_of(answer, RUN) != process
-
-
-def test_a_process_ends_with_its_executor_and_when_it_is_idle(
+def test_a_process_that_dies_costs_its_message_alone_and_an_idle_one_ends(
     node: Node, answer: Callable[[int], Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.begin(RUN)
     answer(RUN)
+    dead = process_of(answer, RUN)
+    dead.suspend()
+    threading.Timer(0.5, dead.kill).start()
+    assert answer(RUN).error.code == ErrorCode.CLIENT_APP_CRASHED
+    assert answered(answer(RUN))
     process = process_of(answer, RUN)
+    assert process != dead
     answer.executor.reconcile()  # type: ignore[attr-defined]
     assert process.is_running()
     monkeypatch.setattr("fedapp.deploy.warm.executor.IDLE_SECONDS", -1.0)
@@ -631,14 +624,9 @@ def test_a_process_ends_with_its_executor_and_when_it_is_idle(
     while process.is_running():  # as soon as it has said that it has answered
         assert time.monotonic() < deadline
         answer.executor.reconcile()  # type: ignore[attr-defined]
-    answer(RUN)
-    process = process_of(answer, RUN)
-    # As the system does when the executor is killed.
-    answer.executor._workers[RUN]._process.stdin.close()  # type: ignore[attr-defined]
-    process.wait(LONG)
 
 
-def test_a_bundle_that_the_site_does_not_know_is_refused_with_both_hashes(
+def test_an_unknown_bundle_is_refused_with_both_hashes_and_a_process_ends_with_its_executor(
     node: Node, answer: Callable[[int], Message]
 ) -> None:
     node.begin(RUN, app="0" * 64)
@@ -647,3 +635,7 @@ def test_a_bundle_that_the_site_does_not_know_is_refused_with_both_hashes(
     rule = f"bank: app must be {'0' * 64}, which this site knows, got {got}; install the same"
     assert reason
     assert re.match(rule, reason)
+    # As the system does when the executor is killed.
+    process = process_of(answer, RUN)
+    answer.executor._workers[RUN]._process.stdin.close()  # type: ignore[attr-defined]
+    process.wait(LONG)
