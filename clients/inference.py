@@ -73,30 +73,30 @@ class ActivePart(OwnPart):
             raise DataError("model must be the one this run was trained with", party)
 
 
-def own_part(site: Site) -> OwnPart:
-    """Any party's part."""
-    document = read_part(_folder(site))
+def own_part(site: Site, model: str = "") -> OwnPart:
+    """Any party's part of the model that is predicted with, or of another one by its id."""
+    document = read_part(_folder(site, model))
     return OwnPart(document, Lookup.from_json(document))
 
 
-def active_part(site: Site) -> ActivePart:
-    """The active party's part.
+def active_part(site: Site, model: str = "") -> ActivePart:
+    """The active party's part; ``model`` as in ``own_part``.
 
     Raises
     ------
     DataError : a passive party of the model does not take part.
     """
-    document = read_part(_folder(site))
+    document = read_part(_folder(site, model))
     if missing := sorted(document["parts"].keys() - site.store.facts["peers"].keys()):
         raise DataError(f"parties must be those of the model, got none named {', '.join(missing)}")
-    model, records = model_of(document), [np.array(one) for one in document["splits"]]
-    owners = split_owners(model, document)
-    return ActivePart(document, Lookup.from_json(document), model, owners, records)
+    trees, records = model_of(document), [np.array(one) for one in document["splits"]]
+    owners = split_owners(trees, document)
+    return ActivePart(document, Lookup.from_json(document), trees, owners, records)
 
 
-def own_digest(site: Site) -> Array:
+def own_digest(site: Site, model: str = "") -> Array:
     """Digest of the party's part, for a letter to the active party; uint8, shape (32,)."""
-    return np.frombuffer(part_digest(_folder(site)), dtype=np.uint8)
+    return np.frombuffer(part_digest(_folder(site, model)), dtype=np.uint8)
 
 
 def predictions_by_leaves(site: Site, part: ActivePart, leaves: npt.NDArray[np.int32]) -> Array:
@@ -150,6 +150,6 @@ def write_rows(site: Site, part: ActivePart, predictions: Array, suffix: str) ->
     store.forget()
 
 
-def _folder(site: Site) -> Path:
-    """Where the party's part of the model lies."""
-    return site.store.folder.parent / str(site.store.facts["model"])
+def _folder(site: Site, model: str) -> Path:
+    """Where the party's part of a model lies."""
+    return site.store.folder.parent / (model or str(site.store.facts["model"]))

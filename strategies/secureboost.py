@@ -13,6 +13,7 @@ with one passive party one more ends it where that party has splits in the last 
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Annotated
 
 from pydantic import Field
@@ -24,6 +25,7 @@ from fedapp.errors import ConfigError
 from fedapp.messages.parameters import loss_fields, parameters_of
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
+    AnswerRequest,
     BeginReply,
     BeginRequest,
     FinishReply,
@@ -34,6 +36,8 @@ from fedapp.messages.secureboost import (
     SplitReply,
     SplitRequest,
     SumRequest,
+    WalkReply,
+    WalkRequest,
 )
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.run_folder import RunFolder
@@ -42,7 +46,7 @@ from fedapp.trees.objective import is_regression
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.scoring import History, model_files
-from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS
+from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS, INIT_MODEL
 from strategies.vertical import (
     Mailbox,
     VerticalStrategy,
@@ -51,6 +55,7 @@ from strategies.vertical import (
     named_scores,
     parts_file,
 )
+from strategies.warm_start import Begun, init_model_id
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 
@@ -78,6 +83,7 @@ class SecureBoost(VerticalStrategy):
         BOOSTING_SETTINGS
         | CONSTRAINTS
         | BASE_MARGIN
+        | INIT_MODEL
         | {"objective", "test-fraction", "valid-fraction", "allow-export"}
     )
     history: History
@@ -88,14 +94,7 @@ class SecureBoost(VerticalStrategy):
         self.purities: list[list[float]] = []
         self.rows: dict[str, int] = {}
         self.trained = False  # all rounds are finished
-
-    @classmethod
-    def check_settings(cls, settings: Settings) -> None:
-        """See ``ReadsSettings``; a model whose parts lie at the parties is not gone on from."""
-        if settings.init_model:
-            rule = "must be '' for secureboost, the parts of whose models lie at the parties"
-            raise ConfigError(f"init-model {rule}, got {settings.init_model!r}")
-        super().check_settings(settings)
+        self.begun = Begun()
 
     @classmethod
     def own_settings(cls, settings: Settings) -> SecureBoostSettings:
@@ -128,7 +127,8 @@ class SecureBoost(VerticalStrategy):
             yield from self._begin(parties, mailbox)
         else:
             self._restore(saved, mailbox)
-        n_rounds, seconds = self.settings.num_boost_round, self._encryption_seconds()
+        n_rounds = self.begun.n_rounds + self.settings.num_boost_round
+        seconds = self._encryption_seconds()
         while not self.trained:
             yield self._checkpoint(mailbox)
             wanted = 0 if self.history.stops else n_rounds
@@ -152,7 +152,7 @@ class SecureBoost(VerticalStrategy):
 
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
         """Rows in one order, columns in bins, a key."""
-        self.history = History.of(self.settings)
+        self.history, init_model = History.of(self.settings), init_model_id(self.settings)
         self.rows = yield from align(parties, mailbox, self.settings)
         if self.settings.early_stopping_rounds and not self.rows["valid"]:
             raise ConfigError(
@@ -166,8 +166,20 @@ class SecureBoost(VerticalStrategy):
             "monotone_constraints": self.settings.monotone_constraints,
             "interaction_constraints": self.settings.interaction_constraints,
             **self.own.model_dump(),
+            "init_model": init_model,
         }
         yield from mailbox.relay(SetupRequest, parties, SentReply, **given)
+        if init_model:
+            yield from self._walk(mailbox)
+
+    def _walk(self, mailbox: Mailbox) -> Conversation[None]:
+        """The rows down the model that the run goes on from; two exchanges a level at most."""
+        active, passive = mailbox.active, mailbox.passive
+        reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
+        while not reply.finished:
+            yield from mailbox.relay(AnswerRequest, passive, SentReply)
+            reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
+        self.begun = Begun(reply.n_rounds, reply.n_trees)
 
     def _grow(self, mailbox: Mailbox) -> Conversation[None]:
         """The trees of a round, level by level."""
@@ -195,7 +207,7 @@ class SecureBoost(VerticalStrategy):
         best = self.history.best_round if self.history.patience else None
         yield self._checkpoint(mailbox)
         yield from mailbox.relay(HandOverRequest, passive, SentReply)
-        n_rounds = best or len(self.history)
+        n_rounds = self.begun.n_rounds + (best or len(self.history))
         replies = yield from mailbox.relay(
             FinishRequest, [active], FinishReply, best_round=n_rounds
         )
@@ -206,6 +218,7 @@ class SecureBoost(VerticalStrategy):
             "leaf_purity": self._purity_by_view(passive),
             "trees": reply.n_trees,
             "best_round": best,
+            **self.begun.facts(self.settings),
         }
 
     def _purity_by_view(self, passive: tuple[str, ...]) -> dict[str, list[float]]:
@@ -224,7 +237,7 @@ class SecureBoost(VerticalStrategy):
     def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
         """Scores so far, and the letters on their way."""
         facts = {"history": self.history.scores, "purities": self.purities, "rows": self.rows}
-        facts["trained"] = self.trained
+        facts["trained"], facts["begun"] = self.trained, astuple(self.begun)
         return Checkpoint(mailbox.arrays(), facts)
 
     def _restore(self, saved: Checkpoint, mailbox: Mailbox) -> None:
@@ -232,7 +245,7 @@ class SecureBoost(VerticalStrategy):
         facts, settings = saved.facts, self.settings
         self.history = History.of(settings, facts["history"])
         self.purities, self.rows = facts["purities"], facts["rows"]
-        self.trained = facts["trained"]
+        self.trained, self.begun = facts["trained"], Begun(*facts["begun"])
         mailbox.restore(saved.arrays)
 
 

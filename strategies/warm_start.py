@@ -6,6 +6,7 @@ are drawn as in one run of all rounds, and the base score stays the model's.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,26 @@ def read_init_model(
         if wanted != found:
             raise ConfigError(f"{field} of init-model must be the run's, {_differ(wanted, found)}")
     return model
+
+
+def init_model_id(settings: Settings) -> str:
+    """Id of the model that a run goes on from whose parts lie at the parties; empty without one.
+
+    Raises
+    ------
+    ConfigError : there is no such run, or it is of another method.
+    """
+    if not settings.init_model:
+        return ""
+    given = Path(settings.init_model)
+    path = (given if given.is_dir() else given.parent) / "summary.json"
+    if not path.is_file():
+        raise ConfigError(f"init-model must be the folder of a finished run, got {given}")
+    summary = json.loads(path.read_text())
+    if (method := summary.get("strategy")) != settings.strategy:
+        rule = f"must be a run of {settings.strategy}, whose parts lie at the parties"
+        raise ConfigError(f"init-model {rule}, got one of {method}")
+    return str(summary["model_id"])
 
 
 def _differ(wanted: Any, found: Any) -> str:

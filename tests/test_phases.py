@@ -74,10 +74,12 @@ def reached(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> set[str]:
 
 
 def test_a_run_of_secureboost_goes_through_all_phases(
-    vertical: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+    vertical: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = reached(monkeypatch, vertical(parties=3, secureboost__first_trees=1))
-    assert found == {FINISHED}.union(ACTIVE, PASSIVE)
+    begun = vertical(parties=3, num_boost_round=2, secureboost__first_trees=1)
+    found = reached(monkeypatch, begun)
+    goes_on = begun.model_copy(update={"init_model": begun.run_dir, "run_dir": str(tmp_path)})
+    assert found | reached(monkeypatch, goes_on) == {FINISHED}.union(ACTIVE, PASSIVE)
 
 
 @pytest.mark.parametrize("labels", ["encoded", "paillier"])

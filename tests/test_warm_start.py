@@ -14,6 +14,7 @@ import pytest
 from clients.pax import begin_from
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
+from fedapp.home import home
 from fedapp.messages.pax import InitRequest
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import load_strategy
@@ -25,7 +26,7 @@ from strategies import pax
 from strategies.cyclic import last_turn, next_turn
 from strategies.warm_start import Begun, read_init_model
 from tests.network import die, resumed, run
-from tests.pooled import made_columns, write_rows
+from tests.pooled import Pooled, assert_xgboosts, made_columns, write_rows
 from tests.reference import compare_trees
 from tests.test_exactness import assert_exact, pooled_booster
 from tests.texts import adult
@@ -134,6 +135,122 @@ def test_a_run_that_goes_on_can_be_resumed(made: MakeSettings, strategy: str) ->
     assert summary_of(folder)["init_model"]["rounds"] == 1
 
 
+# Columns at several parties
+
+
+@pytest.fixture
+def joined(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
+    """Settings of a short run of SecureBoost over a small table, which draws rows and columns."""
+
+    def make(objective: str = "binary:logistic", **more: Any) -> Settings:
+        data = write_rows(tmp_path / f"{objective[:5]}.csv", made_columns(objective))
+        given = {"num_boost_round": 2, "max_depth": 3, "max_bin": 16, **DRAWS, **more}
+        return vertical(data=str(data), label="y", objective=objective, **given)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("objective", "parties"),
+    [("binary:logistic", 3), ("multi:softprob", 2), ("reg:squarederror", 2)],
+)
+def test_parts_that_are_gone_on_from_end_in_the_model_of_all_rounds_at_once(
+    joined: MakeSettings, objective: str, parties: int
+) -> None:
+    more = {"objective": objective, "parties": parties, "secureboost__first_trees": 1}
+    first = run_local(joined(**more, allow_export=False))
+    second = run_local(joined(**more, init_model=str(first.path)))
+    once = run_local(joined(**{**more, "num_boost_round": 4}))
+    assert text_of(second) == text_of(once)
+    told, trees = summary_of(second)["init_model"], 6 if objective == "multi:softprob" else 2
+    assert told == {"path": str(first.path), "rounds": 2, "trees": trees}
+    lines = lines_of(once.rounds)
+    assert [line["valid"] for line in lines_of(second.rounds)] == [
+        line["valid"] for line in lines[2:]
+    ]
+    assert summary_of(second)["metrics"] == summary_of(once)["metrics"]
+
+
+@pytest.mark.parametrize("objective", ["binary:logistic", "reg:squarederror"])
+def test_parts_are_gone_on_from_as_xgboost_does(joined: MakeSettings, objective: str) -> None:
+    plain = {"objective": objective, **dict.fromkeys(DRAWS, 1.0)}
+    begun = joined(**plain)
+    first = run_local(begun)
+    more = joined(**plain, init_model=str(first.path))
+    second, whole = run_local(more), Pooled(more)
+    assert_xgboosts(second, whole, whole.booster(xgb_model=Pooled(begun).booster()))
+
+
+def test_parts_of_columns_of_text_and_base_margins_go_on(
+    vertical: MakeSettings, real_data: Path, tmp_path: Path
+) -> None:
+    few = {"label": "income", "max_depth": 3, "max_bin": 8, "base_margin": "age"}
+    few |= {"data": str(adult(tmp_path, real_data, 600))}
+    first = run_local(vertical(num_boost_round=1, **few))
+    second = run_local(vertical(num_boost_round=1, init_model=str(first.path), **few))
+    assert text_of(second) == text_of(run_local(vertical(num_boost_round=2, **few)))
+    assert load_model(second.path / "model.json").sets.codes
+    other = vertical(num_boost_round=1, init_model=str(first.path), seed=7, **few)
+    rule = "categories of init-model must be those of the training rows, .* same table and seed"
+    with pytest.raises(PartyError, match=rule):
+        run_local(other)
+    rule = "base-margin of init-model must be the run's at party-1"
+    with pytest.raises(PartyError, match=rule):
+        run_local(
+            vertical(init_model=str(first.path), **few | {"base_margin": "", "drop_columns": "age"})
+        )
+
+
+def test_parts_that_are_gone_on_from_are_stopped_early_and_resumed(joined: MakeSettings) -> None:
+    first = run_local(joined())
+    given = {"early_stopping_rounds": 1, "valid_fraction": 0.3, "eta": 1.0, "num_boost_round": 9}
+    second = run_local(joined(init_model=str(first.path), **given))
+    best = summary_of(second)["best_round"]
+    assert len(lines_of(second.rounds)) == best + 1 < 9
+    assert len(load_model(second.path / "model.json").trees) == 2 + best
+    settings = joined(num_boost_round=2, init_model=str(first.path))
+    die(settings, dies_before_sending=16)
+    folder = run(resumed(settings), simulated_contexts(settings))
+    assert text_of(folder) == text_of(run_local(joined(num_boost_round=4)))
+
+
+def test_a_part_that_has_changed_is_not_gone_on_from(joined: MakeSettings) -> None:
+    first = run_local(joined())
+    model = summary_of(first)["model_id"]
+    part = home() / "sites" / "party-2" / model / "part.json"
+    part.write_text(part.read_text().replace('"format": 1', '"format":  1'))
+    with pytest.raises(PartyError, match="model must be the one this run was trained with"):
+        run_local(joined(init_model=str(first.path)))
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"objective": "reg:logistic"}, "objective of init-model must be the run's at party-1"),
+        ({"scale_pos_weight": 2.0}, "parameters of init-model must be the run's at party-1"),
+        ({"parties": 3}, r"(parties must be those of init-model|must have a part|columns of init)"),
+    ],
+)
+def test_parts_that_are_not_of_the_run_are_refused(
+    joined: MakeSettings, change: dict[str, Any], rule: str
+) -> None:
+    first = run_local(joined(num_boost_round=1))
+    run = joined(num_boost_round=1, init_model=str(first.path))
+    with pytest.raises(PartyError, match=rule):
+        run_local(run.model_copy(update=change))
+
+
+def test_parts_of_another_method_are_not_gone_on_from(
+    joined: MakeSettings, made: MakeSettings, tmp_path: Path
+) -> None:
+    first = run_local(made(num_boost_round=1))
+    rule = "^init-model must be a run of secureboost, .*, got one of pax$"
+    with pytest.raises(ConfigError, match=rule):
+        run_local(joined(init_model=str(first.path)))
+    with pytest.raises(ConfigError, match=r"^init-model must be the folder of a finished run, got"):
+        run_local(joined(init_model=str(tmp_path / "nowhere")))
+
+
 # What does not fit
 
 
@@ -185,7 +302,7 @@ def test_bagging_goes_on_from_whole_rounds_of_as_many_parties(made: MakeSettings
         run_local(made("bagging", init_model=str(first.path)))
 
 
-@pytest.mark.parametrize("strategy", ["secureboost", "fedxgbllr", "fedavg-linear"])
+@pytest.mark.parametrize("strategy", ["federated-forest", "fedxgbllr", "fedavg-linear"])
 def test_methods_that_cannot_go_on_say_so(settings: MakeSettings, strategy: str) -> None:
     run = settings(strategy=strategy, init_model="runs/pax")
     with pytest.raises(ConfigError, match=f"init-model must be '' for {strategy}"):

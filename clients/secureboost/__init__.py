@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from clients.secureboost import active, passive
+from clients.secureboost.begun import note_init_model
 from clients.secureboost.finish import finish
 from clients.secureboost.phases import role_of
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
+    AnswerRequest,
     BeginRequest,
     FinishRequest,
     HandOverRequest,
@@ -14,6 +16,7 @@ from fedapp.messages.secureboost import (
     SetupRequest,
     SplitRequest,
     SumRequest,
+    WalkRequest,
 )
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
@@ -22,12 +25,15 @@ from fedapp.site.phases import in_order, is_active
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Get ready, each in its role."""
+    note_init_model(site, request)
     return active.setup(site, request, mail) if is_active(site) else passive.setup(site, request)
 
 
 HANDLERS = in_order(
     {
         SetupRequest: setup,
+        WalkRequest: active.walk,
+        AnswerRequest: passive.answer,
         BeginRequest: active.begin,
         SumRequest: passive.sum_nodes,
         SplitRequest: active.split,

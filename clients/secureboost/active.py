@@ -11,6 +11,7 @@ ties and for missing values are XGBoost's.
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,13 @@ import numpy.typing as npt
 from clients.alignment import check_order
 from clients.keys import draw_key
 from clients.labels import number_rows
+from clients.secureboost.begun import (
+    add_leaves,
+    begin_lookup,
+    begin_trees_of,
+    check_parts,
+    initial_part,
+)
 from clients.secureboost.coding import code_categories, keep_cuts
 from clients.secureboost.constraints import (
     Wanted,
@@ -26,7 +34,7 @@ from clients.secureboost.constraints import (
     told_constraints,
     wanted_of,
 )
-from clients.secureboost.phases import BEGUN, CHOSEN, GROWN, IDLE, SET_UP
+from clients.secureboost.phases import BEGUN, CHOSEN, GROWN, IDLE, SET_UP, TO_WALK, WALKED
 from clients.secureboost.round import (
     Done,
     choose,
@@ -37,7 +45,8 @@ from clients.secureboost.round import (
     read_party_sums,
     tell_splits,
 )
-from clients.secureboost.view import View, parameters_in
+from clients.secureboost.view import View
+from clients.walking import ask_on, begin_trees, take_answers
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, grouped_layouts
 from fedapp.data.labels import check_mean, check_weights
@@ -53,12 +62,13 @@ from fedapp.messages.secureboost import (
     SetupRequest,
     SplitReply,
     SplitRequest,
+    WalkReply,
+    WalkRequest,
 )
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.phases import enter, phase_of
 from fedapp.site.store import Store
-from fedapp.trees.divided.lookup import Lookup
 from fedapp.trees.model import stack_trees
 from fedapp.trees.objective import (
     LossParameters,
@@ -84,16 +94,36 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
     with blaming(site.name, "SetupRequest", "eval_metrics"):
         metrics.check_metrics(request.objective, request.eval_metrics)
     store.facts["eval_metrics"] = list(request.eval_metrics)
-    width = _code_labels(site, told["objective"], parameters_in(store.facts["boost"]))
+    width = _code_labels(site, request)
     _bin_columns(store, request.max_bin)
+    begin_lookup(site)
     wanted_of(site, request)  # refuses what it cannot read before anything is sent
     n_train = store.facts["n_train"]
     key = draw_key(
         site, request, "secureboost", lambda own: grouped_layouts(own.bits, n_train, width)
     )
     store["key"] = key.to_array()
+    enter(store, TO_WALK if request.init_model else SET_UP)
     letter = PublicKey(key.public.to_array(), width, n_train, PRECISION)
     return SentReply(), [(name, letter) for name in site.others]
+
+
+def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
+    """Move the rows down the model to go on from, as far as the answers and the own splits allow;
+    at the leaves take their values."""
+    store, part = site.store, initial_part(site)
+    if "nodes" not in store:
+        _meet(site, mail)
+        check_parts(part, {name: mail.one(ColumnBins, name).part for name in site.others})
+        begin_trees(store, part, 0, 0)
+    else:
+        take_answers(site, mail, part)
+    letters = ask_on(site, part, 0)
+    if not letters:
+        add_leaves(store, part)
+    enter(store, TO_WALK if letters else WALKED)
+    n_trees = len(part.model.trees)
+    return WalkReply(not letters, n_rounds=store.facts["n_rounds"], n_trees=n_trees), letters
 
 
 def begin(site: Site, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Letters]:
@@ -140,8 +170,9 @@ def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Le
 # Setting up
 
 
-def _code_labels(site: Site, objective: Objective, parameters: LossParameters) -> int:
+def _code_labels(site: Site, request: SetupRequest) -> int:
     """Labels as numbers, and the margin that everything begins with; the trees of a round."""
+    objective, parameters = cast(Objective, request.objective), LossParameters.of(request)
     store, n_train = site.store, site.store.facts["n_train"]
     classes, labels = number_rows(site, objective)
     check_weights(store["weights"][:n_train])
@@ -149,14 +180,15 @@ def _code_labels(site: Site, objective: Objective, parameters: LossParameters) -
     sums = float(labels[:n_train] @ weights), float(weights.sum())
     mean = base_score(objective, *sums, parameters)
     check_mean(objective, mean)
-    store.facts |= {"classes": list(classes), "base_score": float(mean)}
     store.facts |= {"n_rounds": 0, "n_leaves": 0}
     store["labels"] = labels
-    width = n_outputs(objective, len(classes))
-    store["margins"] = _starts(store, objective, width, mean)
     store["model.nodes"], store["model.offsets"] = stack_trees(())
     store["model.records"] = np.empty(0, dtype=np.int64)
-    store.put("lookup", Lookup.empty())
+    if request.init_model:
+        mean = begin_trees_of(site, request, classes)
+    store.facts |= {"classes": list(classes), "base_score": float(mean)}
+    width = n_outputs(objective, len(classes))
+    store["margins"] = _starts(store, objective, width, mean)
     return width
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from clients.dictionary import kept_categories
+from clients.inference import own_digest, own_part
+from clients.secureboost.begun import INIT_MODEL, begin_lookup
 from clients.secureboost.coding import code_categories, keep_cuts
 from clients.secureboost.constraints import own_constraints, wanted_of
 from clients.secureboost.phases import SET_UP, SUMMED, TOLD
 from clients.secureboost.splits import nodes_after, own_sides
+from clients.walking import answers
 from fedapp.crypto.keys import PublicKey as Key
 from fedapp.crypto.keys import read_public_key
 from fedapp.crypto.packing import PairLayout, grouped_layouts
@@ -27,6 +30,7 @@ from fedapp.messages.dictionary import pack_categories
 from fedapp.messages.fields import Array
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
+    AnswerRequest,
     ColumnBins,
     EncryptedGradients,
     EncryptedSums,
@@ -40,6 +44,7 @@ from fedapp.messages.secureboost import (
     Splits,
     SumRequest,
 )
+from fedapp.messages.walking import Answers, Questions
 from fedapp.site.answer import Site
 from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Letters, Mail
@@ -65,15 +70,31 @@ def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
     store["codes"] = np.where(is_missing, cuts.widths, codes).astype(kind)
     store.facts["key"] = request.key_bits, request.insecure_small_key
     store.facts["max_depth"] = request.max_depth
-    store.put("lookup", Lookup.empty())
+    part = begin_lookup(site)
     letter = ColumnBins(
         widths=cuts.widths,
         categorical=(categories > 0).astype(np.uint8),
         names=tuple(store.facts["columns"]) if site.config.shares_names else (),
         allows_export=site.config.allows_export,
+        part=part,
         **own_constraints(site, wanted_of(site, request)).fields(),
     )
     return SentReply(), [(active, letter)]
+
+
+def answer(site: Site, request: AnswerRequest, mail: Mail) -> tuple[SentReply, Letters]:
+    """At a passive party: the side of each row asked about, by the splits it began with."""
+    store, active = site.store, site.store.facts["active"]
+    _meet(store, mail)
+    questions = mail.only(Questions, active)
+    if questions is None:
+        return SentReply(), []
+    if not store.facts[INIT_MODEL]:
+        rule = "must be of the model to go on from, got none"
+        raise ProtocolError(active, "Questions", "records", rule)
+    part = own_part(site, store.facts[INIT_MODEL])
+    bits, _ = answers(site, part, questions)
+    return SentReply(), [(active, Answers(own_digest(site, store.facts[INIT_MODEL]), bits))]
 
 
 def sum_nodes(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
@@ -81,7 +102,7 @@ def sum_nodes(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, L
     store, active, phase = site.store, site.store.facts["active"], phase_of(site.store)
     letters: Letters = []
     if phase == SET_UP:
-        _meet(store, mail.one(PublicKey, active))
+        _meet(store, mail)
         _begin(site, mail.one(EncryptedGradients, active))
     elif gradients := mail.only(EncryptedGradients, active):
         _begin(site, gradients)
@@ -115,9 +136,12 @@ def hand_over(site: Site, request: HandOverRequest, mail: Mail) -> tuple[SentRep
     return SentReply(), letters
 
 
-def _meet(store: Store, letter: PublicKey) -> None:
-    """Keep the public key, and how rows are packed."""
-    n_rows = store.facts["n_train"]
+def _meet(store: Store, mail: Mail) -> None:
+    """Keep the public key, and how rows are packed, with whatever message they come first."""
+    letter = mail.only(PublicKey, store.facts["active"])
+    if letter is None and "n" in store:
+        return
+    letter, n_rows = mail.one(PublicKey, store.facts["active"]), store.facts["n_train"]
     if letter.most_rows != n_rows:
         raise DataError(f"rows must be {n_rows}, as aligned, got {letter.most_rows}")
     if "n" in store:

@@ -19,6 +19,9 @@ Reveals:
   labels, gradients, leaf weights or who else made a split. In the last level it sees its own
   splits alone. Rows without weight are never drawn. With ``goss`` the rows drawn are mostly those
   of large gradients, which tells something of labels.
+- With ``init-model`` the rows first walk down the trees of that model, as in predictions (see
+  ``walking``): of rows that were not trained on then, a passive party learns which reach its
+  splits, and the active party which of these go left.
 - All parties learn the constraints of the run config, with the columns named there; the active
   party learns which columns these are of owners with ``share-column-names``. A party without does
   not tell whether it has a column of such a name.
@@ -68,8 +71,25 @@ class SetupRequest(TreeParameters, LossFields, Request, letters=True):
     other_rate: Annotated[float, Range(0, 1)]
     key_bits: Annotated[int, Range(64, 2**13)]
     insecure_small_key: Annotated[bool, OnlyInTrials()]
+    init_model: Annotated[str, Range(0, 16)]  # id of the model to go on from; empty: none
     monotone_constraints: Annotated[str, Range(0, LONGEST_CONSTRAINTS)]  # as in the run config
     interaction_constraints: Annotated[str, Range(0, LONGEST_CONSTRAINTS)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WalkRequest(Request, letters=True):
+    """To the active party: walk the rows down the model to go on from, with the answers."""
+
+    kind: ClassVar[str] = "train.secureboost_walk"
+    doing: ClassVar[str] = "walking the trees of the initial model"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerRequest(Request, letters=True):
+    """To a passive party: say which of the rows that are asked about go left."""
+
+    kind: ClassVar[str] = "train.secureboost_answer"
+    doing: ClassVar[str] = "walking the trees of the initial model"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,6 +147,15 @@ class FinishRequest(Request, letters=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class WalkReply(Reply, letters=True):
+    """Questions for others, or the end; how large the model is."""
+
+    finished: bool
+    n_rounds: Annotated[int, Range(1, 10**6)]
+    n_trees: Annotated[int, Range(1, 10**9)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class BeginReply(Reply, letters=True):
     """Scores of the rounds finished since the last reply, and whether another has begun."""
 
@@ -174,6 +203,7 @@ class ColumnBins(Letter):
     categorical: Annotated[Array, Form("uint8", "n_flags", low=0, high=1)]  # 1: of categories
     names: Annotated[tuple[str, ...], Range(0, 10**6)]
     allows_export: bool
+    part: Annotated[Array, Form("uint8", "n_digest_bytes")]  # digest of that of the initial model
     # The own column of each name in the run's constraints, -1 where it is not its own or not told.
     named: Annotated[Array, Form("int64", "n_names", low=-1)]
     # Of the own node config: a direction a column, or none; groups of columns, one after the other.

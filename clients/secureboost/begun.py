@@ -1,0 +1,126 @@
+"""Going on from a finished model, whose parts lie at the parties, as ``xgb_model`` of XGBoost does.
+
+Each party begins with its own splits of that model, the active one with its trees too. The rows
+walk down them as in interactive predictions, and their leaf values are the margins that the first
+new round begins with. All ids of records and rounds are numbered on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.dictionary import kept_categories
+from clients.inference import ActivePart, active_part, own_digest, own_part
+from clients.walking import leaves_reached
+from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.messages.fields import Array
+from fedapp.messages.secureboost import SetupRequest
+from fedapp.site.answer import MODEL_ID, Site
+from fedapp.site.store import Store
+from fedapp.trees.boosted.rounds import n_leaves
+from fedapp.trees.divided.lookup import Lookup, categories_of
+from fedapp.trees.model import Ensemble, stack_trees
+from fedapp.trees.objective import LossParameters, n_outputs
+
+INIT_MODEL = "init_model"  # of the run, in a store's facts
+
+
+def note_init_model(site: Site, request: SetupRequest) -> None:
+    """Keep which model is gone on from.
+
+    Raises
+    ------
+    ProtocolError : it is named by no id.
+    """
+    if request.init_model and not MODEL_ID.fullmatch(request.init_model):
+        raise ProtocolError(site.name, "SetupRequest", INIT_MODEL, "must be 16 hex digits")
+    site.store.facts[INIT_MODEL] = request.init_model
+
+
+def begin_lookup(site: Site) -> npt.NDArray[np.uint8]:
+    """Begin with the own splits of the model to go on from, without one with none.
+
+    Returns
+    -------
+    Digest of the party's part of that model, empty without one.
+
+    Raises
+    ------
+    DataError : there is no part of it here, or it is of other columns or categories.
+    """
+    store, model = site.store, site.store.facts[INIT_MODEL]
+    if not model:
+        store.put("lookup", Lookup.empty())
+        return np.empty(0, dtype=np.uint8)
+    part = own_part(site, model)
+    if part.document["columns"] != list(store.facts["columns"]):
+        n_columns, due = len(store.facts["columns"]), len(part.document["columns"])
+        rule = f"columns of init-model must be the table's {n_columns}, in their order"
+        raise DataError(f"{rule}, got {due}, or others", site.name)
+    if categories_of(part.document) != kept_categories(store):
+        rule = "categories of init-model must be those of the training rows, in the order that the "
+        raise DataError(f"{rule}run draws: it takes the same table and seed", site.name)
+    store.put("lookup", part.lookup)
+    return own_digest(site, model)
+
+
+def initial_part(site: Site) -> ActivePart:
+    """The active party's part of the model to go on from."""
+    return active_part(site, site.store.facts[INIT_MODEL])
+
+
+def begin_trees_of(site: Site, request: SetupRequest, classes: tuple[str, ...]) -> np.float32:
+    """Begin with the trees of the model to go on from; returns its base score.
+
+    Raises
+    ------
+    ConfigError : the model is none of this run.
+    DataError : a party of the model does not take part.
+    """
+    store, part = site.store, initial_part(site)
+    model = part.model
+    if not isinstance(model, Ensemble):
+        raise ConfigError("init-model must be a boosted model, got a forest")
+    parties = sorted(part.document["n_columns"])
+    if parties != sorted(store.facts["peers"]):
+        raise DataError(f"parties must be those of init-model ({', '.join(parties)})")
+    margins = site.config.base_margin if "base_margins" in store else ""
+    due = {
+        "objective": (request.objective, model.objective),
+        "classes": (classes, model.classes),
+        "parameters": (LossParameters.of(request), model.parameters),
+        "base-margin": (margins, model.margin_column),
+    }
+    for field, (wanted, found) in due.items():
+        if wanted != found:
+            # Names of classes and columns are the party's own affair.
+            raise ConfigError(f"{field} of init-model must be the run's at {site.name}")
+    store["model.nodes"], store["model.offsets"] = stack_trees(model.trees)
+    store["model.records"] = np.concatenate(part.records)
+    width = n_outputs(model.objective, len(classes))
+    store.facts["n_rounds"] = len(model.trees) // width
+    store.facts["n_leaves"] = n_leaves(model.trees[-width:])
+    return model.base_score
+
+
+def check_parts(part: ActivePart, digests: dict[str, Array]) -> None:
+    """Hold the others' parts of the model against those it was trained with.
+
+    Raises
+    ------
+    DataError : names a party whose part is another.
+    """
+    for party, digest in digests.items():
+        part.check(party, digest)
+
+
+def add_leaves(store: Store, part: ActivePart) -> None:
+    """Margins after the trees, added in their order; forget the walk."""
+    leaves, margins = leaves_reached(store), np.array(store["margins"])
+    for number, (tree, found) in enumerate(zip(part.model.trees, leaves, strict=True)):
+        margins[:, number % margins.shape[1]] += tree["value"][found]
+    store["margins"] = margins
+    store.drop("nodes", "leaves")
+    for name in ("asked", "done", "first_tree"):
+        store.facts.pop(name, None)

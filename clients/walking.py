@@ -1,0 +1,121 @@
+"""Rows that walk down trees whose splits lie at several parties: one asks, the others answer.
+
+Source: Cheng et al. 2019, Figure 3.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.inference import ActivePart, OwnPart
+from fedapp.errors import ProtocolError
+from fedapp.messages.walking import Answers, Questions
+from fedapp.site.answer import Site
+from fedapp.site.bits import sent_bits
+from fedapp.site.mail import Letters, Mail
+from fedapp.site.store import Store
+from fedapp.trees.model import LEAF
+from fedapp.trees.sides import moved, rows_of, slots_of
+
+Asked = dict[str, list[tuple[int, int, int]]]  # by party: place of the tree, node, record
+Rows = list[npt.NDArray[np.int32]]
+
+
+def ask_on(site: Site, part: ActivePart, at_once: int) -> Letters:
+    """At the active party: walk as far as its own splits allow; questions, none at the end."""
+    asked = walk_on(site, part, at_once)
+    site.store.facts["asked"] = asked
+    return [(name, questions(site.store, places)) for name, places in asked.items()]
+
+
+def leaves_reached(store: Store) -> npt.NDArray[np.int32]:
+    """The leaf of each row in each tree, once nothing is asked; shape (n_trees, n_rows)."""
+    return np.concatenate([store[f"leaves.{first}"] for first in store.facts["done"]])
+
+
+def answers(site: Site, part: OwnPart, asked: Questions) -> tuple[npt.NDArray[np.uint8], Rows]:
+    """At a passive party: bits of the sides of each row asked about, and the rows of each split.
+
+    Raises
+    ------
+    ProtocolError : they are not of this table and these splits.
+    """
+    values, active = site.store["values"], site.store.facts["active"]
+    n_records = len(part.lookup.columns)
+    fits = (asked.rows < len(values)).all() and (asked.records < n_records).all()
+    if not fits or not len(asked.rows) or asked.sizes.sum() != len(asked.rows):
+        raise ProtocolError(active, "Questions", "rows", "must be of this table and these splits")
+    rows = np.split(asked.rows, np.cumsum(asked.sizes)[:-1])
+    places = zip(asked.records, rows, strict=True)
+    found = [part.lookup.sides(record, values, at) for record, at in places]
+    return np.packbits(np.concatenate(found)), rows
+
+
+def begin_trees(store: Store, part: ActivePart, first: int, at_once: int) -> None:
+    """Put all rows at the roots of the next trees; 0 at once: of all trees."""
+    n_trees = len(part.model.trees[first:][: at_once or None])
+    store["nodes"] = np.zeros((n_trees, len(store["ids"])), dtype=np.int32)
+    store.facts["first_tree"] = first
+
+
+def walk_on(site: Site, part: ActivePart, at_once: int) -> Asked:
+    """Walk these trees, and the next ones while nothing is left to ask; what is to be asked."""
+    store = site.store
+    while not (asked := _walk_own(site, part)):
+        first = store.facts["first_tree"]
+        end = first + len(store["nodes"])
+        store[f"leaves.{first}"] = store["nodes"]
+        store.facts["done"] = [*store.facts.get("done", []), first]
+        if end >= len(part.model.trees):
+            break
+        begin_trees(store, part, end, at_once)
+    return asked
+
+
+def _walk_own(site: Site, part: ActivePart) -> Asked:
+    """Walk until every row is at a leaf or at another's split; which splits those are."""
+    store, asked = site.store, Asked()
+    nodes, values = np.array(store["nodes"]), store["values"]
+    for place, inside in enumerate(nodes):
+        number = store.facts["first_tree"] + place
+        lefts, records = part.model.trees[number]["left"], part.records[number]
+        owners = part.owners[number]
+        # Children stand behind their parents, so one pass takes a row all the way.
+        for node in np.flatnonzero(lefts != LEAF).tolist():
+            rows = np.flatnonzero(inside == node)
+            if len(rows) and owners[node] == site.name:
+                sides = part.lookup.sides(records[node], values, rows)
+                inside[rows] = lefts[node] + ~sides
+            elif len(rows):
+                asked.setdefault(owners[node], []).append((place, node, int(records[node])))
+    store["nodes"] = nodes
+    return asked
+
+
+def questions(store: Store, places: list[tuple[int, int, int]]) -> Questions:
+    """What one party is asked."""
+    rows = [rows_of(store["nodes"], tree, node) for tree, node, _ in places]
+    return Questions(
+        np.array([record for _, _, record in places], dtype=np.int64),
+        np.array([len(each) for each in rows], dtype=np.int64),
+        np.concatenate(rows).astype(np.int32),
+    )
+
+
+def take_answers(site: Site, mail: Mail, part: ActivePart) -> None:
+    """Move the rows that were asked about."""
+    store, asked = site.store, site.store.facts["asked"]
+    places = [place for own in asked.values() for place in own]
+    trees, nodes = (np.array([place[k] for place in places], dtype=np.int32) for k in (0, 1))
+    slots, sizes = slots_of(store["nodes"], trees, nodes)
+    sides, end = [np.empty(0, dtype=bool)], 0
+    for party, own in asked.items():
+        letter, start, end = mail.one(Answers, party), end, end + len(own)
+        part.check(party, letter.part)
+        n_rows = int(sizes[start:end].sum())
+        sides += sent_bits(party, "Answers", "bits", letter.bits, [n_rows])
+    known = part.model.trees[store.facts["first_tree"] :]
+    lefts = np.array([known[tree]["left"][node] for tree, node, _ in places], dtype=np.int32)
+    firsts = np.cumsum(sizes) - sizes
+    store["nodes"] = moved(store["nodes"], lefts, slots, firsts, np.concatenate(sides))
