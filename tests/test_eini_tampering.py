@@ -51,7 +51,7 @@ def test_a_part_of_another_model_is_refused(train: Train, settings: MakeSettings
     path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE
     part = json.loads(path.read_text())
     part["records"][0][1] += 1.0
-    path.write_text(json.dumps(part) + "\n")
+    write_part(path.parent, part)
     with pytest.raises(PartyError, match="party-2: model must be the one this run was trained"):
         run_local(encrypted(settings, trained))
 

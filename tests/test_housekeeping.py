@@ -21,7 +21,7 @@ from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
 from fedapp.housekeeping import found_runs, plan, site_states
 from fedapp.run_folder import RunFolder, State
-from fedapp.site.part_file import PART_FILE
+from fedapp.site.part_file import PART_FILE, write_part
 from fedapp.site.store import SECONDS_A_DAY, STATE
 from simulations.local import run_local
 
@@ -365,7 +365,7 @@ def test_a_prediction_that_fails_keeps_its_run_and_names_it(vertical: MakeSettin
     (path,) = (home() / "sites" / "party-2").glob(f"*/{PART_FILE}")
     part = json.loads(path.read_text())
     part["records"][0][1] += 1.0
-    path.write_text(json.dumps(part) + "\n")
+    write_part(path.parent, part)
     done = invoked("predict", "runs/good", "--data", "breast-cancer", "--output", "scores.csv")
     assert isinstance(done.exception, PartyError)
     (kept,) = (home() / "predictions").iterdir()

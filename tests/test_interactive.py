@@ -21,7 +21,7 @@ from fedapp.home import home
 from fedapp.messages import interactive
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
-from fedapp.site.part_file import PART_FILE
+from fedapp.site.part_file import PART_FILE, write_part
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.sides import goes_left
 from simulations.local import run_local
@@ -211,8 +211,20 @@ def test_a_part_of_another_model_is_refused(
     path = home() / "sites" / "party-2" / model / PART_FILE
     part = json.loads(path.read_text())
     part["records"][0][1] += 1.0
-    path.write_text(json.dumps(part) + "\n")
+    write_part(path.parent, part)
     match = "party-2: model must be the one this run was trained with"
+    with pytest.raises(PartyError, match=match):
+        run_local(inference(settings, trained))
+
+
+@pytest.mark.parametrize("change", [("0", "1"), ("{", ""), ("records", "recalls")])
+def test_a_part_that_was_changed_on_the_disk_is_not_read(
+    train: Callable[..., Any], settings: MakeSettings, change: tuple[str, str]
+) -> None:
+    trained, folder = train()
+    path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE
+    path.write_text(path.read_text().replace(*change, 1))
+    match = r"party-2 \(step 1\): model's part must be as fedapp wrote it, got a file that was"
     with pytest.raises(PartyError, match=match):
         run_local(inference(settings, trained))
 

@@ -12,19 +12,20 @@ from typing import Any
 from fedapp.errors import DataError
 from fedapp.home import PRIVATE, write_whole
 from fedapp.trees.divided.lookup import FORMAT
-
-SALT_BYTES = 32
-
+from fedapp.trees.text import UNREADABLE
 
 PART_FILE = "part.json"
+SALT_BYTES = CHECK_BYTES = 16
 
 
 def write_part(folder: Path, document: Mapping[str, Any]) -> None:
     """Write a party's part of a model; nobody else on the machine may read it.
 
-    Salt makes its digest say nothing: without it, who guessed a threshold could try the guess.
+    Salt makes its digest say nothing: without it, who guessed a threshold could try the guess. It
+    ends with a check of the whole part, so that a file which was changed is not read.
     """
-    document = {**document, "salt": secrets.token_hex(SALT_BYTES)}
+    salt = secrets.token_bytes(SALT_BYTES)
+    document = {**document, "salt": (salt + _check(salt, document)).hex()}
     write_whole(folder / PART_FILE, (json.dumps(document) + "\n").encode(), PRIVATE)
 
 
@@ -33,15 +34,30 @@ def read_part(folder: Path) -> dict[str, Any]:
 
     Raises
     ------
-    DataError : there is none, or it is of another format.
+    DataError : there is none, it is of another format, or the file was changed.
     """
     path = folder / PART_FILE
     if not path.is_file():
         raise DataError("model must have a part at this party, got none: was it trained here?")
-    document: dict[str, Any] = json.loads(path.read_text())
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+        found = bytes.fromhex(document["salt"])
+        is_whole = found[SALT_BYTES:] == _check(found[:SALT_BYTES], document)
+    except UNREADABLE:
+        is_whole = False
+    if not is_whole:
+        rule = "model's part must be as fedapp wrote it, got a file that was changed or is older"
+        raise DataError(f"{rule}: restore {PART_FILE}, or train the model again")
     if document.get("format") != FORMAT:
         raise DataError(f"model must be of format {FORMAT}, got {document.get('format')!r}")
     return document
+
+
+def _check(salt: bytes, document: Mapping[str, Any]) -> bytes:
+    """Of a part's content but for its salt."""
+    content = {name: value for name, value in document.items() if name != "salt"}
+    text = json.dumps(content, sort_keys=True).encode()
+    return hashlib.blake2b(text, key=salt, digest_size=CHECK_BYTES).digest()
 
 
 def part_digest(folder: Path) -> bytes:

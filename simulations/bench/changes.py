@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, RecordDict
 
 from fedapp.errors import FedappError
 from fedapp.messages.fields import Array
@@ -118,6 +120,46 @@ def change_message(content: Content, rng: random.Random) -> Content:
     with suppress(FedappError):  # what no message has cannot be written; it is given as it is
         return from_bytes(to_bytes(changed), "fuzz")
     return changed
+
+
+def change_records(records: RecordDict, rng: random.Random) -> RecordDict:
+    """Other values in the envelope, another array, or a record too few or too many."""
+    for _ in range(rng.choice((1, 1, 2))):
+        configs, arrays = list(records.config_records), list(records.array_records)
+        way = rng.random()
+        if way < 0.6 and configs:
+            head = records.config_records[rng.choice(configs)]
+            name = rng.choice(list(head)) if head else "new"
+            values: list[Any] = [
+                0,
+                -1,
+                2**63 - 1,
+                1.5,
+                True,
+                "",
+                "x" * 2000,
+                b"",
+                b"\xff" * 9,
+                [1, 2],
+                ["a"],
+            ]
+            value = head.get(name)
+            if isinstance(value, bytes) and rng.random() < 0.8:
+                head[name] = change_bytes(value, rng)
+            else:
+                head[name] = rng.choice(values)
+        elif way < 0.8:
+            shape = rng.choice([(), (0,), (3,), (-1,), (2**40,), (1, 3)])
+            dtype, stype = (
+                rng.choice(["|u1", "<f8", "object", ""]),
+                rng.choice(["fedapp.raw", "numpy"]),
+            )
+            array = FlowerArray(dtype=dtype, shape=shape, stype=stype, data=b"abc")
+            name = rng.choice(["content", "envelope", "more"])
+            records[name] = ArrayRecord({rng.choice(["content", "more"]): array})
+        elif configs + arrays:
+            del records[rng.choice(configs + arrays)]
+    return records
 
 
 def change_envelope(envelope: Envelope, rng: random.Random) -> Envelope:

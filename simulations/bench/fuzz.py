@@ -9,7 +9,8 @@
 Small runs of every method are recorded, with each site's folder before each message. A case takes
 one recorded message of a class, changes fields of it (or bytes), and hands it to the site as it was
 then; a letter is changed after it was opened, a reply before the strategy reads it, a model's text
-before its reader. Each must end in an answer or in an error of ``fedapp.errors``: without a crash
+before its reader, a party's part of one before it predicts, Flower's records before they are a
+message. Each must end in an answer or in an error of ``fedapp.errors``: without a crash
 of its process, 2 seconds of work, or 512 MiB beyond those it began with; no message has more than
 some MiB. How much work a run asks for (``WORK``) is its own affair and stays as it is.
 
@@ -52,11 +53,17 @@ from fedapp.site import answer as answer_module
 from fedapp.site.answer import answer
 from fedapp.site.config import site_config
 from fedapp.site.mail import Mail
+from fedapp.site.part_file import PART_FILE
 from fedapp.site.trust import IDENTITY
 from fedapp.wire.codec import Envelope, from_records, to_records
 from fedapp.wire.content import Content
 from fedapp.wire.layout import from_bytes, to_bytes
-from simulations.bench.changes import change_document, change_envelope, change_message
+from simulations.bench.changes import (
+    change_document,
+    change_envelope,
+    change_message,
+    change_records,
+)
 from simulations.local import LocalGrid, site_contexts
 
 SECONDS, CPU_SECONDS = 120, 2.0  # of a case: until it is ended; of work
@@ -267,6 +274,43 @@ def request_case(seeds: list[Seed], seed: str, work: Path, letter: str = "") -> 
     return run
 
 
+def part_case(seeds: list[Seed], seed: str, work: Path) -> Case:
+    """A site's own part of a model, read where a request asks for predictions."""
+
+    def run(number: int) -> None:
+        rng = random.Random(f"{seed} {number}")
+        chosen = seeds[number % len(seeds)]
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(chosen.home, work)
+        os.environ["FEDAPP_HOME"] = str(work)
+        path = last_part(work, str(chosen.node["name"]))
+        path.write_text(change_document(path.read_text(), rng))
+        config, content = site_config(chosen.node, {}), from_bytes(chosen.data, "fuzz")
+        with suppress(FedappError):
+            answer(config, chosen.kind, chosen.envelope, content)
+
+    return run
+
+
+def last_part(folder: Path, name: str) -> Path:
+    """The part of a model that a site has written last."""
+    parts = folder.glob(f"sites/{name}/*/{PART_FILE}")
+    return max(parts, key=lambda path: path.stat().st_mtime_ns)
+
+
+def records_case(seeds: list[Seed], seed: str) -> Case:
+    """Flower's records, which are no message yet."""
+
+    def run(number: int) -> None:
+        rng = random.Random(f"{seed} {number}")
+        chosen = seeds[number % len(seeds)]
+        content = from_bytes(chosen.data, "fuzz")
+        with suppress(FedappError):
+            from_records(change_records(to_records(content, chosen.envelope), rng), "fuzz")
+
+    return run
+
+
 class Finished(Exception):
     """A strategy has taken the changed reply."""
 
@@ -437,6 +481,10 @@ def classes(folder: Path, seed: str, methods: str) -> dict[str, Case]:
     nodes = site_contexts([{"name": name} for name in NODES])
     for name, places in replies.items():
         found[name] = reply_case(_some(places), f"{seed} {name}", work, nodes)
+    for name, given in requests.items():
+        if predicting := [one for one in given if one.envelope.method in PREDICTIONS]:
+            found[f"part.json in {name}"] = part_case(_some(predicting), f"{seed} {name}", work)
+    found["Flower's records"] = records_case(_some(seeds), f"{seed} records")
     for name, text in models.items():
         found[f"model.json of {name}"] = reader_case(text, f"{seed} {name}")
     return found
