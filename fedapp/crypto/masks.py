@@ -145,9 +145,14 @@ def _residue(p: mpz, q: mpz) -> mpz:
 
 def _small_factors(number: mpz) -> list[int]:
     """Primes below ``SMALL_PRIME_BOUND`` that divide a number."""
-    factors, prime = [], mpz(2)
+    return [prime for prime in _small_primes() if number % prime == 0]
+
+
+@functools.cache
+def _small_primes() -> tuple[int, ...]:
+    """Primes below ``SMALL_PRIME_BOUND``."""
+    primes, prime = [], mpz(2)
     while prime < SMALL_PRIME_BOUND:
-        if number % prime == 0:
-            factors.append(int(prime))
+        primes.append(int(prime))
         prime = gmpy2.next_prime(prime)
-    return factors
+    return tuple(primes)
