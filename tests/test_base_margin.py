@@ -32,10 +32,12 @@ from simulations.baselines import run_baselines
 from simulations.local import run_local
 from tests.claims import claims_table
 from tests.encrypted import encrypted
+from tests.letters import letters_sent, raw_of
+from tests.letters import written as forms_of
 from tests.pooled import Pooled, assert_xgboosts, made_columns, write_rows
 from tests.test_exactness import agreement, assert_exact, pooled_booster
 from tests.test_interactive import inference, written
-from tests.transcript import lines_of, summary_of
+from tests.transcript import lines_of, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
 MakeSites = Callable[..., list]
@@ -218,6 +220,44 @@ def test_baselines_start_from_the_same_margins(claims: MakeSettings) -> None:
         assert found["pooled"][name] == pytest.approx(score[name], rel=1e-5)
     without = run_baselines(run.model_copy(update={"base_margin": "", "drop_columns": CLAIMS}))
     assert without["pooled"]["rmse"] != found["pooled"]["rmse"]
+
+
+# What leaves a party
+
+
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
+def test_margins_stay_at_a_party(made: MakeSettings, strategy: str) -> None:
+    run = made(strategy=strategy, parties=1, num_boost_round=1)
+    _, app = listen(run)
+    margins = subset(run, "train").base_margins
+    assert_none_told(margins, b"".join(raw_of(reply) for _, _, reply in app.heard))
+
+
+def test_margins_stay_at_the_active_party(vertical: MakeSettings, made: MakeSettings) -> None:
+    """Also where a run goes on from another's model, for which rows walk down its trees."""
+    more = {"num_boost_round": 1, "max_depth": 2, "base_margin": "m", "label": "y"}
+    first = run_local(vertical(data=made().data, objective="binary:logistic", **more))
+    goes_on = {"data": made().data, "objective": "binary:logistic", "init_model": str(first.path)}
+    run = vertical(**goes_on, **more)
+    _, app = listen(run)
+    letters, walked = letters_sent(app), [kind for kind, _, _ in app.heard if "walk" in kind]
+    assert walked
+    whole = Pooled(run)
+    assert whole.base_margins is not None
+    told = [raw_of(reply) for _, _, reply in app.heard] + [letter.raw for letter in letters]
+    for order in (whole.train, np.arange(len(whole.labels))):
+        assert_none_told(whole.base_margins[order], b"".join(told))
+    found = {(letter.name, letter.sender) for letter in letters}
+    assert ("Questions", "party-1") in found
+    assert ("Answers", "party-2") in found
+    assert ("Questions", "party-2") not in found
+
+
+def assert_none_told(margins: Any, told: bytes) -> None:
+    """No four neighbouring margins of the first rows in bytes that were sent."""
+    found = forms_of(margins[:16], 4)
+    assert len(found) > 40
+    assert not [one for one in found if one in told]
 
 
 # Going on from a model
