@@ -71,6 +71,17 @@ def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path)
 
 
+def test_what_a_command_did_before_a_run_is_not_shown_again_after_it(watched: Watched) -> None:
+    watched.follower.begin("reading and checking the tables")
+    with watched.follower.run(watched.folder, "auc"):
+        watched.now += 1
+        watched.stage("scoring")
+        assert watched.tick(1) == ["0:02  scoring, 1 s"]
+    assert watched.tick(1) == []
+    watched.follower.begin("writing the report")
+    assert watched.lines[-1] == "0:03  writing the report"
+
+
 # Rounds
 
 

@@ -91,13 +91,14 @@ class Follower:
             self.tell(f"resumed after {kept_text(kept)}")
         with self._lock:
             self._rounds = _Rounds(folder.rounds, kept.rounds if kept else 0)
-            self._folder, self._metric = folder, metric
+            self._folder, self._metric, self._run = folder, metric, None
         try:
             yield
         finally:
             self.tick()
             with self._lock:
-                self._folder = self._rounds = self._run = None
+                # The run's last stage stays until the command does something else.
+                self._folder = self._rounds = None
 
     def tick(self) -> None:
         """Show what is new; an error in this is shown once and does not disturb the command."""

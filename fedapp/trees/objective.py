@@ -342,7 +342,11 @@ def check_base_margin(objective: Objective) -> None:
 
 def base_margin(objective: Objective, score: np.float32) -> np.float32:
     """``base_score`` on the scale of the margins: its logit for logistic loss, its logarithm where
-    predictions are exponentials."""
+    predictions are exponentials.
+
+    Rounded correctly: XGBoost's own comes from the C library's ``logf``, which for about one score
+    in 300 has another last bit; leaves near 0 may then differ from XGBoost's by some 1e-6.
+    """
     if LOSSES[objective].link is LOGIT:
         return np.float32(-np.log(np.float32(1) / score - np.float32(1), dtype=np.float64))
     if LOSSES[objective].link is LOG:
