@@ -11,6 +11,7 @@ import xgboost
 from fedapp.config import load_settings
 from fedapp.data.labels import check_mean, class_names
 from fedapp.errors import ConfigError, DataError
+from fedapp.trees import c_math
 from fedapp.trees.objective import (
     LOSSES,
     PLAIN,
@@ -190,3 +191,21 @@ def test_every_method_that_can_learns_claims(settings, tmp_path, strategy, objec
     # Pooled XGBoost is scored by the same names.
     pooled = run_baselines(run)["pooled"]
     assert scores.keys() == pooled.keys()
+
+
+def test_the_first_margin_is_xgboosts_to_the_last_bit() -> None:
+    rows = xgboost.DMatrix(np.zeros((2, 1)), np.array([0, 1]))
+    # The first is one whose logarithm the C library does not round correctly.
+    for score in np.float32([0.503802955, *np.random.default_rng(1).uniform(0.01, 0.99, 30)]):
+        given = {"objective": "binary:logistic", "base_score": float(score), "gamma": 1e9}
+        booster = xgboost.train({**given, "eta": 0.0}, rows, 1)
+        margins = booster.predict(rows, output_margin=True)
+        assert (margins == base_margin("binary:logistic", score)).all()
+
+
+def test_exponentials_are_those_of_the_c_library() -> None:
+    powers = np.float32([[0.0, 1.0, -2.5], [0.1, 88.0, -80.0]])
+    found = c_math.exp(powers)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, np.exp(powers.astype(np.float64)), rtol=6e-8)
+    assert c_math.exp(powers[:, ::2]).tolist() == found[:, ::2].tolist()

@@ -81,6 +81,7 @@ def describe_command(
     ] = None,
 ) -> None:
     """Describe a table: what each column holds, what a run would do with it, and its label."""
+    from fedapp.commands.common import console
     from fedapp.data.datasets import dataset_names, find_dataset, read_source
     from fedapp.data.describe import describe, schema_text
     from fedapp.site.config import SiteConfig, table_settings
@@ -105,7 +106,6 @@ def describe_command(
         ),
     )
     roles = config.roles
-    console = Console()
     if source in dataset_names():
         dataset = find_dataset(source)
         console.print(f"{dataset.description}\n{dataset.source}", markup=False, highlight=False)
@@ -142,7 +142,11 @@ def _where(name: str) -> str:
 
 
 def _columns(columns: Iterable[Described]) -> Grid:
-    grid = Grid("column", "type", "missing", "distinct", "range", "example", "in a run")
+    grid = Grid()
+    grid.add_column("column", overflow="fold")  # whole, as drop-columns wants it
+    for name in ("type", "missing", "distinct", "range", "example"):
+        grid.add_column(name)
+    grid.add_column("in a run", overflow="fold")
     for one in columns:
         counts = f"{one.n_missing:,}", f"{one.n_distinct:,}"
         texts = (one.span, one.example, one.use)

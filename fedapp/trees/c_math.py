@@ -1,0 +1,41 @@
+"""Exponentials and logarithms of float32 as the C library rounds them, which XGBoost calls.
+
+They are correctly rounded but for about one exponential in 1,500 and one logarithm in 100; numpy's
+own are off by up to 2 ulp.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.trees.kernels import frozen
+
+Array = npt.NDArray[np.float32]
+
+
+def exp(powers: Array) -> Array:
+    """``expf`` of each; float32, of the same shape."""
+    found = np.empty(powers.shape, dtype=np.float32)
+    _exp(*(*frozen(np.ascontiguousarray(powers).ravel()), found.ravel()))
+    return found
+
+
+def log(value: np.float32) -> np.float32:
+    """``logf`` of a number > 0."""
+    return np.float32(_log(np.float32(value)))
+
+
+@numba.njit(cache=True, nogil=True)
+def _exp(powers: Any, found: Any) -> None:
+    for place in range(len(powers)):
+        found[place] = math.exp(powers[place])
+
+
+@numba.njit(cache=True, nogil=True)
+def _log(value: Any) -> Any:
+    return math.log(value)
