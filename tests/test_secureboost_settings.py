@@ -126,8 +126,9 @@ def test_constraints_hold_as_in_xgboost_on_real_rows(
     size: dict[str, Any],
 ) -> None:
     held = {f"{kind}-constraints": HELD[data][f"{kind}-constraints"] for kind in kinds}
-    # Both of two parties have columns that may stand together.
-    run = real(data, n_rows, objective=objective, **size, **held, columns="even", parties=2)
+    # Both of two parties have columns that are worth a split under each kind of constraints.
+    given = {**size, **held, "columns": "even", "parties": 2, "max_bin": 32}
+    run = real(data, n_rows, objective=objective, **given)
     folder, whole = run_local(run), Pooled(run)
     assert_xgboosts(folder, whole)
     free = Pooled(run.model_copy(update={f"{kind}_constraints": "" for kind in kinds}))
