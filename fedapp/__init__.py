@@ -1,1 +1,91 @@
-"""Tree models trained across organisations that may not pool their rows."""
+"""Tree models across organisations, as one Flower app.
+
+In Python: `run` trains, `load` opens a finished run, and there are scikit-learn estimators, one a
+method. Nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedapp.api import Run, load, run
+    from fedapp.errors import ConfigError, DataError, FedappError, StoppedError
+    from fedapp.sklearn import (
+        FedAvgLinearClassifier,
+        FedAvgLinearRegressor,
+        FedBaggingClassifier,
+        FedBaggingRegressor,
+        FedCyclicClassifier,
+        FedCyclicRegressor,
+        FederatedForestClassifier,
+        FederatedForestRegressor,
+        FedXGBllrClassifier,
+        FedXGBllrRegressor,
+        PAXClassifier,
+        PAXRegressor,
+        SecureBoostClassifier,
+        SecureBoostRegressor,
+    )
+    from fedapp.watch import RoundInfo
+
+_HOMES = {
+    "fedapp.api": ("Run", "load", "run"),
+    "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
+    "fedapp.sklearn": (
+        "FedAvgLinearClassifier",
+        "FedAvgLinearRegressor",
+        "FedBaggingClassifier",
+        "FedBaggingRegressor",
+        "FedCyclicClassifier",
+        "FedCyclicRegressor",
+        "FedXGBllrClassifier",
+        "FedXGBllrRegressor",
+        "FederatedForestClassifier",
+        "FederatedForestRegressor",
+        "PAXClassifier",
+        "PAXRegressor",
+        "SecureBoostClassifier",
+        "SecureBoostRegressor",
+    ),
+    "fedapp.watch": ("RoundInfo",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "FedAvgLinearClassifier",
+    "FedAvgLinearRegressor",
+    "FedBaggingClassifier",
+    "FedBaggingRegressor",
+    "FedCyclicClassifier",
+    "FedCyclicRegressor",
+    "FedXGBllrClassifier",
+    "FedXGBllrRegressor",
+    "FedappError",
+    "FederatedForestClassifier",
+    "FederatedForestRegressor",
+    "PAXClassifier",
+    "PAXRegressor",
+    "RoundInfo",
+    "Run",
+    "SecureBoostClassifier",
+    "SecureBoostRegressor",
+    "StoppedError",
+    "load",
+    "run",
+]
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
+if not TYPE_CHECKING:  # to a type checker, a name that is not above is none
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'fedapp' has no attribute {name!r}")
+        return getattr(import_module(_HOME_OF[name]), name)

@@ -6,6 +6,7 @@ FedappError
 ├── ProtocolError    a message breaks its type; names party, message and field
 ├── PartyError       a party failed or did not answer; names party and step
 ├── WaitingError     a run waits for a person at a site
+├── StoppedError     a callback stopped a run, which can be resumed
 └── RunFailedError   a run in Flower's runtime failed; holds the last lines of its log
 
 The text of an error may travel to the coordinator, so it never holds a label, a row or a site's
@@ -103,6 +104,10 @@ class PartyError(FedappError):
 
 class WaitingError(FedappError):
     """A run may begin only after a person at a site has approved it."""
+
+
+class StoppedError(FedappError):
+    """A callback stopped a run; says where it goes on."""
 
 
 class RunFailedError(FedappError):

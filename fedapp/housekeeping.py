@@ -272,6 +272,13 @@ def site_states() -> list[SiteState]:
     return [_state(path) for path in sorted(folders) if MODEL_ID.fullmatch(path.name)]
 
 
+def forget_model(model_id: str) -> None:
+    """Delete all that the sites of this machine keep of a model, their parts of it too."""
+    for state in site_states():
+        if state.path.name == model_id:
+            shutil.rmtree(state.path)
+
+
 def _state(path: Path) -> SiteState:
     n_bytes, times = _measured(path)
     return SiteState(path, (path / PART_FILE).is_file(), n_bytes, max(times))

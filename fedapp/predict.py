@@ -88,12 +88,62 @@ def predict_table(
     ConfigError : unknown kind of output, or the tables are not the parties'.
     """
     check_suffix(output)
-    model, predict = _load(run_dir / "model.json")
-    trained, summary = trained_settings(run_dir), _summary(run_dir)
+    found = predicted_rows(run_dir, data, id_column, label)
+    model, table, predictions = found.model, found.table, found.predictions
+    named = named_predictions(model.classes, model.n_outputs, predictions)
+    ids = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
+    write_predictions(output, id_column or "row", ids, named)
+    scores, note = dict[str, float](), ""
+    if table.labels is not None:
+        threshold = (summary_of(run_dir).get("threshold") or {}).get("value")
+        given = predictions, table.labels, table.weights, threshold
+        scores, note = prediction_scores(model.objective, model.classes, *given)
+    read = {
+        name: {"source": source, "rows": one.n_rows, "columns": len(one.columns)}
+        for name, (source, one) in found.tables.items()
+    }
+    return Predicted(table.n_rows, found.unmatched, read, scores, note, found.warnings)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PredictedRows:
+    """Rows, with what a whole model says of them.
+
+    Parameters
+    ----------
+    model : of any kind.
+    table : the rows, with the model's columns and codes of categories.
+    predictions : shape (n_rows, n_outputs): probabilities, or numbers.
+    unmatched : ids of rows of the first table that others do not have.
+    tables : source and content of each party's table; none where there was one table.
+    warnings : what is odd about the tables.
+    """
+
+    model: Model
+    table: Table
+    predictions: Array
+    unmatched: Sequence[str]
+    tables: Mapping[str, tuple[str, Table]]
+    warnings: Sequence[str]
+
+
+def predicted_rows(
+    run_dir: Path, data: str, id_column: str = "", label: str | None = ""
+) -> PredictedRows:
+    """Predict the rows of a table, or of one a party; see ``predict_table``.
+
+    Parameters
+    ----------
+    label : None: the rows are read without labels and weights.
+    """
+    model, predict = load_model(run_dir / "model.json")
+    trained, summary = trained_settings(run_dir), summary_of(run_dir)
     read_as = table_settings({**trained, "data": data}, is_shared=True)
-    margin_column = model.margin_column if isinstance(model, Ensemble) else ""
-    named = label or read_as["label"], id_column, read_as["weight"]
-    roles = Roles(*named, base_margin=margin_column)
+    margin = model.margin_column if isinstance(model, Ensemble) else ""
+    roles = Roles(id_column=id_column, base_margin=margin)
+    if label is not None:
+        named = label or read_as["label"], id_column, read_as["weight"]
+        roles = Roles(*named, base_margin=margin)
     sources = _sources(data, summary)
     unmatched, tables = list[str](), dict[str, Table]()
     if sources:
@@ -104,22 +154,29 @@ def predict_table(
         table = read_columns_of(data, model.columns, roles, "", *how)
     told = in_codes_of(table, model.categories)
     table, notes = told, told.notes[len(table.notes) :]
-    predictions = predict(model, table.values, table.base_margins)
-    columns = named_predictions(model.classes, model.n_outputs, predictions)
-    ids = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
-    write_predictions(output, id_column or "row", ids, columns)
-    scores, note = dict[str, float](), ""
-    if table.labels is not None:
-        threshold = (summary.get("threshold") or {}).get("value")
-        given = predictions, table.labels, table.weights, threshold
-        scores, note = prediction_scores(model.objective, model.classes, *given)
-    read = {
-        name: {"source": sources[name], "rows": one.n_rows, "columns": len(one.columns)}
-        for name, one in tables.items()
-    }
     odd = [one.told(True) for each in tables.values() for one in each.notes]
     odd += [one.told(True) for one in (notes if tables else table.notes)]
-    return Predicted(table.n_rows, unmatched, read, scores, note, odd)
+    read = {name: (sources[name], one) for name, one in tables.items()}
+    predictions = predict(model, table.values, table.base_margins)
+    return PredictedRows(model, table, predictions, unmatched, read, odd)
+
+
+def predict_by_text(text: str, data: str) -> Array:
+    """Predict the rows of a table that was trained on as a frame.
+
+    Parameters
+    ----------
+    text : of a whole model.
+    data : a file.
+
+    Returns
+    -------
+    shape (n_rows, n_outputs).
+    """
+    read, predict = model_readers(text)
+    model = read(text)
+    table = read_columns_of(data, model.columns, Roles(), categories=model.categories)
+    return np.asarray(predict(model, in_codes_of(table, model.categories).values, None))
 
 
 def trained_settings(run_dir: Path) -> dict[str, Any]:
@@ -128,7 +185,7 @@ def trained_settings(run_dir: Path) -> dict[str, Any]:
     return flatten(tomllib.loads(path.read_text())) if path.is_file() else {}
 
 
-def _summary(run_dir: Path) -> dict[str, Any]:
+def summary_of(run_dir: Path) -> dict[str, Any]:
     path = run_dir / "summary.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return found
@@ -180,7 +237,7 @@ _KINDS: dict[str, tuple[Callable[[str], Model], Predict]] = {
 }
 
 
-def _load(path: Path) -> tuple[Model, Predict]:
+def load_model(path: Path) -> tuple[Model, Predict]:
     """A model of any method, and what predicts rows; an unknown kind is read as a boosted model."""
     text = model_text(path)
     read, predict = model_readers(text)

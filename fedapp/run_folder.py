@@ -20,13 +20,14 @@ import tomli_w
 from fedapp import folder_locks
 from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, StoppedError
 from fedapp.home import home, write_whole
 from fedapp.run_state import RunState
 from fedapp.stage import Stage
 
 # Errors of a run that somebody stopped.
-INTERRUPTIONS = frozenset({"SystemExit", "KeyboardInterrupt"})
+INTERRUPTIONS = frozenset({"SystemExit", "KeyboardInterrupt", StoppedError.__name__})
+STOP = "stop"  # asks a run to stop after its round
 
 
 class State(StrEnum):
@@ -203,7 +204,24 @@ class RunFolder:
 
     def forget_failure(self) -> None:
         """Drop what an earlier attempt wrote of its end."""
-        (self.path / "failure.json").unlink(missing_ok=True)
+        for name in ("failure.json", STOP):
+            (self.path / name).unlink(missing_ok=True)
+
+    def ask_to_stop(self) -> None:
+        """Have the run stop after its round."""
+        (self.path / STOP).touch()
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Whether somebody has asked it to."""
+        return (self.path / STOP).exists()
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it ended so."""
+        path = self.path / "failure.json"
+        failure = json.loads(path.read_text()) if path.exists() else {"error": ""}
+        return bool(failure["error"] == StoppedError.__name__)
 
     def finish(self) -> None:
         """Drop what only an unfinished run needs."""

@@ -20,6 +20,7 @@ from fedapp.messages.methods import all_methods
 from fedapp.names import near
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
+from fedapp.watch import OnRound
 from strategies.base import TreeStrategy
 
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
@@ -38,11 +39,16 @@ def main(grid: Grid, context: Context) -> None:
         write_report(folder)
 
 
-def train(grid: Grid, settings: Settings) -> RunFolder:
+def train(grid: Grid, settings: Settings, on_round: OnRound | None = None) -> RunFolder:
     """Run a strategy and write its folder.
+
+    Parameters
+    ----------
+    on_round : called after every round.
 
     Raises
     ------
+    StoppedError : ``on_round``, or somebody from outside, stopped the run.
     ConfigError : another process writes the folder.
     FedappError : the run cannot go on; the folder's ``failure.json`` says why.
     """
@@ -60,6 +66,7 @@ def train(grid: Grid, settings: Settings) -> RunFolder:
             folder.begin(settings)
         try:
             strategy = strategy_class(settings, folder)
+            strategy.on_round = on_round
             strategy.start(grid)
         except BaseException as error:
             failure = {"error": type(error).__name__, "message": str(error)}

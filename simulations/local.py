@@ -18,6 +18,7 @@ from fedapp.config import Settings, flatten
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
 from fedapp.site.store import LiveStores
+from fedapp.watch import OnRound
 
 SERVER_NODE = 1
 
@@ -119,19 +120,25 @@ def site_contexts(nodes: Iterable[Mapping[str, Any]]) -> list[Context]:
     ]
 
 
-def run_local(settings: Settings, contexts: Iterable[Context] | None = None) -> RunFolder:
+def run_local(
+    settings: Settings,
+    contexts: Iterable[Context] | None = None,
+    on_round: OnRound | None = None,
+) -> RunFolder:
     """Train in this process.
 
     Parameters
     ----------
     contexts : one a party; by default shares of the table that ``data`` names.
+    on_round : called after every round, in the caller's thread.
 
     Raises
     ------
+    StoppedError : ``on_round`` stopped the run.
     FedappError : the run cannot go on.
     """
     grid = LocalGrid(contexts or simulated_contexts(settings))
     try:
-        return train(grid, settings)
+        return train(grid, settings, on_round)
     finally:
         grid.close()

@@ -30,13 +30,21 @@ from fedapp.conversation import (
     Progress,
     ask,
 )
-from fedapp.errors import ConfigError, FedappError, PartyError, as_plain, blaming
+from fedapp.errors import (
+    ConfigError,
+    FedappError,
+    PartyError,
+    StoppedError,
+    as_plain,
+    blaming,
+)
 from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.messages.parcels import Parcel
-from fedapp.run_folder import RunFolder
+from fedapp.run_folder import RunFolder, without_nan
 from fedapp.run_state import RunState
 from fedapp.stage import Stages
 from fedapp.trees.objective import AUTO, Objective
+from fedapp.watch import OnRound, RoundInfo
 from fedapp.wire.codec import WAITING, Envelope, to_records
 from fedapp.wire.content import Content, take_apart
 from fedapp.wire.delivery import Courier, Patience
@@ -80,6 +88,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self.parties: Parties[I] = Parties({})
         self.objective_reason = ""
         self.outcome: Summary | None = None
+        self.on_round: OnRound | None = None
+        self._is_stopped = False
         self._model = b""
         self._n_failed = 0
         self._addresses: dict[str, int] = {}
@@ -231,8 +241,20 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self._conversation = self._whole_run()
         self._advance(None)
         while self._pending is not None:
+            self._check_going_on()
             self._exchange(self._pending, grid, courier)
         return self._result()
+
+    def _check_going_on(self) -> None:
+        """Stop between two exchanges where a callback wants that, here or in another process.
+
+        Raises
+        ------
+        StoppedError : it does.
+        """
+        if self._is_stopped:
+            rule = f"the run was stopped after round {self._state.rounds}"
+            raise StoppedError(f"{rule}; resume={self.folder.path} goes on from there")
 
     def _exchange(self, pending: Exchange, grid: Grid, courier: Courier) -> None:
         """One exchange, timed."""
@@ -384,13 +406,13 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         to_parties, to_server, since = self._last_round
         now = time.perf_counter()
         self._last_round = (self.ledger.to_parties, self.ledger.to_server, now)
-        line = {
+        line: RoundInfo = {
             "round": progress.round,
             "rounds": self.most_rounds(self.settings),
             "trees": progress.n_trees,
             "leaves": progress.n_leaves,
-            "train": dict(progress.train),
-            "valid": dict(progress.valid),
+            "train": without_nan(progress.train),
+            "valid": without_nan(progress.valid),
             "exchanges": self._state.exchanges,
             "bytes": {
                 "to_parties": self.ledger.to_parties - to_parties,
@@ -400,6 +422,9 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         }
         self.folder.add_round(line)
         self._note(rounds=progress.round)
+        self._is_stopped = self.folder.is_to_stop
+        if self.on_round is not None and self.on_round(line) is False:
+            self._is_stopped = True
         scores = progress.valid or progress.train
         shown = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
         log.info("round %d/%d  %s", progress.round, line["rounds"], shown)

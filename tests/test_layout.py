@@ -36,7 +36,10 @@ ANSWERING = sorted(
 # where none is named.
 STUDIES = ("simulations/papers/", "simulations/bench/")
 FAMILIES = {"HorizontalStrategy", "VerticalStrategy", "InferenceStrategy"}
-DEFAULTS = {"fedapp/commands/predict.py": ["interactive"]}
+DEFAULTS = {
+    "fedapp/api.py": ["interactive"] * 3,
+    "fedapp/commands/predict.py": ["interactive"],
+}
 
 
 def sources() -> Iterator[str]:

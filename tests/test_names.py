@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.commands.engines import told
 from fedapp.config import app_folder, defaults, load_settings
+from fedapp.engines import told
 from fedapp.errors import ConfigError
 from fedapp.messages.methods import all_methods
 from fedapp.names import ALIASES, near

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapp.commands.common import carry_out, new_follower
+from fedapp.commands.common import new_follower
 from fedapp.config import Settings, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder, State
 from fedapp.run_state import RunState
+from fedapp.session import carry_out
 from simulations.local import run_local
 
 MakeSettings = Callable[..., Settings]

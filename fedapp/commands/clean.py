@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedapp.commands.common import RUNS, console
+from fedapp.commands.common import console
 from fedapp.home import shown
+from fedapp.session import RUNS
 
 if TYPE_CHECKING:
     from fedapp.housekeeping import Cleaning

@@ -7,19 +7,12 @@ from typing import Annotated
 
 import typer
 
-from fedapp.commands.common import (
-    Overrides,
-    carry_out,
-    check_method,
-    check_tables,
-    console,
-    interruptible,
-    new_follower,
-)
-from fedapp.commands.engines import SIMULATED
+from fedapp.commands.common import Overrides, console, interruptible, new_follower
 from fedapp.config import Settings, load_settings, parse_overrides
+from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
+from fedapp.session import carry_out, check_method, check_tables
 
 FINISHED_CELLS = "finished cells are saved; the same command continues with the others"
 

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from fedapp.commands.common import (
-    Overrides,
-    carry_out,
-    check_tables,
-    console,
-    interruptible,
-    new_follower,
-    passing,
-    run_dir_of,
-)
-from fedapp.commands.engines import SIMULATED, check_engine
-from fedapp.config import Settings, load_settings, parse_overrides
-from fedapp.errors import ConfigError
-from fedapp.run_folder import RunFolder
+from fedapp.commands.common import Overrides, console, interruptible, new_follower
+from fedapp.config import parse_overrides
+from fedapp.engines import SIMULATED
+from fedapp.errors import ConfigError, FedappError
 
 if TYPE_CHECKING:
     from fedapp.predict import Predicted
@@ -127,74 +117,34 @@ def _predict_together(
     run_dir: Path, parts: Mapping[str, Any], overrides: Mapping[str, Any], output: str, engine: str
 ) -> None:
     """Have the parties predict; the predictions are written at the active one."""
-    from fedapp.data.predictions import check_suffix
-    from fedapp.data.sources import party_sources, sources_to_predict
     from fedapp.home import home, shown
-    from fedapp.housekeeping import predictions_folder
-    from fedapp.messages.methods import all_methods
-    from fedapp.predict import trained_settings
-    from fedapp.server_app import load_strategy
+    from fedapp.together import predict_together, settings_to_predict
 
-    known = [name for name, method in all_methods().items() if not method.trains]
-    if overrides["strategy"] not in known:
-        got = overrides["strategy"]
-        raise ConfigError(f"inference must be one of {', '.join(known)}, got {got!r}")
-    if output:
-        check_suffix(Path(output))
-    trained = trained_settings(run_dir)
-    names = ["parties", "partition", "columns", "align", "align-most-rows", "seed"]
-    if engine in SIMULATED:
-        names += ["label", "weight"]
-        parties = {parts["active"], *parts["passive"]}
-        shared = not party_sources(trained["data"], trained["parties"])
-        sources_to_predict(overrides["data"], parties, may_be_one=shared)
-    given = {name: trained[name] for name in names}
-    given |= {"model": parts["model_id"], **overrides}
-    if output:
-        given["output"] = Path(output).suffix
-    settings = load_settings(given)
-    load_strategy(settings.strategy).own_settings(settings)
-    check_engine(engine)
+    settings = settings_to_predict(run_dir, parts, overrides, output, engine)
     follower = new_follower()
-    with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
-        check_tables(settings, engine, follower)
-        place = run_dir_of(settings, engine, predictions_folder())
-        with passing(place, stays=bool(settings.run_dir)):
-            placed = settings.model_copy(update={"run_dir": place})
-            folder = carry_out(placed, engine, follower)
-            predicted = None
-            if folder and engine in SIMULATED:
-                predicted = _collect(folder, parts["active"], settings, Path(output))
-    where = shown(home() / "sites") if predicted else "home/sites of its site's folder"
-    if settings.explain:
-        console.print(f"Each party's explanation.txt lies in {where}.", soft_wrap=True)
-    if predicted is None:
-        console.print(f"The predictions lie at {parts['active']}, in {where}.", soft_wrap=True)
-        return
-    _show(predicted, output)
-
-
-def _collect(folder: RunFolder, active: str, settings: Settings, output: Path) -> Predicted:
-    """Take what the active party of a simulation has written."""
-    from fedapp.home import home
-    from fedapp.predict import Predicted
-
-    summary = json.loads((folder.path / "summary.json").read_text())
-    site = home() / "sites" / active / summary["model_id"]
-    shutil.copyfile(site / f"predictions{settings.output}", output)
-    found = json.loads((site / "predictions.json").read_text())
-    if settings.explain:
-        explained = json.loads((site / "explanation.json").read_text())
+    with interruptible(lambda: NOTHING_WRITTEN), follower.alive(), _noting():
+        found = predict_together(settings, parts, output, engine, follower)
+    for explained in list(found.explained.values())[:1]:
         if missing := explained["not_among_the_rows"]:
             _say(f"not explained, as not among the rows: {', '.join(missing)}")
-    return Predicted(
-        found["rows"],
-        found["not_matched"],
-        summary["tables"],
-        found["scores"],
-        found["note"],
-        summary["warnings"],
-    )
+    where = shown(home() / "sites") if found.predicted else "home/sites of its site's folder"
+    if settings.explain:
+        console.print(f"Each party's explanation.txt lies in {where}.", soft_wrap=True)
+    if found.predicted is None:
+        console.print(f"The predictions lie at {parts['active']}, in {where}.", soft_wrap=True)
+        return
+    _show(found.predicted, output)
+
+
+@contextmanager
+def _noting() -> Iterator[None]:
+    """Print what an error says beside itself."""
+    try:
+        yield
+    except FedappError as error:
+        for note in getattr(error, "__notes__", ()):
+            print(note, file=sys.stderr)
+        raise
 
 
 def _show(predicted: Predicted, output: str) -> None:

@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from fedapp.commands.common import RUNS, console
+from fedapp.commands.common import console
+from fedapp.session import RUNS
 
 MOST = 20
 

@@ -240,6 +240,16 @@ def check_mean(objective: Objective, mean: np.float32) -> None:
         raise DataError(f"mean label of the training rows {rule}") from error
 
 
+def class_values(classes: Sequence[str]) -> npt.NDArray[Any]:
+    """Names of classes as numbers where all are numbers, else as they are."""
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array([kind(name) for name in classes])
+        except ValueError:
+            continue
+    return np.array(classes)
+
+
 def label_texts(labels: Labels) -> npt.NDArray[np.str_]:
     """The class name of each label."""
     names, places = np.unique(labels, return_inverse=True)

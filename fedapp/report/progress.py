@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,8 +19,9 @@ from fedapp.report.summary import Scores, human_bytes, human_seconds, score_text
 from fedapp.run_folder import RunFolder
 from fedapp.run_state import RunState
 from fedapp.stage import Stage
+from fedapp.watch import RoundInfo
 
-Round: TypeAlias = dict[str, Any]
+Round: TypeAlias = RoundInfo
 
 _TICK_SECONDS = 0.2
 # A log has a line at least every 5 seconds, also where the machine is busy.
@@ -50,7 +51,7 @@ class Follower:
         self._own: Stage | None = None
         self._run: Stage | None = None
         self._folder: RunFolder | None = None
-        self._rounds: _Rounds | None = None
+        self._rounds: Rounds | None = None
         self._metric = ""
         self._ends = False
         self._told: set[str] = set()
@@ -90,7 +91,7 @@ class Follower:
         if kept:
             self.tell(f"resumed after {kept_text(kept)}")
         with self._lock:
-            self._rounds = _Rounds(folder.rounds, kept.rounds if kept else 0)
+            self._rounds = Rounds(folder.rounds, kept.rounds if kept else 0)
             self._folder, self._metric, self._run = folder, metric, None
         try:
             yield
@@ -151,7 +152,7 @@ def kept_text(kept: RunState) -> str:
     return f"round {kept.rounds}" if kept.rounds else f"exchange {kept.step}"
 
 
-class _Rounds:
+class Rounds:
     """The rounds.jsonl of a run, by the numbers of its rounds: a run that goes on writes it anew.
 
     Parameters
@@ -200,7 +201,7 @@ def _round(line: bytes) -> Round:
         raise DataError(f"a line of rounds.jsonl must be an object, got {type(entry).__name__}")
     if missing := _FIELDS - set(entry):
         raise DataError(f"a line of rounds.jsonl must have {', '.join(sorted(missing))}, got none")
-    return entry
+    return cast(Round, entry)
 
 
 class _View(Protocol):

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from fedapp.config import Settings
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, RunFailedError, StoppedError
 from fedapp.names import near
 from fedapp.run_folder import RunFolder
+from fedapp.watch import OnRound
 
 if TYPE_CHECKING:
     from simulations.engines import Tell
 
 SIMULATED = ("local", "simulation")
-HELP = (
-    "local (the parties are simulated in this process), simulation (in Flower's own runtime), or "
-    "the name of a SuperLink in Flower's configuration."
-)
 
 
 def flower_config() -> Path:
@@ -77,8 +76,14 @@ def told(name: str) -> str:
     return f"engine {name}: the SuperLink at {address}"
 
 
-def engine_of(name: str, tell: Tell) -> Callable[[Settings], RunFolder | None]:
+def engine_of(
+    name: str, tell: Tell, on_round: OnRound | None = None
+) -> Callable[[Settings], RunFolder | None]:
     """What carries the messages; ``tell`` is told what it does beside that.
+
+    Parameters
+    ----------
+    on_round : called after every round; of a run that goes on elsewhere nothing is known.
 
     Raises
     ------
@@ -88,7 +93,60 @@ def engine_of(name: str, tell: Tell) -> Callable[[Settings], RunFolder | None]:
 
     check_engine(name)
     if name == "local":
-        return local.run_local
+        return lambda settings: local.run_local(settings, on_round=on_round)
     if name == "simulation":
-        return lambda settings: engines.run_simulation(settings, tell)
+
+        def simulate(settings: Settings) -> RunFolder:
+            with _reporting(RunFolder(Path(settings.run_dir)), on_round):
+                return engines.run_simulation(settings, tell)
+
+        return simulate
     return lambda settings: engines.run_superlink(settings, name, tell)
+
+
+_TICK_SECONDS = 0.1
+
+
+@contextmanager
+def _reporting(folder: RunFolder, on_round: OnRound | None) -> Iterator[None]:
+    """Call ``on_round`` after each round that another process writes, from a thread, and have the
+    run stop where it is told to; what the callback raises, the block raises at its end.
+
+    Raises
+    ------
+    StoppedError : the run was stopped so.
+    """
+    from fedapp.report.progress import Rounds
+
+    if on_round is None:
+        yield
+        return
+    ended, faults = Event(), list[BaseException]()
+    kept = folder.kept
+    rounds = Rounds(folder.rounds, kept.rounds if kept else 0)
+
+    def watch() -> None:
+        going = True
+        while going:
+            going = not ended.wait(_TICK_SECONDS)
+            try:
+                for entry in rounds.new(lambda text: None):
+                    if not faults and on_round(entry) is False:
+                        folder.ask_to_stop()
+            except BaseException as fault:
+                faults.append(fault)
+                folder.ask_to_stop()
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    except RunFailedError as error:
+        if faults or not folder.was_stopped:
+            raise
+        raise StoppedError(str(error)) from None
+    finally:
+        ended.set()
+        thread.join()
+        if faults:
+            raise faults[0]

@@ -1,0 +1,305 @@
+"""What estimators by scikit-learn's rules do: a run of a method for each ``fit``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Self, dataclass_transform
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,
+)
+
+from fedapp.api import Run
+from fedapp.config import defaults
+from fedapp.data.names import NAME, party_name
+from fedapp.errors import ConfigError, DataError
+from fedapp.frames import ArrowStream, Interchange, array_names, as_arrow, placed
+from fedapp.housekeeping import forget_model
+from fedapp.keywords import settings_of
+from fedapp.predict import predict_by_text
+from fedapp.session import Training
+from fedapp.trees.text import model_text
+
+Array = npt.NDArray[Any]
+RandomState = int | np.random.RandomState | None
+LABEL, WEIGHT, ID = "label", "weight", "row"
+HEAD = "\n\n    Parameters\n    ----------\n    None is the method's default.\n\n"
+
+
+@dataclass_transform(eq_default=False, kw_only_default=True)
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
+class Federated(BaseEstimator):  # type: ignore[misc]
+    """What all estimators share. Subclasses are dataclasses, whose fields are the parameters."""
+
+    method: ClassVar[str]
+    # Parameters whose settings are called otherwise.
+    renamed: ClassVar[Mapping[str, str]] = {}
+    # Of each parameter, what it is.
+    told: ClassVar[Mapping[str, str]] = {}
+    # What is set beside the parameters.
+    always: ClassVar[Mapping[str, Any]] = {"test-fraction": 0.0}
+
+    parties: int | None = None
+    engine: str = "local"
+    random_state: RandomState = None
+    run_dir: str | PathLike[str] | None = None
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        dataclasses.dataclass(eq=False, repr=False, kw_only=True)(cls)
+        if hasattr(cls, "method") and not cls.__name__.startswith("_"):
+            lines = (f"    {each.name} : {cls.told[each.name]}" for each in dataclasses.fields(cls))
+            cls.__doc__ = f"{(cls.__doc__ or '').rstrip()}{HEAD}" + "\n".join(lines) + "\n    "
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def __getstate__(self) -> Any:
+        # The folder goes with the estimator that was fitted, and not with copies of it.
+        return {name: value for name, value in super().__getstate__().items() if name != "_folder"}
+
+    def _targets(self, y: object) -> tuple[Array, dict[str, Any]]:
+        """Labels as a run takes them, and settings that follow from them."""
+        raise NotImplementedError
+
+    def _tables(self, table: Any, label: str, groups: object) -> Any:
+        """Tables of the parties, or one to be split."""
+        raise NotImplementedError
+
+    def _read(self, X: object, reset: bool) -> Any:
+        """Rows as a pyarrow.Table, and held to scikit-learn's rules."""
+        if isinstance(X, ArrowStream | Interchange) and not isinstance(X, np.ndarray):
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            return as_arrow(X)
+        rules = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
+        array = validate_data(self, X, reset=reset, **rules)
+        return as_arrow(array).rename_columns(
+            list(getattr(self, "feature_names_in_", array_names(array.shape[1])))
+        )
+
+    def _fit(self, X: object, y: object, sample_weight: object, groups: object) -> Self:
+        if y is None:
+            raise ValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None"
+            )
+        try:
+            return self._run(X, y, sample_weight, groups)
+        except (ConfigError, DataError) as error:
+            raise ValueError(str(error)) from error
+
+    def _run(self, X: object, y: object, sample_weight: object, groups: object) -> Self:
+        """A run of the method, and what is kept of it."""
+        table = self._read(X, reset=True)
+        names = table.column_names
+        labels, said = self._targets(y)
+        check_consistent_length(labels, table.column(0).to_numpy())
+        label = _free(LABEL, names)
+        given: dict[str, Any] = {**self.always, **self._settings(), **said, "label": label}
+        table = table.append_column(label, [labels])
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, labels)
+            given["weight"] = _free(WEIGHT, names)
+            table = table.append_column(given["weight"], [weights])
+        tables = self._tables(table, label, groups)
+        n_parties = given.get("parties", defaults()["parties"])
+        if not isinstance(tables, Mapping) and table.num_rows < n_parties:
+            rule = "parties must be at most the number of rows"
+            raise ValueError(f"{rule}, n_samples={table.num_rows}, got {n_parties}")
+        if isinstance(tables, Mapping):
+            given["parties"] = len(tables)
+            given |= self._matched(names)
+        folder = TemporaryDirectory() if self.run_dir is None else None
+        place = Path(folder.name if folder else self.run_dir or "").resolve()
+        place.mkdir(parents=True, exist_ok=True)
+        given |= {"data": placed(tables, place), "run-dir": str(place)}
+        run = Training(self.method, given, self.engine, with_page=self.run_dir is not None)
+        run.carry_out()
+        self._folder, self.run_ = folder, Run(place)
+        self._keep(names)
+        return self
+
+    def _matched(self, names: Sequence[str]) -> dict[str, Any]:
+        """How rows of several tables are matched, where they are."""
+        return {}
+
+    def _settings(self) -> dict[str, Any]:
+        """The parameters that were given, as settings."""
+        own = {"columns", "engine", "run_dir", "random_state"}
+        found = {}
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if value is None or each.name in own:
+                continue
+            name = self.renamed.get(each.name, each.name.replace("_", "-"))
+            in_section = f"{self.method}.{name}"
+            found[in_section if in_section in defaults() else name] = value
+        if isinstance(self.random_state, int | np.integer):
+            found["seed"] = int(self.random_state)
+        elif self.random_state is not None:
+            found["seed"] = int(check_random_state(self.random_state).randint(2**31))
+        return settings_of(self.method, found)
+
+    def _keep(self, names: Sequence[str]) -> None:
+        """The model, and what is known of its columns; sites of this machine forget theirs."""
+        summary = self.run_.summary
+        self.model_text_ = model_text(self.run_.path / "model.json")
+        forget_model(summary["model_id"])
+        gains = (summary.get("importance") or {}).get("gain") or {}
+        if gains and set(gains) <= set(names):
+            found = np.array([gains.get(name, 0.0) for name in names])
+            self.feature_importances_ = found / found.sum()
+
+    def _outputs(self, X: object) -> Array:
+        """Predictions of the model, shape (n_rows, n_outputs)."""
+        check_is_fitted(self)
+        table = self._read(X, reset=False)
+        try:
+            with TemporaryDirectory() as folder:
+                return predict_by_text(self.model_text_, placed(table, Path(folder)))
+        except DataError as error:
+            raise ValueError(str(error)) from error
+
+
+class Classes(ClassifierMixin, Federated):  # type: ignore[misc]
+    """Of classes."""
+
+    def _targets(self, y: object) -> tuple[Array, dict[str, Any]]:
+        labels = column_or_1d(y, warn=True)
+        check_classification_targets(labels)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            name = type(self).__name__
+            raise ValueError(f"{name} needs two classes, but the data contain only one class")
+        objective = "binary:logistic" if len(self.classes_) == 2 else "multi:softprob"
+        return codes, {"objective": objective}
+
+    def predict_proba(self, X: object) -> Array:
+        """Probability of each class, shape (n_rows, n_classes)."""
+        found = self._outputs(X)
+        return found if found.shape[1] > 1 else np.hstack([1 - found, found])
+
+    def predict(self, X: object) -> Array:
+        """The class of the largest probability, shape (n_rows,)."""
+        chosen = self.predict_proba(X).argmax(axis=1)
+        return np.asarray(self.classes_[chosen])
+
+
+class Numbers(RegressorMixin, Federated):  # type: ignore[misc]
+    """Of numbers."""
+
+    objective: str | None = None
+
+    def _targets(self, y: object) -> tuple[Array, dict[str, Any]]:
+        labels = column_or_1d(y, warn=True).astype(np.float64)
+        if not np.isfinite(labels).all():
+            raise ValueError("Input y contains NaN or infinity")
+        return labels, {"objective": self.objective or "reg:squarederror"}
+
+    def predict(self, X: object) -> Array:
+        """Shape (n_rows,)."""
+        return np.asarray(self._outputs(X)[:, 0])
+
+
+class Horizontal(Federated):
+    """Parties have the same columns of different rows."""
+
+    def fit(
+        self,
+        X: object,
+        y: object,
+        sample_weight: object = None,
+        groups: object = None,
+    ) -> Self:
+        """Train on all rows.
+
+        Parameters
+        ----------
+        X : frame or array, shape (n_rows, n_columns); NaN is missing.
+        y : shape (n_rows,).
+        sample_weight : shape (n_rows,), >= 0.
+        groups : shape (n_rows,): the party that a row belongs to; without it chance deals the rows
+            out evenly.
+        """
+        return self._fit(X, y, sample_weight, groups)
+
+    def _tables(self, table: Any, label: str, groups: object) -> Any:
+        if groups is None:
+            return table
+        members = column_or_1d(groups)
+        check_consistent_length(members, table.column(0).to_numpy())
+        known, places = np.unique(members, return_inverse=True)
+        if self.parties not in (None, len(known)):
+            raise ValueError(f"parties must be those of groups, {len(known)}, got {self.parties}")
+        names = [str(name) for name in known]
+        if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
+            names = [party_name(place, len(known)) for place in range(len(known))]
+        return {name: table.filter(places == place) for place, name in enumerate(names)}
+
+
+class Vertical(Federated):
+    """Parties have different columns of the same rows; their parts of the model are joined."""
+
+    always: ClassVar = {**Federated.always, "allow-export": True, "align": "ordered"}
+
+    columns: Mapping[str, Sequence[str | int]] | None = None
+
+    def fit(
+        self,
+        X: object,
+        y: object,
+        sample_weight: object = None,
+    ) -> Self:
+        """Train on all rows.
+
+        Parameters
+        ----------
+        X : frame or array, shape (n_rows, n_columns); NaN is missing.
+        y : shape (n_rows,), at the first party.
+        sample_weight : shape (n_rows,), >= 0.
+        """
+        return self._fit(X, y, sample_weight, None)
+
+    def _matched(self, names: Sequence[str]) -> dict[str, Any]:
+        return {"id": _free(ID, names)}
+
+    def _tables(self, table: Any, label: str, groups: object) -> Any:
+        if self.columns is None:
+            return table
+        at_first = table.column_names[table.column_names.index(label) :]
+        names = table.column_names[: -len(at_first)]
+        own = {
+            party: [names[one] if isinstance(one, int | np.integer) else str(one) for one in some]
+            for party, some in self.columns.items()
+        }
+        listed = [name for some in own.values() for name in some]
+        if sorted(listed) != sorted(names):
+            rule = "columns must give every column of X to one party"
+            raise ValueError(f"{rule}, got {', '.join(sorted(listed))}")
+        rows = np.arange(table.num_rows).astype(str)
+        return {
+            party: table.select([*some, *(at_first if place == 0 else [])]).append_column(
+                _free(ID, names), [rows]
+            )
+            for place, (party, some) in enumerate(own.items())
+        }
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    """A name that no column has."""
+    while name in taken:
+        name += "_"
+    return name

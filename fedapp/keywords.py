@@ -1,0 +1,99 @@
+"""Settings as Python writes them: ``reg_lambda=1.0``, ``drop_columns=["id"]``,
+``pax={"bins": "equal"}``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedapp.config import Value, check_names, defaults, flatten
+from fedapp.errors import ConfigError
+
+# Where a name in Python is not the setting's with underscores.
+NAMES = {"reg-lambda": "lambda", "reg-alpha": "alpha"}
+IN_PYTHON = {setting: name.replace("-", "_") for name, setting in NAMES.items()}
+HINTED = re.compile(r"(?<=did you mean )([\w.-]+)(?: or ([\w.-]+))?(?=\?)")
+
+
+def settings_of(strategy: str, given: Mapping[str, Any]) -> dict[str, Value]:
+    """Settings by their names, nested ones joined by a dot.
+
+    Parameters
+    ----------
+    strategy : whose settings come to mind first where a name is wrong.
+    given : by their names in Python, a mapping for a method's own; None is the default.
+
+    Raises
+    ------
+    ConfigError : a name that is no setting, with the one that is spelled alike; or a value that no
+        setting can have.
+    """
+    found: dict[str, Value] = {}
+    for name, value in flatten(_kebab(given)).items():
+        if value is None:
+            continue
+        setting = name if name in defaults() else NAMES.get(name, name)
+        if setting not in defaults():
+            _refuse(setting, strategy)
+        found[setting] = _as_value(_in_python(setting), value, defaults()[setting])
+    return found
+
+
+def _kebab(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with hyphens, sections too; constraints are mappings, but no sections."""
+    sections = {name.partition(".")[0] for name in defaults() if "." in name}
+    found = {}
+    for name, value in given.items():
+        setting = name.rstrip("_").replace("_", "-")
+        is_section = isinstance(value, Mapping) and setting in sections
+        if isinstance(value, Mapping) and not is_section:
+            value = ",".join(f"{key}:{each}" for key, each in value.items())
+        found[setting] = _kebab(value) if is_section else value
+    return found
+
+
+def _in_python(setting: str) -> str:
+    """A setting's name as Python writes it."""
+    section, dot, name = setting.rpartition(".")
+    if dot:
+        return f"{section.replace('-', '_')}={{{name.replace('-', '_')!r}: ...}}"
+    return IN_PYTHON.get(setting, setting.replace("-", "_"))
+
+
+def _refuse(setting: str, strategy: str) -> None:
+    """Raise the error on a name that is no setting, in the words of Python."""
+    try:
+        check_names([setting], strategy)
+    except ConfigError as error:
+        hint = str(error).partition("is not a setting")[2]
+        told = HINTED.sub(
+            lambda match: " or ".join(_in_python(name) for name in match.groups() if name), hint
+        )
+        raise ConfigError(f"{_in_python(setting)} is not a setting{told}") from None
+
+
+def _as_value(name: str, value: object, usual: Value) -> Value:
+    """A value as a run config holds it: lists are texts with commas between."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        value = ",".join(_entry(each) for each in value)
+    if isinstance(usual, str) and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)  # a column may be called 54
+    if not isinstance(value, bool | int | float | str):
+        kind = type(value).__name__
+        raise ConfigError(f"{name} must be a text, a number, a truth value or a list, got {kind}")
+    return value
+
+
+def _entry(value: object) -> str:
+    """One entry of a list, which may be a list of columns."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{','.join(map(str, value))}]"
+    return str(value)

@@ -1,0 +1,361 @@
+"""Estimators by scikit-learn's rules: two a method, for classes and for numbers.
+
+``fit`` is a run of the method with simulated parties on this machine. It trains on all rows that it
+is given, as scikit-learn's tools hold rows back themselves; ``valid_fraction`` holds some back for
+early stopping. Frames go through Arrow, so columns may be of categories, dates and booleans; arrays
+must hold numbers. The model is kept in the estimator, its run's folder as long as the estimator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from fedapp.estimators import Classes, Federated, Horizontal, Numbers, Vertical
+
+Constraints = Mapping[str, int] | str | None
+PARAMETERS = {
+    "n_estimators": "boosting rounds; trees of a forest, or of each party (FedXGBllr).",
+    "max_depth": "levels of a tree.",
+    "learning_rate": "by which each tree's leaves, or each step, are multiplied.",
+    "reg_lambda": "L2 penalty on leaves.",
+    "reg_alpha": "L1 penalty on leaves.",
+    "gamma": "least gain of a split.",
+    "min_child_weight": "least sum of hessians on both sides of a split.",
+    "max_delta_step": "longest step of a leaf.",
+    "scale_pos_weight": "weight of the rows of the second of two classes.",
+    "subsample": "share of the rows that a tree sees.",
+    "colsample_bytree": "share of the columns that a tree sees.",
+    "colsample_bylevel": "share of the columns that a level sees.",
+    "colsample_bynode": "share of the columns that a node sees.",
+    "max_bin": "bins of a column.",
+    "monotone_constraints": "-1 or 1 by column.",
+    "interaction_constraints": "lists of columns that may meet in a tree.",
+    "early_stopping_rounds": "without a better score on held-back rows; needs valid_fraction.",
+    "valid_fraction": "share of the rows that are held back to be scored in every round.",
+    "objective": "loss, by XGBoost's name; reg:squarederror by default.",
+    "bins": "how bins are dealt out to parties: share, or equal.",
+    "fusion": "of the parties' cuts: auto, finest or coarsest.",
+    "local_rounds": "rounds of a party before its trees are joined with the others'.",
+    "rounds": "exchanges of the common network or linear model.",
+    "epochs": "passes over its rows that a party makes in a round.",
+    "local_epochs": "passes over its rows that a party makes in a round.",
+    "batch_size": "rows of a step.",
+    "head": "of the common network: cnn or fcnn.",
+    "channels": "of the common network.",
+    "head_learning_rate": "of the common network.",
+    "l2": "penalty on weights.",
+    "columns": "of each party by its name, the first has the labels; None deals them out evenly.",
+    "key_bits": "of Paillier keys.",
+    "insecure_small_key": "whether fewer than 2048 key_bits are allowed.",
+    "first_trees": "trees of the first party's columns alone (Completely SecureBoost).",
+    "criterion": "gini, entropy or variance; auto takes the one for the label.",
+    "min_samples_split": "fewest rows of a node that is split.",
+    "min_samples_leaf": "fewest rows of a leaf.",
+    "max_features": "columns that a tree sees: sqrt, log2, all, a share or a number.",
+    "bootstrap": "whether a tree's rows are drawn with replacement.",
+    "parties": "how many the rows, or columns, are dealt out to; ``groups`` say it too.",
+    "engine": "local, in this process, or simulation, by Flower's runtime.",
+    "random_state": "seed of all draws.",
+    "run_dir": "new folder for the run; by default one that goes with the estimator.",
+}
+Federated.told = PARAMETERS
+
+
+class _Boosted(Federated):
+    """Boosted trees."""
+
+    renamed: ClassVar = {
+        "n_estimators": "num-boost-round",
+        "learning_rate": "eta",
+    }
+
+    n_estimators: int | None = None
+    max_depth: int | None = None
+    learning_rate: float | None = None
+    reg_lambda: float | None = None
+    reg_alpha: float | None = None
+    gamma: float | None = None
+    min_child_weight: float | None = None
+    max_delta_step: float | None = None
+    subsample: float | None = None
+    colsample_bytree: float | None = None
+    colsample_bylevel: float | None = None
+    colsample_bynode: float | None = None
+    max_bin: int | None = None
+    early_stopping_rounds: int | None = None
+    valid_fraction: float = 0.0
+
+
+class _Constrained(Federated):
+    """Trees that hold constraints of columns."""
+
+    monotone_constraints: Constraints = None
+    interaction_constraints: Sequence[Sequence[str]] | str | None = None
+
+
+class _BoostedClasses(Classes):
+    """Boosted trees of classes."""
+
+    scale_pos_weight: float | None = None
+
+
+class _PAX(_Constrained, _Boosted, Horizontal):
+    method = "pax"
+
+    bins: str | None = None
+    fusion: str | None = None
+
+
+class _Bagging(_Boosted, Horizontal):
+    method = "bagging"
+
+    local_rounds: int | None = None
+
+
+class _Cyclic(_Boosted, Horizontal):
+    method = "cyclic"
+
+
+class _FedXGBllr(Horizontal):
+    method = "fedxgbllr"
+    renamed: ClassVar = {
+        "n_estimators": "trees",
+        "learning_rate": "eta",
+        "head_learning_rate": "learning-rate",
+    }
+
+    n_estimators: int | None = None
+    max_depth: int | None = None
+    learning_rate: float | None = None
+    rounds: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    head_learning_rate: float | None = None
+    head: str | None = None
+    channels: int | None = None
+    valid_fraction: float = 0.0
+
+
+class _Linear(Horizontal):
+    method = "fedavg-linear"
+
+    rounds: int | None = None
+    local_epochs: int | None = None
+    learning_rate: float | None = None
+    batch_size: int | None = None
+    l2: float | None = None
+    valid_fraction: float = 0.0
+
+
+class _SecureBoost(_Constrained, _Boosted, Vertical):
+    method = "secureboost"
+
+    key_bits: int | None = None
+    insecure_small_key: bool | None = None
+    first_trees: int | None = None
+
+
+class _Forest(Vertical):
+    method = "federated-forest"
+    renamed: ClassVar = {"n_estimators": "trees"}
+    always: ClassVar = {**Vertical.always, "federated-forest.master-keeps-model": True}
+
+    n_estimators: int | None = None
+    max_depth: int | None = None
+    criterion: str | None = None
+    min_samples_split: int | None = None
+    min_samples_leaf: int | None = None
+    max_features: str | float | int | None = None
+    bootstrap: bool | None = None
+    max_bin: int | None = None
+
+
+class PAXClassifier(_BoostedClasses, _PAX):
+    """Party-adaptive histogram boosting of classes: one boosted model of all parties' rows.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from fedapp import PAXClassifier
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> PAXClassifier(n_estimators=5, parties=2).fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+
+class PAXRegressor(Numbers, _PAX):
+    """Party-adaptive histogram boosting of numbers: one boosted model of all parties' rows.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from fedapp import PAXRegressor
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> PAXRegressor(n_estimators=5, parties=2).fit(X, y).score(X, y) > 0.5
+    True
+    """
+
+
+class FedBaggingClassifier(_BoostedClasses, _Bagging):
+    """Mean of the parties' XGBoost steps, for classes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from fedapp import FedBaggingClassifier
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> FedBaggingClassifier(n_estimators=5, parties=2).fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+
+class FedBaggingRegressor(Numbers, _Bagging):
+    """Mean of the parties' XGBoost steps, for numbers.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from fedapp import FedBaggingRegressor
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> FedBaggingRegressor(n_estimators=5, parties=2).fit(X, y).score(X, y) > 0.4
+    True
+    """
+
+
+class FedCyclicClassifier(_BoostedClasses, _Cyclic):
+    """XGBoost steps of the parties in turn, for classes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from fedapp import FedCyclicClassifier
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> FedCyclicClassifier(n_estimators=6, parties=2).fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+
+class FedCyclicRegressor(Numbers, _Cyclic):
+    """XGBoost steps of the parties in turn, for numbers.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from fedapp import FedCyclicRegressor
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> FedCyclicRegressor(n_estimators=6, parties=2).fit(X, y).score(X, y) > 0.4
+    True
+    """
+
+
+class FedXGBllrClassifier(Classes, _FedXGBllr):
+    """Every party's trees for classes, weighted by a small network that all train; needs PyTorch.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from fedapp import FedXGBllrClassifier
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> model = FedXGBllrClassifier(n_estimators=10, rounds=2, epochs=5, parties=2)
+    >>> model.fit(X, y).score(X, y) > 0.8
+    True
+    """
+
+
+class FedXGBllrRegressor(Numbers, _FedXGBllr):
+    """Every party's trees for numbers, weighted by a small network that all train; needs PyTorch.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from fedapp import FedXGBllrRegressor
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = FedXGBllrRegressor(n_estimators=10, rounds=2, epochs=5, parties=2)
+    >>> model.fit(X, y).predict(X).shape
+    (442,)
+    """
+
+
+class FedAvgLinearClassifier(Classes, _Linear):
+    """A linear model of classes by federated averaging.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from fedapp import FedAvgLinearClassifier
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> FedAvgLinearClassifier(rounds=5, parties=2).fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+
+class FedAvgLinearRegressor(Numbers, _Linear):
+    """A linear model of numbers by federated averaging.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from fedapp import FedAvgLinearRegressor
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> FedAvgLinearRegressor(rounds=5, parties=2).fit(X, y).predict(X).shape
+    (442,)
+    """
+
+
+class SecureBoostClassifier(_BoostedClasses, _SecureBoost):
+    """XGBoost's trees of classes on the columns of several parties; gradients are encrypted.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from fedapp import SecureBoostClassifier
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> columns = {"bank": range(20), "insurer": range(20, 30)}
+    >>> small = {"key_bits": 512, "insecure_small_key": True}  # for this example alone
+    >>> model = SecureBoostClassifier(columns=columns, n_estimators=2, max_bin=16, **small)
+    >>> model.fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+
+class SecureBoostRegressor(Numbers, _SecureBoost):
+    """XGBoost's trees of numbers on the columns of several parties; gradients are encrypted.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from fedapp import SecureBoostRegressor
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> small = {"key_bits": 512, "insecure_small_key": True}  # for this example alone
+    >>> model = SecureBoostRegressor(parties=2, n_estimators=2, max_bin=16, **small)
+    >>> model.fit(X, y).predict(X).shape
+    (442,)
+    """
+
+
+class FederatedForestClassifier(Classes, _Forest):
+    """A random forest of classes on the columns of several parties.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from fedapp import FederatedForestClassifier
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> columns = {"bank": range(20), "insurer": range(20, 30)}
+    >>> FederatedForestClassifier(columns=columns, n_estimators=5).fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+
+class FederatedForestRegressor(Numbers, _Forest):
+    """A random forest of numbers on the columns of several parties.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from fedapp import FederatedForestRegressor
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> FederatedForestRegressor(parties=2, n_estimators=5).fit(X, y).score(X, y) > 0.3
+    True
+    """

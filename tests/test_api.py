@@ -1,0 +1,480 @@
+"""Training and predicting from Python: the same as the command, on frames as on files."""
+
+from __future__ import annotations
+
+import csv
+import doctest
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+from typer.testing import CliRunner
+
+import fedapp
+from fedapp import api, keywords
+from fedapp.cli import cli
+from fedapp.config import app_folder
+from fedapp.frames import as_arrow
+from tests.conftest import MakeSettings, WriteTable
+
+SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs go to a folder of the test."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+@pytest.fixture
+def mixed(write_table: WriteTable) -> Path:
+    """A table of numbers, booleans, dates and categories, some of each missing."""
+    rng = np.random.default_rng(1)
+
+    def column(values: list[str]) -> list[str]:
+        return [str(value) for value in rng.choice(values, 80)]
+
+    return write_table(
+        n_rows=80,
+        count=column(["1", "2", "30", ""]),
+        flag=column(["true", "false", ""]),
+        day=column(["2024-01-31", "2025-12-01", "2023-07-04", ""]),
+        town=column(["Oslo", "Rome", "Bern", "NA"]),
+    )
+
+
+class Streamed:
+    """A frame of a library that speaks Arrow and nothing else."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+class Interchanged:
+    """A frame of a library that speaks the older protocol."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __dataframe__(self, nan_as_null: bool = False, allow_copy: bool = True) -> Any:
+        return self.table.__dataframe__(nan_as_null, allow_copy)
+
+
+def model_of(run: fedapp.Run) -> str:
+    return (run.path / "model.json").read_text()
+
+
+# Importing
+
+
+def test_importing_fedapp_loads_nothing_else() -> None:
+    code = "import fedapp, sys; print(*sorted(name.partition('.')[0] for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"flwr", "torch", "xgboost", "sklearn", "numpy", "pyarrow", "pydantic", "pandas"}
+    assert not heavy & set(done.stdout.split())
+
+
+def test_all_public_names_are_there_and_others_are_not() -> None:
+    assert all(getattr(fedapp, name) is not None for name in fedapp.__all__)
+    assert set(fedapp.__all__) <= set(dir(fedapp))
+    with pytest.raises(AttributeError, match=r"^module 'fedapp' has no attribute 'rnu'$"):
+        fedapp.rnu  # type: ignore[attr-defined]  # noqa: B018
+
+
+# Frames
+
+
+@pytest.mark.parametrize("kind", [lambda table: table, Streamed, Interchanged])
+def test_a_frame_trains_the_model_of_its_file(mixed: Path, kind: Callable[[pa.Table], Any]) -> None:
+    table = pyarrow.csv.read_csv(
+        mixed, convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=True)
+    )
+    assert {str(type) for type in table.schema.types} >= {"bool", "date32[day]", "string"}
+    if kind is Interchanged:  # the older protocol has no dates without a time
+        day = table.column_names.index("day")
+        table = table.set_column(day, "day", table["day"].cast(pa.timestamp("ms")))
+    of_file = fedapp.run("pax", data=mixed, label="y", parties=2, **SHORT)
+    of_frame = fedapp.run("pax", data=kind(table), label="y", parties=2, **SHORT)
+    assert model_of(of_frame) == model_of(of_file)
+    assert of_frame.summary["data"] == "frame"
+    assert np.array_equal(of_frame.predict_proba(kind(table)), of_file.predict_proba(mixed))
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_frame_of_a_library_trains_the_model_of_its_file(mixed: Path, library: str) -> None:
+    frame = pytest.importorskip(library).read_csv(mixed)
+    if library == "pandas":
+        frame = frame.set_index(frame.index + 1000)  # no column of the table
+    of_frame = fedapp.run("pax", data=frame, label="y", parties=2, drop_columns="day", **SHORT)
+    of_file = fedapp.run("pax", data=mixed, label="y", parties=2, drop_columns="day", **SHORT)
+    assert model_of(of_frame) == model_of(of_file)
+
+
+def test_an_array_has_columns_by_number() -> None:
+    rng = np.random.default_rng(0)
+    array = np.column_stack([rng.normal(size=(60, 2)), rng.integers(0, 2, 60)])
+    run = fedapp.run("pax", data=array, label="c2", parties=2, **SHORT)
+    assert run.model.columns == ("c0", "c1")
+    assert run.predict(array).tolist() == run.predict(array[:, :2]).tolist()
+
+
+def test_several_frames_are_a_party_each(write_table: WriteTable) -> None:
+    paths = [write_table(name, seed=seed) for seed, name in enumerate(("bank", "shop"))]
+    frames = [pyarrow.csv.read_csv(path) for path in paths]
+    listed = fedapp.run("pax", data=frames, label="y", **SHORT)
+    named = fedapp.run("pax", data={"bank": frames[0], "shop": paths[1]}, label="y", **SHORT)
+    text = ",".join(map(str, paths))
+    assert model_of(listed) == model_of(fedapp.run("pax", data=text, label="y", **SHORT))
+    assert model_of(listed) == model_of(named)
+    assert [party["name"] for party in listed.summary["parties"]] == ["party-1", "party-2"]
+    assert [party["name"] for party in named.summary["parties"]] == ["bank", "shop"]
+    assert named.summary["data"] == f"bank=frame,shop={paths[1]}"
+
+
+@pytest.mark.parametrize(
+    ("frame", "match"),
+    [
+        (object(), r"^data must be a table's name or path, .* got builtins.object$"),
+        (np.zeros(3), r"^data must be an array of rows and columns, got shape \(3,\)$"),
+        (np.array([[1, "x"], [None, {}]], object), "^data must be a frame whose columns are of"),
+    ],
+)
+def test_what_is_no_frame_is_refused_and_leaves_no_folder(frame: Any, match: str) -> None:
+    with pytest.raises(fedapp.DataError, match=match):
+        fedapp.run("pax", data=frame, label="y")
+    assert not list(Path("runs").glob("*"))
+
+
+def test_a_frame_that_breaks_a_rule_leaves_no_folder(write_table: WriteTable) -> None:
+    table = pyarrow.csv.read_csv(write_table())
+    with pytest.raises(fedapp.DataError, match="label column 'z' must be in the table"):
+        fedapp.run("pax", data=table, label="z")
+    assert not list(Path("runs").glob("*"))
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"max_dept": 3}, "max_dept is not a setting; did you mean max_depth?"),
+        ({"n_estimators": 3}, "n_estimators is not a setting; did you mean num_boost_round?"),
+        ({"l2_regularization": 3}, "l2_regularization is not a setting; did you mean reg_lambda?"),
+        ({"pax": {"bin": 3}}, "pax={'bin': ...} is not a setting; did you mean pax={'bins': ...}?"),
+        (
+            {"local_rounds": 3},
+            "local_rounds is not a setting; did you mean bagging={'local_rounds': ...}?",
+        ),
+        ({"eta": object()}, "eta must be a text, a number, a truth value or a list, got object"),
+    ],
+)
+def test_a_wrong_setting_is_told_as_python_writes_it(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(fedapp.ConfigError) as error:
+        fedapp.run("pax", **given)
+    assert str(error.value) == told
+
+
+def test_settings_are_named_as_in_python() -> None:
+    found = keywords.settings_of(
+        "pax",
+        {
+            "reg_lambda": np.float32(2),
+            "reg_alpha": 1,
+            "lambda_": None,
+            "drop_columns": ["a", "b"],
+            "monotone_constraints": {"age": 1, "income": -1},
+            "interaction_constraints": [["age", "income"], ["sex"]],
+            "federated_forest": {"max_depth": 3},
+            "init_model": Path("runs") / "one",
+            "label": 54,
+        },
+    )
+    assert found == {
+        "lambda": 2.0,
+        "alpha": 1,
+        "drop-columns": "a,b",
+        "monotone-constraints": "age:1,income:-1",
+        "interaction-constraints": "[age,income],[sex]",
+        "federated-forest.max-depth": 3,
+        "init-model": "runs/one",
+        "label": "54",
+    }
+
+
+# Runs
+
+
+def test_python_and_the_command_train_the_same_model() -> None:
+    words = ["run", "pax", "-c", "num-boost-round=2", "-c", "max-depth=2", "-c", "max-bin=16"]
+    words += ["-c", "pax.bins=equal", "-c", "lambda=2", "-c", "run-dir=by-command"]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    run = fedapp.run("pax", pax={"bins": "equal"}, reg_lambda=2, run_dir="by-python", **SHORT)
+    by_command = fedapp.load("by-command")
+    assert model_of(run) == model_of(by_command)
+    assert run.summary.keys() == by_command.summary.keys()
+    files = {path.name for path in run.path.iterdir()}
+    assert files == {path.name for path in by_command.path.iterdir()}
+
+
+@pytest.mark.slow
+def test_flower_trains_the_same_model_and_stops_for_a_callback() -> None:
+    rounds: list[int] = []
+    given = {**SHORT, "num_boost_round": 6, "parties": 2}
+    local = fedapp.run("pax", **given)
+    flower = fedapp.run(
+        "pax", engine="simulation", on_round=lambda info: rounds.append(info["round"]), **given
+    )
+    assert model_of(flower) == model_of(local)
+    assert rounds == [1, 2, 3, 4, 5, 6]
+    given["num_boost_round"] = 200
+    with pytest.raises(fedapp.StoppedError, match=r"^the run was stopped after round"):
+        fedapp.run("pax", engine="simulation", on_round=lambda info: False, **given)
+
+
+def test_a_callback_sees_every_round_and_stops_the_run_which_goes_on(
+    write_table: WriteTable,
+) -> None:
+    given = {**SHORT, "num_boost_round": 4, "label": "y", "parties": 2}
+    table = pyarrow.csv.read_csv(write_table(n_rows=60))
+    seen: list[fedapp.RoundInfo] = []
+    whole = fedapp.run("pax", data=table, on_round=seen.append, **given)
+    assert [info["round"] for info in seen] == [1, 2, 3, 4]
+    assert [record["valid_auc"] for record in records(whole)] == [
+        info["valid"]["auc"] for info in seen
+    ]
+    with pytest.raises(fedapp.StoppedError) as stopped:
+        fedapp.run(
+            "pax",
+            data=table,
+            run_dir="stopped",
+            on_round=lambda info: info["round"] < 2,
+            **given,
+        )
+    folder = Path("stopped").resolve()
+    assert (
+        str(stopped.value)
+        == f"the run was stopped after round 2; resume={folder} goes on from there"
+    )
+    assert stopped.value.__notes__ == ["the run's folder, stopped, keeps the frames to resume it"]
+    with pytest.raises(fedapp.ConfigError, match="must be the folder of a run that has finished"):
+        fedapp.load(folder)
+    assert list(folder.glob("frame-*"))
+    resumed = fedapp.run("pax", resume=folder)
+    assert model_of(resumed) == model_of(whole)
+    assert not [*folder.glob("frame-*"), *folder.glob("stop")]
+
+
+def test_an_error_of_a_callback_ends_the_run() -> None:
+    def fail(info: fedapp.RoundInfo) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fedapp.run("pax", on_round=fail, **SHORT)
+
+
+def test_baselines_and_what_cannot_be_asked_for(write_table: WriteTable) -> None:
+    run = fedapp.run("pax", data=write_table(), label="y", parties=2, baselines=True, **SHORT)
+    assert run.summary["baselines"]["pooled"]
+    with pytest.raises(fedapp.ConfigError, match=r"^data must be omitted with resume"):
+        fedapp.run("pax", data="wine", resume="runs")
+    with pytest.raises(fedapp.ConfigError, match=r"^parties must be >= 1, got 0$"):
+        fedapp.run("pax", parties=0)
+
+
+def records(run: fedapp.Run) -> list[dict[str, Any]]:
+    """Rounds, whatever is installed."""
+    found = run.rounds
+    return found if isinstance(found, list) else found.to_dict("records")
+
+
+def test_predictions_are_those_of_the_command(mixed: Path) -> None:
+    run = fedapp.run("pax", data=mixed, label="y", parties=2, **SHORT)
+    words = ["predict", str(run.path), "--data", str(mixed), "--output", "out.csv"]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    with Path("out.csv").open() as file:
+        written = [float(row["probability_1"]) for row in csv.DictReader(file)]
+    table = pyarrow.csv.read_csv(mixed)
+    found = run.predict_proba(table.drop_columns("y"))
+    assert np.allclose(found[:, 1], written, rtol=1e-6)
+    assert np.allclose(found.sum(axis=1), 1)
+    assert run.predict(table).tolist() == [int(p > 0.5) for p in found[:, 1]]
+    assert run.predict(table).dtype == np.int64
+    margins = np.log(found[:, 1] / found[:, 0])
+    assert np.allclose(run.explain(table).sum(axis=1), margins, atol=1e-4)
+    assert run.to_xgboost().num_boosted_rounds() == 2
+    assert run.report() == run.path / "report.html"
+
+
+def test_an_unknown_category_is_told(mixed: Path) -> None:
+    run = fedapp.run("pax", data=mixed, label="y", parties=2, **SHORT)
+    table = pyarrow.csv.read_csv(mixed)
+    towns = pa.array(["Paris"] * table.num_rows)
+    strange = table.set_column(table.column_names.index("town"), "town", towns)
+    with pytest.warns(UserWarning, match="80 values of 'town' are no category of the model"):
+        run.predict(strange)
+
+
+def test_classes_and_numbers_come_back_as_they_were(write_table: WriteTable) -> None:
+    names = write_table("names", y=["low", "high"] * 20)
+    run = fedapp.run("pax", data=names, label="y", parties=2, **SHORT)
+    assert set(run.predict(names)) <= {"low", "high"}
+    numbers = write_table("numbers", y=[row / 7 for row in range(40)])
+    run = fedapp.run("pax", data=numbers, label="y", parties=2, **SHORT)
+    assert run.classes == ()
+    assert run.predict(numbers).shape == (40,)
+    with pytest.raises(fedapp.ConfigError, match=r"^predict_proba must be of a model of classes"):
+        run.predict_proba(numbers)
+
+
+def test_a_run_shows_itself_without_what_a_name_smuggles_in(write_table: WriteTable) -> None:
+    table = pyarrow.csv.read_csv(write_table())
+    run = fedapp.run("pax", data=table, label="y", parties=2, run_dir="a<b>", **SHORT)
+    assert repr(run) == "Run('a<b>')"
+    page = run._repr_html_()
+    assert "pax on frame" in page
+    assert "a&lt;b&gt;" in page
+    assert "<b>" not in page.replace("<b>pax on frame</b>", "")
+
+
+def test_a_forest_is_no_booster() -> None:
+    given = {"trees": 2, "max_depth": 2, "master_keeps_model": True}
+    run = fedapp.run(
+        "federated-forest", federated_forest=given, allow_export=True, align="ordered", parties=2
+    )
+    with pytest.raises(fedapp.ConfigError, match=r"^to_xgboost must be of a boosted model that"):
+        run.to_xgboost()
+    assert run.predict("breast-cancer").shape == (569,)
+
+
+@pytest.fixture
+def divided(write_table: WriteTable) -> tuple[fedapp.Run, dict[str, pa.Table]]:
+    """A model whose parts lie at a bank and a shop, and their tables, in different orders."""
+    ids = [f"p{row}" for row in range(60)]
+    whole = pyarrow.csv.read_csv(write_table(n_rows=60, id=ids))
+    order = np.random.default_rng(5).permutation(60)
+    tables = {"bank": whole.select(["id", "a", "y"]), "shop": whole.select(["id", "b"]).take(order)}
+    small = {"key_bits": 512, "insecure_small_key": True}
+    run = fedapp.run("secureboost", data=tables, label="y", id="id", secureboost=small, **SHORT)
+    return run, tables
+
+
+def test_parties_predict_together_in_the_order_of_the_active_partys_frame(
+    divided: tuple[fedapp.Run, dict[str, pa.Table]],
+) -> None:
+    run, tables = divided
+    assert isinstance(run.model, dict)
+    asked = {"bank": tables["bank"].take([7, 3, 30]), "shop": tables["shop"]}
+    found = run.predict_proba(asked)
+    assert found.shape == (3, 2)
+    assert np.array_equal(found, run.predict_proba(tables)[[7, 3, 30]])
+    assert run.predict(asked).shape == (3,)
+    eini = {"insecure_small_key": True, "key_bits": 512, "unguarded": True}
+    encrypted = run.predict_proba(asked, inference="eini", eini=eini)
+    assert np.allclose(encrypted, found, atol=1e-6)
+    with pytest.raises(fedapp.DataError, match="tables of all parties, got 1 that are not: p3;"):
+        run.predict(
+            {
+                **asked,
+                "shop": tables["shop"].filter(pa.compute.not_equal(tables["shop"]["id"], "p3")),
+            }
+        )
+
+
+def test_parties_explain_rows_that_are_named(
+    divided: tuple[fedapp.Run, dict[str, pa.Table]],
+) -> None:
+    run, tables = divided
+    found = run.explain(tables, ["p3"])
+    assert found.keys() == {"bank", "shop"}
+    assert found["bank"]["rows"]["p3"]["score"]["probability_1"] == pytest.approx(
+        run.predict_proba(tables)[3, 1]
+    )
+    with pytest.raises(fedapp.ConfigError, match=r"^ids must name rows where parties predict"):
+        run.explain(tables)
+
+
+def test_a_pandas_index_is_no_column() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.0, None]}, index=["x", "y"])
+    assert as_arrow(frame).column_names == ["a"]
+    assert as_arrow(frame)["a"].null_count == 1
+
+
+# The public face
+
+
+@pytest.mark.parametrize("name", ["run", "load", "Run"])
+def test_the_examples_of_the_docs_are_true(name: str) -> None:
+    finder = doctest.DocTestFinder(recurse=False)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    (examples,) = finder.find(getattr(api, name), name)
+    assert examples.examples
+    assert runner.run(examples).failed == 0
+
+
+USERS = """
+import numpy as np
+import fedapp
+from fedapp import PAXClassifier, RoundInfo
+
+
+def show(info: RoundInfo) -> bool:
+    return info["round"] < 3 and info["valid"]["auc"] is not None
+
+
+run: fedapp.Run = fedapp.run("pax", data=np.ones((3, 2)), label="c1", on_round=show, max_depth=3)
+labels = run.predict({"bank": np.ones((3, 1)), "shop": "shop.csv"}, id="customer")
+print(labels.shape, run.classes[0].upper(), run.report().name)
+model = PAXClassifier(n_estimators=5, max_depth=3, parties=2).fit(np.ones((3, 2)), [0, 1, 0])
+print(model.predict_proba(np.ones((3, 2))).sum(), fedapp.load("runs/one").summary["trees"])
+"""
+WRONG = """
+import fedapp
+from fedapp import PAXClassifier
+
+fedapp.run(3)
+fedapp.rnu("pax")
+PAXClassifier(n_estimator=5)
+PAXClassifier(n_estimators="many")
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_passes_a_users_script_and_finds_what_is_wrong(tmp_path: Path) -> None:
+    def checked(code: str) -> list[str]:
+        script = tmp_path / "script.py"
+        script.write_text(code)
+        done = subprocess.run(
+            [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", script.name],
+            cwd=tmp_path,
+            env={**os.environ, "MYPYPATH": str(app_folder())},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return [line for line in done.stdout.splitlines() if "error:" in line]
+
+    assert checked(USERS) == []
+    found = checked(WRONG)
+    assert len(found) == 4
+    assert all(f"script.py:{line}:" in text for line, text in zip((5, 6, 7, 8), found, strict=True))
+
+
+def test_a_silent_run_prints_nothing(
+    settings: MakeSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fedapp.run("pax", **SHORT)
+    assert capsys.readouterr().out == ""
