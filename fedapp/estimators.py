@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import shutil
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, ClassVar, Self, dataclass_transform
 
 import numpy as np
@@ -70,7 +73,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
 
     def __getstate__(self) -> Any:
         # The folder goes with the estimator that was fitted, and not with copies of it.
-        return {name: value for name, value in super().__getstate__().items() if name != "_folder"}
+        return {name: value for name, value in super().__getstate__().items() if name != "_goes"}
 
     def _targets(self, y: object) -> tuple[Array, dict[str, Any]]:
         """Labels as a run takes them, and settings that follow from them."""
@@ -115,22 +118,46 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             given["weight"] = _free(WEIGHT, names)
             table = table.append_column(given["weight"], [weights])
         tables = self._tables(table, label, groups)
-        n_parties = given.get("parties", defaults()["parties"])
-        if not isinstance(tables, Mapping) and table.num_rows < n_parties:
-            rule = "parties must be at most the number of rows"
-            raise ValueError(f"{rule}, n_samples={table.num_rows}, got {n_parties}")
         if isinstance(tables, Mapping):
             given["parties"] = len(tables)
             given |= self._matched(names)
-        folder = TemporaryDirectory() if self.run_dir is None else None
-        place = Path(folder.name if folder else self.run_dir or "").resolve()
-        place.mkdir(parents=True, exist_ok=True)
-        given |= {"data": placed(tables, place), "run-dir": str(place)}
-        run = Training(self.method, given, self.engine, with_page=self.run_dir is not None)
-        run.carry_out()
-        self._folder, self.run_ = folder, Run(place)
+        else:
+            n_parties = int(given.get("parties", defaults()["parties"]))
+            self._check_dealt(table.num_rows, len(names), n_parties)
+        with self._folder() as place:
+            given |= {"data": placed(tables, place), "run-dir": str(place)}
+            Training(
+                self.method, given, self.engine, with_page=self.run_dir is not None
+            ).carry_out()
+            self.run_ = Run(place)
         self._keep(names)
         return self
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """Where a run is written: a folder that was asked for, or one that goes with the estimator,
+        or at once if the block fails."""
+        if self.run_dir is not None:
+            place = Path(self.run_dir).resolve()
+            place.mkdir(parents=True, exist_ok=True)
+            yield place
+            return
+        place = Path(mkdtemp(prefix="fedapp-"))
+        goes = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
+        try:
+            yield place
+        except BaseException:
+            goes()
+            raise
+        if earlier := getattr(self, "_goes", None):
+            earlier()
+        self._goes = goes
+
+    def _check_dealt(self, n_rows: int, n_columns: int, n_parties: int) -> None:
+        """Hold that there is enough of a table to give each party some."""
+        if n_rows < n_parties:
+            rule = "parties must be at most the number of rows"
+            raise ValueError(f"{rule}, n_samples={n_rows}, got {n_parties}")
 
     def _matched(self, names: Sequence[str]) -> dict[str, Any]:
         """How rows of several tables are matched, where they are."""
@@ -272,6 +299,11 @@ class Vertical(Federated):
         sample_weight : shape (n_rows,), >= 0.
         """
         return self._fit(X, y, sample_weight, None)
+
+    def _check_dealt(self, n_rows: int, n_columns: int, n_parties: int) -> None:
+        if n_columns < n_parties:
+            rule = "parties must be at most the number of columns"
+            raise ValueError(f"{rule}, n_features={n_columns}, got {n_parties}")
 
     def _matched(self, names: Sequence[str]) -> dict[str, Any]:
         return {"id": _free(ID, names)}

@@ -1,0 +1,273 @@
+"""Estimators by scikit-learn's rules, in scikit-learn's own tools."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import sklearn
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.exceptions import NotFittedError
+from sklearn.inspection import permutation_importance
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import fedapp
+from fedapp import (
+    FedBaggingClassifier,
+    FederatedForestRegressor,
+    PAXClassifier,
+    PAXRegressor,
+    SecureBoostClassifier,
+)
+from fedapp.home import home
+
+SHORT: dict[str, Any] = {"n_estimators": 2, "max_depth": 2, "max_bin": 16}
+SMALL_KEY: dict[str, Any] = {"key_bits": 512, "insecure_small_key": True}
+NAMES = [name for name in fedapp.__all__ if name.endswith(("Classifier", "Regressor"))]
+# How each method is made small enough for scikit-learn's some 60 checks.
+CHECKED: dict[str, dict[str, Any]] = {
+    "PAX": {"n_estimators": 5, "max_depth": 3},
+    "FedBagging": {"n_estimators": 4, "max_depth": 3},
+    "FedCyclic": {"n_estimators": 4, "max_depth": 3},
+    "FedAvgLinear": {"rounds": 5, "local_epochs": 2},
+    "FedXGBllr": {"n_estimators": 6, "max_depth": 3, "rounds": 2, "epochs": 10},
+    "FederatedForest": {"n_estimators": 5, "max_depth": 4, "parties": 2},
+    "SecureBoost": {"n_estimators": 3, "max_depth": 2, "max_bin": 16, "parties": 2, **SMALL_KEY},
+}
+WEIGHTS = "check_sample_weight_equivalence_on_dense_data"
+# Checks that fail by what a method is.
+DEALT = "which party a row is dealt to, and its cuts, follow from how many rows there are"
+EXPECTED: dict[str, dict[str, str]] = {
+    "PAXClassifier": {WEIGHTS: DEALT},
+    "FedBaggingClassifier": {WEIGHTS: DEALT},
+    "FedBaggingRegressor": {WEIGHTS: DEALT},
+    "FedCyclicClassifier": {WEIGHTS: DEALT},
+    "FedCyclicRegressor": {WEIGHTS: DEALT},
+    "FedAvgLinearClassifier": {WEIGHTS: DEALT},
+    "FedAvgLinearRegressor": {WEIGHTS: DEALT},
+    "FedXGBllrClassifier": {WEIGHTS: DEALT},
+    "FedXGBllrRegressor": {WEIGHTS: DEALT},
+}
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[Any, Any]:
+    """A third of the breast-cancer rows, in a few columns."""
+    X, y = load_breast_cancer(return_X_y=True)
+    return X[::3, :6], y[::3]
+
+
+def model_of(estimator: Any) -> str:
+    return str(estimator.model_text_)
+
+
+# What fit does
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_fit_is_a_run_on_all_rows(
+    rows: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, y = rows
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "kept"
+    found = PAXClassifier(**SHORT, learning_rate=0.5, parties=2, run_dir=folder).fit(X, y)
+    run = fedapp.run(
+        "pax",
+        data=np.column_stack([X, y]),
+        label="c6",
+        objective="binary:logistic",
+        num_boost_round=2,
+        max_depth=2,
+        max_bin=16,
+        eta=0.5,
+        parties=2,
+        test_fraction=0,
+        valid_fraction=0,
+    )
+    assert model_of(found) == (run.path / "model.json").read_text()
+    assert np.array_equal(found.predict_proba(X), run.predict_proba(X))
+    assert (folder / "report.html").exists()
+    assert found.run_.path == folder
+
+
+def test_a_fit_leaves_nothing_behind(rows: tuple[Any, Any]) -> None:
+    found = PAXClassifier(**SHORT).fit(*rows)
+    place = found.run_.path
+    assert place.exists()
+    assert not list((home() / "sites").glob("*/*/*"))
+    copies = [copy.deepcopy(found), pickle.loads(pickle.dumps(found))]
+    expected = found.predict(rows[0])
+    del found
+    assert not place.exists()
+    assert all(np.array_equal(each.predict(rows[0]), expected) for each in copies)
+
+
+def test_labels_of_any_kind_come_back(rows: tuple[Any, Any]) -> None:
+    X, y = rows
+    names = np.array(["malignant", "benign"])[y]
+    found = PAXClassifier(**SHORT).fit(X, names)
+    assert found.classes_.tolist() == ["benign", "malignant"]
+    assert (found.predict(X) == names).mean() > 0.8
+    three = PAXClassifier(**SHORT).fit(X, np.arange(len(y)) % 12 - 3)
+    assert three.classes_.tolist() == list(range(-3, 9))
+    assert three.predict_proba(X).shape == (len(y), 12)
+    assert np.allclose(three.predict_proba(X).sum(axis=1), 1, atol=1e-5)
+
+
+def test_groups_say_whose_a_row_is(rows: tuple[Any, Any]) -> None:
+    X, y = rows
+    groups = np.array(["shop", "bank"])[np.arange(len(y)) % 2]
+    found = PAXClassifier(**SHORT).fit(X, y, groups=groups)
+    parties = {party["name"]: party["rows"] for party in found.run_.summary["parties"]}
+    assert parties == {name: int((groups == name).sum()) for name in ("bank", "shop")}
+    strange = np.array(["a shop", "a bank"])[np.arange(len(y)) % 2]
+    found = PAXClassifier(**SHORT).fit(X, y, groups=strange)
+    assert [each["name"] for each in found.run_.summary["parties"]] == ["party-1", "party-2"]
+    with pytest.raises(ValueError, match=r"^parties must be those of groups, 2, got 5$"):
+        PAXClassifier(**SHORT, parties=5).fit(X, y, groups=groups)
+
+
+def test_weights_count(rows: tuple[Any, Any]) -> None:
+    X, y = rows
+    plain, ones, some = (
+        PAXClassifier(**SHORT).fit(X, y, sample_weight=weights)
+        for weights in (None, np.ones(len(y)), np.linspace(0, 1, len(y)))
+    )
+    assert model_of(plain) == model_of(ones)
+    assert model_of(plain) != model_of(some)
+
+
+def test_a_frame_may_have_categories_and_missing_values() -> None:
+    rng = np.random.default_rng(0)
+    towns = rng.choice(["Oslo", "Rome", "Bern"], 90)
+    frame = pa.table({"town": towns, "age": [None, *rng.integers(20, 60, 89).tolist()]})
+    found = PAXRegressor(**SHORT, learning_rate=1).fit(frame, (towns == "Rome") * 10.0)
+    assert found.feature_names_in_.tolist() == ["town", "age"]
+    assert found.n_features_in_ == 2
+    assert np.allclose(found.predict(frame), (towns == "Rome") * 10.0, atol=1)
+    assert found.feature_importances_[0] == pytest.approx(1, abs=0.01)
+
+
+def test_columns_say_whose_a_column_is(rows: tuple[Any, Any]) -> None:
+    X, y = rows
+    columns: dict[str, Any] = {"shop": [4, "c0"], "bank": [1, 2, 3, 5]}
+    found = SecureBoostClassifier(**SHORT, **SMALL_KEY, columns=columns).fit(X, y)
+    assert found.run_.summary["active"] == "shop"
+    other = SecureBoostClassifier(**SHORT, **SMALL_KEY, parties=2).fit(X, y)
+    assert np.allclose(found.predict_proba(X), other.predict_proba(X), rtol=1e-5)
+    with pytest.raises(ValueError, match=r"^columns must give every column of X to one party, got"):
+        SecureBoostClassifier(**SHORT, columns={"shop": [0], "bank": [0, 1]}).fit(X, y)
+
+
+def test_a_forest_is_joined() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    found = FederatedForestRegressor(n_estimators=3, max_depth=3, parties=2).fit(X[:150], y[:150])
+    assert found.predict(X[:150]).std() > 10
+
+
+def test_what_breaks_a_rule_is_a_value_error(rows: tuple[Any, Any]) -> None:
+    X, y = rows
+    with pytest.raises(ValueError, match=r"^max-depth must be >= 1, got 0$"):
+        PAXClassifier(max_depth=0).fit(X, y)
+    with pytest.raises(ValueError, match=r"^monotone-constraints must"):
+        PAXClassifier(monotone_constraints="c0").fit(X, y)
+    with pytest.raises(NotFittedError):
+        PAXClassifier().predict(X)
+
+
+# scikit-learn's tools
+
+
+def test_a_grid_search_is_a_loop_over_its_cells(rows: tuple[Any, Any]) -> None:
+    X, y = rows
+    grid: dict[str, list[Any]] = {"learning_rate": [0.1, 1.0]}
+    folds = KFold(2, shuffle=True, random_state=0)
+    search = GridSearchCV(PAXClassifier(**SHORT), grid, cv=folds).fit(X, y)
+    expected = []
+    for learning_rate in grid["learning_rate"]:
+        scores = []
+        for train, test in folds.split(X):
+            cell = PAXClassifier(**SHORT, learning_rate=learning_rate)
+            scores.append(cell.fit(X[train], y[train]).score(X[test], y[test]))
+        expected.append(np.mean(scores))
+    assert np.array_equal(search.cv_results_["mean_test_score"], expected)
+    assert search.best_score_ == max(expected)
+
+
+def test_pipelines_copies_and_importance_work(rows: tuple[Any, Any]) -> None:
+    X, y = rows
+    piped = make_pipeline(StandardScaler(), PAXClassifier(**SHORT))
+    pytest.importorskip("pandas")
+    piped.set_output(transform="pandas").fit(X, y)
+    assert piped[-1].feature_names_in_.tolist() == [f"x{place}" for place in range(6)]
+    found = permutation_importance(piped, X, y, n_repeats=1, random_state=0).importances_mean
+    best = piped[-1].feature_importances_.argmax()
+    assert found[best] > 0
+    again = clone(piped).fit(X, y)
+    assert model_of(again[-1]) == model_of(piped[-1])
+    assert cross_val_score(PAXClassifier(**SHORT), X, y, cv=2).min() > 0.7
+
+
+def test_calibration_works(rows: tuple[Any, Any]) -> None:
+    found = CalibratedClassifierCV(PAXClassifier(**SHORT), cv=2).fit(*rows)
+    assert found.score(*rows) > 0.8
+
+
+def test_weights_and_groups_are_routed(rows: tuple[Any, Any]) -> None:
+    X, y = rows
+    groups = np.arange(len(y)) % 4
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = FedBaggingClassifier(**SHORT).set_fit_request(groups=True, sample_weight=True)
+        model.set_score_request(sample_weight=True)
+        given = {"groups": groups, "sample_weight": np.ones(len(y))}
+        scores = cross_val_score(model, X, y, params=given, cv=GroupKFold(2))
+    train, test = next(GroupKFold(2).split(X, y, groups))
+    cell = FedBaggingClassifier(**SHORT).fit(X[train], y[train], groups=groups[train])
+    assert len(cell.run_.summary["parties"]) == 2
+    assert scores[0] == cell.score(X[test], y[test])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NAMES)
+def test_scikit_learns_checks_pass(name: str) -> None:
+    method = name.removesuffix("Classifier").removesuffix("Regressor")
+    if method == "FedXGBllr":
+        pytest.importorskip("torch")
+    estimator = getattr(fedapp, name)(**CHECKED[method])
+    found = check_estimator(estimator, on_fail=None, on_skip=None)
+    failed = {one["check_name"]: one["exception"] for one in found if one["status"] == "failed"}
+    assert failed.keys() == EXPECTED.get(name, {}).keys(), failed
+    assert len(found) > 50
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_is_told_and_has_a_setting(name: str) -> None:
+    cls = getattr(fedapp, name)
+    told = cls.__doc__ or ""
+    for parameter in cls().get_params():
+        assert f"\n    {parameter} : " in told
+    given = {key: 1 for key in cls().get_params() if key not in {"columns", "run_dir", "engine"}}
+    assert cls(**given)._settings()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_examples_of_the_docs_are_true(name: str) -> None:
+    if name.startswith("FedXGBllr"):
+        pytest.importorskip("torch")
+    (examples,) = doctest.DocTestFinder(recurse=False).find(getattr(fedapp, name), name)
+    assert examples.examples
+    assert doctest.DocTestRunner().run(examples).failed == 0
