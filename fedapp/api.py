@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from html import escape
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -351,6 +352,30 @@ class Run:
             rule = "must be of a boosted model that lies whole in the run's folder"
             raise ConfigError(f"to_xgboost {rule}, got one of {method}")
         return xgboost.Booster(model_file=path)
+
+    def to_onnx(self) -> bytes:
+        """The model as the content of an ONNX file; needs the package onnx.
+
+        Its input ``rows`` is float32 of shape (n_rows, n_columns), in the order of
+        ``model.columns``, NaN where a value is missing; its outputs are ``label`` and
+        ``probabilities``, or ``prediction`` of a regression.
+
+        Raises
+        ------
+        ConfigError : the model is no boosted one and no forest, lies at the parties, or has columns
+            of categories; or the package is not installed.
+        """
+        from fedapp.trees.forest.model import BaggedForest
+        from fedapp.trees.model import Ensemble
+
+        if find_spec("onnx") is None:
+            raise ConfigError("onnx must be installed (pip install 'fedapp[onnx]'), got none")
+        from fedapp.trees.onnx import to_onnx
+
+        if not isinstance(self.model, Ensemble | BaggedForest):
+            rule = "must be of trees that lie whole in the run's folder"
+            raise ConfigError(f"to_onnx {rule}, got a model of {self.summary['strategy']}")
+        return to_onnx(self.model, f"fedapp {self.summary['strategy']}, {self.path.name}")
 
     def report(self) -> Path:
         """Write the run's page, and say where it is."""

@@ -17,6 +17,7 @@ import typer
 from fedapp.commands.clean import clean
 from fedapp.commands.common import command_began
 from fedapp.commands.compare import compare
+from fedapp.commands.export import export
 from fedapp.commands.help import Command, PredictingCommand, TrainingCommand
 from fedapp.commands.key import key, trust
 from fedapp.commands.predict import predict
@@ -36,6 +37,7 @@ cli.command(cls=TrainingCommand)(run)
 cli.command(cls=TrainingCommand)(compare)
 cli.command(cls=PredictingCommand)(predict)
 cli.command(cls=Command)(report)
+cli.command(cls=Command)(export)
 cli.command(cls=Command)(runs)
 cli.command(cls=Command)(clean)
 cli.command(cls=Command)(key)

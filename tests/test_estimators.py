@@ -48,6 +48,7 @@ CHECKED: dict[str, dict[str, Any]] = {
 WEIGHTS = "check_sample_weight_equivalence_on_dense_data"
 # Checks that fail by what a method is.
 DEALT = "which party a row is dealt to, and its cuts, follow from how many rows there are"
+DRAWN = "a tree's rows are drawn, and how, follows from how many rows there are"
 EXPECTED: dict[str, dict[str, str]] = {
     "PAXClassifier": {WEIGHTS: DEALT},
     "FedBaggingClassifier": {WEIGHTS: DEALT},
@@ -58,6 +59,8 @@ EXPECTED: dict[str, dict[str, str]] = {
     "FedAvgLinearRegressor": {WEIGHTS: DEALT},
     "FedXGBllrClassifier": {WEIGHTS: DEALT},
     "FedXGBllrRegressor": {WEIGHTS: DEALT},
+    "FederatedForestClassifier": {WEIGHTS: DRAWN},
+    "FederatedForestRegressor": {WEIGHTS: DRAWN},
 }
 
 
@@ -162,7 +165,7 @@ def test_a_frame_may_have_categories_and_missing_values() -> None:
 
 def test_columns_say_whose_a_column_is(rows: tuple[Any, Any]) -> None:
     X, y = rows
-    columns: dict[str, Any] = {"shop": [4, "c0"], "bank": [1, 2, 3, 5]}
+    columns: dict[str, Any] = {"shop": [0, "c1"], "zoo": [2, 3, 4, 5]}
     found = SecureBoostClassifier(**SHORT, **SMALL_KEY, columns=columns).fit(X, y)
     assert found.run_.summary["active"] == "shop"
     other = SecureBoostClassifier(**SHORT, **SMALL_KEY, parties=2).fit(X, y)

@@ -1,0 +1,37 @@
+"""``fedapp export``: a run's model for other runtimes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedapp.commands.common import console
+from fedapp.errors import ConfigError
+
+SUFFIXES = {"onnx": "model.onnx", "xgboost": "model.xgb.json"}
+
+
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    to: Annotated[str, typer.Option(help="onnx, or xgboost.")] = "onnx",
+    output: Annotated[
+        Path | None, typer.Option(help="File to write; by default in the run's folder.")
+    ] = None,
+) -> None:
+    """Write a run's model for other runtimes: as ONNX, or for stock XGBoost."""
+    from fedapp.api import load
+
+    if to not in SUFFIXES:
+        raise ConfigError(f"--to must be one of {', '.join(SUFFIXES)}, got {to!r}")
+    run = load(run_dir)
+    file = output or run.path / SUFFIXES[to]
+    if to == "onnx":
+        file.write_bytes(run.to_onnx())
+    else:
+        run.to_xgboost()
+        if file.resolve() != run.path / SUFFIXES[to]:
+            shutil.copyfile(run.path / SUFFIXES[to], file)
+    console.print(f"{file}", soft_wrap=True, highlight=False)

@@ -1,0 +1,169 @@
+"""A boosted model or a forest as ONNX, for runtimes without XGBoost.
+
+The trees are one ``TreeEnsembleRegressor`` of the domain ``ai.onnx.ml`` (version 3): ``x < value``
+goes left, a missing value to its default side, and the leaves of all trees are summed to margins,
+or to means. Source: the operators' reference, onnx.ai/onnx/operators.
+
+Input ``rows``, float32, shape (n_rows, n_columns), NaN where a value is missing. Outputs: for
+classes ``label`` (their names) and ``probabilities``, float32, shape (n_rows, n_classes); else
+``prediction``, float32, shape (n_rows, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import ConfigError
+from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.model import LEAF, Ensemble
+from fedapp.trees.objective import LOG, LOGIT, LOSSES, SOFTMAX
+
+OPSET, ML_OPSET, IR = 17, 3, 8  # what runtimes of the last years read
+SUMS = "sums"
+LINKS = ((LOGIT, "Sigmoid"), (SOFTMAX, "Softmax"), (LOG, "Exp"))
+
+
+def to_onnx(model: Ensemble | BaggedForest, description: str = "") -> bytes:
+    """The model as the bytes of an ONNX file.
+
+    Raises
+    ------
+    ConfigError : it splits columns of categories, or its rows start from margins of their own.
+    """
+    import onnx
+    from onnx import TensorProto, helper
+
+    _check(model)
+    trees = _trees(model)
+    nodes = [helper.make_node("TreeEnsembleRegressor", ["rows"], [SUMS], domain="ai.onnx.ml")]
+    nodes[0].attribute.extend(helper.make_attribute(name, value) for name, value in trees.items())
+    constants: dict[str, npt.NDArray[Any]] = {}
+    steps, outputs = _outputs(model, constants)
+    nodes += [helper.make_node(name, given, [found], **more) for name, given, found, more in steps]
+    graph = helper.make_graph(
+        nodes,
+        "fedapp",
+        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["n", len(model.columns)])],
+        [
+            helper.make_tensor_value_info(
+                name,
+                TensorProto.STRING if name == "label" else TensorProto.FLOAT,
+                ["n"] if width == 0 else ["n", width],
+            )
+            for name, width in outputs.items()
+        ],
+        [_tensor(name, array) for name, array in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="fedapp")
+    made.doc_string = description
+    helper.set_model_props(made, {"columns": ",".join(model.columns)})
+    onnx.checker.check_model(made)
+    content: bytes = made.SerializeToString()
+    return content
+
+
+def _check(model: Ensemble | BaggedForest) -> None:
+    named = [name for name, names in zip(model.columns, model.categories, strict=False) if names]
+    if named:
+        rule = "must be of a model whose columns all hold numbers"
+        raise ConfigError(f"ONNX {rule}, got categories in {', '.join(named[:5])}")
+    if isinstance(model, Ensemble) and model.margin_column:
+        rule = "must be of a model whose rows start from its base score"
+        raise ConfigError(f"ONNX {rule}, got margins of '{model.margin_column}'")
+
+
+def _trees(model: Ensemble | BaggedForest) -> dict[str, Any]:
+    """Attributes of the operator: every node of every tree, and every leaf's values."""
+    width = model.n_outputs
+    found: dict[str, list[Any]] = {
+        f"nodes_{name}": []
+        for name in (
+            *("treeids", "nodeids", "featureids", "values", "modes", "truenodeids"),
+            *("falsenodeids", "missing_value_tracks_true"),
+        )
+    }
+    found |= {f"target_{name}": [] for name in ("treeids", "nodeids", "ids", "weights")}
+    for tree_id, tree in enumerate(model.trees):
+        is_leaf = tree["left"] == LEAF
+        lefts = np.where(is_leaf, 0, tree["left"])
+        columns = {
+            "treeids": np.full(len(tree), tree_id),
+            "nodeids": np.arange(len(tree)),
+            "featureids": np.where(is_leaf, 0, tree["column"]),
+            "values": np.where(is_leaf, 0, tree["threshold"]),
+            "modes": np.where(is_leaf, "LEAF", "BRANCH_LT"),
+            "truenodeids": lefts,
+            "falsenodeids": np.where(is_leaf, 0, lefts + 1),
+            "missing_value_tracks_true": np.where(is_leaf, False, tree["default_left"]).astype(int),
+        }
+        for name, values in columns.items():
+            found[f"nodes_{name}"] += values.tolist()
+        leaves = np.flatnonzero(is_leaf)
+        for target, weights in _leaf_weights(model, tree_id, leaves):
+            found["target_treeids"] += [tree_id] * len(leaves)
+            found["target_nodeids"] += leaves.tolist()
+            found["target_ids"] += [target] * len(leaves)
+            found["target_weights"] += weights.astype(float).tolist()
+    given: dict[str, Any] = {**found, "n_targets": width, "post_transform": "NONE"}
+    if isinstance(model, Ensemble):
+        given["base_values"] = [float(model.base_margin)] * width
+    return given
+
+
+def _leaf_weights(
+    model: Ensemble | BaggedForest, tree_id: int, leaves: npt.NDArray[Any]
+) -> list[tuple[int, npt.NDArray[Any]]]:
+    """What a tree's leaves add to each output."""
+    if isinstance(model, Ensemble):
+        return [(tree_id % model.n_outputs, model.trees[tree_id]["value"][leaves])]
+    values = model.values[tree_id][leaves] / len(model.trees)
+    return [(target, values[:, target]) for target in range(model.n_outputs)]
+
+
+Step = tuple[str, Sequence[str], str, dict[str, Any]]
+
+
+def _outputs(
+    model: Ensemble | BaggedForest, constants: dict[str, npt.NDArray[Any]]
+) -> tuple[list[Step], dict[str, int]]:
+    """Operators from sums to outputs, and the width of each output, 0 for one without columns."""
+    operator = _link(model)
+    if not model.classes:
+        return [(operator, [SUMS], "prediction", {})], {"prediction": 1}
+    several = model.n_outputs > 1
+    more: dict[str, Any] = {"axis": 1} if operator == "Softmax" else {}
+    steps: list[Step] = [(operator, [SUMS], "probabilities" if several else "second", more)]
+    if not several:
+        constants["one"] = np.ones(1, np.float32)
+        steps += [
+            ("Sub", ["one", "second"], "first", {}),
+            ("Concat", ["first", "second"], "probabilities", {"axis": 1}),
+        ]
+    constants["classes"] = np.array(model.classes, object)
+    steps += [
+        ("ArgMax", ["probabilities"], "chosen", {"axis": 1, "keepdims": 0}),
+        ("Gather", ["classes", "chosen"], "label", {}),
+    ]
+    return steps, {"label": 0, "probabilities": len(model.classes)}
+
+
+def _link(model: Ensemble | BaggedForest) -> str:
+    """The operator that makes predictions of sums."""
+    if isinstance(model, BaggedForest):
+        return "Identity"
+    link = LOSSES[model.objective].link
+    return next((operator for known, operator in LINKS if known is link), "Identity")
+
+
+def _tensor(name: str, array: npt.NDArray[Any]) -> Any:
+    from onnx import TensorProto, helper
+
+    if array.dtype == object:
+        texts = [text.encode() for text in array]
+        return helper.make_tensor(name, TensorProto.STRING, array.shape, texts)
+    return helper.make_tensor(name, TensorProto.FLOAT, array.shape, array.tolist())

@@ -1,0 +1,95 @@
+"""Models as ONNX predict what they predict, in another runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedapp
+from fedapp.cli import cli
+from tests.conftest import WriteTable
+
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def table(write_table: WriteTable) -> Path:
+    """Rows with missing values."""
+    rng = np.random.default_rng(2)
+    a = [value if value > -1 else "" for value in rng.normal(size=80).round(3)]
+    return write_table(n_rows=80, a=a, three=rng.integers(0, 3, 80), size=rng.exponential(size=80))
+
+
+def answers(model: bytes, rows: Any) -> dict[str, Any]:
+    """What the runtime says of rows."""
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, {"rows": rows}), strict=True))
+
+
+def rows_of(run: fedapp.Run, data: Path) -> Any:
+    return run._rows(str(data), "").table.values
+
+
+@pytest.mark.parametrize("label", ["y", "three"])
+def test_classes_of_a_boosted_model(table: Path, label: str) -> None:
+    run = fedapp.run("pax", data=table, label=label, parties=2, num_boost_round=4, max_depth=3)
+    found = answers(run.to_onnx(), rows_of(run, table))
+    expected = run.predict_proba(table)
+    assert np.isnan(rows_of(run, table)).any()
+    assert np.allclose(found["probabilities"], expected, atol=1e-5)
+    assert found["label"].tolist() == [str(name) for name in run.predict(table)]
+
+
+@pytest.mark.parametrize("objective", ["reg:squarederror", "reg:gamma"])
+def test_numbers_of_a_boosted_model(table: Path, objective: str) -> None:
+    run = fedapp.run(
+        "pax", data=table, label="size", parties=2, objective=objective, num_boost_round=4
+    )
+    found = answers(run.to_onnx(), rows_of(run, table))
+    assert np.allclose(found["prediction"][:, 0], run.predict(table), rtol=1e-5)
+
+
+@pytest.mark.parametrize("label", ["y", "three", "size"])
+def test_forests(table: Path, label: str) -> None:
+    forest = {"trees": 5, "max_depth": 4, "master_keeps_model": True}
+    given = {"federated_forest": forest, "allow_export": True, "align": "ordered", "parties": 2}
+    run = fedapp.run("federated-forest", data=table, label=label, **given)
+    found = answers(run.to_onnx(), rows_of(run, table))
+    if label == "size":
+        assert np.allclose(found["prediction"][:, 0], run.predict(table), rtol=1e-5)
+    else:
+        assert np.allclose(found["probabilities"], run.predict_proba(table), atol=1e-5)
+
+
+def test_the_command_writes_the_file(table: Path) -> None:
+    run = fedapp.run("pax", data=table, label="y", parties=2, num_boost_round=1)
+    done = CliRunner().invoke(cli, ["export", str(run.path), "--output", "out.onnx"])
+    assert done.exit_code == 0, done.output
+    assert Path("out.onnx").read_bytes() == run.to_onnx()
+    words = ["export", str(run.path), "--to", "xgboost", "--output", "out.json"]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    assert Path("out.json").read_bytes() == (run.path / "model.xgb.json").read_bytes()
+    refused = CliRunner().invoke(cli, ["export", str(run.path), "--to", "pmml"])
+    assert "--to must be one of onnx, xgboost, got 'pmml'" in str(refused.exception)
+
+
+def test_what_onnx_cannot_say_is_refused(table: Path, write_table: WriteTable) -> None:
+    towns = write_table("towns", town=["Oslo", "Rome"] * 20)
+    run = fedapp.run("pax", data=towns, label="y", parties=2, num_boost_round=1)
+    with pytest.raises(fedapp.ConfigError, match="all hold numbers, got categories in town"):
+        run.to_onnx()
+    linear = fedapp.run("fedavg-linear", data=table, label="y", parties=2)
+    with pytest.raises(fedapp.ConfigError, match="got a model of fedavg-linear"):
+        linear.to_onnx()
