@@ -24,6 +24,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
+from clients.alignment import FEWEST_ROWS
 from fedapp.api import Run
 from fedapp.config import defaults
 from fedapp.data.names import NAME, party_name
@@ -301,6 +302,8 @@ class Vertical(Federated):
         return self._fit(X, y, sample_weight, None)
 
     def _check_dealt(self, n_rows: int, n_columns: int, n_parties: int) -> None:
+        if n_rows < FEWEST_ROWS:
+            raise ValueError(f"rows must be at least {FEWEST_ROWS}, got n_samples={n_rows}")
         if n_columns < n_parties:
             rule = "parties must be at most the number of columns"
             raise ValueError(f"{rule}, n_features={n_columns}, got {n_parties}")
