@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from clients.pax import begin_from
+from clients.secureboost.begun import note_init_model
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
@@ -82,10 +83,16 @@ def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(
     assert [line["round"] for line in lines_of(second.rounds)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 @pytest.mark.parametrize(
-    ("data", "objective"),
-    [("default-credit", "binary:logistic"), ("abalone", "reg:squarederror")],
+    ("strategy", "data", "objective"),
+    [
+        ("pax", "default-credit", "binary:logistic"),
+        pytest.param("bagging", "default-credit", "binary:logistic", marks=pytest.mark.slow),
+        pytest.param("cyclic", "default-credit", "binary:logistic", marks=pytest.mark.slow),
+        ("pax", "abalone", "reg:squarederror"),
+        ("bagging", "abalone", "reg:squarederror"),
+        ("cyclic", "abalone", "reg:squarederror"),
+    ],
 )
 def test_one_party_goes_on_as_xgboost_does(
     settings: MakeSettings, real_data: Path, strategy: str, data: str, objective: str
@@ -152,7 +159,11 @@ def joined(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
 
 @pytest.mark.parametrize(
     ("objective", "parties"),
-    [("binary:logistic", 3), ("multi:softprob", 2), ("reg:squarederror", 2)],
+    [
+        pytest.param("binary:logistic", 3, marks=pytest.mark.slow),
+        pytest.param("multi:softprob", 2, marks=pytest.mark.slow),
+        ("reg:squarederror", 2),
+    ],
 )
 def test_parts_that_are_gone_on_from_end_in_the_model_of_all_rounds_at_once(
     joined: MakeSettings, objective: str, parties: int
@@ -171,7 +182,10 @@ def test_parts_that_are_gone_on_from_end_in_the_model_of_all_rounds_at_once(
     assert summary_of(second)["metrics"] == summary_of(once)["metrics"]
 
 
-@pytest.mark.parametrize("objective", ["binary:logistic", "reg:squarederror"])
+@pytest.mark.parametrize(
+    "objective",
+    ["binary:logistic", pytest.param("reg:squarederror", marks=pytest.mark.slow)],
+)
 def test_parts_are_gone_on_from_as_xgboost_does(joined: MakeSettings, objective: str) -> None:
     plain = {"objective": objective, **dict.fromkeys(DRAWS, 1.0)}
     begun = joined(**plain)
@@ -201,17 +215,22 @@ def test_parts_of_columns_of_text_and_base_margins_go_on(
         )
 
 
-def test_parts_that_are_gone_on_from_are_stopped_early_and_resumed(joined: MakeSettings) -> None:
+def test_parts_that_are_gone_on_from_are_stopped_early(joined: MakeSettings) -> None:
     first = run_local(joined())
     given = {"early_stopping_rounds": 1, "valid_fraction": 0.3, "eta": 1.0, "num_boost_round": 9}
     second = run_local(joined(init_model=str(first.path), **given))
     best = summary_of(second)["best_round"]
     assert len(lines_of(second.rounds)) == best + 1 < 9
     assert len(load_model(second.path / "model.json").trees) == 2 + best
-    settings = joined(num_boost_round=2, init_model=str(first.path))
-    die(settings, dies_before_sending=16)
+
+
+def test_a_run_that_goes_on_from_parts_can_be_resumed(joined: MakeSettings) -> None:
+    few = {"max_depth": 2, "max_bin": 8}
+    first = run_local(joined(**few, num_boost_round=1))
+    settings = joined(num_boost_round=1, init_model=str(first.path), **few)
+    die(settings, dies_before_sending=14)
     folder = run(resumed(settings), simulated_contexts(settings))
-    assert text_of(folder) == text_of(run_local(joined(num_boost_round=4)))
+    assert text_of(folder) == text_of(run_local(joined(num_boost_round=2, **few)))
 
 
 def test_a_part_that_has_changed_is_not_gone_on_from(joined: MakeSettings) -> None:
@@ -238,6 +257,14 @@ def test_parts_that_are_not_of_the_run_are_refused(
     run = joined(num_boost_round=1, init_model=str(first.path))
     with pytest.raises(PartyError, match=rule):
         run_local(run.model_copy(update=change))
+
+
+def test_a_model_to_go_on_from_is_named_by_its_id_alone() -> None:
+    request: Any = SimpleNamespace(init_model="../../../../x")
+    site: Any = SimpleNamespace(name="bank", store=SimpleNamespace(facts={}))
+    with pytest.raises(ProtocolError, match=r"^bank: SetupRequest.init_model must be 16 hex"):
+        note_init_model(site, request)
+    assert not site.store.facts
 
 
 def test_parts_of_another_method_are_not_gone_on_from(
