@@ -9,6 +9,7 @@ from typing import Any
 from fedapp.config import defaults, flatten
 from fedapp.errors import DataError
 from fedapp.report import comparison, model, plots
+from fedapp.report.card import CARD, model_card
 from fedapp.report.markup import (
     Name,
     Strong,
@@ -39,7 +40,7 @@ OF_SIMULATED_TABLES = {"data", "label", "id", "weight", "drop-columns", "partiti
 
 
 def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
-    """Write the page of one run, or one that compares several.
+    """Write the page of one run and its model card, or a page that compares several.
 
     Parameters
     ----------
@@ -62,6 +63,8 @@ def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
     text = _run_page(runs[0]) if alone else comparison.comparison_page(runs)
     if output is None:
         output = runs[0].path / "report.html" if alone else Path("comparison.html")
+    if alone:
+        (runs[0].path / CARD).write_text(model_card(runs[0]), encoding="utf-8")
     output.write_text(text, encoding="utf-8")
     return output
 

@@ -1,0 +1,49 @@
+"""The model card tells what the run was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fedapp.config import Settings
+from fedapp.report.card import CARD, model_card
+from fedapp.report.page import write_report
+from fedapp.report.summary import read_run
+from fedapp.run_folder import RunFolder
+from tests.conftest import MakeSettings
+
+TrainOnce = Callable[[Settings], RunFolder]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_card_tells_scores_by_party_and_what_was_revealed(
+    settings: MakeSettings, trained_once: TrainOnce
+) -> None:
+    folder = trained_once(settings(parties=2, num_boost_round=1))
+    write_report([folder.path])
+    card = (folder.path / CARD).read_text()
+    assert card.startswith("# pax on breast-cancer\n")
+    assert "- method: PAX: party-adaptive histogram boosting.\n" in card
+    assert "By party, on its test rows:" in card
+    assert "### pax\n\nno row, label or gradient of a row leaves a party" in card
+    assert "### hello\n" in card
+    assert "### interactive" not in card
+    assert "| max-bin | 16 |" in card
+    assert "| seed |" not in card
+    assert "| xgboost | 3." in card
+
+
+def test_a_card_of_parties_with_different_columns_tells_of_their_messages(
+    vertical: MakeSettings, trained_once: TrainOnce
+) -> None:
+    card = model_card(read_run(trained_once(vertical(num_boost_round=1)).path))
+    assert "### secureboost\n" in card
+    assert "### vertical\n" in card
+    assert "### explain" not in card
+
+
+def test_names_are_no_markup(settings: MakeSettings, trained_once: TrainOnce) -> None:
+    run = read_run(trained_once(settings(parties=2, num_boost_round=1)).path)
+    run.summary["parties"][0]["name"] = "<b>|[x](y)`"
+    assert "| &lt;b>\\|\\[x\\](y)\\` | 205 |" in model_card(run)
