@@ -18,6 +18,7 @@ from fedapp.server_app import all_strategies
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedapp", "strategies", "clients", "simulations")
 MAY_IMPORT_FLOWER = (
+    "simulations/bench/changes.py",
     "simulations/bench/fuzz.py",
     "fedapp/server_app.py",
     "fedapp/client_app.py",
