@@ -20,6 +20,7 @@ PACKAGES = ("fedapp", "strategies", "clients", "simulations")
 MAY_IMPORT_FLOWER = (
     "simulations/bench/changes.py",
     "simulations/bench/fuzz.py",
+    "simulations/bench/changes.py",
     "fedapp/server_app.py",
     "fedapp/client_app.py",
     "fedapp/deploy/",
