@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -10,6 +12,7 @@ from typing import cast
 import numpy as np
 
 from clients.dictionary import keep_own, own_categories, told_categories
+from fedapp.crypto.fixed_point import power_above
 from fedapp.data.labels import Labels, class_names, untrained_classes
 from fedapp.data.partition import SUBSETS
 from fedapp.data.table import Table
@@ -23,6 +26,8 @@ from fedapp.site.policy import check_subsets
 from fedapp.site.rows import Holdout, fingerprint, read_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
 from fedapp.trees.objective import AUTO, check_objective
+
+log = logging.getLogger("fedapp.site")
 
 FEWEST_ROWS = 2
 COUNTS = "category_counts"  # an array, so none of a store's facts
@@ -84,20 +89,39 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         "untrained": untrained_classes(classes, _labels({"train": subsets["train"]})),
         "positive_label": config.positive_label,
         "base_margin": config.base_margin,
-        **_label_range(labels, classes, request.objective),
+        **_label_range(labels, classes, request.objective, request.rounded),
         "simulated": config.simulated,
         "fingerprint": fingerprint(subsets, site_key(config.name)),
         "versions": tuple(told_versions()),
-        "notes": tuple(note.told(shares_names=True) for note in subsets["train"].notes),
+        "notes": _notes(config, subsets["train"], request.rounded),
         **told_categories(config, subsets),
     }
     return _reply(config.name, told), subsets
 
 
-def _label_range(labels: Labels, classes: Sequence[str], objective: str) -> dict[str, float]:
-    """The least and the largest label, where they are numbers and may be for a regression."""
+def _notes(config: SiteConfig, table: Table, rounded: bool) -> tuple[str, ...]:
+    """What is odd about the table; for the site's own log alone, where sums alone may leave it."""
+    notes = tuple(note.told(shares_names=True) for note in table.notes)
+    if not rounded:
+        return notes
+    for note in notes:
+        log.warning("%s: %s", config.name, note)
+    return ()
+
+
+def _label_range(
+    labels: Labels, classes: Sequence[str], objective: str, rounded: bool
+) -> dict[str, float]:
+    """The least and the largest label, where they are numbers and may be for a regression; away
+    from 0 to powers of two where they are rounded."""
     is_told = not classes or (objective == AUTO and labels.dtype.kind != "U")
     found = (float(labels.min()), float(labels.max())) if is_told else (0.0, 0.0)
+    if rounded:
+        low, high = min(found[0], 0.0), max(found[1], 0.0)
+        found = (
+            -math.ldexp(1.0, power_above(-low)) if low else 0.0,
+            math.ldexp(1.0, power_above(high)) if high else 0.0,
+        )
     return dict(zip(("label_low", "label_high"), found, strict=True))
 
 

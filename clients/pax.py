@@ -16,6 +16,7 @@ import numpy as np
 from clients.dictionary import kept_categories
 from clients.labels import CLASSES, keep_coding, loss_parameters
 from clients.margins import begin_margins, told_trees
+from clients.pax_sums import OwnTerms, Terms, WholeTerms, count, open_sums, take_cuts
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
@@ -24,14 +25,18 @@ from fedapp.histograms.build import build_all_histograms
 from fedapp.histograms.sketch import own_cuts, sketch_table, used_categories
 from fedapp.messages.fields import Array, Request
 from fedapp.messages.pax import (
+    CountRequest,
     GrowReply,
     GrowRequest,
+    GrowSumsRequest,
     InitReply,
     InitRequest,
+    OpenRequest,
     SketchReply,
     SketchRequest,
 )
 from fedapp.site.answer import Handler, Site
+from fedapp.site.masks import Sums
 from fedapp.site.store import Store
 from fedapp.trees.boosted.routes import (
     ROUTE,
@@ -70,17 +75,31 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
 
 def grow(site: Site, request: GrowRequest) -> GrowReply:
     """Route the rows by the last splits, begin a round where asked, sum the wanted nodes."""
+    return GrowReply(**_grow(site, request, OwnTerms()))
+
+
+def grow_sums(site: Site, request: GrowSumsRequest) -> Sums:
+    """The same as whole numbers, to be added to those of all others."""
+    if len(request.edges):
+        take_cuts(site, request)
+    return Sums(list(_grow(site, request, WholeTerms(site)).values()))
+
+
+def _grow(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
+    """The fields of a ``GrowReply``, in their order."""
     store = site.store
     _check(site, request)
     if "train.margins" not in store:
         _begin(store, request.n_trees, request.base_margin)
     _route(site, request)
     _check_leaves(site, request)
-    scores = _start_round(site, request) if request.level == 0 else _no_scores()
+    scores = _start_round(site, request, terms) if request.level == 0 else _no_scores()
     histograms, missing = _sum_nodes(store, request)
     at_root = request.level == 0
-    root_sums = store["gradients"].sum(axis=1, dtype=np.float64) if at_root else np.empty((0, 2))
-    return GrowReply(histograms=histograms, missing=missing, root_sums=root_sums, **scores)
+    root_sums = np.empty((0, 2))
+    if at_root:
+        root_sums = store["gradients"].sum(axis=1, dtype=histograms.dtype)
+    return {"histograms": histograms, "missing": missing, "root_sums": root_sums, **scores}
 
 
 def begin_from(site: Site, request: InitRequest) -> InitReply:
@@ -88,20 +107,23 @@ def begin_from(site: Site, request: InitRequest) -> InitReply:
     store = site.store
     if "train.margins" in store:
         raise ProtocolError(site.name, "InitRequest", "trees", "must come before the first round")
-    codes = store["codes"]  # none before the sketch
-    known = told_trees(site, request, np.asarray(store["set_widths"]))
+    widths = np.asarray(store["set_widths"])  # none before the sketch
+    known = told_trees(site, request, widths)
     width = n_outputs(store.facts["objective"], len(store.facts[CLASSES]))
     _begin(store, width, request.base_margin)
-    rows = {"train": _values_of_bins(store, codes), "valid": store["valid.values"]}
+    rows = {"train": _training_values(store), "valid": store["valid.values"]}
     for subset in WATCHED:
         margins = store[f"{subset}.margins"]
         store[f"{subset}.margins"] = add_trees(margins, known.trees, rows[subset], known.sets)
     return InitReply()
 
 
-def _values_of_bins(store: Store, codes: Array) -> Array:
-    """The representative of each row's bins, NaN where it has none; float32, as the codes."""
-    offsets, missing_code = store["offsets"], store.facts["missing_code"]
+def _training_values(store: Store) -> Array:
+    """The representative of each row's bins, NaN where it has none; the values themselves where no
+    bins have replaced them. float32, as the codes."""
+    if "train.values" in store:
+        return store["train.values"]
+    codes, offsets, missing_code = store["codes"], store["offsets"], store.facts["missing_code"]
     values = np.full(codes.shape, np.nan, dtype=np.float32)
     for column, (begin, end) in enumerate(pairwise(offsets)):
         known = codes[:, column] != missing_code
@@ -159,7 +181,7 @@ def _routes(site: Site, request: GrowRequest) -> tuple[Routes, CategorySets]:
         return routes, CategorySets(request.split_sets, widths[widths > 0])
 
 
-def _start_round(site: Site, request: GrowRequest) -> dict[str, Array]:
+def _start_round(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
     """Finish the last round's trees, draw rows, take new gradients; returns the scores so far."""
     store = site.store
     objective = cast(Objective, store.facts["objective"])
@@ -171,9 +193,8 @@ def _start_round(site: Site, request: GrowRequest) -> dict[str, Array]:
             margins = margins + request.leaf_values[starts + nodes].T
             store[f"{subset}.margins"] = margins
         store[f"{subset}.nodes"] = np.zeros_like(nodes)
-        scores |= score_fields(
-            site, subset, objective, margins, request.score_bins, request.base_margin
-        )
+        how = objective, margins, request.score_bins, request.base_margin
+        scores |= score_fields(site, subset, *how, adder=terms.adder)
     rows = (store[f"train.{name}"] for name in ("margins", "labels", "weights"))
     margins, labels, weights = rows
     pairs = gradients(objective, margins, labels, weights, loss_parameters(store))
@@ -181,7 +202,7 @@ def _start_round(site: Site, request: GrowRequest) -> dict[str, Array]:
         # Each row with probability ``subsample``, as XGBoost does.
         drawn = site.random(request.seed, request.round_id).random(len(pairs)) < request.subsample
         pairs[~drawn] = 0
-    store["gradients"] = np.ascontiguousarray(pairs.transpose(1, 0, 2))
+    store["gradients"] = terms.of_rows(np.ascontiguousarray(pairs.transpose(1, 0, 2)))
     return scores
 
 
@@ -278,6 +299,9 @@ def _offsets_fit(offsets: Array, n_trees: int, n_values: int) -> bool:
 
 HANDLERS: Mapping[type[Request], Handler] = {
     SketchRequest: sketch,
+    OpenRequest: open_sums,
+    CountRequest: count,
     InitRequest: begin_from,
     GrowRequest: grow,
+    GrowSumsRequest: grow_sums,
 }

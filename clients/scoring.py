@@ -17,8 +17,10 @@ from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_whole
 from fedapp.messages.fields import Array
-from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
+from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
+from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Handler, Site
+from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.store import Store
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import Objective
@@ -42,6 +44,12 @@ class Scored(Described, Protocol):
 M = TypeVar("M", bound=Scored)
 
 
+def evaluate_sums(site: Site, request: SumScoresRequest) -> Sums:
+    """The same as whole numbers, to be added to those of all others."""
+    adder = WholeNumbers(bounds_of(site.store))
+    return Sums(list(_score(site, request, from_json, predict_margins, adder).values()))
+
+
 def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Sums and score histograms of the train, validation and test rows.
 
@@ -57,12 +65,24 @@ def score_model(
     read: Callable[[str], M],
     predict: Callable[..., Array],
 ) -> EvaluateReply:
-    """What ``evaluate`` does, with a model of any kind.
+    """What ``evaluate`` does, with a model of any kind; arguments as of ``_score``."""
+    return EvaluateReply(**_score(site, request, read, predict, DOUBLES))
+
+
+def _score(
+    site: Site,
+    request: EvaluateRequest,
+    read: Callable[[str], M],
+    predict: Callable[..., Array],
+    adder: Adder,
+) -> dict[str, Array]:
+    """The fields of an ``EvaluateReply``; the model is kept, and the rows are forgotten.
 
     Parameters
     ----------
     read : the model's text -> the model; raises a DataError.
     predict : the model, values of some rows, their base margins if they have any -> margins.
+    adder : of the rows.
     """
     store, text = site.store, request.model.tobytes()
     message = type(request).__name__
@@ -77,14 +97,18 @@ def score_model(
     if found != run:
         rule = "must have the objective, columns, categories and classes of the run"
         raise ProtocolError(site.name, message, "model", rule)
-    reply = EvaluateReply(**_scores(site, request, model, predict))
+    scores = _scores(site, request, model, predict, adder)
     write_whole(store.folder / "model.json", text)
     store.forget()
-    return reply
+    return scores
 
 
 def _scores(
-    site: Site, request: EvaluateRequest, model: M, predict: Callable[..., Array]
+    site: Site,
+    request: EvaluateRequest,
+    model: M,
+    predict: Callable[..., Array],
+    adder: Adder,
 ) -> dict[str, Array]:
     """The fields of the reply."""
     scores: dict[str, Array] = {}
@@ -93,7 +117,7 @@ def _scores(
         margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
         center, widest = float(model.base_margin), request.residual_range
         scores |= score_fields(
-            site, subset, model.objective, margins, request.score_bins, center, widest
+            site, subset, model.objective, margins, request.score_bins, center, widest, adder
         )
     return scores
 
@@ -106,6 +130,7 @@ def score_fields(
     n_bins: int,
     center: float,
     residual_range: float = 1.0,
+    adder: Adder = DOUBLES,
 ) -> dict[str, Array]:
     """Scores of one subset of the rows, as the fields of a reply.
 
@@ -113,12 +138,12 @@ def score_fields(
     ----------
     subset : "train", "valid" or "test".
     margins : of its rows, float32, shape (n_rows, n_outputs).
-    n_bins, center, residual_range : see ``metrics.statistics``.
+    n_bins, center, residual_range, adder : see ``metrics.statistics``.
     """
     labels, weights = site.store[f"{subset}.labels"], site.store[f"{subset}.weights"]
     how = n_bins, residual_range, center, site.config.min_bin_rows, site.store.facts[METRICS]
     with blaming(site.name, "message", "model"):  # its margins may be no numbers
-        found = metrics.statistics(objective, margins, labels, weights, *how)
+        found = metrics.statistics(objective, margins, labels, weights, *how, adder)
     return {f"{subset}_sums": found.sums, f"{subset}_scores": found.histogram}
 
 
@@ -136,4 +161,7 @@ def _batches(store: Store, subset: str) -> Iterator[tuple[Array, ...]]:
         yield np.ascontiguousarray(batch), *starts
 
 
-HANDLERS: Mapping[type[EvaluateRequest], Handler] = {EvaluateRequest: evaluate}
+HANDLERS: Mapping[type[EvaluateRequest], Handler] = {
+    EvaluateRequest: evaluate,
+    SumScoresRequest: evaluate_sums,
+}

@@ -98,12 +98,16 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         self.table = CommonTable((), (), ())
         self.begun = Begun()
 
+    @property
+    def tells_sums_alone(self) -> bool:
+        """Whether nothing that parties say of their rows is of one party alone."""
+        return False
+
     def greeting(self) -> HelloRequest:
         """Read the table, hold rows back."""
         settings = self.settings
-        return HelloRequest(
-            settings.objective, settings.test_fraction, settings.valid_fraction, settings.seed
-        )
+        shares = settings.test_fraction, settings.valid_fraction
+        return HelloRequest(settings.objective, *shares, settings.seed, self.tells_sums_alone)
 
     def suggested_objective(self) -> tuple[Objective, str]:
         """By the labels of all parties."""

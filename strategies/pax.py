@@ -7,24 +7,24 @@ Algorithm 1; line numbers are of that algorithm. Departures:
   paper leaves open how a tree grows between two fusions.
 - The representatives are fused once, before the first tree, and not in every round: the surrogates
   do not change.
+- With ``pax.aggregation=secure`` (see ``strategies.pax_secure``) there are no surrogates and no
+  bins of single parties.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.config import Section, Settings, check
+from fedapp.config import Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError
-from fedapp.histograms.bins import Cuts, Ints, with_categories
+from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
-from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches, used_categories
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.parameters import parameters_of
@@ -33,21 +33,19 @@ from fedapp.messages.pax import (
     GrowRequest,
     InitReply,
     InitRequest,
-    SketchReply,
-    SketchRequest,
     check_grow,
-    check_sketch,
 )
 from fedapp.run_folder import RunFolder
 from fedapp.trees.boosted.constraints import check_without_categories, constraints_of
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.limits import Limits
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
-from fedapp.trees.objective import LossParameters, base_margin, is_regression
+from fedapp.trees.objective import LossParameters, base_margin
 from fedapp.trees.packed import pack_trees
-from fedapp.trees.sets import category_counts
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, mean_label
+from strategies.pax_plain import Aggregation, PaxSettings, PlainSums
+from strategies.pax_secure import SecureSums
 from strategies.scoring import (
     ROUND_BINS,
     History,
@@ -56,28 +54,6 @@ from strategies.scoring import (
 )
 from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS, INIT_MODEL
 from strategies.warm_start import Begun
-
-FEWEST_BINS = 2
-FEW_BINS = 32  # fewer have cost much accuracy wherever it was measured
-
-
-class PaxSettings(Section):
-    """``[pax]`` of the run config.
-
-    ``bins``: how many bins a party may have: its ``share`` of ``max-bin`` by rows, or ``equal``:
-    all of it. ``fusion``: the party whose resolution the global cuts keep.
-    """
-
-    bins: Literal["share", "equal"]
-    fusion: Literal["auto", "finest", "coarsest"]
-
-
-def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
-    """Bins of each party: its share of ``max_bin`` by rows, at least 2 (line 36: 1/epsilon_i)."""
-    total = sum(n_rows.values())
-    return {
-        party: max(FEWEST_BINS, round(max_bin * count / total)) for party, count in n_rows.items()
-    }
 
 
 class PAX(HorizontalStrategy):
@@ -89,12 +65,29 @@ class PAX(HorizontalStrategy):
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
-        self.bin_maps: dict[str, Ints] = {}
+        how = PlainSums if self.own.aggregation == "plain" else SecureSums
+        self.aggregation: Aggregation = how(lambda: self.settings, self.own, self.warn_once)
+
+    @property
+    def tells_sums_alone(self) -> bool:
+        """Whether nothing that parties say of their rows is of one party alone."""
+        return self.own.aggregation == "secure"
 
     @classmethod
     def own_settings(cls, settings: Settings) -> PaxSettings:
-        """``[pax]``, checked."""
-        return check(PaxSettings, settings.sections["pax"], "pax.")
+        """``[pax]``, checked.
+
+        Raises
+        ------
+        ConfigError : sums over all parties cannot do without some.
+        """
+        own = check(PaxSettings, settings.sections["pax"], "pax.")
+        if own.aggregation == "secure" and settings.min_parties:
+            raise ConfigError(
+                "min-parties must be 0 with pax.aggregation=secure, whose sums take all parties "
+                f"(a run that one has left can be resumed), got {settings.min_parties}"
+            )
+        return own
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None
@@ -117,34 +110,11 @@ class PAX(HorizontalStrategy):
 
     def _begin(self, parties: Parties[HelloReply]) -> Conversation[Boosting]:
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
-        n_bins, table = self._resolutions(parties), self.table
         self.history = History.of(self.settings)
         init_model = self.begin_with(trees_a_round=1)
-        n_classes = len(table.classes)
-        categories = category_counts(table.categories, len(table.columns))
-        sketches = yield from ask(
-            {party: SketchRequest(n_bins=n_bins[party], **self.terms()) for party in parties},
-            SketchReply,
-            lambda party, reply: check_sketch(
-                party, reply, categories, n_classes, n_bins[party], table.n_coded_columns
-            ),
-        )
-        self.note_coding(sketches)
-        coarsest = self.own.fusion == "coarsest" or (
-            self.own.fusion == "auto" and is_regression(self.settings.objective)
-        )
-        resolutions = [n_bins[party] for party in sketches]
-        summaries = {party: _sketch(reply) for party, reply in sketches.items()}
-        resolution = min(resolutions) if coarsest else max(resolutions)
-        self._warn_of_few_bins(resolution)
-        every = tuple(summaries.values())
-        used = used_categories(every, categories)
-        cuts = with_categories(fuse_sketches(every, resolution), categories, used)
-        self.bin_maps = {
-            party: bin_map(summary.with_categories(categories), cuts)
-            for party, summary in summaries.items()
-        }
-        mean = mean_label(sketches, n_classes, self.settings)
+        labels, cuts = yield from self.aggregation.begin(parties, self.table, self.terms())
+        self.note_coding(labels)
+        mean = mean_label(labels, len(self.table.classes), self.settings)
         if init_model is None:
             return self._boosting(mean, cuts)
         boosting = self._boosting(init_model.base_score, cuts)
@@ -155,22 +125,6 @@ class PAX(HorizontalStrategy):
         )
         yield from ask(parties.all(request), InitReply)
         return boosting
-
-    def _warn_of_few_bins(self, resolution: int) -> None:
-        """Say so where the paper's rules leave too few cuts to learn from."""
-        if resolution < min(FEW_BINS, self.settings.max_bin):
-            self.warn(
-                f"only {resolution} bins a column are left of max-bin {self.settings.max_bin}: the "
-                "share rule divides them among the parties, and regression keeps the coarsest; "
-                "pax.bins=equal, pax.fusion=finest or a larger max-bin gives more"
-            )
-
-    def _resolutions(self, parties: Mapping[str, HelloReply]) -> dict[str, int]:
-        """Most bins of a column at each party."""
-        if self.own.bins == "equal":
-            return dict.fromkeys(parties, self.settings.max_bin)
-        n_rows = {party: hello.n_train for party, hello in parties.items()}
-        return share_bins(self.settings.max_bin, n_rows)
 
     def _boosting(self, mean: np.float32, cuts: Cuts) -> Boosting:
         """A model without trees."""
@@ -221,7 +175,7 @@ class PAX(HorizontalStrategy):
                 yield from self._note_scores(replies, boosting)
                 if self.history.stops:
                     return False
-            if len(replies) < len(asked):
+            if len(parties) < len(asked):
                 # The sums of those left no longer fit the parents' histograms.
                 boosting.told()
                 return False
@@ -244,7 +198,7 @@ class PAX(HorizontalStrategy):
                 form = boosting.objective, boosting.width, self.settings.eval_metrics
                 check_scores(party, reply, *form, WATCHED)
 
-        return (yield from ask(parties.all(request), GrowReply, hold))
+        return (yield from self.aggregation.grow(parties, request, boosting, hold))
 
     def _request(self, boosting: Boosting, growth: Growth) -> GrowRequest:
         """What the parties do not know yet, and the sums wanted next."""
@@ -288,7 +242,7 @@ class PAX(HorizontalStrategy):
 
     def _places(self, party: str, drawn: npt.NDArray[np.int32], cuts: Cuts) -> Ints:
         """Global bins of a party's bins of the drawn columns."""
-        places = self.bin_maps[party]
+        places = self.aggregation.places[party]
         if len(drawn) == cuts.n_columns:
             return places
         columns = np.searchsorted(cuts.offsets, places, side="right") - 1
@@ -315,26 +269,27 @@ class PAX(HorizontalStrategy):
             model = model.first_rounds(self.begun.n_rounds + best_round)
         yield self._checkpoint(boosting)
         scored, summary = yield from evaluate(
-            parties, model, best_round, self.settings.eval_metrics
+            parties, model, best_round, self.settings.eval_metrics, self.aggregation.score
         )
         yield from self._note_scores(scored, boosting)
         return summary
 
     def _checkpoint(self, boosting: Boosting) -> Checkpoint:
         """The model so far, and how each party's bins map to the cuts."""
-        maps = {f"bins {party}": places for party, places in self.bin_maps.items()}
+        maps = {f"bins {party}": places for party, places in self.aggregation.places.items()}
         facts = {"history": self.history.scores, **self.table.facts()}
-        facts["begun"] = astuple(self.begun)
+        facts |= {"begun": astuple(self.begun), "aggregation": self.aggregation.facts()}
         return Checkpoint({**boosting.arrays(), **maps}, facts)
 
     def _restore(self, saved: Checkpoint) -> Boosting:
         """Go on from a checkpoint."""
         arrays = saved.arrays
-        self.bin_maps = {
+        places = {
             name.removeprefix("bins "): places
             for name, places in arrays.items()
             if name.startswith("bins ")
         }
+        self.aggregation.restore(places, saved.facts["aggregation"])
         self.history = History.of(self.settings, saved.facts["history"])
         self.begun = Begun(*saved.facts["begun"])
         boosting = self._boosting(*kept_cuts(arrays))
@@ -343,10 +298,6 @@ class PAX(HorizontalStrategy):
 
 
 STRATEGY = PAX
-
-
-def _sketch(reply: SketchReply) -> Sketch:
-    return Sketch(reply.representatives, reply.masses, reply.offsets, reply.maxima)
 
 
 def _drawn(growth: Growth) -> npt.NDArray[np.int32]:

@@ -10,12 +10,13 @@ import numpy as np
 
 from fedapp import metrics
 from fedapp.config import Settings
-from fedapp.conversation import Conversation, ModelFiles, Parties, Progress, ask
+from fedapp.conversation import Check, Conversation, ModelFiles, Parties, Progress, ask
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError, blaming
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
+from fedapp.messages.secure import EVERYONE
 from fedapp.trees.boosted.rounds import n_leaves
 from fedapp.trees.boosted.xgboost_json import to_xgboost_json
 from fedapp.trees.model import Ensemble, Tree, importance, to_json
@@ -218,11 +219,27 @@ def model_files(model: Ensemble) -> ModelFiles:
     return ModelFiles(files)
 
 
+class AskToScore(Protocol):
+    """Asks all parties to score a model."""
+
+    def __call__(
+        self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
+    ) -> Conversation[dict[str, EvaluateReply]]: ...
+
+
+def ask_to_score(
+    parties: Parties[HelloReply], request: EvaluateRequest, check: Check
+) -> Conversation[dict[str, EvaluateReply]]:
+    """Each for itself."""
+    return (yield from ask(parties.all(request), EvaluateReply, check))
+
+
 def evaluate(
     parties: Parties[HelloReply],
     model: Ensemble,
     best_round: int | None,
     eval_metrics: Sequence[str] = (),
+    asks: AskToScore = ask_to_score,
 ) -> Conversation[tuple[Mapping[str, EvaluateReply], Summary]]:
     """Write the finished model and have all parties score it; replies, and the summary's part.
 
@@ -234,9 +251,9 @@ def evaluate(
     yield written
     document = np.frombuffer(written.files["model.json"].encode(), dtype=np.uint8)
     spread = label_spread(parties)
-    replies = yield from ask(
-        parties.all(EvaluateRequest(document, FINAL_BINS, spread)),
-        EvaluateReply,
+    replies = yield from asks(
+        parties,
+        EvaluateRequest(document, FINAL_BINS, spread),
         lambda party, reply: check_scores(
             party, reply, model.objective, model.n_outputs, eval_metrics
         ),
@@ -276,7 +293,8 @@ def score_summary(
 ) -> Summary:
     """Scores of a finished model of any kind; arguments as for ``boosted_summary``.
 
-    Those of single parties are read off the sums that each has sent for its share of the rows.
+    Those of single parties are read off the sums that each has sent for its share of the rows; a
+    sum over all parties tells none.
     """
     objective = model.objective
     pooled = {subset: pooled_statistics(replies.values(), subset) for subset in SUBSETS}
@@ -296,6 +314,7 @@ def score_summary(
     by_party = {
         name: scored({subset: own_statistics(reply, subset) for subset in SUBSETS})
         for name, reply in replies.items()
+        if name != EVERYONE
     }
     overall, test = scored(pooled), pooled["test"]
     drawn: dict[str, Any] = {}

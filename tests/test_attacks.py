@@ -11,10 +11,11 @@ import pytest
 from fedapp.config import Settings, app_folder
 from fedapp.errors import ConfigError
 from simulations.attacks.guards import GUARDS, Guard
-from simulations.attacks.pax_rows import attacked
+from simulations.attacks.pax_rows import attacked, attacked_under_masks
 
 MakeSettings = Callable[..., Settings]
 WriteTable = Callable[..., Path]
+SECURE = {"pax__aggregation": "secure"}
 SMALL = {"label": "y", "parties": 2, "num_boost_round": 10, "max_depth": 6}
 
 
@@ -26,6 +27,13 @@ def test_rows_are_rebuilt_from_honest_sums_and_none_that_is_nobodys(
     assert own["rows"] == pooled["rows"] == 72
     assert own["rebuilt"] > 36
     assert own["wrong"] == pooled["wrong"] == 0
+    masked = attacked_under_masks(
+        settings(data=data, max_bin=256, **{**SMALL, **SECURE, "num_boost_round": 3})
+    )
+    assert masked["rows"] == own["rows"]
+    assert masked["wrong"] == 0
+    # A sum of both parties' rows gives away less than the sums of each.
+    assert masked["rebuilt"] < own["rebuilt"]
     coarse, _ = attacked(settings(data=data, max_bin=8, **SMALL))
     assert coarse["rebuilt"] < own["rebuilt"]
     assert coarse["wrong"] == 0

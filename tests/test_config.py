@@ -18,7 +18,11 @@ from strategies.pax import PAX
 def test_the_defaults_are_settings() -> None:
     settings = load_settings({})
     assert (settings.strategy, settings.eta, settings.max_bin) == ("pax", 0.3, 256)
-    assert settings.sections["pax"] == {"bins": "share", "fusion": "auto"}
+    assert settings.sections["pax"] == {
+        "bins": "share",
+        "fusion": "auto",
+        "aggregation": "plain",
+    }
 
 
 def test_every_field_of_the_settings_has_a_default() -> None:

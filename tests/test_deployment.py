@@ -165,6 +165,20 @@ def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_t
 
 
 @pytest.mark.slow
+def test_sums_under_masks_across_sites_make_the_model_of_the_local_engine(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    nodes = same_columns(deployment.folder)
+    nodes["bank"]["least-parties"] = "3"
+    use_tables(deployment, nodes)
+    given = {**PAX, "pax.aggregation": "secure"}
+    local = deployment.locally(tmp_path / "local", given)
+    ended(begun(deployment, "pax", tmp_path / "across", given))
+    assert model_in(tmp_path / "across") == model_in(local.path)
+    no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OTHERS)
 def test_a_method_across_sites_makes_the_model_of_the_local_engine_and_predicts(
     deployment: Deployment, tmp_path: Path, method: str

@@ -319,7 +319,7 @@ def test_a_site_that_keeps_its_names_tells_none(
 ) -> None:
     node: dict[str, Any] = {**colours[1], "label": "y", "schema": str(schema)}
     config = site_config({key: str(value) for key, value in node.items()}, {})
-    request = HelloRequest("binary:logistic", 0.2, 0.2, 0)
+    request = HelloRequest("binary:logistic", 0.2, 0.2, 0, False)
     told, _ = look(replace(config, shares_categories=False), request)
     assert (told.categories, told.digests) == ((), (dictionary_digest(("red", "blue")),))
     assert look(config, request)[0].categories == ("red", "blue")
@@ -328,7 +328,7 @@ def test_a_site_that_keeps_its_names_tells_none(
 def test_an_objective_that_there_is_not_is_refused(colours: list[dict[str, object]]) -> None:
     node = {key: str(value) for key, value in {**colours[1], "label": "y"}.items()}
     with pytest.raises(ProtocolError, match=r"^b: HelloRequest\.objective must be one of binary:"):
-        look(site_config(node, {}), HelloRequest("reg:none", 0.2, 0.2, 0))
+        look(site_config(node, {}), HelloRequest("reg:none", 0.2, 0.2, 0, False))
 
 
 def test_a_dictionary_of_another_table_is_refused_by_the_site(

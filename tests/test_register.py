@@ -24,7 +24,7 @@ from simulations.local import run_local
 from strategies import base
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 
-HELLO = HelloRequest("binary:logistic", 0.2, 0.1, 42)
+HELLO = HelloRequest("binary:logistic", 0.2, 0.1, 42, False)
 NODE = {"name": "bank", "data": "rows.csv"}
 
 

@@ -95,6 +95,7 @@ SENDERS = {
     "hello": HORIZONTAL,
     "labels": HORIZONTAL,
     "scoring": HORIZONTAL,
+    "secure": HORIZONTAL,
     "vertical": VERTICAL | INFERENCE,
     "alignment": VERTICAL | INFERENCE,
     "explain": INFERENCE,

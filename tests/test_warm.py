@@ -156,7 +156,7 @@ class Node:
     def send(self, run_id: int, step: int = 1) -> Message:
         """A message has come."""
         self.n_sent += 1
-        request = HelloRequest("binary:logistic", 0.2, 0.1, self.n_sent)
+        request = HelloRequest("binary:logistic", 0.2, 0.1, self.n_sent, False)
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER, 0
         envelope = Envelope(f"{run_id:016x}", step, method="pax")
         records = to_records(take_apart(request, "bank"), envelope)

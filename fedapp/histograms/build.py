@@ -18,10 +18,10 @@ def build_histograms(
     missing_code: int,
     columns: Ints,
     widths: Ints,
-    gradients: npt.NDArray[np.float32],
+    gradients: npt.NDArray[Any],
     nodes: npt.NDArray[np.int32],
     wanted: npt.NDArray[np.int32],
-) -> tuple[Histogram, npt.NDArray[np.int32]]:
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
     """Sum the gradients of the rows of some nodes of one tree.
 
     Parameters
@@ -30,18 +30,20 @@ def build_histograms(
     missing_code : the code of a missing value, or -1.
     columns : int64, shape (n_drawn,): the columns to sum over.
     widths : int64, shape (n_drawn,): number of bins of each of these columns.
-    gradients : float32, shape (n_rows, 2): gradient and hessian; (0, 0) leaves a row out.
+    gradients : float32 or int64, shape (n_rows, 2): gradient and hessian; (0, 0) leaves a row out.
     nodes : int32, shape (n_rows,): the tree node a row is in.
     wanted : int32, shape (n_wanted,): the nodes to sum for.
 
     Returns
     -------
-    histograms : float64, shape (n_wanted, sum of widths, 2), columns one after the other.
+    histograms : float64, or int64 of whole gradients, shape (n_wanted, sum of widths, 2), columns
+        one after the other.
     missing : int32, shape (n_wanted, n_drawn): number of rows without a value.
     """
     slots = slots_by_node(nodes, wanted)
     starts = np.cumsum(widths) - widths
-    histograms = np.zeros((len(wanted), int(widths.sum()), 2))
+    kind = np.int64 if gradients.dtype == np.int64 else np.float64
+    histograms = np.zeros((len(wanted), int(widths.sum()), 2), dtype=kind)
     missing = np.zeros((len(wanted), len(columns)), dtype=np.int32)
     _accumulate(codes, missing_code, columns, starts, gradients, nodes, slots, histograms, missing)
     return histograms, missing
@@ -52,17 +54,17 @@ def build_all_histograms(
     missing_code: int,
     columns: Ints,
     widths: Ints,
-    gradients: npt.NDArray[np.float32],
+    gradients: npt.NDArray[Any],
     nodes: npt.NDArray[np.int32],
     wanted_trees: npt.NDArray[np.int32],
     wanted_nodes: npt.NDArray[np.int32],
-) -> tuple[Histogram, npt.NDArray[np.int32]]:
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
     """Sum the gradients of the rows of some nodes of several trees, in the order they are wanted.
 
     Parameters
     ----------
     codes, missing_code, columns, widths : as for ``build_histograms``.
-    gradients : float32, shape (n_trees, n_rows, 2).
+    gradients : float32 or int64, shape (n_trees, n_rows, 2).
     nodes : int32, shape (n_trees, n_rows).
     wanted_trees, wanted_nodes : int32, shape (n_wanted,), n_wanted > 0; trees ascending.
 
@@ -109,8 +111,8 @@ def _accumulate(
     """Rows in their order, so that the same rows always give the same sums."""
     for row in range(codes.shape[0]):
         slot = slots[nodes[row]]
-        gradient, hessian = np.float64(gradients[row, 0]), np.float64(gradients[row, 1])
-        if slot < 0 or (gradient == 0.0 and hessian == 0.0):
+        gradient, hessian = gradients[row, 0], gradients[row, 1]
+        if slot < 0 or (gradient == 0 and hessian == 0):
             continue
         for place in range(columns.shape[0]):
             code = codes[row, columns[place]]

@@ -135,12 +135,16 @@ class Request(Message):
 
     ``doing`` tells whoever watches a run what the parties do meanwhile, such as "aligning rows";
     the exchanges that a training round consists of are marked with ``each_round``.
+
+    ``leaves`` says what of a party's rows leaves it with the reply: what is its own; its share of
+    ``sums``, under masks (see ``fedapp.messages.secure``); or ``nothing`` but what opens every run.
     """
 
     __slots__ = ()
     kind: ClassVar[str]
     doing: ClassVar[str]
     each_round: ClassVar[bool] = False
+    leaves: ClassVar[str] = "own"
 
 
 class Reply(Message):

@@ -12,8 +12,11 @@ features have one value or none, number the rows or are rounded as float32, how 
 their id with another and the name of that column, which are written as dates, as yes and no or with
 spaces around, how many values are none of those that a schema gives, and what separates the fields
 of the file. A site with ``share-categories = false`` tells no name of a category, but how many its
-schema gives to each column and a digest of them, which whoever guesses all of them can confirm. A
-party learns the objective, the fractions held back, and the seed; the names come with ``labels``.
+schema gives to each column and a digest of them, which whoever guesses all of them can confirm.
+Where only sums over all parties may leave a site (``rounded``), it tells the range of its labels
+away from 0 to powers of two, and nothing that is odd about its table; its numbers of rows it does
+tell, and which classes none of them has. A party learns the objective, the fractions held back, and
+the seed; the names come with ``labels``.
 """
 
 from __future__ import annotations
@@ -33,10 +36,12 @@ class HelloRequest(Request):
 
     kind: ClassVar[str] = "query.hello"
     doing: ClassVar[str] = "reading the tables"
+    leaves: ClassVar[str] = "nothing"
     objective: Annotated[str, Range(1, 64)]
     test_fraction: Annotated[float, Range(0, 1)]
     valid_fraction: Annotated[float, Range(0, 1)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
+    rounded: bool  # tell the range of the labels to powers of two, and nothing odd of the table
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 Source: Ong et al. 2020, "Adaptive Histogram-Based Gradient Boosted Trees for Federated Learning".
 
-Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
+Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server can rebuild rows.
 
 - The server learns of each party: a representative and the weight of every bin of every column of
   numbers (so the values themselves of a column with fewer values than bins), each such column's
@@ -13,6 +13,18 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
   round also its training and validation scores, as in ``scoring``.
 - A party learns the trees as they grow, and of the other parties only what is in them; with
   ``init-model`` also the trees of that model, without gains and hessians, whoever grew them.
+
+With ``pax.aggregation=secure`` all but ``hello`` and keys comes under masks (see ``secure``).
+
+- The server learns sums over all parties, and of single ones nothing: of the labels, of the weights
+  and of values that the dictionary lacks; how many rows have each category; the weights of rows by
+  the first digits of their values, and around each quantile by all digits, up to values that one
+  row alone may have; per tree node, column and bin the sums of gradients and hessians and the
+  number of missing values; and the scores of all rows. A sum may still be of one row, and whoever
+  sees enough of them can rebuild some rows, though not whose they are: see
+  ``simulations.attacks.pax_rows``. Rows of a category that one party alone has are that party's.
+- A party learns the model as it grows, the cuts of all columns, and which first digits values near
+  the quantiles have. Two parties know of what is not their own that it is the other's.
 """
 
 from __future__ import annotations
@@ -27,6 +39,7 @@ from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
 from fedapp.messages.labels import LabelsReply, Terms, check_coded
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES
+from fedapp.messages.secure import Roster
 from fedapp.messages.trees import Trees
 
 METHOD = Method("horizontal", takes_margins=True)
@@ -56,6 +69,7 @@ class InitRequest(Trees, Request):
     """Begin with the margins of a finished model, whose trees these are, before the first round."""
 
     kind: ClassVar[str] = "train.pax_init"
+    leaves: ClassVar[str] = "nothing"
     doing: ClassVar[str] = "adding the trees of the initial model"
     base_margin: float
 
@@ -100,6 +114,45 @@ class GrowRequest(Request):
     wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0)]
     wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0, high=MOST_NODES)]
     columns: Annotated[Array, Form("int32", "n_drawn", low=0)]  # the columns to sum over
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenRequest(Terms, Roster, Request):
+    """Meet the others, code labels and categories; sum the labels, count what columns begin with.
+
+    Asks for ``sums``: of the labels, of the weights, of values the dictionary lacks by column, of
+    rows by category, and ``digit_counts`` of all columns of numbers.
+    """
+
+    kind: ClassVar[str] = "train.pax_open"
+    doing: ClassVar[str] = "counting values"
+    leaves: ClassVar[str] = "sums"
+    count_bytes: Annotated[int, Range(2, 8)]  # 2, 4 or 8, that counts of weights fit in
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CountRequest(Request):
+    """Count the weights of rows by the next digit of their values; see ``digit_counts``."""
+
+    kind: ClassVar[str] = "train.pax_count"
+    doing: ClassVar[str] = "counting values"
+    leaves: ClassVar[str] = "sums"
+    digit: Annotated[int, Range(1, 3)]
+    prefixes: Annotated[Array, Form("uint32", "n_prefixes")]
+    offsets: Annotated[Array, Form("int64", "n_offsets", low=0)]  # n_columns + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrowSumsRequest(GrowRequest):
+    """As ``GrowRequest``, for ``sums``: the fields of a ``GrowReply`` in the bins of all parties.
+
+    The first one of a run also tells the cuts that these bins lie between.
+    """
+
+    kind: ClassVar[str] = "train.pax_sums"
+    leaves: ClassVar[str] = "sums"
+    edges: Annotated[Array, Form("float32", "n_edges")]  # of ``Cuts``; none once they are told
+    edge_offsets: Annotated[Array, Form("int64", "n_edge_offsets", low=0)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

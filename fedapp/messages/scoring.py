@@ -7,7 +7,8 @@ weight of its rows and of all others per bin of its predicted probability (multi
 weight per bin of the residual (regression). For a metric of ``eval-metric`` there may be one sum
 more, its own. A bin may hold one row; no row can be told apart from
 another with the same score. The scores of each party that follow from these sums stand in the
-run's summary.
+run's summary. Under masks (``SumScoresRequest``, see ``secure``) the server learns all of this of
+all parties together alone, and no scores of single ones.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ class EvaluateRequest(Request):
     model: Annotated[Array, Form("uint8", "n_bytes")]  # model.json, UTF-8
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
     residual_range: Annotated[float, Range(0, 1e38)]  # of the residual bins, in the label's unit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumScoresRequest(EvaluateRequest):
+    """As ``EvaluateRequest``, for ``sums``: the fields of an ``EvaluateReply``."""
+
+    kind: ClassVar[str] = "evaluate.scoring_sums"
+    leaves: ClassVar[str] = "sums"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapp.metrics.adders import Adder
 from fedapp.metrics.names import NAMES, WITH_POWER
 
 Array = NDArray[np.float64]
 
 _SMALLEST = 1e-16  # of a probability or a mean whose logarithm is taken
 _GAMMA_SHIFT = 1e-6  # XGBoost adds it to labels and predictions of the gamma deviance
+# How large a row's loss may be, see ``fedapp.metrics.adders``; of all others, as a deviance.
+_SIZES = {"logloss": "loss", "error": "weight", "rmse": "square", "mae": "error"}
 # What follows from the sums of all runs, or from the histogram.
 DERIVED = ("aucpr", "merror")
 
@@ -85,13 +89,19 @@ def summed(objective: str, extra: Sequence[str]) -> tuple[str, ...]:
 
 
 def extra_sums(
-    objective: str, extra: Sequence[str], predictions: Array, labels: Array, weights: Array
-) -> Array:
+    objective: str,
+    extra: Sequence[str],
+    predictions: Array,
+    labels: Array,
+    weights: Array,
+    adder: Adder,
+) -> list[Any]:
     """Weighted sums over rows, one for each of ``summed``.
 
     Parameters
     ----------
     predictions, labels, weights : float64, shape (n_rows,).
+    adder : of the rows.
 
     Raises
     ------
@@ -99,7 +109,10 @@ def extra_sums(
     """
     rows = weights > 0
     given, shares = (labels[rows], predictions[rows]), weights[rows]
-    return np.array([shares @ _losses(name, *given) for name in summed(objective, extra)])
+    return [
+        adder.total(_SIZES.get(name, "deviance"), _losses(name, *given), shares)
+        for name in summed(objective, extra)
+    ]
 
 
 def _losses(name: str, labels: Array, predictions: Array) -> Array:

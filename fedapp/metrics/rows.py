@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedapp.metrics.adders import DOUBLES
 from fedapp.metrics.names import NAMES
 from fedapp.metrics.row_losses import extra_sums
 from fedapp.metrics.scores import binary_scores, multi_scores, with_extra
@@ -14,7 +15,6 @@ from fedapp.metrics.sums import (
     Array,
     Rows,
     binary_sums,
-    cells,
     checked_rows,
     class_margins,
     multi_sums,
@@ -40,7 +40,8 @@ def pooled(
     predictions = exact_predictions(objective, of_rows[0])[:, 0]
     sums = np.zeros(N_OWN_SUMS)
     sums[0] = of_rows[2].sum()
-    sums = np.concatenate((sums, extra_sums(objective, extra, predictions, *of_rows[1:])))
+    more = extra_sums(objective, extra, predictions, *of_rows[1:], DOUBLES)
+    sums = np.concatenate((sums, more))
     if objective == "binary:logistic":
         return _pooled_binary(*of_rows, sums, extra)
     found = _pooled_regression(predictions, *of_rows[1:])
@@ -70,7 +71,7 @@ def _pooled_multi(
 def _histogram(margins: Array, labels: Array, weights: Array) -> Array:
     """Class x bin, where every distinct margin has a bin of its own."""
     points, bins = np.unique(margins, return_inverse=True)
-    return cells(labels.astype(np.int64), bins, weights, (2, points.size))
+    return DOUBLES.cells(labels.astype(np.int64), bins, weights, (2, points.size))
 
 
 def _pooled_regression(predictions: Array, labels: Array, weights: Array) -> dict[str, float]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapp.metrics.adders import DOUBLES, Adder
 from fedapp.metrics.row_losses import extra_sums
 from fedapp.trees.objective import LOSSES, check_objective, exact_predictions, is_regression
 
@@ -65,6 +66,7 @@ def statistics(
     center: float = 0.0,
     fewest: int = 0,
     extra: Sequence[str] = (),
+    adder: Adder = DOUBLES,
 ) -> Statistics:
     """Sums of one party's rows, for ``scores``.
 
@@ -88,10 +90,11 @@ def statistics(
         Rows of positive weight that a bin must have, or none: those of a bin with fewer are counted
         in one with those of its neighbours.
     extra : names of metrics to score beside those of the objective, as ``eval-metric`` has them.
+    adder : of the rows.
 
     Returns
     -------
-    Statistics
+    Statistics, in the numbers of ``adder``.
 
     Raises
     ------
@@ -101,16 +104,17 @@ def statistics(
     if n_bins < 2:
         raise ValueError(f"n_bins must be >= 2, got {n_bins}")
     if objective == "multi:softprob":
-        return _multi_statistics(margins64, labels64, weights64, n_bins, fewest)
+        return _multi_statistics(margins64, labels64, weights64, n_bins, fewest, adder)
     predictions = exact_predictions(objective, margins64)[:, 0]
     if objective == "binary:logistic":
-        found = _binary_statistics(margins64[:, 0], labels64, weights64, n_bins, center, fewest)
+        given = margins64[:, 0], labels64, weights64, n_bins, center, fewest
+        sums, histogram = _binary_sums_and_cells(*given, adder)
     else:
         check_residual_range(residual_range)
-        given = labels64, weights64, n_bins, residual_range, fewest
-        found = _regression_statistics(predictions, *given)
-    more = extra_sums(objective, extra, predictions, labels64, weights64)
-    return Statistics(np.concatenate((found.sums, more)), found.histogram)
+        numbers = labels64, weights64, n_bins, residual_range, fewest
+        sums, histogram = _number_sums_and_cells(predictions, *numbers, adder)
+    more = extra_sums(objective, extra, predictions, labels64, weights64, adder)
+    return Statistics(np.array(sums + more), histogram)
 
 
 def checked_rows(
@@ -198,20 +202,34 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
         raise ValueError(f"the histogram's cells must be 0 to {MOST_WEIGHT:g}")
 
 
-def _binary_statistics(
-    margins: Array, labels: Array, weights: Array, n_bins: int, center: float, fewest: int
-) -> Statistics:
+def _binary_sums_and_cells(
+    margins: Array,
+    labels: Array,
+    weights: Array,
+    n_bins: int,
+    center: float,
+    fewest: int,
+    adder: Adder,
+) -> tuple[list[Any], Array]:
     bins = _merged(_margin_bins(margins - center, n_bins), weights, fewest)
-    histogram = cells(labels.astype(np.int64), bins, weights, (2, n_bins))
-    return Statistics(binary_sums(margins, labels, weights), histogram)
+    histogram = adder.cells(labels.astype(np.int64), bins, weights, (2, n_bins))
+    return _binary_sums(margins, labels, weights, adder), histogram
 
 
 def binary_sums(margins: Array, labels: Array, weights: Array) -> Array:
     """Sums of binary:logistic."""
+    return np.array(_binary_sums(margins, labels, weights, DOUBLES))
+
+
+def _binary_sums(margins: Array, labels: Array, weights: Array, adder: Adder) -> list[Any]:
     losses = np.logaddexp(0.0, margins) - labels * margins
     guesses = margins >= 0
-    terms = (1.0, losses, guesses * labels, ~guesses * labels, guesses * (1 - labels))
-    return np.array([(weights * term).sum() for term in terms])
+    counts = guesses * labels, ~guesses * labels, guesses * (1 - labels)
+    return [
+        adder.total("weight", np.ones_like(labels), weights),
+        adder.total("loss", losses, weights),
+        *(adder.total("weight", count, weights) for count in counts),
+    ]
 
 
 def _margin_bins(distances: Array, n_bins: int) -> NDArray[np.int64]:
@@ -238,12 +256,12 @@ def _merged(bins: NDArray[np.int64], weights: Array, fewest: int) -> NDArray[np.
 
 
 def _multi_statistics(
-    margins: Array, labels: Array, weights: Array, n_bins: int, fewest: int
+    margins: Array, labels: Array, weights: Array, n_bins: int, fewest: int, adder: Adder
 ) -> Statistics:
     n_classes, class_ids = margins.shape[1], labels.astype(np.int64)
     n_own, center = max(_FEWEST_CLASS_BINS, n_bins // n_classes), -np.log(n_classes - 1)
     histograms = [
-        cells(
+        adder.cells(
             (class_ids == one).astype(np.int64),
             _merged(_margin_bins(odds - center, n_own), weights, fewest),
             weights,
@@ -251,41 +269,44 @@ def _multi_statistics(
         )
         for one, odds in enumerate(class_margins(margins).T)
     ]
-    return Statistics(multi_sums(margins, class_ids, weights), np.concatenate(histograms))
+    sums = multi_sums(margins, class_ids, weights, adder)
+    return Statistics(sums, np.concatenate(histograms))
 
 
-def multi_sums(margins: Array, class_ids: NDArray[np.int64], weights: Array) -> Array:
+def multi_sums(
+    margins: Array, class_ids: NDArray[np.int64], weights: Array, adder: Adder = DOUBLES
+) -> Array:
     """Sums of multi:softprob."""
     n_rows, n_classes = margins.shape
     losses = -log_softmax(margins)[np.arange(n_rows), class_ids]
     square = (n_classes, n_classes)
-    counts = cells(class_ids, margins.argmax(axis=1), weights, square)
-    return np.concatenate(([weights.sum(), weights @ losses], counts.ravel()))
+    counts = adder.cells(class_ids, margins.argmax(axis=1), weights, square)
+    first = adder.total("weight", np.ones(n_rows), weights), adder.total("loss", losses, weights)
+    return np.concatenate((np.array(first), counts.ravel()))
 
 
-def _regression_statistics(
+def _number_sums_and_cells(
     predictions: Array,
     labels: Array,
     weights: Array,
     n_bins: int,
     residual_range: float,
     fewest: int,
-) -> Statistics:
+    adder: Adder,
+) -> tuple[list[Any], Array]:
     residuals = labels - predictions
     shares = np.clip((residuals / residual_range + 1.0) / 2.0, 0.0, 1.0)
     bins = np.minimum((shares * n_bins).astype(np.int64), n_bins - 1)
     bins = _merged(bins, weights, fewest)
-    terms = (np.ones_like(labels), residuals**2, np.abs(residuals), labels, labels**2)
-    histogram = cells(np.zeros_like(bins), bins, weights, (1, n_bins))
-    return Statistics(np.array([weights @ term for term in terms]), histogram)
-
-
-def cells(
-    rows: NDArray[np.int64], columns: NDArray[np.int64], weights: Array, shape: tuple[int, int]
-) -> Array:
-    """Sum of weights in each cell of a (rows, columns) table."""
-    flat = np.bincount(rows * shape[1] + columns, weights, minlength=shape[0] * shape[1])
-    return flat.astype(np.float64).reshape(shape)  # without rows bincount gives integers
+    terms = {
+        "weight": np.ones_like(labels),
+        "square": residuals**2,
+        "error": np.abs(residuals),
+        "label": labels,
+        "label square": labels**2,
+    }
+    histogram = adder.cells(np.zeros_like(bins), bins, weights, (1, n_bins))
+    return [adder.total(size, term, weights) for size, term in terms.items()], histogram
 
 
 def log_softmax(margins: Array) -> Array:

@@ -7,8 +7,10 @@ reply that carries letters also those to send::
 
     (Site, Request)       -> Reply
     (Site, Request, Mail) -> Reply, Letters
+    (Site, Request)       -> Sums              where the site's own are to be masked
 
-Letters are opened before a handler and sealed after it, so that none knows of a key or a step.
+Letters are opened before a handler and sealed after it, and sums are masked after it, so that none
+knows of a key or a step.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from fedapp.site.mail import (
     seal_mail,
     write_letters,
 )
-from fedapp.site.policy import check_policy, check_request, module_of
+from fedapp.site.masks import Sums, check_leaves, masked
+from fedapp.site.policy import check_leaving, check_policy, check_request, module_of
 from fedapp.site.register import admit
 from fedapp.site.store import NoStateError, Store, Stores, has_begun, locked
 from fedapp.wire.codec import Envelope
@@ -53,7 +56,7 @@ from fedapp.wire.layout import from_bytes, to_bytes
 
 log = logging.getLogger("fedapp.site")
 
-Handler = Callable[..., Reply | tuple[Reply, Letters]]
+Handler = Callable[..., Reply | tuple[Reply, Letters] | Sums]
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
 METHOD = "method"  # of the run, in a store's facts
 KEPT = "kept"  # the last answer of a finished run
@@ -111,6 +114,7 @@ def answer(
     check_extra(envelope.method)
     request = put_together(request_class, content, config.name)
     check_request(config, request)
+    check_leaving(config, envelope.method, request)
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
     folder = home() / "sites" / config.name / envelope.model_id
@@ -154,6 +158,7 @@ def _handled(
 ) -> Content:
     """What the handler answers, with its letters as they are, not sealed yet."""
     given: list[Mail] = []
+    check_leaves(site.name, site.store, request)
     try:
         if request.carries_letters:
             with blaming(site.name, content.name, "parcels"):
@@ -164,6 +169,9 @@ def _handled(
     except NoStateError as error:
         rule = f"must come later: the site has no {error.args[0]} of this model yet, or no more"
         raise ProtocolError(site.name, content.name, "step", rule) from error
+    if isinstance(found, Sums):
+        assert request.leaves == "sums", f"{type(request).__name__} asks for no sums"
+        found = masked(site.name, site.store, envelope, _digest(content), found)
     reply, letters = found if isinstance(found, tuple) else (found, [])
     assert reply.carries_letters or not letters, f"{type(reply).__name__} carries no letters"
     return take_apart(reply, site.name, write_letters(site.name, letters))

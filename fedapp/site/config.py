@@ -27,7 +27,7 @@ NODE_KEYS = (
     *("schema", "header", "decimal", "encoding", "positive-label"),
     *("base-margin", "missing-label"),
     *("share-column-names", "share-categories", "allow-export", "trusted", "allow", "min-rows"),
-    *("encrypted-labels", "allow-insecure", "app", "full-masks"),
+    *("encrypted-labels", "allow-insecure", "app", "full-masks", "least-parties"),
     *("min-bin-rows", "most-bins", "score-bins", "align-most-rows", "most-columns"),
     *("monotone-constraints", "interaction-constraints"),
     *("runs-per-day", "approve"),
@@ -43,6 +43,8 @@ LIMITS = {
 }
 # Where a site has min-rows, single rows do not show in its scores either.
 MIN_BIN_ROWS = 10
+# Parties of a masked sum: where a node config says nothing, and the fewest it may say.
+LEAST_PARTIES, FEWEST_IN_SUMS = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class SiteConfig:
     min_rows : the fewest of its rows that a run may train, validate or test on.
     min_bin_rows : the fewest rows of a bin in what it tells of its scores.
     limits : largest values that it takes in a message, by their keys in the node config.
+    least_parties : the fewest parties that a sum is over which its own are part of; it then takes
+        part in no run that tells more of its rows. 0: in any, and ``fewest_parties`` holds.
     asks : whether a run waits until a person at the site has approved it.
     encrypts_labels : whether its labels may leave it under encryption alone, not in codes.
     allows_insecure : whether a run may use small keys, or weaken the guard of Fed-EINI.
@@ -103,6 +107,7 @@ class SiteConfig:
     min_rows: int = 0
     min_bin_rows: int = 0
     limits: Mapping[str, int] = field(default_factory=LIMITS.copy, hash=False)
+    least_parties: int = 0
     asks: bool = False
     encrypts_labels: bool = False
     allows_insecure: bool = False
@@ -131,6 +136,11 @@ class SiteConfig:
         """The column a natural partition goes by, if it does."""
         rule, _, column = self.partition.partition(":")
         return column if rule == "column" else ""
+
+    @property
+    def fewest_parties(self) -> int:
+        """Of masked sums; in a simulation, which hides nothing from itself, any number."""
+        return 1 if self.simulated else self.least_parties or LEAST_PARTIES
 
     @property
     def is_share(self) -> bool:
@@ -284,6 +294,7 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "min_rows": min_rows,
         "min_bin_rows": _whole(node, "min-bin-rows", min(min_rows, MIN_BIN_ROWS)),
         "limits": {key: _whole(node, key, limit) for key, limit in LIMITS.items()},
+        "least_parties": _least_parties(node),
         "asks": _asks(str(node.get("approve", "all"))),
         "encrypts_labels": _is_true(node.get("encrypted-labels", False)),
         "allows_insecure": _is_true(node.get("allow-insecure", False)),
@@ -351,6 +362,19 @@ def _drops_unlabelled(config: Mapping[str, Value]) -> bool:
     if said not in ("refuse", "drop"):
         raise ConfigError(f"missing-label must be refuse or drop, got {said!r}")
     return said == "drop"
+
+
+def _least_parties(node: Mapping[str, Value]) -> int:
+    """Parties of a sum; 0 where nothing is said.
+
+    Raises
+    ------
+    ConfigError : one party is no sum.
+    """
+    found = _whole(node, "least-parties", 0)
+    if "least-parties" in node and found < FEWEST_IN_SUMS:
+        raise ConfigError(f"least-parties must be >= {FEWEST_IN_SUMS}, got {found}")
+    return found
 
 
 def _is_true(value: Value) -> bool:

@@ -45,6 +45,7 @@ from fedapp.wire.layout import from_bytes, to_bytes
 
 L = TypeVar("L", bound=Letter)
 Letters = list[tuple[str, Letter]]  # receiver and content of each
+PAIRS = "pairs"  # secrets of the site's pairs, in a store's facts
 HEAD = struct.Struct("<II")  # step; twice the attempt, one more where it is the sender's last
 
 
@@ -127,6 +128,7 @@ def run_key(store: Store) -> Array:
 def end_session(store: Store) -> None:
     """Forget the private key of the run: from here on nobody reads what was sent."""
     store.facts.pop("session", None)
+    store.facts.pop(PAIRS, None)
 
 
 def know(
@@ -193,6 +195,15 @@ def session_secret(name: str, store: Store, envelope: Envelope, peer: str) -> by
         return agree(private, public, prefixed(*(text.encode() for text in told)))
 
 
+def pair_secrets(name: str, store: Store, envelope: Envelope) -> dict[str, bytes]:
+    """What the site shares with each other party, by name; kept as long as the key of the run."""
+    if PAIRS not in store.facts:
+        others = [peer for peer in store.facts["peers"] if peer != name]
+        found = {peer: session_secret(name, store, envelope, peer) for peer in others}
+        store.facts[PAIRS] = {peer: secret.hex() for peer, secret in found.items()}
+    return {peer: bytes.fromhex(secret) for peer, secret in store.facts[PAIRS].items()}
+
+
 def open_mail(name: str, store: Store, envelope: Envelope, parcels: Iterable[Parcel]) -> Mail:
     """Open what has come with a request.
 
@@ -225,10 +236,10 @@ def address_of(store: Store, sender: str, receiver: str, parcel: bytes) -> Addre
     struct.error, ValueError : it is too short, or says what cannot be.
     """
     step, start = HEAD.unpack(parcel[: HEAD.size])
-    return Address(sender, receiver, step, start // 2, _since(store, start // 2), bool(start % 2))
+    return Address(sender, receiver, step, start // 2, since(store, start // 2), bool(start % 2))
 
 
-def _since(store: Store, attempt: int) -> int:
+def since(store: Store, attempt: int) -> int:
     """The step that a start of the server went back to, as it was told."""
     return int(dict(store.facts.get("starts", ())).get(attempt, 0))
 
@@ -275,7 +286,7 @@ def seal_mail(
     parcels = []
     for receiver, content in letters:
         with blaming(name, "parcel", "step"):
-            when = (envelope.step, envelope.attempt, _since(store, envelope.attempt))
+            when = (envelope.step, envelope.attempt, since(store, envelope.attempt))
             address = Address(name, receiver, *when, last=store.finished)
         head = HEAD.pack(address.step, 2 * address.attempt + address.last)
         sealed = seal(session_secret(name, store, envelope, receiver), address, content)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.fields import Request
 from fedapp.messages.methods import messages_of, method_of
-from fedapp.site.config import SiteConfig
+from fedapp.site.config import FEWEST_IN_SUMS, SiteConfig
+
+log = logging.getLogger("fedapp.site")
 
 BOOSTED = "pax, bagging, cyclic, secureboost"
 SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
@@ -77,6 +80,41 @@ def check_request(config: SiteConfig, request: Request) -> None:
                 f"{setting} must be <= {most} ({limit.setting} in the node config of "
                 f"{config.name}), got {value}"
             )
+
+
+def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
+    """Hold that a site whose rows may leave it in sums alone takes part in no other run.
+
+    Raises
+    ------
+    ConfigError : the request asks for more, in a run of parties with the same columns.
+    """
+    declared = method_of(method)
+    horizontal = declared is not None and declared.family == "horizontal"
+    if config.least_parties and horizontal and request.leaves == "own":
+        raise ConfigError(
+            f"aggregation must be secure for {config.name}, whose node config has least-parties "
+            f"({config.least_parties}): its sums leave it added to those of others alone; "
+            f"got {method} without"
+        )
+
+
+def check_parties(config: SiteConfig, names: Sequence[str]) -> None:
+    """Hold that a sum over these parties hides what is the site's own.
+
+    Raises
+    ------
+    ConfigError : they are fewer than the node config has it.
+    """
+    fewest = config.fewest_parties
+    if len(set(names)) < fewest:
+        rule = f"must be >= {fewest} (least-parties of {config.name})"
+        way = "; least-parties=2 lets two sum, where whoever sees the sum and one of them sees both"
+        raise ConfigError(f"parties {rule}, got {len(set(names))}{way if fewest > 2 else ''}")
+    if len(set(names)) == FEWEST_IN_SUMS and not config.simulated:
+        log.warning(
+            "sums over two parties: the coordinator and the other one together see this site's own"
+        )
 
 
 def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:

@@ -7,12 +7,15 @@ Source: Chen and Guestrin 2016 (arXiv:1603.02754v3), Eq. 2, and XGBoost's docume
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from fedapp.crypto.fixed_point import Bounds, Whole, power_above, to_whole
 
 Array = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -97,10 +100,14 @@ class Loss:
     labels : smallest and largest label that is a number.
     above_low : whether a label must be above the smallest.
     reads : names of the ``LossParameters`` that it reads.
+    powers : of 2, which no gradient and no hessian of a row of weight 1 is beyond, by the power of
+        the largest label. Where a margin may be any number, some that no model for such labels
+        needs.
     """
 
     link: Link
     pairs: Pairs
+    powers: Callable[[int, LossParameters], tuple[int, int]]
     classes: tuple[int, int] = (0, 0)
     labels: tuple[float, float] = (-np.inf, np.inf)
     above_low: bool = False
@@ -238,19 +245,57 @@ def _tweedie_pairs(
     return rising - truth * falling, above * rising - truth * below * falling
 
 
+def _logistic_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
+    """|g| <= 1, h <= 1/4, times what positive rows count."""
+    heavier = power_above(max(parameters.scale_pos_weight, 1.0))
+    return heavier, heavier - 2
+
+
+def _softmax_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
+    """|g| <= 1, h <= 1/2."""
+    return 0, -1
+
+
+def _squared_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
+    """Predictions may be off by 16 times the largest label."""
+    return largest + 4, 0
+
+
+def _poisson_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
+    """Predictions up to 16 times the largest label."""
+    power = max(largest, 0) + 4
+    return power, power + power_above(math.exp(min(parameters.max_delta_step, 80.0)))
+
+
+def _ratio_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
+    """Labels up to 2^16 times what is predicted."""
+    return 16, 16
+
+
+def _tweedie_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
+    """Labels, over a power of what is predicted, up to 2^16 times the largest."""
+    return max(largest, 0) + 16, max(largest, 0) + 16
+
+
 IDENTITY = Link(_same, _same, _same, -np.inf, np.inf)
 LOGIT = Link(_sigmoid, _exact_sigmoid, _log_odds, 0.0, 1.0)
 SOFTMAX = Link(_softmax, _exact_softmax, _log_shares, 0.0, 1.0)
 LOG = Link(_exp_within, _exact_exp, _log, 0.0, np.inf)
 
 LOSSES: Final[dict[str, Loss]] = {
-    "binary:logistic": Loss(LOGIT, _logistic_pairs, classes=(2, 2), reads=("scale_pos_weight",)),
-    "multi:softprob": Loss(SOFTMAX, _softmax_pairs, classes=(2, MOST_CLASSES)),
-    REGRESSION: Loss(IDENTITY, _squared_pairs),
-    "reg:logistic": Loss(LOGIT, _logistic_pairs, labels=(0, 1)),
-    "count:poisson": Loss(LOG, _poisson_pairs, labels=(0, np.inf), reads=("max_delta_step",)),
-    "reg:gamma": Loss(LOG, _gamma_pairs, labels=(0, np.inf), above_low=True),
-    "reg:tweedie": Loss(LOG, _tweedie_pairs, labels=(0, np.inf), reads=("tweedie_variance_power",)),
+    "binary:logistic": Loss(
+        LOGIT, _logistic_pairs, _logistic_powers, classes=(2, 2), reads=("scale_pos_weight",)
+    ),
+    "multi:softprob": Loss(SOFTMAX, _softmax_pairs, _softmax_powers, classes=(2, MOST_CLASSES)),
+    REGRESSION: Loss(IDENTITY, _squared_pairs, _squared_powers),
+    "reg:logistic": Loss(LOGIT, _logistic_pairs, _logistic_powers, labels=(0, 1)),
+    "count:poisson": Loss(
+        LOG, _poisson_pairs, _poisson_powers, labels=(0, np.inf), reads=("max_delta_step",)
+    ),
+    "reg:gamma": Loss(LOG, _gamma_pairs, _ratio_powers, labels=(0, np.inf), above_low=True),
+    "reg:tweedie": Loss(
+        LOG, _tweedie_pairs, _tweedie_powers, labels=(0, np.inf), reads=("tweedie_variance_power",)
+    ),
 }
 
 
@@ -378,6 +423,45 @@ def gradients(
     """
     pairs = LOSSES[objective].pairs(margins, labels, parameters)
     return np.stack(pairs, axis=-1) * weights[:, None, None]
+
+
+def gradient_exponents(
+    objective: Objective, bounds: Bounds, parameters: LossParameters = PLAIN
+) -> tuple[int, int]:
+    """How many bits behind the point whole gradients and hessians have."""
+    powers = LOSSES[objective].powers(bounds.largest, parameters)
+    return bounds.exponent(powers[0]), bounds.exponent(powers[1])
+
+
+def whole_gradients(
+    objective: Objective, pairs: Array, bounds: Bounds, parameters: LossParameters = PLAIN
+) -> Whole:
+    """Gradients and hessians as whole numbers, whose sums over all rows fit 63 bits.
+
+    Parameters
+    ----------
+    pairs : float32, shape (..., 2), from ``gradients``.
+    bounds : of the rows.
+
+    Returns
+    -------
+    int64, of the shape of ``pairs``, in units of 2 to minus the ``gradient_exponents``; a hessian
+    above 0 is 1 at least.
+
+    Raises
+    ------
+    ValueError : one is larger than rows within the bounds need.
+    """
+    powers = LOSSES[objective].powers(bounds.largest, parameters)
+    found = np.empty(pairs.shape, dtype=np.int64)
+    for place, (name, power) in enumerate(zip(("gradient", "hessian"), powers, strict=True)):
+        most = bounds.most(power)
+        if not (np.abs(pairs[..., place]) <= most).all():
+            raise ValueError(f"every {name} must be <= {most:g} in size, got a larger one")
+        found[..., place] = to_whole(pairs[..., place], bounds.exponent(power))
+    # So that rows that count do so, however sure the model is of them.
+    found[..., 1] = np.maximum(found[..., 1], pairs[..., 1] > 0)
+    return found
 
 
 def transform(objective: Objective, margins: Array) -> Array:

@@ -7,9 +7,10 @@ follow as the difference of their parent and sibling. What rows that are known a
 subtracted, which leaves others alone in their bins, and so on until nothing new is found.
 
 ``python -m simulations.attacks.pax_rows`` trains, reads the parties' own sums, then what is left to
-one who sees their sums over all parties alone, and prints a line for each: rows known in all
-columns and their label, up to the width of a bin, of all that train; and those rebuilt that are
-nobody's.
+one who sees their sums over all parties alone; then it trains under secure aggregation, and reads
+what is seen there: sums over all parties in bins of all parties. It prints a line for each: rows
+known in all columns and their label, up to the width of a bin, of all that train; and those rebuilt
+that are nobody's.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ from fedapp.histograms.sketch import Sketch, fuse_sketches, own_cuts
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
+from fedapp.messages.secure import EVERYONE
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store
+from fedapp.trees.boosted.rounds import Boosting
 from fedapp.trees.objective import PLAIN
 from simulations.local import LocalGrid, simulated_contexts
 from simulations.rows import stacked_tables
@@ -74,6 +77,7 @@ class CuriousPAX(PAX):
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.n_bins = 0  # of the finest sketch
+        self.cuts: Cuts | None = None
         self.sketches: dict[str, Sketch] = {}
         self.levels: dict[str, list[Level]] = defaultdict(list)
 
@@ -99,12 +103,19 @@ class CuriousPAX(PAX):
             own = (reply.representatives, reply.masses, reply.offsets, reply.maxima)
             self.sketches[party] = Sketch(*own)
             self.n_bins = max(self.n_bins, request.n_bins)
-        elif isinstance(request, GrowRequest) and isinstance(reply, GrowReply):
+
+    def _ask_to_grow(
+        self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting
+    ) -> Conversation[dict[str, GrowReply]]:
+        replies = yield from super()._ask_to_grow(parties, request, boosting)
+        self.cuts = boosting.cuts
+        for party, reply in replies.items():
             self.levels[party].append(Level(request, reply.histograms))
+        return replies
 
 
 def main() -> None:
-    """Print both lines."""
+    """Print the lines."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", default="breast-cancer", help="of two classes")
     parser.add_argument("--parties", type=int, default=3)
@@ -122,8 +133,16 @@ def main() -> None:
                 "run-dir": f"{folder}/run",
             }
         )
-        for line in attacked(settings):
+        for line in (*attacked(settings), attacked_under_masks(_masked(settings))):
             print(json.dumps({"attack": "pax_rows", **vars(given), **line}))
+
+
+def _masked(settings: Settings) -> Settings:
+    """The same run under secure aggregation, in a folder beside."""
+    sections = {name: dict(values) for name, values in settings.sections.items()}
+    sections["pax"]["aggregation"] = "secure"
+    changed = {"sections": sections, "run_dir": f"{settings.run_dir}-secure"}
+    return settings.model_copy(update=changed)
 
 
 def attacked(settings: Settings) -> Iterator[dict[str, Any]]:
@@ -137,6 +156,42 @@ def attacked(settings: Settings) -> Iterator[dict[str, Any]]:
     ------
     ConfigError : an objective, or a share of columns, by which no gradient links the bins of a row.
     """
+    coordinator = _trained(settings)
+    sketches, levels = coordinator.sketches, coordinator.levels
+    truth = _truth(settings, {name: own_cuts(sketch) for name, sketch in sketches.items()})
+    own = [(all_rebuilt(levels[name], sketch), truth[name]) for name, sketch in sketches.items()]
+    yield {"seen": "each party's sums", **_count(own)}
+    cuts = fuse_sketches(tuple(sketches.values()), coordinator.n_bins)
+    maps = coordinator.aggregation.places
+    pooled = [_pooled(found, maps, len(cuts.edges)) for found in _together(levels)]
+    rows = [
+        _moved(row, sketches[name], maps[name], cuts.offsets)
+        for name, all_rows in truth.items()
+        for row in all_rows
+    ]
+    known = all_rebuilt(pooled, _common_sketch(cuts))
+    yield {"seen": "sums over all parties", **_count([(known, rows)])}
+
+
+def attacked_under_masks(settings: Settings) -> dict[str, Any]:
+    """What is rebuilt where sums are masked: ``seen``, ``rows``, ``rebuilt`` and ``wrong``.
+
+    Raises
+    ------
+    ConfigError : see ``attacked``.
+    """
+    coordinator = _trained(settings)
+    assert list(coordinator.levels) == [EVERYONE], "sums are of all parties"
+    assert coordinator.cuts is not None
+    cuts = coordinator.cuts
+    truth = _truth(settings, dict.fromkeys(coordinator.parties, cuts))
+    known = all_rebuilt(coordinator.levels[EVERYONE], _common_sketch(cuts))
+    rows = [row for own in truth.values() for row in own]
+    return {"seen": "sums under masks", **_count([(known, rows)])}
+
+
+def _trained(settings: Settings) -> CuriousPAX:
+    """The coordinator of a finished run."""
     if settings.objective != "binary:logistic" or settings.colsample_bytree < 1:
         raise ConfigError("pax_rows must be told of two classes and all columns, got another run")
     coordinator = CuriousPAX(settings, RunFolder(Path(settings.run_dir)))
@@ -146,20 +201,7 @@ def attacked(settings: Settings) -> Iterator[dict[str, Any]]:
         coordinator.start(grid)
     finally:
         grid.close()
-    sketches, levels = coordinator.sketches, coordinator.levels
-    truth = _truth(settings, sketches)
-    own = [(all_rebuilt(levels[name], sketch), truth[name]) for name, sketch in sketches.items()]
-    yield {"seen": "each party's sums", **_count(own)}
-    cuts = fuse_sketches(tuple(sketches.values()), coordinator.n_bins)
-    maps = coordinator.bin_maps
-    pooled = [_pooled(found, maps, len(cuts.edges)) for found in _together(levels)]
-    rows = [
-        _moved(row, sketches[name], maps[name], cuts.offsets)
-        for name, all_rows in truth.items()
-        for row in all_rows
-    ]
-    known = all_rebuilt(pooled, _common_sketch(cuts))
-    yield {"seen": "sums over all parties", **_count([(known, rows)])}
+    return coordinator
 
 
 def all_rebuilt(levels: Sequence[Level], sketch: Sketch) -> set[Row]:
@@ -275,15 +317,20 @@ def _common_sketch(cuts: Cuts) -> Sketch:
     return Sketch(points, np.ones_like(points), cuts.offsets, cuts.edges[cuts.offsets[1:] - 1])
 
 
-def _truth(settings: Settings, sketches: dict[str, Sketch]) -> dict[str, list[Row]]:
-    """Each party's training rows by their bins, with their labels."""
+def _truth(settings: Settings, cuts: dict[str, Cuts]) -> dict[str, list[Row]]:
+    """Each party's training rows by their bins, with their labels.
+
+    Parameters
+    ----------
+    cuts : between the bins, by party.
+    """
     table, rows = stacked_tables(settings)
     assert table.labels is not None
     labels = np.unique(table.labels, return_inverse=True)[1]
     found = {}
-    for name, sketch in sketches.items():
+    for name, between in cuts.items():
         own = rows[name]["train"]
-        codes, _ = digitise(table.values[own], own_cuts(sketch))
+        codes, _ = digitise(table.values[own], between)
         found[name] = [
             (*code, int(label)) for code, label in zip(codes.tolist(), labels[own], strict=True)
         ]

@@ -1,0 +1,185 @@
+"""PAX at a party whose sums leave it added to those of all others alone.
+
+The quantiles of all rows are found by counts, and bins are those of all parties from the first tree
+on; so the rows keep their values, and no representative of any leaves the party.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from clients.dictionary import kept_categories
+from clients.labels import CLASSES, keep_coding, loss_parameters
+from clients.secure import join
+from fedapp.crypto.fixed_point import Bounds, Whole, power_above, to_whole
+from fedapp.crypto.pairwise import SIZES
+from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.histograms.bins import Cuts, digitise, with_categories
+from fedapp.histograms.descent import Descent, digit_counts
+from fedapp.histograms.sketch import LARGEST
+from fedapp.messages.fields import Array
+from fedapp.messages.pax import CountRequest, GrowSumsRequest, OpenRequest
+from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
+from fedapp.site.answer import Site
+from fedapp.site.masks import Sums, bounds_of
+from fedapp.site.store import Store
+from fedapp.trees.objective import is_regression, whole_gradients
+from fedapp.trees.sets import category_counts
+
+# That the counts of a run fit in, among a store's facts.
+COUNT_BYTES = "count_bytes"
+
+
+class Terms(Protocol):
+    """How what a party sums over its rows is written."""
+
+    @property
+    def adder(self) -> Adder:
+        """Of scores."""
+
+    def of_rows(self, pairs: Array) -> Array:
+        """Gradients and hessians, float32, shape (n_trees, n_rows, 2), as they are summed."""
+
+
+class OwnTerms:
+    """As doubles, for sums of the party's own."""
+
+    adder = DOUBLES
+
+    def of_rows(self, pairs: Array) -> Array:
+        return pairs
+
+
+class WholeTerms:
+    """As whole numbers, for sums over all parties."""
+
+    def __init__(self, site: Site) -> None:
+        self._site, self._bounds = site, bounds_of(site.store)
+
+    @property
+    def adder(self) -> Adder:
+        return WholeNumbers(self._bounds)
+
+    def of_rows(self, pairs: Array) -> Array:
+        store, rest = self._site.store, (self._bounds, loss_parameters(self._site.store))
+        try:
+            return whole_gradients(store.facts["objective"], pairs, *rest)
+        except ValueError as error:
+            way = "a smaller eta or pax.aggregation=plain may help"
+            raise DataError(f"{error}; {way}", self._site.name) from None
+
+
+def open_sums(site: Site, request: OpenRequest) -> Sums:
+    """Meet the others, code labels and categories; sums of labels, counts of values."""
+    if request.count_bytes not in SIZES:
+        rule = f"must be one of {SIZES}, got {request.count_bytes}"
+        raise ProtocolError(site.name, "OpenRequest", "count_bytes", rule)
+    bounds, store = join(site, request, request), site.store
+    coded = keep_coding(site, request)
+    values = store["train.values"]
+    categories = category_counts(kept_categories(store), values.shape[1])
+    store["set_widths"] = categories
+    prefixes, offsets = Descent(categories == 0, n_bins=2).wanted()
+    store.facts[COUNT_BYTES] = request.count_bytes
+    weights = whole_weights(store, bounds)
+    return Sums(
+        [
+            label_sums(store, bounds),
+            coded["unseen"],
+            _rows_by_category(values, categories),
+            digit_counts(values, weights, prefixes, offsets, digit=0),
+        ]
+    )
+
+
+def count(site: Site, request: CountRequest) -> Sums:
+    """Weights of the rows by the next digit of their values."""
+    store = site.store
+    values, weights = store["train.values"], whole_weights(store, bounds_of(store))
+    _check_offsets(site, "CountRequest", "offsets", request.offsets, len(request.prefixes))
+    counts = digit_counts(values, weights, request.prefixes, request.offsets, request.digit)
+    return Sums([counts], store.facts[COUNT_BYTES])
+
+
+def take_cuts(site: Site, request: GrowSumsRequest) -> None:
+    """Number the bins of all parties, and those of each row."""
+    store = site.store
+    if "codes" in store:
+        raise ProtocolError(site.name, "GrowSumsRequest", "edges", "must be told once")
+    offsets, categories = request.edge_offsets, np.asarray(store["set_widths"])
+    _check_offsets(site, "GrowSumsRequest", "edge_offsets", offsets, len(request.edges))
+    widths = np.diff(offsets)
+    if np.where(categories > 0, widths > categories, widths < 1).any():
+        rule = "must give a column of numbers a bin, and one of categories no more than it has"
+        raise ProtocolError(site.name, "GrowSumsRequest", "edge_offsets", rule)
+    ascends = np.diff(request.edges) > 0
+    ascends[offsets[1:-1][(offsets[1:-1] > 0) & (offsets[1:-1] < len(request.edges))] - 1] = True
+    if not ascends.all():
+        raise ProtocolError(site.name, "GrowSumsRequest", "edges", "must ascend in a column")
+    minima = np.full(len(widths), -np.float32(LARGEST), dtype=np.float32)
+    own = Cuts(request.edges, offsets, minima)
+    cuts = with_categories(own, categories, np.where(categories > 0, widths, 0))
+    store["codes"], store.facts["missing_code"] = digitise(store["train.values"], cuts)
+    store["representatives"], store["offsets"] = lower_edges(cuts), cuts.offsets
+
+
+def lower_edges(cuts: Cuts) -> Array:
+    """Where each bin begins: float32, shape (n_bins,); of categories their codes."""
+    firsts = np.zeros(len(cuts.edges), dtype=bool)
+    filled = cuts.widths > 0
+    firsts[cuts.offsets[:-1][filled]] = True
+    begins = np.roll(cuts.edges, 1)
+    begins[firsts] = cuts.minima[filled]
+    return begins
+
+
+def label_sums(store: Store, bounds: Bounds) -> Whole:
+    """Weighted sum of the training labels, and sum of the weights; int64, shape (2,)."""
+    labels, weights = (store[f"train.{name}"].astype(np.float64) for name in ("labels", "weights"))
+    power = label_power(store.facts["objective"], len(store.facts[CLASSES]), bounds)
+    terms = to_whole(labels * weights, bounds.exponent(power))
+    return np.array([terms.sum(), to_whole(weights, bounds.exponent(0)).sum()], dtype=np.int64)
+
+
+def label_power(objective: str, n_classes: int, bounds: Bounds) -> int:
+    """No label, or id of a class, is beyond 2 to this power."""
+    return bounds.largest if is_regression(objective) else power_above(n_classes)
+
+
+def whole_weights(store: Store, bounds: Bounds) -> Whole:
+    """Weights of the training rows as whole numbers to be counted; one above 0 is 1 at least."""
+    weights = store["train.weights"]
+    exponent = bounds.exponent(0, store.facts[COUNT_BYTES])
+    return np.maximum(to_whole(weights, exponent), weights > 0)
+
+
+def _rows_by_category(values: Array, categories: Array) -> Whole:
+    """Rows with each code, columns of categories one after the other."""
+    counts = [
+        np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=width)
+        for codes, width in zip(values.T, categories.tolist(), strict=True)
+        if width
+    ]
+    return np.concatenate([*counts, np.empty(0, dtype=np.int64)]).astype(np.int64)
+
+
+def _check_offsets(site: Site, message: str, field: str, offsets: Array, n_all: int) -> None:
+    """Hold that what is told of each column is no finer than the site allows.
+
+    Raises
+    ------
+    ProtocolError : it does not cover the columns.
+    ConfigError : a column has too many bins.
+    """
+    n_columns = len(site.store["set_widths"])
+    widths = np.diff(offsets)
+    fits = len(offsets) == n_columns + 1 and offsets[0] == 0 and offsets[-1] == n_all
+    if not fits or (widths < 0).any():
+        raise ProtocolError(site.name, message, field, f"must divide {n_all} among {n_columns}")
+    most = site.config.limits["most-bins"]
+    numbers = widths[np.asarray(site.store["set_widths"]) == 0]
+    if not site.config.simulated and numbers.max(initial=0) > most:
+        rule = f"must be <= {most} (most-bins in the node config of {site.name})"
+        raise ConfigError(f"max-bin {rule}, got {numbers.max()}")

@@ -1,0 +1,86 @@
+"""A site's part in sums that the coordinator sees of all parties together alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import numpy as np
+
+from fedapp.crypto.fixed_point import Bounds, power_above
+from fedapp.data.partition import SUBSETS
+from fedapp.errors import ProtocolError
+from fedapp.messages.fields import Request
+from fedapp.messages.secure import KeysReply, KeysRequest, Roster
+from fedapp.site.answer import Handler, Site
+from fedapp.site.mail import begin_session, box_key, know, run_key
+from fedapp.site.masks import BOUNDS
+from fedapp.site.policy import check_parties
+from fedapp.site.store import Store
+from fedapp.trees.objective import is_regression
+
+
+def keys(site: Site, request: KeysRequest) -> KeysReply:
+    """Draw a key of the run, and say how large the weights are.
+
+    Raises
+    ------
+    ProtocolError : the run has begun.
+    """
+    if BOUNDS in site.store.facts:
+        raise ProtocolError(site.name, "KeysRequest", "step", "must come before the first sums")
+    begin_session(site.store, request)
+    weighted = any((site.store[f"{subset}.weights"] != 1).any() for subset in SUBSETS)
+    own = box_key(site.name), run_key(site.store)
+    return KeysReply(*own, heaviest=_heaviest(site.store), weighted=bool(weighted))
+
+
+def join(site: Site, request: Request, roster: Roster) -> Bounds:
+    """Keep with whom sums are masked; from here on nothing else of the rows leaves the site.
+
+    Parameters
+    ----------
+    request : the message of which ``roster`` is a part.
+
+    Raises
+    ------
+    ProtocolError, ConfigError : the site does not trust the others, they are too few, or the rows
+        are beyond what holds for all.
+    """
+    check_parties(site.config, roster.names)
+    know(site.config, site.store, roster.names, (roster.box_keys, roster.run_keys), request)
+    bounds = Bounds(roster.n_rows, roster.heaviest, roster.largest)
+    _check_bounds(site, request, bounds)
+    site.store.facts[BOUNDS] = asdict(bounds)
+    return bounds
+
+
+def _check_bounds(site: Site, request: Request, bounds: Bounds) -> None:
+    """Hold that the site's rows are within what is said of all."""
+    store = site.store
+    n_rows = sum(len(store[f"{subset}.weights"]) for subset in SUBSETS)
+    known = {
+        "n_rows": (bounds.n_rows, n_rows),
+        "heaviest": (bounds.heaviest, _heaviest(store)),
+        "largest": (bounds.largest, _largest(store)),
+    }
+    for field, (said, own) in known.items():
+        if own > said:
+            rule = f"must be >= {own}, that of {site.name}"
+            raise ProtocolError(site.name, type(request).__name__, field, rule)
+
+
+def _heaviest(store: Store) -> int:
+    weights = [store[f"{subset}.weights"].max(initial=0) for subset in SUBSETS]
+    return power_above(float(np.max(weights)))
+
+
+def _largest(store: Store) -> int:
+    """Of labels that are numbers."""
+    if not is_regression(store.facts["objective"]):
+        return 0
+    sizes = [np.abs(store[f"{subset}.labels"]).max(initial=0) for subset in SUBSETS]
+    return power_above(float(np.max(sizes)))
+
+
+HANDLERS: Mapping[type[KeysRequest], Handler] = {KeysRequest: keys}

@@ -1,0 +1,71 @@
+"""Sums that the server sees of all parties together alone.
+
+Reveals: the server learns each party's two public keys, one the same in every run and one of this
+run, whether its rows have weights, and the largest of them, rounded up to a power of two. Of what a
+request asks to be summed it learns the sum over all parties, and of a party's own share nothing:
+that looks random to whoever has the key of no party. Numbers are whole multiples of a power of two;
+which, follows from the number of all rows, and from the largest weight and the largest label, each
+rounded up to a power of two.
+
+- A server that asks two parties for different things, tells them of different parties or keys, or
+  asks again in another attempt, gets noise: the masks follow from all of that. One that asks all
+  parties alike for sums that few rows enter gets these. A sum that one party alone has rows for,
+  such as of a category that occurs there only, is that party's.
+- The server and all parties but one together learn what that one sent. So a site takes part with
+  so many others at least as its node config has it (``least-parties``), and each must be one whose
+  key it has pinned.
+- A party learns the names and public keys of the others, the number of all rows, the largest weight
+  and the largest label, to a power of two.
+- Parties are assumed to send sums of their rows: what one makes up cannot be told from rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages.fields import Array, Form, Range, Reply, Request
+
+SHARED_BY = frozenset({"horizontal"})
+
+# In whose name a sum stands where else a party's does; no party may be called so.
+EVERYONE = "all parties"
+
+
+@dataclass(frozen=True, slots=True)
+class KeysRequest(Request):
+    """Draw a key of the run."""
+
+    kind: ClassVar[str] = "query.secure_keys"
+    doing: ClassVar[str] = "exchanging keys"
+    leaves: ClassVar[str] = "nothing"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeysReply(Reply):
+    """A party's public keys, and how large its weights are."""
+
+    box_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; the same in every run
+    run_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; of this run alone
+    heaviest: Annotated[int, Range(-149, 128)]  # no weight is beyond 2 to this power
+    weighted: bool  # whether a weight is another than 1
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """Part of a message: between whom sums are masked, and how their terms are written."""
+
+    __slots__ = ()
+    names: Annotated[tuple[str, ...], Range(1, 1000)]  # of all parties, in order
+    box_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
+    run_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
+    n_rows: Annotated[int, Range(1, 2**50)]  # of all parties; see ``Bounds``
+    heaviest: Annotated[int, Range(-149, 128)]
+    largest: Annotated[int, Range(-149, 128)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedReply(Reply):
+    """A party's sums under its masks with all others, in Z/2^64."""
+
+    masked: Annotated[Array, Form("uint64", "n_values")]

@@ -1,0 +1,106 @@
+"""How terms of rows are added up: as doubles, or as whole numbers whose sum has no order."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedapp.crypto.fixed_point import Bounds, from_whole, to_whole
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# How large a term may be: 2^(a * power of the largest label + b). Beyond it, it counts as so large:
+# a log loss past 4096 nats, an error past 64 times the largest label.
+_POWERS: Final = {
+    "weight": (0, 0),
+    "loss": (0, 12),
+    "label": (1, 0),
+    "label square": (2, 0),
+    "error": (1, 6),
+    "square": (2, 12),
+}
+_DEVIANCE_POWER = 20  # and that of the largest label, if it is above 1
+
+
+class Adder(Protocol):
+    """Adds up rows; ``size`` says how large a term may be: a key of ``_POWERS``, or "deviance"."""
+
+    def total(self, size: str, terms: Array, weights: Array) -> Any:
+        """Weighted sum of terms, shape (n_rows,)."""
+
+    def cells(
+        self, rows: Ints, columns: Ints, weights: Array, shape: tuple[int, int]
+    ) -> NDArray[Any]:
+        """Sum of weights in each cell of a (rows, columns) table."""
+
+
+class Doubles:
+    """In float64; the last bits follow from the order of the rows."""
+
+    def total(self, size: str, terms: Array, weights: Array) -> float:
+        return float((weights * terms).sum())
+
+    def cells(self, rows: Ints, columns: Ints, weights: Array, shape: tuple[int, int]) -> Array:
+        flat = np.bincount(rows * shape[1] + columns, weights, minlength=shape[0] * shape[1])
+        return flat.astype(np.float64).reshape(shape)  # without rows bincount gives integers
+
+
+DOUBLES: Final = Doubles()
+
+
+class WholeNumbers:
+    """In multiples of powers of two.
+
+    Parameters
+    ----------
+    bounds : of the rows of all parties.
+
+    Attributes
+    ----------
+    exponents : of the totals so far: each is in units of 2 to the power of minus its own.
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds, self.exponents = bounds, list[int]()
+
+    @property
+    def cell_exponent(self) -> int:
+        """Of the cells."""
+        return self.bounds.exponent(0)
+
+    def total(self, size: str, terms: Array, weights: Array) -> int:
+        power = self._power(size)
+        self.exponents.append(exponent := self.bounds.exponent(power))
+        most = float(np.ldexp(1.0, power))
+        return int(to_whole(weights * np.clip(terms, -most, most), exponent).sum())
+
+    def cells(self, rows: Ints, columns: Ints, weights: Array, shape: tuple[int, int]) -> Ints:
+        flat = np.zeros(shape[0] * shape[1], dtype=np.int64)
+        np.add.at(flat, rows * shape[1] + columns, to_whole(weights, self.cell_exponent))
+        return flat.reshape(shape)
+
+    def _power(self, size: str) -> int:
+        largest = self.bounds.largest
+        if size not in _POWERS:
+            return max(largest, 0) + _DEVIANCE_POWER
+        factor, more = _POWERS[size]
+        return factor * largest + more
+
+
+def read_sums(sums: Ints, adder: WholeNumbers, histogram: Ints) -> tuple[Array, Array]:
+    """Whole numbers as doubles.
+
+    Parameters
+    ----------
+    sums : int64, shape (n_sums,), or what those of several parties add up to.
+    adder : that has added up such sums, of any rows.
+    histogram : of whole weights.
+    """
+    exponents = adder.exponents + [adder.cell_exponent] * (len(sums) - len(adder.exponents))
+    return (
+        from_whole(sums, np.array(exponents, dtype=np.int64)),
+        from_whole(histogram, adder.cell_exponent),
+    )

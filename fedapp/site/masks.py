@@ -1,0 +1,83 @@
+"""How a site's sums leave it where none may but added to those of others: under masks.
+
+A handler of such a request gives back whole numbers; here they are masked, so that none knows of a
+key or a step. The label of the masks says what they hide: the run with all its parties, through the
+secrets of the pairs; the step, the start of the server that it was sent in and where that went back
+to; and the request as a whole. What a handler answers follows from these alone. So no stream of
+masks hides two contents, and parties that were asked for different things give noise.
+
+The last answer of a run follows from its request alone, whatever start of the server asks: its
+label has no step, and a server that was started anew can add up answers to several starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedapp.crypto.fixed_point import Bounds, Whole
+from fedapp.crypto.pairwise import hide
+from fedapp.crypto.sealed import prefixed
+from fedapp.errors import ProtocolError
+from fedapp.messages.fields import Request
+from fedapp.messages.secure import MaskedReply
+from fedapp.site.mail import pair_secrets, since
+from fedapp.site.store import Store
+from fedapp.wire.codec import Envelope
+
+# Among a store's facts, once the site's sums are to be masked.
+BOUNDS = "bounds"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """What a party has summed over its rows.
+
+    Parameters
+    ----------
+    arrays : int64, of any shapes, in the order in which the server reads them.
+    n_bytes : that each sum over all parties fits in.
+    """
+
+    arrays: Sequence[Whole]
+    n_bytes: int = 8
+
+
+def bounds_of(store: Store) -> Bounds:
+    """What the run says of the rows of all parties."""
+    return Bounds(**store.facts[BOUNDS])
+
+
+def check_leaves(name: str, store: Store, request: Request) -> None:
+    """Hold that nothing of a site's own leaves it in a run whose sums are masked.
+
+    Raises
+    ------
+    ProtocolError : the request asks for it.
+    """
+    if BOUNDS in store.facts and request.leaves == "own":
+        rule = "must be one for sums over all parties, as the run has begun"
+        raise ProtocolError(name, type(request).__name__, "class", rule)
+
+
+def masked(name: str, store: Store, envelope: Envelope, digest: str, sums: Sums) -> MaskedReply:
+    """A site's sums as they may leave it.
+
+    Parameters
+    ----------
+    digest : of the request.
+    """
+    flat = np.concatenate([np.ravel(each) for each in sums.arrays]).astype(np.int64)
+    secrets = pair_secrets(name, store, envelope)
+    label = label_of(store, envelope, digest)
+    return MaskedReply(hide(name, flat, secrets, label, sums.n_bytes))
+
+
+def label_of(store: Store, envelope: Envelope, digest: str) -> bytes:
+    """What the masks of one answer are drawn for."""
+    when = (envelope.step, envelope.attempt, since(store, envelope.attempt))
+    if store.finished:
+        when = (0, 0, 0)
+    return prefixed(*(str(part).encode() for part in (*when, digest)))

@@ -1,0 +1,154 @@
+"""What secure aggregation costs PAX: seconds and bytes a tree, beside plain sums.
+
+Plain sums in bins by shares of the rows send less than those in as many bins as ``max-bin`` at
+every party, which is what sums under masks need. Runs of all three take turns, so that what else
+the machine does falls on all alike. Before that, the model under masks is held against that of one
+party with all rows, byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Grid
+
+from fedapp.config import Settings, load_settings
+from fedapp.packages import versions
+from simulations.bench.pax_speed import run_pax
+
+MAX_BIN, DEPTH, SEED = 255, 6, 42
+PLAIN, EQUAL, SECURE = "plain, share", "plain, equal", "secure"
+HOW = {
+    PLAIN: {"pax.aggregation": "plain", "pax.bins": "share"},
+    EQUAL: {"pax.aggregation": "plain", "pax.bins": "equal"},
+    SECURE: {"pax.aggregation": "secure"},
+}
+console = Console()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one way of summing takes; ``begin_`` is what comes before the trees."""
+
+    sums: str
+    seconds_a_tree: float
+    bytes_a_tree: float
+    begin_seconds: float
+    begin_bytes: float
+    exchanges: int
+    auc: float
+
+
+def write_rows(path: Path, n_rows: int, n_columns: int) -> str:
+    """A table of numbers without ties, whose label goes by five of its columns."""
+    rng = np.random.default_rng(SEED)
+    values = rng.standard_normal((n_rows, n_columns)).astype(np.float32)
+    margins = values[:, :4] @ np.array([1.0, -0.5, 0.5, 0.25]) + np.abs(values[:, 4]) - 1
+    labels = (rng.random(n_rows) < 1 / (1 + np.exp(-margins))).astype(np.float64)
+    columns = {f"x{place}": values[:, place] for place in range(n_columns)}
+    pa.parquet.write_table(pa.table({**columns, "label": labels}), path)
+    return str(path)
+
+
+def settings_of(data: str, sums: str, parties: int, trees: int) -> Settings:
+    """A run's settings."""
+    return load_settings(
+        {
+            "data": data,
+            "label": "label",
+            "objective": "binary:logistic",
+            "parties": parties,
+            "num-boost-round": trees,
+            "max-depth": DEPTH,
+            "max-bin": MAX_BIN,
+            "test-fraction": 0.1,
+            "valid-fraction": 0.0,
+            "seed": SEED,
+            **HOW[sums],
+        }
+    )
+
+
+def check_split(data: str, parties: int) -> None:
+    """Hold that the rows' split among parties leaves the model as it is."""
+    models = [run_pax(settings_of(data, SECURE, n, 2))[1] for n in (1, parties)]
+    if models[0] != models[1]:
+        raise RuntimeError(f"the model must be that of one party, got another with {parties}")
+
+
+def measure(data: str, parties: int, trees: int, repeats: int) -> Iterator[Cost]:
+    """Medians after a warm-up; one tree and all trees tell what comes before them."""
+    runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for repeat in range(repeats + 1):
+        for sums in HOW:
+            for n_trees in (1, trees):
+                summary = run_pax(settings_of(data, sums, parties, n_trees))[0]
+                if repeat:
+                    runs.setdefault((sums, n_trees), []).append(summary)
+    for sums in HOW:
+        first, last = runs[sums, 1], runs[sums, trees]
+        short, whole = (
+            statistics.median(one["seconds"]["train"] for one in each) for each in (first, last)
+        )
+        sent, all_sent = (sum(each[0]["bytes"].values()) for each in (first, last))
+        a_tree, bytes_a_tree = (whole - short) / (trees - 1), (all_sent - sent) / (trees - 1)
+        begin = short - a_tree, sent - bytes_a_tree
+        auc = last[0]["metrics"]["test"]["auc"]
+        yield Cost(sums, a_tree, bytes_a_tree, *begin, last[0]["exchanges"], auc)
+
+
+def show(costs: list[Cost], heading: str) -> None:
+    """Print a line for each way, and the ratio to plain sums."""
+    grid = Grid(title=heading, box=SIMPLE_HEAD)
+    names = ("sums", "ms a tree", "/ share", "/ equal", "kB a tree", "s before", "MB before")
+    for name in (*names, "exchanges", "AUC"):
+        grid.add_column(name, justify="left" if name == "sums" else "right")
+    by_name = {cost.sums: cost for cost in costs}
+    for cost in costs:
+        ratios = [cost.seconds_a_tree / by_name[plain].seconds_a_tree for plain in (PLAIN, EQUAL)]
+        grid.add_row(
+            cost.sums,
+            f"{cost.seconds_a_tree * 1e3:.1f}",
+            *(f"{ratio:.2f}" for ratio in ratios),
+            f"{cost.bytes_a_tree / 1e3:.0f}",
+            f"{cost.begin_seconds:.2f}",
+            f"{cost.begin_bytes / 1e6:.1f}",
+            str(cost.exchanges),
+            f"{cost.auc:.4f}",
+        )
+    console.print(grid)
+
+
+def main() -> None:
+    """Print the table and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--columns", type=int, default=23, help="5 or more")
+    parser.add_argument("--parties", type=int, default=3)
+    parser.add_argument("--trees", type=int, default=20, help="2 or more")
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data = write_rows(Path(folder) / "rows.parquet", given.rows, given.columns)
+        check_split(data, given.parties)
+        costs = list(measure(data, given.parties, given.trees, given.repeats))
+    show(costs, f"{given.parties} parties, {given.rows:,} x {given.columns}, depth {DEPTH}")
+    lines = [asdict(cost) for cost in costs]
+    made = versions(("fedapp", "numpy", "cryptography", "flwr"))
+    print(json.dumps({"bench": "pax_secure", **vars(given), "lines": lines, "versions": made}))
+
+
+if __name__ == "__main__":
+    main()

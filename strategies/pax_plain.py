@@ -1,0 +1,181 @@
+"""PAX's sums as the paper has them: of each party, in the clear, over bins of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+from fedapp.config import Section, Settings
+from fedapp.conversation import Check, Conversation, Parties, ask
+from fedapp.histograms.bins import Cuts, Ints, with_categories
+from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches, used_categories
+from fedapp.messages.hello import HelloReply
+from fedapp.messages.labels import LabelsReply
+from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest, check_sketch
+from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
+from fedapp.trees.boosted.rounds import Boosting
+from fedapp.trees.objective import is_regression
+from fedapp.trees.sets import category_counts
+from strategies.horizontal import CommonTable
+from strategies.scoring import ask_to_score
+
+FEWEST_BINS = 2
+FEW_BINS = 32  # fewer have cost much accuracy wherever it was measured
+
+
+class PaxSettings(Section):
+    """``[pax]`` of the run config.
+
+    ``bins``: how many bins a party may have: its ``share`` of ``max-bin`` by rows, or ``equal``:
+    all of it. ``fusion``: the party whose resolution the global cuts keep. ``aggregation``: who
+    sees the sums of a party: with ``plain`` the coordinator, with ``secure`` nobody.
+    """
+
+    bins: Literal["share", "equal"]
+    fusion: Literal["auto", "finest", "coarsest"]
+    aggregation: Literal["plain", "secure"]
+
+
+class Aggregation(Protocol):
+    """How sums over the parties' rows come about.
+
+    Attributes
+    ----------
+    places : global bin of each bin that a reply is in, by whose reply it is.
+    """
+
+    places: dict[str, Ints]
+
+    def __init__(
+        self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
+    ) -> None: ...
+
+    def begin(
+        self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
+    ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
+        """Sums of the labels, and the cuts of all parties.
+
+        Parameters
+        ----------
+        terms : the fields of ``Terms``.
+        """
+
+    def grow(
+        self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting, check: Check
+    ) -> Conversation[dict[str, GrowReply]]:
+        """Send a request to all parties."""
+
+    def score(
+        self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
+    ) -> Conversation[dict[str, EvaluateReply]]:
+        """Have all parties score the finished model."""
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside ``places``."""
+
+    def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
+        """Undo ``facts``."""
+
+
+def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
+    """Bins of each party: its share of ``max_bin`` by rows, at least 2 (line 36: 1/epsilon_i)."""
+    total = sum(n_rows.values())
+    return {
+        party: max(FEWEST_BINS, round(max_bin * count / total)) for party, count in n_rows.items()
+    }
+
+
+class PlainSums:
+    """Each party's own sums come to the server.
+
+    Parameters
+    ----------
+    settings : of the run, as they are by now.
+    own : ``[pax]``.
+    warn : tells the user.
+    """
+
+    def __init__(
+        self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
+    ) -> None:
+        self._settings, self._own, self._warn = settings, own, warn
+        self.places: dict[str, Ints] = {}
+
+    def begin(
+        self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
+    ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
+        """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
+        n_bins = self._resolutions(parties)
+        categories = category_counts(table.categories, len(table.columns))
+        sketches = yield from ask(
+            {party: SketchRequest(n_bins=n_bins[party], **terms) for party in parties},
+            SketchReply,
+            lambda party, reply: check_sketch(
+                party,
+                reply,
+                categories,
+                len(table.classes),
+                n_bins[party],
+                table.n_coded_columns,
+            ),
+        )
+        summaries = {party: _sketch(reply) for party, reply in sketches.items()}
+        resolution = self._resolution([n_bins[party] for party in sketches])
+        self._warn_of_few_bins(resolution)
+        every = tuple(summaries.values())
+        used = used_categories(every, categories)
+        cuts = with_categories(fuse_sketches(every, resolution), categories, used)
+        self.places = {
+            party: bin_map(summary.with_categories(categories), cuts)
+            for party, summary in summaries.items()
+        }
+        return sketches, cuts
+
+    def grow(
+        self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting, check: Check
+    ) -> Conversation[dict[str, GrowReply]]:
+        """Lines 12 to 16."""
+        return (yield from ask(parties.all(request), GrowReply, check))
+
+    def score(
+        self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
+    ) -> Conversation[dict[str, EvaluateReply]]:
+        """Each for itself."""
+        return (yield from ask_to_score(parties, request, check))
+
+    def facts(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
+        """Undo ``facts``."""
+        self.places = places
+
+    def _resolution(self, n_bins: list[int]) -> int:
+        """Most bins of a column of the global cuts."""
+        coarsest = self._own.fusion == "coarsest" or (
+            self._own.fusion == "auto" and is_regression(self._settings().objective)
+        )
+        return min(n_bins) if coarsest else max(n_bins)
+
+    def _warn_of_few_bins(self, resolution: int) -> None:
+        """Say so where the paper's rules leave too few cuts to learn from."""
+        max_bin = self._settings().max_bin
+        if resolution < min(FEW_BINS, max_bin):
+            self._warn(
+                f"only {resolution} bins a column are left of max-bin {max_bin}: the "
+                "share rule divides them among the parties, and regression keeps the coarsest; "
+                "pax.bins=equal, pax.fusion=finest or a larger max-bin gives more"
+            )
+
+    def _resolutions(self, parties: Mapping[str, HelloReply]) -> dict[str, int]:
+        """Most bins of a column at each party."""
+        max_bin = self._settings().max_bin
+        if self._own.bins == "equal":
+            return dict.fromkeys(parties, max_bin)
+        n_rows = {party: hello.n_train for party, hello in parties.items()}
+        return share_bins(max_bin, n_rows)
+
+
+def _sketch(reply: SketchReply) -> Sketch:
+    return Sketch(reply.representatives, reply.masses, reply.offsets, reply.maxima)

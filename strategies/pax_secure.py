@@ -1,0 +1,204 @@
+"""PAX's sums over all parties together, in bins of all parties, exact whatever the split of rows.
+
+Departures from the paper: it has each party summarise its rows at a resolution of its own, by its
+share of them, and fuses what they send. Here no party sends anything of its own to fuse. The cuts
+are quantiles of all rows, at ``max-bin`` bins a column, so each party's share counts by its weight;
+``pax.bins`` and ``pax.fusion`` have nothing to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+
+from fedapp import metrics
+from fedapp.config import Settings
+from fedapp.conversation import Check, Conversation, Parties
+from fedapp.crypto.fixed_point import Bounds, Whole, from_whole, power_above
+from fedapp.crypto.pairwise import SIZES
+from fedapp.data.partition import SUBSETS, WATCHED
+from fedapp.histograms.bins import Cuts, Ints, with_categories
+from fedapp.histograms.descent import BASE, N_DIGITS, Descent
+from fedapp.messages.hello import HelloReply
+from fedapp.messages.labels import LabelsReply
+from fedapp.messages.pax import (
+    CountRequest,
+    GrowReply,
+    GrowRequest,
+    GrowSumsRequest,
+    OpenRequest,
+)
+from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
+from fedapp.messages.secure import EVERYONE
+from fedapp.metrics.adders import WholeNumbers, read_sums
+from fedapp.trees.boosted.rounds import Boosting
+from fedapp.trees.objective import (
+    LossParameters,
+    gradient_exponents,
+    is_regression,
+    n_outputs,
+)
+from fedapp.trees.sets import category_counts
+from strategies.horizontal import CommonTable
+from strategies.pax_plain import PaxSettings
+from strategies.secure import ask_for_sums, exchange_keys
+
+WEIGHT_BITS = 12
+FEWEST_PRIVATE = 3  # parties, without which each sees what is the other's
+
+
+class SecureSums:
+    """All parties together answer as one, in whose name stands ``EVERYONE``; arguments and methods
+    as of ``PlainSums``."""
+
+    def __init__(
+        self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
+    ) -> None:
+        self._settings, self._warn = settings, warn
+        self.places: dict[str, Ints] = {}
+        self._bounds, self._told, self._n_classes = Bounds(1), False, 0
+
+    def begin(
+        self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
+    ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
+        """Meet, sum the labels, and go down to the quantiles of every column."""
+        if len(parties) < FEWEST_PRIVATE:
+            self._warn(
+                f"pax.aggregation=secure hides little among {len(parties)}: the coordinator and "
+                "all parties but one see what that one sends; three or more hide it better"
+            )
+        roster, self._bounds, weighted = yield from exchange_keys(parties)
+        categories = category_counts(table.categories, len(table.columns))
+        self._n_classes = len(table.classes)
+        n_bytes = _count_bytes(self._bounds, weighted)
+        # Without weights it is known what a row alone counts.
+        lightest = 0 if weighted else 2 ** self._bounds.exponent(0, n_bytes)
+        descent = Descent(categories == 0, self._settings().max_bin, lightest)
+        sums, unseen, by_category, counts = yield from ask_for_sums(
+            parties,
+            OpenRequest(count_bytes=n_bytes, **roster, **terms),
+            (2,),
+            (table.n_coded_columns,),
+            (int(categories.sum()),),
+            (int((categories == 0).sum()), BASE),
+        )
+        descent.take(counts)
+        while descent.digit < N_DIGITS:
+            prefixes, offsets = descent.wanted()
+            request = CountRequest(descent.digit, prefixes, offsets)
+            shape = len(prefixes), BASE
+            (counts,) = yield from ask_for_sums(parties, request, shape, n_bytes=n_bytes)
+            descent.take(counts)
+        cuts = with_categories(descent.cuts(), categories, _used(by_category, categories))
+        self.places = {EVERYONE: np.arange(len(cuts.edges))}
+        return {EVERYONE: self._labels(sums, unseen)}, cuts
+
+    def grow(
+        self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting, check: Check
+    ) -> Conversation[dict[str, GrowReply]]:
+        """Sums of one level."""
+        cuts = boosting.cuts
+        n_wanted, n_drawn = len(request.wanted_nodes), len(request.columns)
+        n_roots = request.n_trees if request.level == 0 else 0
+        scores = self._score_shapes(WATCHED, request.score_bins) if n_roots else _NO_SCORES
+        summed = yield from ask_for_sums(
+            parties,
+            self._with_cuts(request, cuts),
+            (n_wanted, int(cuts.widths[request.columns].sum()), 2),
+            (n_wanted, n_drawn),
+            (n_roots, 2),
+            *scores,
+        )
+        histograms, missing, root_sums, *of_scores = summed
+        parameters = LossParameters.of(self._settings())
+        exponents = np.array(gradient_exponents(boosting.objective, self._bounds, parameters))
+        reply = GrowReply(
+            from_whole(histograms, exponents),
+            missing.astype(np.int32),
+            from_whole(root_sums, exponents),
+            *self._scores(of_scores),
+        )
+        check(EVERYONE, reply)
+        return {EVERYONE: reply}
+
+    def score(
+        self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
+    ) -> Conversation[dict[str, EvaluateReply]]:
+        """Sums of the finished model's scores."""
+        told = {field.name: getattr(request, field.name) for field in fields(request)}
+        shapes = self._score_shapes(SUBSETS, request.score_bins)
+        found = yield from ask_for_sums(parties, SumScoresRequest(**told), *shapes)
+        reply = EvaluateReply(*self._scores(found))
+        check(EVERYONE, reply)
+        return {EVERYONE: reply}
+
+    def facts(self) -> dict[str, Any]:
+        """What follows from what the parties have said of their rows."""
+        return {"bounds": asdict(self._bounds), "n_classes": self._n_classes}
+
+    def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
+        """Undo ``facts``; the parties were told the cuts."""
+        self.places, self._told = places, True
+        self._bounds, self._n_classes = Bounds(**facts["bounds"]), facts["n_classes"]
+
+    def _with_cuts(self, request: GrowRequest, cuts: Cuts) -> GrowSumsRequest:
+        """A request for sums, with the cuts where they are not told yet."""
+        told = {field.name: getattr(request, field.name) for field in fields(request)}
+        edges, offsets = cuts.edges, cuts.offsets
+        if self._told:
+            edges, offsets = edges[:0], offsets[:0]
+        self._told = True
+        return GrowSumsRequest(**told, edges=edges, edge_offsets=offsets)
+
+    def _labels(self, sums: Whole, unseen: Whole) -> LabelsReply:
+        """What the labels come to."""
+        regression = is_regression(self._settings().objective)
+        power = self._bounds.largest if regression else power_above(self._n_classes)
+        exponents = np.array([self._bounds.exponent(power), self._bounds.exponent(0)])
+        label_sum, weight_sum = from_whole(sums, exponents).tolist()
+        return LabelsReply(label_sum, weight_sum, unseen)
+
+    def _form(self, n_bins: int) -> tuple[metrics.Statistics, WholeNumbers]:
+        """Sums of no rows, and what has added them."""
+        settings, adder = self._settings(), WholeNumbers(self._bounds)
+        width = n_outputs(settings.objective, self._n_classes)
+        nothing = np.empty((0, width), np.float32), *(np.empty(0, np.float32),) * 2
+        extra = settings.eval_metrics
+        form = metrics.statistics(settings.objective, *nothing, n_bins, extra=extra, adder=adder)
+        return form, adder
+
+    def _score_shapes(self, subsets: tuple[str, ...], n_bins: int) -> list[tuple[int, ...]]:
+        form, _ = self._form(n_bins)
+        return [form.sums.shape, form.histogram.shape] * len(subsets)
+
+    def _scores(self, found: list[Whole]) -> list[Any]:
+        """Score sums and histograms as doubles; without any, those of a level that tells none."""
+        if not found[0].size:
+            return [np.empty(each.shape) for each in found]
+        _, adder = self._form(n_bins=2)
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return [each for sums, cells in pairs for each in read_sums(sums, adder, cells)]
+
+
+def _count_bytes(bounds: Bounds, weighted: bool) -> int:
+    """Fewest bytes of a count: whole rows fit in it, or weights to a 4096th of the heaviest."""
+    least = WEIGHT_BITS - bounds.heaviest if weighted else 0
+    return next((n for n in SIZES if bounds.exponent(0, n) >= least), max(SIZES))
+
+
+_NO_SCORES: list[tuple[int, ...]] = [(0,), (0, 0)] * len(WATCHED)
+
+
+def _used(by_category: Whole, categories: Ints) -> Ints:
+    """How many categories of each column there are up to the highest that occurs."""
+    ends = np.cumsum(categories)
+    return np.array(
+        [
+            np.flatnonzero(by_category[end - width : end]).max(initial=-1) + 1
+            for end, width in zip(ends.tolist(), categories.tolist(), strict=True)
+        ],
+        dtype=np.int64,
+    )

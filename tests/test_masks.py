@@ -1,0 +1,234 @@
+"""What a coordinator gets that does not ask all sites alike: refusals, or noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.crypto.pairwise import hide, total
+from fedapp.crypto.sealed import new_private_key, public_key
+from fedapp.errors import ProtocolError
+from fedapp.messages.fields import Array, Request
+from fedapp.messages.hello import HelloRequest
+from fedapp.messages.labels import LabelsRequest
+from fedapp.messages.pax import CountRequest, GrowRequest, OpenRequest, SketchRequest
+from fedapp.messages.scoring import EvaluateRequest, SumScoresRequest
+from fedapp.messages.secure import KeysRequest
+from fedapp.site.answer import answer
+from fedapp.site.config import SiteConfig, site_config
+from fedapp.trees.model import NO_TREES, Ensemble, to_json
+from fedapp.wire.codec import Envelope
+from fedapp.wire.content import Content, take_apart
+from tests.conftest import WriteTable
+from tests.test_pairwise import MOST_CHI2, chi_squared
+
+NAMES = ("bank", "insurer", "shop")
+MODEL = "0123456789abcdef"
+N_TRAIN = 26  # of 40 rows at each
+TERMS = {
+    "classes": ("0", "1"),
+    "category_counts": np.empty(0, np.int32),
+    "categories": (),
+    "scale_pos_weight": 1.0,
+    "max_delta_step": 0.0,
+    "tweedie_variance_power": 1.5,
+    "eval_metrics": (),
+}
+PREFIXES = np.arange(256, dtype=np.uint32)
+
+
+class Coordinator:
+    """Talks to three sites as it likes, up to their keys as it should."""
+
+    def __init__(self, configs: Mapping[str, SiteConfig]) -> None:
+        self._configs = configs
+        self.ask(HelloRequest("binary:logistic", 0.2, 0.2, 3, True), 1)
+        keys = self.ask(KeysRequest(), 2)
+        self.opening = OpenRequest(
+            names=NAMES,
+            box_keys=np.stack([keys[name].arrays["box_key"] for name in NAMES]),
+            run_keys=np.stack([keys[name].arrays["run_key"] for name in NAMES]),
+            n_rows=120,
+            heaviest=0,
+            largest=0,
+            count_bytes=4,
+            **TERMS,
+        )
+
+    def ask(
+        self,
+        request: Request | Mapping[str, Request],
+        step: int,
+        names: Iterable[str] = NAMES,
+        attempt: int = 0,
+        **more: Any,
+    ) -> dict[str, Content]:
+        """What sites answer to the same request, or each to its own."""
+        each = request if isinstance(request, Mapping) else dict.fromkeys(names, request)
+        envelope = Envelope(MODEL, step, attempt=attempt, method="pax", **more)
+        return {
+            name: answer(self._configs[name], own.kind, envelope, take_apart(own, name))
+            for name, own in each.items()
+        }
+
+    def masked(self, *given: Any, **more: Any) -> dict[str, Array]:
+        return {name: reply.arrays["masked"] for name, reply in self.ask(*given, **more).items()}
+
+
+@pytest.fixture
+def coordinator(write_table: WriteTable) -> Coordinator:
+    nodes = {
+        name: {"name": name, "data": str(write_table(name, seed=seed)), "label": "y"}
+        for seed, name in enumerate(NAMES)
+    }
+    return Coordinator({name: site_config(node, {}) for name, node in nodes.items()})
+
+
+def counting(first: int = 0) -> CountRequest:
+    """Counts by the second digit of what begins with some first ones."""
+    return CountRequest(1, PREFIXES[first:], np.array([0, 256 - first, 256 - first]))
+
+
+def is_noise(masked: Iterable[Array]) -> bool:
+    return chi_squared(total(masked, 256**2, 4).astype(np.uint32)) < MOST_CHI2
+
+
+def test_all_answers_together_are_counts_and_each_alone_is_noise(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    masked = coordinator.masked(counting(), 4)
+    counts = total(masked.values(), 256**2, 4)
+    exponent = 30 - 7
+    assert counts.sum() == 3 * N_TRAIN << exponent
+    assert set(np.unique(counts >> exponent)) <= set(range(20))
+    for name in NAMES:
+        assert is_noise([masked[name]])
+        assert is_noise(masked[other] for other in NAMES if other != name)
+
+
+def test_parties_that_are_asked_for_different_things_give_noise(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    honest, other = counting(), replace(counting(), prefixes=PREFIXES[::-1].copy())
+    asked = {"bank": honest, "insurer": honest, "shop": other}
+    assert is_noise(coordinator.masked(asked, 4).values())
+
+
+def test_parties_that_were_told_of_different_runs_give_noise(coordinator: Coordinator) -> None:
+    said = dict.fromkeys(NAMES, coordinator.opening)
+    said["shop"] = replace(coordinator.opening, n_rows=121)
+    coordinator.ask(said, 3)
+    assert is_noise(coordinator.masked(counting(), 4).values())
+
+
+def test_a_key_of_the_run_that_is_the_coordinators_own_gives_noise(
+    coordinator: Coordinator,
+) -> None:
+    mallory, keys = new_private_key(), coordinator.opening.run_keys.copy()
+    keys[0] = np.frombuffer(public_key(mallory), np.uint8)
+    swapped = replace(coordinator.opening, run_keys=keys)
+    honest = coordinator.opening
+    coordinator.ask({"bank": honest, "insurer": swapped, "shop": swapped}, 3)
+    masked = coordinator.masked(counting(), 4)
+    assert is_noise(masked.values())
+    assert is_noise([masked["insurer"], masked["shop"]])
+
+
+def test_a_roster_with_other_keys_or_without_the_site_is_refused(coordinator: Coordinator) -> None:
+    honest = coordinator.opening
+    keys = honest.box_keys.copy()
+    keys[1] = np.frombuffer(public_key(new_private_key()), np.uint8)
+    with pytest.raises(ProtocolError, match=r"^insurer: parcel\.key must be one bank trusts"):
+        coordinator.ask(replace(honest, box_keys=keys), 3, ["bank"])
+    with pytest.raises(ProtocolError, match=r"^insurer: parcel\.key must be the site's own"):
+        coordinator.ask(replace(honest, box_keys=keys), 3, ["insurer"])
+    others = replace(honest, names=("bank", "insurer", "mallory"))
+    with pytest.raises(ProtocolError, match=r"^shop: parcel\.names must differ, with the site's"):
+        coordinator.ask(others, 3, ["shop"])
+    for field, least in (("n_rows", 40), ("heaviest", 0)):
+        few = replace(honest, **{field: least - 1})
+        with pytest.raises(ProtocolError, match=rf"^shop: OpenRequest\.{field} must be >= {least}"):
+            coordinator.ask(few, 3, ["shop"])
+    with pytest.raises(ProtocolError, match=r"count_bytes must be one of \(2, 4, 8\), got 3"):
+        coordinator.ask(replace(honest, count_bytes=3), 3, ["shop"])
+
+
+def test_a_step_that_is_asked_again_gets_the_same_bytes_whatever_is_asked(
+    coordinator: Coordinator,
+) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    first = coordinator.masked(counting(), 4)
+    for again in (counting(), replace(counting(), digit=2)):
+        for name, masked in coordinator.masked(again, 4).items():
+            np.testing.assert_array_equal(masked, first[name])
+
+
+def test_another_attempt_hides_equal_content_under_unrelated_masks(
+    coordinator: Coordinator,
+) -> None:
+    """Else the sum of a new attempt without a party, less that of all before, would be its own."""
+    coordinator.ask(coordinator.opening, 3)
+    # A checkpoint, to which the sites can go back.
+    coordinator.ask(counting(), 4)
+    first = coordinator.masked(counting(), 5, checkpoint=4)
+    again = coordinator.masked(counting(), 5, attempt=1, checkpoint=4)
+    for name in NAMES:
+        assert chi_squared(again[name] - first[name]) < MOST_CHI2
+    assert total(again.values(), 256**2, 4).tolist() == total(first.values(), 256**2, 4).tolist()
+    assert is_noise([again["bank"], again["insurer"]])
+    assert is_noise([again["bank"], first["insurer"], first["shop"]])
+
+
+def test_asking_again_would_tell_a_partys_counts_if_masks_had_no_attempt(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The danger that the label of the masks is there for."""
+    from fedapp.site import masks
+
+    monkeypatch.setattr(masks, "label_of", lambda *given: b"always the same")
+    coordinator.ask(coordinator.opening, 3)
+    counts = coordinator.masked(counting(), 4)["bank"]
+    nobody = replace(counting(), prefixes=np.zeros(256, np.uint32))
+    mask = coordinator.masked(nobody, 5, ["bank"])["bank"]
+    own = total([counts, hide("bank", -total([mask], 256**2, 4), {}, b"", 4)], 256**2, 4)
+    assert own.sum() == N_TRAIN << 30 - 7
+    assert (own >= 0).all()
+
+
+def test_nothing_of_one_party_leaves_it_once_sums_are_masked(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    model = np.zeros(1, np.uint8)
+    requests: list[Request] = [
+        SketchRequest(n_bins=4, **TERMS),
+        LabelsRequest(**TERMS),
+        EvaluateRequest(model, 16, 1.0),
+        GrowRequest(
+            *(0, 0, 1, 0.0, 1.0, 0, 16),
+            *(np.empty(0, dtype) for dtype in ("i4", "i4", "i4", "i4", "f4", "u1", "u1")),
+            *(np.empty(0, np.float32), np.empty(0, np.int64), np.zeros(1, "i4")),
+            *(np.zeros(1, "i4"), np.arange(2, dtype="i4")),
+        ),
+    ]
+    for request in requests:
+        with pytest.raises(ProtocolError, match="class must be one for sums over all parties"):
+            coordinator.ask(request, 4, ["bank"])
+
+
+def test_the_last_answers_add_up_whichever_start_of_the_server_they_went_to(
+    coordinator: Coordinator,
+) -> None:
+    """A site that has ended the run has no key to mask its answer again."""
+    coordinator.ask(coordinator.opening, 3)
+    model = Ensemble("binary:logistic", np.float32(0.5), ("a", "b"), ("0", "1"), *NO_TREES)
+    document = np.frombuffer(to_json(model).encode(), np.uint8)
+    request = SumScoresRequest(document, 16, 1.0)
+    first = coordinator.masked(request, 4, ["bank", "insurer"], checkpoint=3)
+    again = coordinator.masked(request, 4, attempt=1, checkpoint=3)
+    np.testing.assert_array_equal(again["bank"], first["bank"])
+    n_values = 3 * (5 + 2 * 16)
+    sums = total(again.values(), n_values)
+    assert sums[0] == 3 * N_TRAIN << 62 - 7
+    assert (sums >= 0).all()
+    assert not (total([first["bank"], first["insurer"]], n_values) >= 0).all()

@@ -1,0 +1,98 @@
+"""Vectors under masks look random one by one, and add up to what they hide."""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+import pytest
+
+from fedapp.crypto.fixed_point import Bounds, from_whole, power_above, to_whole
+from fedapp.crypto.pairwise import MOST_NUMBERS, SIZES, hide, n_words, stream, total
+
+NAMES = ("bank", "insurer", "shop")
+RNG = np.random.default_rng(2)
+# Of 255 degrees of freedom: 1 of 10^6 random bytes is beyond, by Wilson and Hilferty 1931.
+MOST_CHI2 = 375.0
+
+
+def pairs(names: tuple[str, ...] = NAMES) -> dict[str, dict[str, bytes]]:
+    """A secret for every pair of parties, by name of both."""
+    drawn = {frozenset((a, b)): secrets.token_bytes(32) for a in names for b in names if a < b}
+    return {a: {b: drawn[frozenset((a, b))] for b in names if b != a} for a in names}
+
+
+def chi_squared(words: np.ndarray) -> float:
+    """How far bytes are from being equally often."""
+    found = np.bincount(np.frombuffer(words.tobytes(), np.uint8), minlength=256)
+    expected = found.sum() / 256
+    return float(((found - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("n_bytes", SIZES)
+@pytest.mark.parametrize("n_values", [0, 1, 5, 1000])
+def test_masks_cancel_in_the_sum_of_all(n_bytes: int, n_values: int) -> None:
+    most = 2 ** (8 * n_bytes - 3)
+    values = RNG.integers(-most, most, (3, n_values))
+    by_name = dict(zip(NAMES, values, strict=True))
+    shared = pairs()
+    masked = [hide(name, by_name[name], shared[name], b"step 1", n_bytes) for name in NAMES]
+    assert all(each.shape == (n_words(n_values, n_bytes),) for each in masked)
+    half = 2 ** (8 * n_bytes - 1)
+    sums = [sum(map(int, column)) for column in values.T]
+    assert total(masked, n_values, n_bytes).tolist() == [
+        (one + half) % (2 * half) - half for one in sums
+    ]
+
+
+def test_one_partys_vector_is_uniform_over_many_runs() -> None:
+    views = []
+    for run in range(200):
+        shared, content = pairs(), np.zeros(64, dtype=np.int64)
+        views.append(hide("bank", content, shared["bank"], f"step {run}".encode()))
+    assert chi_squared(np.concatenate(views)) < MOST_CHI2
+    # So is the sum of two of three, whatever one of them has.
+    shared = pairs()
+    some = [hide(name, np.arange(20000), shared[name], b"step") for name in NAMES[:2]]
+    assert chi_squared(some[0] + some[1]) < MOST_CHI2
+    assert chi_squared(np.arange(20000)) > 10 * MOST_CHI2
+
+
+def test_another_label_or_secret_is_another_stream() -> None:
+    secret = secrets.token_bytes(32)
+    first = stream(secret, b"attempt 0", 4000)
+    for other in (stream(secret, b"attempt 1", 4000), stream(secrets.token_bytes(32), b"a", 4000)):
+        assert not (first == other).any()
+        assert chi_squared(first - other) < MOST_CHI2
+    np.testing.assert_array_equal(first[:10], stream(secret, b"attempt 0", 10))
+
+
+def test_parties_that_were_asked_for_different_things_give_noise() -> None:
+    shared, content = pairs(), np.arange(4000)
+    labels = {"bank": b"a", "insurer": b"a", "shop": b"b"}
+    masked = [hide(name, content, shared[name], labels[name]) for name in NAMES]
+    assert chi_squared(total(masked, 4000)) < MOST_CHI2
+
+
+def test_a_stream_ends_before_it_comes_again() -> None:
+    with pytest.raises(ValueError, match=f"n_numbers must be <= {MOST_NUMBERS}"):
+        stream(bytes(32), b"", MOST_NUMBERS + 1)
+
+
+def test_sums_of_the_largest_terms_fit() -> None:
+    for n_rows in (1, 3, 2**20, 2**20 + 1):
+        for n_bytes in SIZES:
+            bounds = Bounds(n_rows, heaviest=3)
+            exponent = bounds.exponent(-2, n_bytes)
+            largest = int(to_whole(np.array([bounds.most(-2)]), exponent)[0]) if exponent > 0 else 0
+            assert largest * n_rows <= 2 ** (8 * n_bytes - 2)
+
+
+def test_whole_numbers_are_read_as_they_were_written() -> None:
+    values = np.array([0.0, 1.0, -0.375, 2.0**-30])
+    assert from_whole(to_whole(values, 40), 40).tolist() == values.tolist()
+    assert to_whole(np.float32([0.1]), 62 - 3)[0] == int(np.float32(0.1) * 2.0**59)
+
+
+def test_powers_are_those_above() -> None:
+    assert [power_above(value) for value in (0.25, 0.3, 1, 1.5, 4, 0)] == [-2, -1, 0, 1, 2, 0]
