@@ -54,6 +54,7 @@ SITE = Parts(
         "flwr.supernode.start_client_internal:_pull_and_store_message",
         "flwr.supernode.start_client_internal:_push_messages",
         "flwr.supernode.fleet_http_connection:http_request_response",
+        "flwr.supercore.heartbeat:HeartbeatSender",
         "flwr.supercore.protobuf.client:ProtobufClient",
         "flwr.supernode.nodestate.nodestate_factory:NodeStateFactory",
         "flwr.supernode.nodestate.in_memory_nodestate:InMemoryNodeState",
@@ -73,7 +74,7 @@ SITE = Parts(
         "flwr.supercore.superexec.plugin.base_exec_plugin:AutoExecPlugin",
         "flwr.supercore.superexec.plugin.base_exec_plugin:BaseExecPlugin",
     ),
-    "fc2b74033cee51e76c090dcd967305db527cc695573a0bc5dc14aaca4462a076",
+    "50c8aad05eedaaa4f536783eefdfe36fe9711b4a605b95a77c7e54c045c82156",
 )
 SUPERLINK = Parts(
     (

@@ -1,7 +1,7 @@
 """What a site's SuperNode does in other ways than Flower's.
 
-It looks for messages and replies when there is something to see, and answers at once for a process
-that has died.
+It looks for messages and replies when there is something to see, answers at once for a process that
+has died, and shows that it lives often enough to be replaced soon where it does not.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from flwr.app import Error, Message
 from flwr.common.constant import Status, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
+from flwr.supercore import heartbeat
 from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.object_store import ObjectStore
@@ -34,6 +35,9 @@ from fedapp.deploy.warm.carried import Carrier, handing_out, sender_of, storing
 # Seconds. Flower's loop waits 3 for a message and 0.5 for a reply.
 SOONEST = 0.05
 HOLD = 1.0  # a request for a task waits so long for one
+# Between two signs of life, the fewest that a SuperLink takes; 30 in Flower. It holds a SuperNode
+# alive, and refuses another in its place, until twice as long after the last one.
+HEARTBEAT = 10
 
 
 class Pace:
@@ -176,6 +180,8 @@ def replace_parts() -> None:
         ),
         (runtime_handlers, "pull_messages", partial(handing_out, pull)),
         (runtime_handlers, "push_messages", partial(storing, push)),
+        (fleet_http_connection, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT),
+        (heartbeat, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT),
         (start_client_internal, "time", SimpleNamespace(sleep=pace.sleep)),
         (start_client_internal, "pull_objects", partial(pull_objects, initial_backoff=BACKOFF)),
         (nodestate_factory, "InMemoryNodeState", warm_state),
