@@ -81,6 +81,8 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     check_subsets(FEWEST_ROWS, {"train": n_rows["train"]}, rule)
     check_subsets(config.min_rows, n_rows, rule + f" (min-rows of {config.name})")
     labels = _labels(subsets)
+    # A site whose rows may leave it in sums alone does not go by what it is asked.
+    rounded = request.rounded or config.least_parties > 0
     classes = class_names(labels, request.objective)
     told = {
         **{f"n_{name}": n_rows[name] for name in SUBSETS},
@@ -89,11 +91,11 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         "untrained": untrained_classes(classes, _labels({"train": subsets["train"]})),
         "positive_label": config.positive_label,
         "base_margin": config.base_margin,
-        **_label_range(labels, classes, request.objective, request.rounded),
+        **_label_range(labels, classes, request.objective, rounded),
         "simulated": config.simulated,
         "fingerprint": fingerprint(subsets, site_key(config.name)),
         "versions": tuple(told_versions()),
-        "notes": _notes(config, subsets["train"], request.rounded),
+        "notes": _notes(config, subsets["train"], rounded),
         **told_categories(config, subsets),
     }
     return _reply(config.name, told), subsets

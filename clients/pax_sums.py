@@ -76,8 +76,8 @@ def open_sums(site: Site, request: OpenRequest) -> Sums:
     if request.count_bytes not in SIZES:
         rule = f"must be one of {SIZES}, got {request.count_bytes}"
         raise ProtocolError(site.name, "OpenRequest", "count_bytes", rule)
-    bounds, store = join(site, request, request), site.store
-    coded = keep_coding(site, request)
+    coded, store = keep_coding(site, request), site.store
+    bounds = join(site, request, request)
     values = store["train.values"]
     categories = category_counts(kept_categories(store), values.shape[1])
     store["set_widths"] = categories

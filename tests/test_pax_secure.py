@@ -12,11 +12,13 @@ import pytest
 import xgboost
 from flwr.app import Context
 
+from clients.hello import look
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages import hello, pax, scoring, secure
 from fedapp.run_folder import RunFolder
+from fedapp.site.config import site_config
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from simulations.local import run_local
 from tests.conftest import MakeSettings, MakeSites, Simulate, WriteTable
@@ -324,8 +326,23 @@ def three(sites: MakeSites, write_table: WriteTable) -> Callable[..., list[Conte
 
 
 def test_sites_with_tables_of_their_own_train(made: MakeRun, three: Callable[..., Any]) -> None:
-    folder = run_local(made(label="y", parties=3), three(bank={"least-parties": 3}))
+    run_settings = made(objective="auto", data="breast-cancer", parties=3)
+    folder = run_local(run_settings, three(bank={"least-parties": 3}))
     assert summary_of(folder)["trees"] == 2
+    assert load_model(folder.path / "model.json").objective == "binary:logistic"
+
+
+def test_a_site_with_least_parties_rounds_whatever_it_is_asked(
+    write_table: WriteTable,
+) -> None:
+    data = str(write_table(y=np.linspace(-3, 5.5, 40)))
+    node = {"name": "bank", "data": data, "label": "y"}
+    request = hello.HelloRequest("reg:squarederror", 0.2, 0.2, 3, False)
+    exact, rounded = (
+        look(site_config({**node, **more}, {}), request)[0] for more in ({}, {"least-parties": 3})
+    )
+    assert (exact.label_low, exact.label_high) == (-3, 5.5)
+    assert (rounded.label_low, rounded.label_high) == (-4, 8)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ rounded up to a power of two.
   asks again in another attempt, gets noise: the masks follow from all of that. One that asks all
   parties alike for sums that few rows enter gets these. A sum that one party alone has rows for,
   such as of a category that occurs there only, is that party's.
+- Runs add up: the sums of two runs over the same rows, one with a party and one without, differ by
+  that party's. A site counts and approves runs (``runs-per-day``, ``approve``).
+- A party that cannot write its gradients within the bounds says so, and ends the run.
 - The server and all parties but one together learn what that one sent. So a site takes part with
   so many others at least as its node config has it (``least-parties``), and each must be one whose
   key it has pinned.
