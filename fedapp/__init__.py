@@ -10,8 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedapp.api import Run, load, run
+    from fedapp.api import load, run
     from fedapp.errors import ConfigError, DataError, FedappError, StoppedError
+    from fedapp.finished import Run
     from fedapp.sklearn import (
         FedAvgLinearClassifier,
         FedAvgLinearRegressor,
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from fedapp.watch import RoundInfo
 
 _HOMES = {
-    "fedapp.api": ("Run", "load", "run"),
+    "fedapp.api": ("load", "run"),
+    "fedapp.finished": ("Run",),
     "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
     "fedapp.sklearn": (
         "FedAvgLinearClassifier",

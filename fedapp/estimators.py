@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
@@ -25,16 +24,36 @@ from sklearn.utils.validation import (
 )
 
 from clients.alignment import FEWEST_ROWS
-from fedapp.api import Run
 from fedapp.config import defaults
 from fedapp.data.names import NAME, party_name
 from fedapp.errors import ConfigError, DataError
+from fedapp.finished import Run
 from fedapp.frames import ArrowStream, Interchange, array_names, as_arrow, placed
 from fedapp.housekeeping import forget_model
 from fedapp.keywords import settings_of
 from fedapp.predict import predict_by_text
 from fedapp.session import Training
 from fedapp.trees.text import model_text
+
+if TYPE_CHECKING:  # scikit-learn has no types; of what it gives, what is used
+
+    class BaseEstimator:
+        def get_params(self, deep: bool = True) -> dict[str, Any]: ...
+        def set_params(self, **params: Any) -> Self: ...
+        def set_fit_request(self, **requests: bool | str | None) -> Self: ...
+        def set_score_request(self, **requests: bool | str | None) -> Self: ...
+        def __sklearn_tags__(self) -> Any: ...
+        def __getstate__(self) -> Any: ...
+
+    class _Scored:
+        def score(self, X: object, y: object, sample_weight: object = None) -> float: ...
+
+    class ClassifierMixin(_Scored): ...
+
+    class RegressorMixin(_Scored): ...
+
+else:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 Array = npt.NDArray[Any]
 RandomState = int | np.random.RandomState | None
@@ -44,7 +63,7 @@ HEAD = "\n\n    Parameters\n    ----------\n    None is the method's default.\n\
 
 @dataclass_transform(eq_default=False, kw_only_default=True)
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
-class Federated(BaseEstimator):  # type: ignore[misc]
+class Federated(BaseEstimator):
     """What all estimators share. Subclasses are dataclasses, whose fields are the parameters."""
 
     method: ClassVar[str]
@@ -202,7 +221,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             raise ValueError(str(error)) from error
 
 
-class Classes(ClassifierMixin, Federated):  # type: ignore[misc]
+class Classes(ClassifierMixin, Federated):
     """Of classes."""
 
     def _targets(self, y: object) -> tuple[Array, dict[str, Any]]:
@@ -226,7 +245,7 @@ class Classes(ClassifierMixin, Federated):  # type: ignore[misc]
         return np.asarray(self.classes_[chosen])
 
 
-class Numbers(RegressorMixin, Federated):  # type: ignore[misc]
+class Numbers(RegressorMixin, Federated):
     """Of numbers."""
 
     objective: str | None = None

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp import api, keywords
+from fedapp import keywords
 from fedapp.cli import cli
 from fedapp.config import app_folder
 from fedapp.frames import as_arrow
@@ -268,7 +268,9 @@ def test_a_callback_sees_every_round_and_stops_the_run_which_goes_on(
         str(stopped.value)
         == f"the run was stopped after round 2; resume={folder} goes on from there"
     )
-    assert stopped.value.__notes__ == ["the run's folder, stopped, keeps the frames to resume it"]
+    assert stopped.value.__notes__ == [
+        "the run is kept in stopped; fedapp.run('pax', resume='stopped') goes on from there"
+    ]
     with pytest.raises(fedapp.ConfigError, match="must be the folder of a run that has finished"):
         fedapp.load(folder)
     assert list(folder.glob("frame-*"))
@@ -420,7 +422,7 @@ def test_a_pandas_index_is_no_column() -> None:
 def test_the_examples_of_the_docs_are_true(name: str) -> None:
     finder = doctest.DocTestFinder(recurse=False)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    (examples,) = finder.find(getattr(api, name), name)
+    (examples,) = finder.find(getattr(fedapp, name), name)
     assert examples.examples
     assert runner.run(examples).failed == 0
 

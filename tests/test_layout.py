@@ -40,7 +40,7 @@ STUDIES = ("simulations/papers/", "simulations/bench/")
 ESTIMATORS = "fedapp/sklearn.py"  # two classes a method, by its name
 FAMILIES = {"HorizontalStrategy", "VerticalStrategy", "InferenceStrategy"}
 DEFAULTS = {
-    "fedapp/api.py": ["interactive"] * 3,
+    "fedapp/finished.py": ["interactive"] * 3,
     "fedapp/commands/predict.py": ["interactive"],
 }
 

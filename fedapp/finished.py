@@ -1,0 +1,373 @@
+"""A finished run in Python: what it found, and its model, which predicts and explains rows."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from html import escape
+from importlib.util import find_spec
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.data.labels import class_values
+from fedapp.errors import ConfigError, DataError
+from fedapp.frames import Data, Source, placed
+from fedapp.home import home, shown
+from fedapp.keywords import settings_of
+from fedapp.predict import (
+    Model,
+    PredictedRows,
+    load_model,
+    parts_of,
+    predicted_rows,
+    trained_settings,
+)
+from fedapp.site.part_file import read_part
+from fedapp.trees.divided.lookup import model_of
+from fedapp.watch import Silent
+
+Array = npt.NDArray[Any]
+
+
+class Run:
+    """A finished run: its scores and its model.
+
+    Parameters
+    ----------
+    path : of its folder.
+
+    Raises
+    ------
+    ConfigError : the folder holds no run that has finished.
+
+    Examples
+    --------
+    >>> import fedapp
+    >>> run = fedapp.run("pax", num_boost_round=2, max_depth=2)
+    >>> run
+    Run('...-pax')
+    >>> sorted(run.summary["metrics"])
+    ['by_party', 'test', 'train', 'valid']
+    >>> run.predict_proba("breast-cancer").shape
+    (569, 2)
+    >>> run.to_xgboost().num_boosted_rounds()
+    2
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path).resolve()
+        missing = [
+            name for name in ("summary.json", "model.json") if not (self.path / name).is_file()
+        ]
+        if missing:
+            rule = "path must be the folder of a run that has finished"
+            raise ConfigError(f"{rule}, got {shown(self.path)} without {missing[0]}")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of ``summary.json``: scores, parties, importance, traffic, seconds."""
+        found: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        return found
+
+    @property
+    def rounds(self) -> Any:
+        """A record for each round: a pandas DataFrame where pandas is installed, else a list of
+        dicts. Scores are called ``train_logloss``, ``valid_auc`` and so on."""
+        path = self.path / "rounds.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        records = [_flat(json.loads(line)) for line in lines]
+        try:
+            import pandas
+        except ImportError:
+            return records
+        return pandas.DataFrame.from_records(records)
+
+    @cached_property
+    def _parts(self) -> dict[str, Any] | None:
+        return parts_of(self.path)
+
+    @cached_property
+    def model(self) -> Model | dict[str, Any]:
+        """The model; where its parts lie at the parties, the document that says so."""
+        return self._parts or load_model(self.path / "model.json")[0]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes in the order of their ids; none for a regression.
+
+        Raises
+        ------
+        DataError : parties have the model, and the active one's part is not on this machine.
+        """
+        if isinstance(self.model, dict):
+            part = home() / "sites" / self.model["active"] / self.model["model_id"]
+            return model_of(read_part(part)).classes
+        return self.model.classes
+
+    def predict(
+        self,
+        data: Source | Mapping[str, Source],
+        *,
+        id: str = "",
+        inference: str = "interactive",
+        **settings: Any,
+    ) -> Array:
+        """Classes or numbers for the rows of a table.
+
+        Parameters
+        ----------
+        data : as for `run`; for a model of parties with tables of their own, one of each by its
+            name. Columns that the model does not know are excluded.
+        id : column by which rows of several tables are matched; by default that of the run.
+        inference : how parties predict with a model whose parts they have: "interactive",
+            "one-round" (forests) or "eini" (encrypted), by the local engine.
+        **settings : of such a run, as for `run`.
+
+        Returns
+        -------
+        shape (n_rows,), in the order of the table, or of the active party's. Classes whose names
+        are all numbers are numbers; of two, the second is predicted where its probability is
+        above 0.5.
+
+        Raises
+        ------
+        DataError : a table lacks columns of the model or rows of another, or breaks a rule.
+        ConfigError : the tables are not the parties'.
+        """
+        found = self._predicted(data, id, inference, settings)
+        if not self.classes:
+            return np.asarray(found[:, 0])
+        return np.asarray(class_values(self.classes)[_both(found).argmax(axis=1)])
+
+    def predict_proba(
+        self,
+        data: Source | Mapping[str, Source],
+        *,
+        id: str = "",
+        inference: str = "interactive",
+        **settings: Any,
+    ) -> Array:
+        """Probability of each class, shape (n_rows, n_classes); see `predict`.
+
+        Raises
+        ------
+        ConfigError : the model is a regression.
+        """
+        if not self.classes:
+            raise ConfigError("predict_proba must be of a model of classes, got a regression")
+        return _both(self._predicted(data, id, inference, settings))
+
+    def explain(
+        self,
+        data: Source | Mapping[str, Source],
+        ids: Sequence[str] = (),
+        *,
+        id: str = "",
+        inference: str = "interactive",
+        **settings: Any,
+    ) -> Any:
+        """What moves the predictions of rows.
+
+        Parameters
+        ----------
+        data : see `predict`.
+        ids : rows to explain, for a model whose parts lie at the parties.
+
+        Returns
+        -------
+        Of a whole boosted model the SHAP values, shape (n_rows, n_columns + 1), with several
+        classes (n_rows, n_classes, n_columns + 1); the last column is the bias, and a row's sum the
+        margin. Else what each party may see of the rows, by its name.
+
+        Raises
+        ------
+        ConfigError : the model is no boosted one, or ``ids`` are given for a whole model.
+        """
+        if self._parts:
+            if not ids:
+                raise ConfigError("ids must name rows where parties predict together, got none")
+            given = {**settings, "explain": ",".join(map(str, ids))}
+            return self._together(data, id, inference, given)[1]
+        if len(ids):
+            raise ConfigError(f"ids must be omitted for a whole model, got {len(ids)}")
+        import xgboost
+
+        from fedapp.trees.boosted.from_xgboost import typed_columns
+        from fedapp.trees.sets import category_counts
+
+        booster, table = self.to_xgboost(), self._rows(data, id).table
+        types = typed_columns(category_counts(table.categories, len(table.columns)))
+        matrix = xgboost.DMatrix(
+            table.values,
+            feature_names=booster.feature_names,
+            base_margin=table.base_margins,
+            **types,
+        )
+        return booster.predict(matrix, pred_contribs=True)
+
+    def to_xgboost(self) -> Any:
+        """The model as an ``xgboost.Booster``.
+
+        Raises
+        ------
+        ConfigError : the run has no ``model.xgb.json``.
+        """
+        import xgboost
+
+        if not (path := self.path / "model.xgb.json").is_file():
+            method = self.summary["strategy"]
+            rule = "must be of a boosted model that lies whole in the run's folder"
+            raise ConfigError(f"to_xgboost {rule}, got one of {method}")
+        return xgboost.Booster(model_file=path)
+
+    def to_onnx(self) -> bytes:
+        """The model as the content of an ONNX file; needs the package onnx.
+
+        Its input ``rows`` is float32 of shape (n_rows, n_columns), in the order of
+        ``model.columns``, NaN where a value is missing; its outputs are ``label`` and
+        ``probabilities``, or ``prediction`` of a regression.
+
+        Raises
+        ------
+        ConfigError : the model is no boosted one and no forest, lies at the parties, or has columns
+            of categories; or the package is not installed.
+        """
+        from fedapp.trees.forest.model import BaggedForest
+        from fedapp.trees.model import Ensemble
+
+        if find_spec("onnx") is None:
+            raise ConfigError("onnx must be installed (pip install 'fedapp[onnx]'), got none")
+        from fedapp.trees.onnx import to_onnx
+
+        if not isinstance(self.model, Ensemble | BaggedForest):
+            rule = "must be of trees that lie whole in the run's folder"
+            raise ConfigError(f"to_onnx {rule}, got a model of {self.summary['strategy']}")
+        return to_onnx(self.model, f"fedapp {self.summary['strategy']}, {self.path.name}")
+
+    def report(self) -> Path:
+        """Write the run's page, and say where it is."""
+        from fedapp.report.page import write_report
+
+        return write_report([self.path])
+
+    def __repr__(self) -> str:
+        return f"Run({shown(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        """Method, scores and folder, for a notebook."""
+        from fedapp.report.summary import score_text
+
+        summary = self.summary
+        metrics = summary["metrics"]
+        scores = {name: metrics[name] for name in ("test", "valid", "train") if metrics.get(name)}
+        names = list(dict.fromkeys(name for found in scores.values() for name in found))[:6]
+        head = "".join(f"<th>{escape(name)}</th>" for name in ("rows", *names))
+        body = "".join(
+            f"<tr><td>{escape(rows)}</td>"
+            + "".join(f"<td>{escape(score_text(found.get(name)))}</td>" for name in names)
+            + "</tr>"
+            for rows, found in scores.items()
+        )
+        title = f"{summary['strategy']} on {Path(str(summary['data'])).name}"
+        facts = f"{len(summary['parties'])} parties, {summary['trees']} trees, {shown(self.path)}"
+        return (
+            f"<div><b>{escape(title)}</b><table><tr>{head}</tr>{body}</table>"
+            f"<small>{escape(facts)}</small></div>"
+        )
+
+    def _predicted(
+        self, data: Data, id_column: str, inference: str, settings: Mapping[str, Any]
+    ) -> Array:
+        """Predictions as the model makes them, shape (n_rows, n_outputs)."""
+        if self._parts:
+            return self._together(data, id_column, inference, settings)[0]
+        if settings:
+            name = next(iter(settings))
+            raise ConfigError(f"{name} must be omitted for a whole model, got {settings[name]!r}")
+        return np.asarray(self._rows(data, id_column).predictions)
+
+    def _rows(self, data: Data, id_column: str) -> PredictedRows:
+        """Rows of a table, or of several, with what a whole model says of them."""
+        with _as_text(data) as text:
+            several = isinstance(data, Mapping) or "," in text
+            found = predicted_rows(
+                self.path, text, id_column or (self._id if several else ""), label=None
+            )
+        _check_matched(found.unmatched)
+        _warn(found.warnings)
+        return found
+
+    @property
+    def _id(self) -> str:
+        """The column of ids that the run matched rows by."""
+        return str(trained_settings(self.path).get("id", ""))
+
+    def _together(
+        self, data: Data, id_column: str, inference: str, settings: Mapping[str, Any]
+    ) -> tuple[Array, Mapping[str, Any]]:
+        """Predictions of parties, and what they explain of them."""
+        from pyarrow import parquet
+
+        from fedapp.together import predict_together, settings_to_predict
+
+        parts = self._parts
+        assert parts is not None
+        given = settings_of(inference, settings)
+        with _as_text(data) as text, TemporaryDirectory() as folder:
+            several = isinstance(data, Mapping) or "," in text
+            ids = id_column or (self._id if several else "")
+            given = {"data": text, "id": ids, **given, "strategy": inference}
+            output = str(Path(folder) / "predictions.parquet")
+            run = settings_to_predict(self.path, parts, given, output, "local")
+            found = predict_together(run, parts, output, "local", Silent())
+            frame = parquet.read_table(output)
+        assert found.predicted is not None
+        _check_matched(found.predicted.unmatched)
+        _warn(found.predicted.warnings)
+        columns = [column.to_numpy() for column in frame.columns[1:]]
+        return np.column_stack(columns), found.explained
+
+
+def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of ``rounds.jsonl`` with nested names joined."""
+    found: dict[str, Any] = {}
+    for name, value in entry.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}_{inner}": each for inner, each in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _both(found: Array) -> Array:
+    """A column a class, of two classes too."""
+    return found if found.shape[1] > 1 else np.hstack([1 - found, found])
+
+
+@contextmanager
+def _as_text(data: Data) -> Iterator[str]:
+    """Tables as the setting ``data`` names them, frames among them in files of the block."""
+    with TemporaryDirectory() as folder:
+        yield placed(data, Path(folder))
+
+
+def _check_matched(unmatched: Sequence[str]) -> None:
+    """Hold that there is a prediction for every row that was asked for."""
+    if unmatched:
+        first = ", ".join(unmatched[:5])
+        rule = f"rows must be in the tables of all parties, got {len(unmatched)} that are not"
+        raise DataError(f"{rule}: {first}; fedapp predict writes the others")
+
+
+def _warn(notes: Sequence[str]) -> None:
+    """Say what is odd about rows to predict."""
+    for note in notes:
+        warnings.warn(note, stacklevel=4)
