@@ -99,6 +99,9 @@ class Federated(BaseEstimator):
         """Labels as a run takes them, and settings that follow from them."""
         raise NotImplementedError
 
+    def _check_weighted(self, labels: Array, weights: Array) -> None:
+        """Hold that there is something to learn in the rows that have weight."""
+
     def _tables(self, table: Any, label: str, groups: object) -> Any:
         """Tables of the parties, or one to be split."""
         raise NotImplementedError
@@ -135,6 +138,7 @@ class Federated(BaseEstimator):
         table = table.append_column(label, [labels])
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, labels)
+            self._check_weighted(labels, weights)
             given["weight"] = _free(WEIGHT, names)
             table = table.append_column(given["weight"], [weights])
         tables = self._tables(table, label, groups)
@@ -233,6 +237,11 @@ class Classes(ClassifierMixin, Federated):
             raise ValueError(f"{name} needs two classes, but the data contain only one class")
         objective = "binary:logistic" if len(self.classes_) == 2 else "multi:softprob"
         return codes, {"objective": objective}
+
+    def _check_weighted(self, labels: Array, weights: Array) -> None:
+        if len(np.unique(labels[weights > 0])) < 2:
+            name = type(self).__name__
+            raise ValueError(f"{name} needs two classes, but only one class has rows with weight")
 
     def predict_proba(self, X: object) -> Array:
         """Probability of each class, shape (n_rows, n_classes)."""
