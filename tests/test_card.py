@@ -26,7 +26,7 @@ def test_the_card_tells_scores_by_party_and_what_was_revealed(
     assert card.startswith("# pax on breast-cancer\n")
     assert "- method: PAX: party-adaptive histogram boosting.\n" in card
     assert "By party, on its test rows:" in card
-    assert "### pax\n\nno row, label or gradient of a row leaves a party" in card
+    assert "### pax\n\nwith ``pax.aggregation=plain``: nothing is encrypted" in card
     assert "### hello\n" in card
     assert "### interactive" not in card
     assert "| max-bin | 16 |" in card

@@ -127,7 +127,7 @@ def _kinds(module: ModuleType) -> set[str]:
 
 def _reveals(module: ModuleType) -> str:
     """A module's own words after ``Reveals``."""
-    return (inspect.getdoc(module) or "").partition("Reveals:")[2].strip()
+    return (inspect.getdoc(module) or "").partition("\nReveals")[2].lstrip(":, \n").strip()
 
 
 def _settings(run: Run) -> Iterator[Sequence[str]]:
