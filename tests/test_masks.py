@@ -116,6 +116,17 @@ def test_parties_that_are_asked_for_different_things_give_noise(coordinator: Coo
     assert is_noise(coordinator.masked(asked, 4).values())
 
 
+def test_parties_that_were_once_asked_for_different_things_give_noise_from_there_on(
+    coordinator: Coordinator,
+) -> None:
+    """Splits that send all rows but one party's elsewhere would else leave its rows alone."""
+    coordinator.ask(coordinator.opening, 3)
+    honest, other = counting(), replace(counting(), prefixes=PREFIXES[::-1].copy())
+    coordinator.ask({"bank": other, "insurer": honest, "shop": honest}, 4)
+    for step in (5, 6):
+        assert is_noise(coordinator.masked(counting(), step).values())
+
+
 def test_parties_that_were_told_of_different_runs_give_noise(coordinator: Coordinator) -> None:
     said = dict.fromkeys(NAMES, coordinator.opening)
     said["shop"] = replace(coordinator.opening, n_rows=121)

@@ -3,8 +3,10 @@
 A handler of such a request gives back whole numbers; here they are masked, so that none knows of a
 key or a step. The label of the masks says what they hide: the run with all its parties, through the
 secrets of the pairs; the step, the start of the server that it was sent in and where that went back
-to; and the request as a whole. What a handler answers follows from these alone. So no stream of
-masks hides two contents, and parties that were asked for different things give noise.
+to; and all requests since the parties met, each as a whole. What a handler answers follows from
+these alone: the nodes of the rows, and so whose rows enter a sum, from the splits of requests
+before it. So no stream of masks hides two contents, not even where a site's disk is set back, and
+parties that were once asked for different things give noise from there on.
 
 The last answer of a run follows from its request alone, whatever start of the server asks: its
 label has no step, and a server that was started anew can add up answers to several starts.
@@ -12,6 +14,7 @@ label has no step, and a server that was started anew can add up answers to seve
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +32,8 @@ from fedapp.wire.codec import Envelope
 
 # Among a store's facts, once the site's sums are to be masked.
 BOUNDS = "bounds"
+# The digest of the requests since then.
+ASKED = "asked_for"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +67,18 @@ def check_leaves(name: str, store: Store, request: Request) -> None:
         raise ProtocolError(name, type(request).__name__, "class", rule)
 
 
+def note_request(store: Store, digest: str) -> None:
+    """Add a request to those that the masks follow from, once sums are to be masked.
+
+    Parameters
+    ----------
+    digest : of the request.
+    """
+    if BOUNDS in store.facts:
+        both = prefixed(store.facts.get(ASKED, "").encode(), digest.encode())
+        store.facts[ASKED] = hashlib.sha256(both).hexdigest()
+
+
 def masked(name: str, store: Store, envelope: Envelope, digest: str, sums: Sums) -> MaskedReply:
     """A site's sums as they may leave it.
 
@@ -77,7 +94,9 @@ def masked(name: str, store: Store, envelope: Envelope, digest: str, sums: Sums)
 
 def label_of(store: Store, envelope: Envelope, digest: str) -> bytes:
     """What the masks of one answer are drawn for."""
-    when = (envelope.step, envelope.attempt, since(store, envelope.attempt))
+    when, asked = (envelope.step, envelope.attempt, since(store, envelope.attempt)), digest
     if store.finished:
         when = (0, 0, 0)
-    return prefixed(*(str(part).encode() for part in (*when, digest)))
+    else:
+        asked = store.facts[ASKED]
+    return prefixed(*(str(part).encode() for part in (*when, asked)))
