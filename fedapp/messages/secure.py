@@ -9,8 +9,8 @@ rounded up to a power of two.
 
 - A server that asks two parties for different things, tells them of different parties or keys, or
   asks again in another attempt, gets noise, from there on: the masks follow from all that was
-  asked. One that asks all parties alike for sums that few rows enter gets these. A sum that one party alone has rows for,
-  such as of a category that occurs there only, is that party's.
+  asked. One that asks all parties alike for sums that few rows enter gets these. A sum that one
+  party alone has rows for, such as of a category that occurs there only, is that party's.
 - Runs add up: the sums of two runs over the same rows, one with a party and one without, differ by
   that party's. A site counts and approves runs (``runs-per-day``, ``approve``).
 - A party that cannot write its gradients within the bounds says so, and ends the run.
