@@ -14,19 +14,19 @@ secrets, and so is any sum of some of them. A stream must serve one vector alone
 two under the same masks is that of their contents. So the label must tell all contents apart.
 
 Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine
-Learning", Section 4 (one mask a pair, all parties needed); ChaCha20 of RFC 8439, HKDF of RFC 5869.
+Learning", Section 4 (one mask a pair, all parties needed); ChaCha20 of RFC 8439, keyed BLAKE2b of
+RFC 7693.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fedapp.crypto.fixed_point import Whole
 from fedapp.crypto.sealed import prefixed
@@ -55,7 +55,8 @@ def stream(secret: bytes, label: bytes, n_numbers: int) -> Masked:
     """
     if n_numbers > MOST_NUMBERS:
         raise ValueError(f"n_numbers must be <= {MOST_NUMBERS}, got {n_numbers}")
-    key = HKDFExpand(SHA256(), KEY_BYTES, prefixed(LABEL, label)).derive(secret)
+    told = prefixed(LABEL, label)
+    key = hashlib.blake2b(told, digest_size=KEY_BYTES, key=secret).digest()
     # The key serves this label alone, so any nonce will do.
     encryptor = Cipher(ChaCha20(key, bytes(NONCE_BYTES)), mode=None).encryptor()
     return np.frombuffer(encryptor.update(bytes(n_numbers * NUMBER_BYTES)), dtype="<u8")
@@ -80,7 +81,7 @@ def hide(
     """
     words = np.zeros(n_words(len(values), n_bytes), dtype=np.uint64)
     masked = words.view(f"<u{n_bytes}")
-    masked[: len(values)] = values.astype(np.int64).view(np.uint64).astype(masked.dtype)
+    np.copyto(masked[: len(values)], values, casting="unsafe")  # modulo 2^n
     for peer, secret in secrets.items():
         mask = stream(secret, label, len(words)).view(masked.dtype)
         if name < peer:
@@ -96,7 +97,7 @@ def total(vectors: Iterable[Masked], n_values: int, n_bytes: int = 8) -> Whole:
     summed = first.copy()
     for vector in others:
         summed += vector
-    signed: Whole = summed[:n_values].view(f"<i{n_bytes}").astype(np.int64)
+    signed: Whole = summed[:n_values].view(f"<i{n_bytes}").astype(np.int64, copy=False)
     return signed
 
 

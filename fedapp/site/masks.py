@@ -86,7 +86,8 @@ def masked(name: str, store: Store, envelope: Envelope, digest: str, sums: Sums)
     ----------
     digest : of the request.
     """
-    flat = np.concatenate([np.ravel(each) for each in sums.arrays]).astype(np.int64)
+    whole = [np.ravel(each).astype(np.int64, copy=False) for each in sums.arrays]
+    flat = np.concatenate(whole)
     secrets = pair_secrets(name, store, envelope)
     label = label_of(store, envelope, digest)
     return MaskedReply(hide(name, flat, secrets, label, sums.n_bytes))

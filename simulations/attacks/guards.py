@@ -200,6 +200,41 @@ GUARDS = (
         "if False:",
         "tests/test_bounds.py",
     ),
+    Guard(
+        "the coordinator asks again without a party, for sums under the masks of before",
+        "fedapp/site/masks.py",
+        "for part in (*when, digest)",
+        "for part in (digest,)",
+        "tests/test_masks.py",
+    ),
+    Guard(
+        "the coordinator asks parties for different sums",
+        "fedapp/site/masks.py",
+        "for part in (*when, digest)",
+        "for part in when",
+        "tests/test_masks.py",
+    ),
+    Guard(
+        "a run of masked sums asks a party for its own",
+        "fedapp/site/masks.py",
+        'if BOUNDS in store.facts and request.leaves == "own":',
+        "if False:",
+        "tests/test_masks.py",
+    ),
+    Guard(
+        "a run asks for more than sums where a site lets nothing else leave it",
+        "fedapp/site/policy.py",
+        'if config.least_parties and horizontal and request.leaves == "own":',
+        "if False:",
+        "tests/test_pax_secure.py",
+    ),
+    Guard(
+        "sums are over too few parties to hide one of them",
+        "fedapp/site/policy.py",
+        "if len(set(names)) < fewest:",
+        "if False:",
+        "tests/test_pax_secure.py",
+    ),
 )
 
 
