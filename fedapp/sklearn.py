@@ -36,6 +36,7 @@ PARAMETERS = {
     "objective": "loss, by XGBoost's name; reg:squarederror by default.",
     "bins": "how bins are dealt out to parties: share, or equal.",
     "fusion": "of the parties' cuts: auto, finest or coarsest.",
+    "aggregation": "plain, or secure: the coordinator learns sums over all parties alone.",
     "local_rounds": "rounds of a party before its trees are joined with the others'.",
     "rounds": "exchanges of the common network or linear model.",
     "epochs": "passes over its rows that a party makes in a round.",
@@ -105,6 +106,7 @@ class _PAX(_Constrained, _Boosted, Horizontal):
 
     bins: str | None = None
     fusion: str | None = None
+    aggregation: str | None = None
 
 
 class _Bagging(_Boosted, Horizontal):
