@@ -16,7 +16,7 @@ from fedapp.errors import ConfigError
 from fedapp.finished import Run
 from fedapp.frames import Data, drop_frames, holds_frames, n_sources, placed
 from fedapp.home import shown
-from fedapp.keywords import settings_of
+from fedapp.keywords import settings_of, told_in_python
 from fedapp.run_folder import RunFolder, new_run_dir
 from fedapp.session import RUNS, Training
 from fedapp.watch import OnRound, Silent, Watcher
@@ -88,7 +88,7 @@ def run(
     if (n_parties := own if parties is None else parties) is not None:
         given["parties"] = n_parties
     training = Training(strategy, given, engine, baselines, watcher or Silent(), on_round)
-    with _noting(training), _placing(strategy, data, given):
+    with told_in_python(), _noting(training), _placing(strategy, data, given):
         folder = training.carry_out()
     if folder is None:
         rule = "must lie on this machine to be loaded: give run_dir"

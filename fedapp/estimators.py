@@ -30,7 +30,7 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.finished import Run
 from fedapp.frames import ArrowStream, Interchange, array_names, as_arrow, placed
 from fedapp.housekeeping import forget_model
-from fedapp.keywords import settings_of
+from fedapp.keywords import settings_of, told_in_python
 from fedapp.predict import predict_by_text
 from fedapp.session import Training
 from fedapp.trees.text import model_text
@@ -122,8 +122,16 @@ class Federated(BaseEstimator):
             raise ValueError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None"
             )
+        called = {setting: name for name, setting in self.renamed.items()}
+        called |= {f"{self.method}.{setting}": name for setting, name in called.items()}
+        called |= {
+            f"{self.method}.{each.name.replace('_', '-')}": each.name
+            for each in dataclasses.fields(self)
+            if each.name not in self.renamed
+        }
         try:
-            return self._run(X, y, sample_weight, groups)
+            with told_in_python(called):
+                return self._run(X, y, sample_weight, groups)
         except (ConfigError, DataError) as error:
             raise ValueError(str(error)) from error
 

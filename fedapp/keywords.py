@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedapp.errors import ConfigError
 # Where a name in Python is not the setting's with underscores.
 NAMES = {"reg-lambda": "lambda", "reg-alpha": "alpha"}
 IN_PYTHON = {setting: name.replace("-", "_") for name, setting in NAMES.items()}
+SETTING = re.compile(r"(?<![\w./-])(?:--)?([a-z]+(?:-[a-z]+)*(?:\.[a-z]+(?:-[a-z]+)*)?)(?![\w./-])")
 HINTED = re.compile(r"(?<=did you mean )([\w.-]+)(?: or ([\w.-]+))?(?=\?)")
 
 
@@ -62,6 +64,29 @@ def _in_python(setting: str) -> str:
     if dot:
         return f"{section.replace('-', '_')}={{{name.replace('-', '_')!r}: ...}}"
     return IN_PYTHON.get(setting, setting.replace("-", "_"))
+
+
+@contextmanager
+def told_in_python(others: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Where the block raises an error on a setting, have it name settings as Python does.
+
+    Parameters
+    ----------
+    others : what the caller calls settings, by their names, where that is something else still.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        called = others or {}
+
+        def renamed(match: re.Match[str]) -> str:
+            name = match[1]
+            if name not in defaults() or not (match.start() == 0 or "-" in name):
+                return match[0]
+            return called.get(name, _in_python(name))
+
+        error.args = (SETTING.sub(renamed, str(error)),)
+        raise
 
 
 def _refuse(setting: str, strategy: str) -> None:

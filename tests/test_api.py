@@ -178,6 +178,12 @@ def test_a_frame_that_breaks_a_rule_leaves_no_folder(write_table: WriteTable) ->
             {"local_rounds": 3},
             "local_rounds is not a setting; did you mean bagging={'local_rounds': ...}?",
         ),
+        ({"reg_lambda": -1}, "reg_lambda must be >= 0.0, got -1"),
+        (
+            {"early_stopping_rounds": 2, "valid_fraction": 0},
+            "valid_fraction must be > 0 with early_stopping_rounds, got 0.0",
+        ),
+        ({"pax": {"bins": "x"}}, "pax={'bins': ...} must be one of 'share' or 'equal', got 'x'"),
         ({"eta": object()}, "eta must be a text, a number, a truth value or a list, got object"),
     ],
 )
@@ -273,7 +279,8 @@ def test_a_callback_sees_every_round_and_stops_the_run_which_goes_on(
     ]
     with pytest.raises(fedapp.ConfigError, match="must be the folder of a run that has finished"):
         fedapp.load(folder)
-    assert list(folder.glob("frame-*"))
+    (kept,) = folder.glob("frame-*")
+    assert kept.stat().st_mode & 0o777 == 0o600
     resumed = fedapp.run("pax", resume=folder)
     assert model_of(resumed) == model_of(whole)
     assert not [*folder.glob("frame-*"), *folder.glob("stop")]

@@ -186,9 +186,13 @@ def test_a_forest_is_joined() -> None:
 
 def test_what_breaks_a_rule_is_a_value_error(rows: tuple[Any, Any]) -> None:
     X, y = rows
-    with pytest.raises(ValueError, match=r"^max-depth must be >= 1, got 0$"):
+    with pytest.raises(ValueError, match=r"^max_depth must be >= 1, got 0$"):
         PAXClassifier(max_depth=0).fit(X, y)
-    with pytest.raises(ValueError, match=r"^monotone-constraints must"):
+    with pytest.raises(ValueError, match=r"^learning_rate must be > 0.0, got 0.0$"):
+        PAXClassifier(learning_rate=0.0).fit(X, y)
+    with pytest.raises(ValueError, match=r"^n_estimators must be >= 1, got 0$"):
+        FederatedForestRegressor(n_estimators=0).fit(X, y)
+    with pytest.raises(ValueError, match=r"^monotone_constraints must"):
         PAXClassifier(monotone_constraints="c0").fit(X, y)
     with pytest.raises(NotFittedError):
         PAXClassifier().predict(X)
