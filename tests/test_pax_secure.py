@@ -36,6 +36,10 @@ from tests.transcript import (
 )
 
 OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
+# Of each kind of trees one by default: with and without a tree a class.
+EVERY_OBJECTIVE = pytest.mark.parametrize(
+    "objective", [*OBJECTIVES[1:], pytest.param(OBJECTIVES[0], marks=pytest.mark.slow)]
+)
 MakeRun = Callable[..., Settings]
 
 
@@ -60,7 +64,7 @@ def model_of(folder: RunFolder) -> bytes:
 # Sums have no order
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@EVERY_OBJECTIVE
 def test_the_model_is_the_same_for_any_split_of_the_rows(made: MakeRun, objective: str) -> None:
     more = {"num_boost_round": 3, "subsample": 1.0}
     whole = model_of(run_local(made(objective, parties=1, **more)))
@@ -70,7 +74,16 @@ def test_the_model_is_the_same_for_any_split_of_the_rows(made: MakeRun, objectiv
     assert model_of(run_local(other)) != whole
 
 
-@pytest.mark.parametrize("objective", ["count:poisson", "reg:gamma", "reg:tweedie", "reg:logistic"])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        "reg:tweedie",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("count:poisson", "reg:gamma", "reg:logistic")
+        ),
+    ],
+)
 def test_every_objective_has_whole_gradients(made: MakeRun, tmp_path: Path, objective: str) -> None:
     columns: dict[str, Any] = made_columns("reg:squarederror")
     sizes = np.exp(columns["y"] / 30) + 0.01
@@ -119,7 +132,7 @@ def assert_same_trees(found: Ensemble, expected: Ensemble) -> None:
         assert own["left"][0] != LEAF
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@EVERY_OBJECTIVE
 def test_columns_of_few_values_give_the_trees_of_plain_sums(made: MakeRun, objective: str) -> None:
     more = {"max_bin": 64, "num_boost_round": 4, "max_depth": 5}
     secure_run = run_local(made(objective, parties=3, **more))
@@ -227,17 +240,13 @@ def test_constraints_draws_and_depth(made: MakeRun) -> None:
     assert summary_of(run_local(made(**given)))["trees"] == 2
 
 
+@pytest.mark.slow
 def test_flowers_simulation_gives_the_model_of_the_local_engine(
     made: MakeRun, simulate: Simulate
 ) -> None:
     local, simulated = run_local(made()), simulate(made())
     assert model_of(simulated) == model_of(local)
     assert summary_of(simulated)["metrics"] == summary_of(local)["metrics"]
-
-
-test_flowers_simulation_gives_the_model_of_the_local_engine = pytest.mark.slow(
-    test_flowers_simulation_gives_the_model_of_the_local_engine
-)
 
 
 # A server that dies
