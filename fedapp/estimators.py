@@ -28,10 +28,11 @@ from fedapp.config import defaults
 from fedapp.data.names import NAME, party_name
 from fedapp.errors import ConfigError, DataError
 from fedapp.finished import Run
-from fedapp.frames import ArrowStream, Interchange, array_names, as_arrow, placed
+from fedapp.frames import ArrowStream, Interchange, array_names, as_arrow, drop_frames, placed
 from fedapp.housekeeping import forget_model
 from fedapp.keywords import settings_of, told_in_python
 from fedapp.predict import predict_by_text
+from fedapp.run_folder import RunFolder
 from fedapp.session import Training
 from fedapp.trees.text import model_text
 
@@ -140,7 +141,7 @@ class Federated(BaseEstimator):
         table = self._read(X, reset=True)
         names = table.column_names
         labels, said = self._targets(y)
-        check_consistent_length(labels, table.column(0).to_numpy())
+        check_consistent_length(labels, range(table.num_rows))
         label = _free(LABEL, names)
         given: dict[str, Any] = {**self.always, **self._settings(), **said, "label": label}
         table = table.append_column(label, [labels])
@@ -170,9 +171,13 @@ class Federated(BaseEstimator):
         """Where a run is written: a folder that was asked for, or one that goes with the estimator,
         or at once if the block fails."""
         if self.run_dir is not None:
-            place = Path(self.run_dir).resolve()
-            place.mkdir(parents=True, exist_ok=True)
-            yield place
+            folder = RunFolder(Path(self.run_dir).resolve())
+            folder.check_new()
+            folder.path.mkdir(parents=True, exist_ok=True)
+            try:
+                yield folder.path
+            finally:
+                drop_frames(folder.path)
             return
         place = Path(mkdtemp(prefix="fedapp-"))
         goes = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
@@ -304,7 +309,7 @@ class Horizontal(Federated):
         if groups is None:
             return table
         members = column_or_1d(groups)
-        check_consistent_length(members, table.column(0).to_numpy())
+        check_consistent_length(members, range(table.num_rows))
         known, places = np.unique(members, return_inverse=True)
         if self.parties not in (None, len(known)):
             raise ValueError(f"parties must be those of groups, {len(known)}, got {self.parties}")

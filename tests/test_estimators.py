@@ -107,6 +107,9 @@ def test_fit_is_a_run_on_all_rows(
     assert np.array_equal(found.predict_proba(X), run.predict_proba(X))
     assert (folder / "report.html").exists()
     assert found.run_.path == folder
+    with pytest.raises(ValueError, match=r"^run_dir must be a new folder, got .* holds a run$"):
+        found.fit(X, y)
+    assert not list(folder.glob("frame-*"))
 
 
 def test_a_fit_leaves_nothing_behind(rows: tuple[Any, Any]) -> None:
