@@ -20,6 +20,7 @@ from fedapp.conversation import Check, Conversation, Parties
 from fedapp.crypto.fixed_point import Bounds, Whole, from_whole, power_above
 from fedapp.crypto.pairwise import SIZES
 from fedapp.data.partition import SUBSETS, WATCHED
+from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.descent import BASE, N_DIGITS, Descent
 from fedapp.messages.hello import HelloReply
@@ -47,6 +48,7 @@ from strategies.pax_plain import PaxSettings
 from strategies.secure import ask_for_sums, exchange_keys
 
 WEIGHT_BITS = 12
+MOST_COUNTED = 2**30  # bytes of a party's counts in one exchange
 FEWEST_PRIVATE = 3  # parties, without which each sees what is the other's
 
 
@@ -90,6 +92,7 @@ class SecureSums:
             prefixes, offsets = descent.wanted()
             request = CountRequest(descent.digit, prefixes, offsets)
             shape = len(prefixes), BASE
+            _check_size(len(prefixes) * BASE * n_bytes)
             (counts,) = yield from ask_for_sums(parties, request, shape, n_bytes=n_bytes)
             descent.take(counts)
         cuts = with_categories(descent.cuts(), categories, _used(by_category, categories))
@@ -187,6 +190,20 @@ def _count_bytes(bounds: Bounds, weighted: bool) -> int:
     """Fewest bytes of a count: whole rows fit in it, or weights to a 4096th of the heaviest."""
     least = WEIGHT_BITS - bounds.heaviest if weighted else 0
     return next((n for n in SIZES if bounds.exponent(0, n) >= least), max(SIZES))
+
+
+def _check_size(n_bytes: int) -> None:
+    """Hold that counts fit in a message.
+
+    Raises
+    ------
+    ConfigError : there are too many columns for so many bins.
+    """
+    if n_bytes > MOST_COUNTED:
+        rule = (
+            f"must be less for so many columns with pax.aggregation=secure: counts of {n_bytes:,}"
+        )
+        raise ConfigError(f"max-bin {rule} bytes a party are needed, {MOST_COUNTED:,} at most")
 
 
 _NO_SCORES: list[tuple[int, ...]] = [(0,), (0, 0)] * len(WATCHED)

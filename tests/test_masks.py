@@ -12,6 +12,7 @@ import pytest
 from fedapp.crypto.pairwise import hide, total
 from fedapp.crypto.sealed import new_private_key, public_key
 from fedapp.errors import ProtocolError
+from fedapp.home import home
 from fedapp.messages.fields import Array, Request
 from fedapp.messages.hello import HelloRequest
 from fedapp.messages.labels import LabelsRequest
@@ -20,6 +21,7 @@ from fedapp.messages.scoring import EvaluateRequest, SumScoresRequest
 from fedapp.messages.secure import KeysRequest
 from fedapp.site.answer import answer
 from fedapp.site.config import SiteConfig, site_config
+from fedapp.site.store import Store
 from fedapp.trees.model import NO_TREES, Ensemble, to_json
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, take_apart
@@ -91,6 +93,12 @@ def coordinator(write_table: WriteTable) -> Coordinator:
 def counting(first: int = 0) -> CountRequest:
     """Counts by the second digit of what begins with some first ones."""
     return CountRequest(1, PREFIXES[first:], np.array([0, 256 - first, 256 - first]))
+
+
+def scoring() -> SumScoresRequest:
+    """The last question of a run, of a model without trees."""
+    model = Ensemble("binary:logistic", np.float32(0.5), ("a", "b"), ("0", "1"), *NO_TREES)
+    return SumScoresRequest(np.frombuffer(to_json(model).encode(), np.uint8), 16, 1.0)
 
 
 def is_noise(masked: Iterable[Array]) -> bool:
@@ -232,9 +240,7 @@ def test_the_last_answers_add_up_whichever_start_of_the_server_they_went_to(
 ) -> None:
     """A site that has ended the run has no key to mask its answer again."""
     coordinator.ask(coordinator.opening, 3)
-    model = Ensemble("binary:logistic", np.float32(0.5), ("a", "b"), ("0", "1"), *NO_TREES)
-    document = np.frombuffer(to_json(model).encode(), np.uint8)
-    request = SumScoresRequest(document, 16, 1.0)
+    request = scoring()
     first = coordinator.masked(request, 4, ["bank", "insurer"], checkpoint=3)
     again = coordinator.masked(request, 4, attempt=1, checkpoint=3)
     np.testing.assert_array_equal(again["bank"], first["bank"])
@@ -243,3 +249,15 @@ def test_the_last_answers_add_up_whichever_start_of_the_server_they_went_to(
     assert sums[0] == 3 * N_TRAIN << 62 - 7
     assert (sums >= 0).all()
     assert not (total([first["bank"], first["insurer"]], n_values) >= 0).all()
+
+
+def test_the_secrets_of_a_run_are_deleted_with_its_last_answer(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    folder = home() / "sites" / "bank" / MODEL
+    facts = Store.open(folder).facts
+    told = [facts["session"], *facts["pairs"].values()]
+    assert len(told) == 3
+    assert any(told[0].encode() in path.read_bytes() for path in folder.iterdir())
+    coordinator.ask(scoring(), 4, checkpoint=3)
+    kept = b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
+    assert not [one for one in told if one.encode() in kept or bytes.fromhex(one) in kept]

@@ -395,6 +395,16 @@ def test_two_sites_sum_only_where_both_say_so(made: MakeRun, three: Callable[...
     assert json.loads((folder.path / "summary.json").read_text())["trees"] == 2
 
 
+def test_counts_that_no_message_holds_are_refused(
+    made: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.pax_secure.MOST_COUNTED", 10_000)
+    with pytest.raises(
+        ConfigError, match=r"^max-bin must be less for so many columns .* 10,000 at"
+    ):
+        run_local(made())
+
+
 def test_gradients_beyond_what_holds_for_all_rows_are_refused(made: MakeRun) -> None:
     rule = r"every gradient must be <= .* got a larger one; a smaller eta"
     with pytest.raises(PartyError, match=rule):
