@@ -203,14 +203,14 @@ GUARDS = (
     Guard(
         "the coordinator asks again without a party, for sums under the masks of before",
         "fedapp/site/masks.py",
-        "for part in (*when, digest)",
-        "for part in (digest,)",
+        "for part in (*when, asked)",
+        "for part in (asked,)",
         "tests/test_masks.py",
     ),
     Guard(
         "the coordinator asks parties for different sums",
         "fedapp/site/masks.py",
-        "for part in (*when, digest)",
+        "for part in (*when, asked)",
         "for part in when",
         "tests/test_masks.py",
     ),
