@@ -115,10 +115,7 @@ def predictions_by_sums(site: Site, part: ActivePart, sums: npt.NDArray[np.float
 
 def _base_margins(site: Site) -> Array | None:
     """The margins that rows start from, in the common order; None where the model has none."""
-    name = "base_margins"
-    if name not in site.store:
-        return None
-    return site.store[name]
+    return site.store.find("base_margins")
 
 
 def write_rows(site: Site, part: ActivePart, predictions: Array, suffix: str) -> None:

@@ -41,10 +41,7 @@ def told_trees(site: Site, request: Trees, widths: Ints) -> Grown:
 def base_margins(store: Store, subset: str) -> Array | None:
     """The margins that the rows of a subset start from, float32, shape (n_rows,); None where they
     start from the base score."""
-    name = f"{subset}.base_margins"
-    if name not in store:
-        return None
-    return store[name]
+    return store.find(f"{subset}.base_margins")
 
 
 def begin_margins(store: Store, width: int, base_margin: float) -> None:

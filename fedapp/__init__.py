@@ -31,30 +31,6 @@ if TYPE_CHECKING:
     )
     from fedapp.watch import RoundInfo
 
-_HOMES = {
-    "fedapp.api": ("load", "run"),
-    "fedapp.finished": ("Run",),
-    "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
-    "fedapp.sklearn": (
-        "FedAvgLinearClassifier",
-        "FedAvgLinearRegressor",
-        "FedBaggingClassifier",
-        "FedBaggingRegressor",
-        "FedCyclicClassifier",
-        "FedCyclicRegressor",
-        "FedXGBllrClassifier",
-        "FedXGBllrRegressor",
-        "FederatedForestClassifier",
-        "FederatedForestRegressor",
-        "PAXClassifier",
-        "PAXRegressor",
-        "SecureBoostClassifier",
-        "SecureBoostRegressor",
-    ),
-    "fedapp.watch": ("RoundInfo",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
 __all__ = [
     "ConfigError",
     "DataError",
@@ -79,6 +55,15 @@ __all__ = [
     "load",
     "run",
 ]
+
+_HOMES = {
+    "fedapp.api": ("load", "run"),
+    "fedapp.finished": ("Run",),
+    "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
+    "fedapp.sklearn": tuple(name for name in __all__ if name.endswith(("Classifier", "Regressor"))),
+    "fedapp.watch": ("RoundInfo",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __dir__() -> list[str]:

@@ -26,6 +26,7 @@ from sklearn.utils.validation import (
 from clients.alignment import FEWEST_ROWS
 from fedapp.config import defaults
 from fedapp.data.names import NAME, party_name
+from fedapp.data.predictions import by_class
 from fedapp.errors import ConfigError, DataError
 from fedapp.finished import Run
 from fedapp.frames import ArrowStream, Interchange, array_names, as_arrow, drop_frames, placed
@@ -258,8 +259,7 @@ class Classes(ClassifierMixin, Federated):
 
     def predict_proba(self, X: object) -> Array:
         """Probability of each class, shape (n_rows, n_classes)."""
-        found = self._outputs(X)
-        return found if found.shape[1] > 1 else np.hstack([1 - found, found])
+        return by_class(self._outputs(X))
 
     def predict(self, X: object) -> Array:
         """The class of the largest probability, shape (n_rows,)."""

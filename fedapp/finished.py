@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.labels import class_values
+from fedapp.data.predictions import by_class
 from fedapp.errors import ConfigError, DataError
 from fedapp.frames import Data, Source, placed
 from fedapp.home import home, shown
@@ -145,7 +146,7 @@ class Run:
         found = self._predicted(data, id, inference, settings)
         if not self.classes:
             return np.asarray(found[:, 0])
-        return np.asarray(class_values(self.classes)[_both(found).argmax(axis=1)])
+        return np.asarray(class_values(self.classes)[by_class(found).argmax(axis=1)])
 
     def predict_proba(
         self,
@@ -163,7 +164,7 @@ class Run:
         """
         if not self.classes:
             raise ConfigError("predict_proba must be of a model of classes, got a regression")
-        return _both(self._predicted(data, id, inference, settings))
+        return by_class(self._predicted(data, id, inference, settings))
 
     def explain(
         self,
@@ -345,11 +346,6 @@ def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value
     return found
-
-
-def _both(found: Array) -> Array:
-    """A column a class, of two classes too."""
-    return found if found.shape[1] > 1 else np.hstack([1 - found, found])
 
 
 @contextmanager

@@ -141,6 +141,12 @@ def named_predictions(
     return {f"probability_{name}": predictions[:, k] for k, name in enumerate(names)}
 
 
+def by_class(predictions: Array) -> Array:
+    """A probability a class, shape (n_rows, n_classes), of two classes too."""
+    two = predictions.shape[1] == 1
+    return np.hstack([1 - predictions, predictions]) if two else predictions
+
+
 def prediction_scores(
     objective: Objective,
     classes: Sequence[str],

@@ -39,7 +39,7 @@ from fedapp.site.mail import (
     seal_mail,
     write_letters,
 )
-from fedapp.site.masks import Sums, check_leaves, masked, note_request
+from fedapp.site.masks import Sums, check_leaves, is_masked, masked, note_request
 from fedapp.site.policy import check_leaving, check_policy, check_request, module_of
 from fedapp.site.register import admit
 from fedapp.site.store import NoStateError, Store, Stores, has_begun, locked
@@ -169,7 +169,8 @@ def _handled(
     except NoStateError as error:
         rule = f"must come later: the site has no {error.args[0]} of this model yet, or no more"
         raise ProtocolError(site.name, content.name, "step", rule) from error
-    note_request(site.store, digest := _digest(content))
+    if digest := _digest(content) if is_masked(site.store) else "":
+        note_request(site.store, digest)
     if isinstance(found, Sums):
         assert request.leaves == "sums", f"{type(request).__name__} asks for no sums"
         found = masked(site.name, site.store, envelope, digest, found)

@@ -55,6 +55,11 @@ def bounds_of(store: Store) -> Bounds:
     return Bounds(**store.facts[BOUNDS])
 
 
+def is_masked(store: Store) -> bool:
+    """Whether the site's sums leave it under masks alone from here on."""
+    return BOUNDS in store.facts
+
+
 def check_leaves(name: str, store: Store, request: Request) -> None:
     """Hold that nothing of a site's own leaves it in a run whose sums are masked.
 
@@ -62,21 +67,20 @@ def check_leaves(name: str, store: Store, request: Request) -> None:
     ------
     ProtocolError : the request asks for it.
     """
-    if BOUNDS in store.facts and request.leaves == "own":
+    if is_masked(store) and request.leaves == "own":
         rule = "must be one for sums over all parties, as the run has begun"
         raise ProtocolError(name, type(request).__name__, "class", rule)
 
 
 def note_request(store: Store, digest: str) -> None:
-    """Add a request to those that the masks follow from, once sums are to be masked.
+    """Add a request to those that the masks follow from.
 
     Parameters
     ----------
     digest : of the request.
     """
-    if BOUNDS in store.facts:
-        both = prefixed(store.facts.get(ASKED, "").encode(), digest.encode())
-        store.facts[ASKED] = hashlib.sha256(both).hexdigest()
+    both = prefixed(store.facts.get(ASKED, "").encode(), digest.encode())
+    store.facts[ASKED] = hashlib.sha256(both).hexdigest()
 
 
 def masked(name: str, store: Store, envelope: Envelope, digest: str, sums: Sums) -> MaskedReply:

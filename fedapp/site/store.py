@@ -183,6 +183,10 @@ class Store:
     def __setitem__(self, name: str, array: Array) -> None:
         self._changed[name] = array
 
+    def find(self, name: str) -> Array | None:
+        """An array, or None where there is none."""
+        return self[name] if name in self._names() else None
+
     def __contains__(self, name: str) -> bool:
         return name in self._names()
 
