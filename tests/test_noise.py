@@ -1,0 +1,138 @@
+"""Noise of the discrete Gaussian distribution, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from fedapp.crypto import budget as accounts
+from fedapp.crypto import noise
+from fedapp.crypto.budget import Budget, budget_for, concentrated_epsilon, spent
+from fedapp.crypto.noise import Source, accept, discrete_gaussian, summing_error
+from fedapp.errors import ConfigError
+
+
+def source(label: bytes = b"") -> Source:
+    return Source(bytes(32), label)
+
+
+def chi_squared(found: np.ndarray, probabilities: np.ndarray) -> float:
+    """Per degree of freedom, over the numbers that are expected five times at least."""
+    expected = probabilities * len(found)
+    often = expected >= 5
+    middle = len(probabilities) // 2
+    counts = np.bincount(found[np.abs(found) <= middle] + middle, minlength=len(probabilities))
+    return float(((counts - expected)[often] ** 2 / expected[often]).sum() / (often.sum() - 1))
+
+
+def gaussian(variance: float, most: int) -> np.ndarray:
+    weights = np.exp(-(np.arange(-most, most + 1) ** 2) / (2 * variance))
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("variance", [1, 3, 20])
+def test_draws_are_distributed_as_the_discrete_gaussian(variance: int) -> None:
+    found = discrete_gaussian(variance, 40_000, source())
+    assert chi_squared(found, gaussian(variance, 40)) < 2.2
+    assert chi_squared(found, gaussian(variance * 1.1, 40)) > 2.2
+
+
+def test_draws_are_exact_where_float64_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "MARGIN", 2.0)
+    found = discrete_gaussian(3, 4_000, source(b"slow"))
+    assert chi_squared(found, gaussian(3, 40)) < 2.2
+
+
+def test_a_doubtful_comparison_takes_further_digits() -> None:
+    class Fixed(Source):
+        def __init__(self, *words: int) -> None:
+            self.left = list(words)
+
+        def words(self, n_words: int) -> np.ndarray:
+            return np.array([self.left.pop(0) for _ in range(n_words)], dtype=np.uint64)
+
+    bits = 0x5E2D58D8B3BCDF1A  # the first 64 of 1/e
+    for nexts, expected in (([0], True), ([2**64 - 1], False)):
+        given = Fixed(bits, *nexts)
+        assert accept(np.ones(1), lambda _: Fraction(1), given).tolist() == [expected]
+        assert not given.left
+
+
+def test_large_draws_have_the_wanted_variance() -> None:
+    variance = 10**14
+    found = discrete_gaussian(variance, 20_000, source()) / math.sqrt(variance)
+    assert abs(found.mean()) < 0.03
+    assert found.var() == pytest.approx(1, abs=0.05)
+    assert (found**4).mean() == pytest.approx(3, abs=0.3)
+
+
+def test_what_is_drawn_follows_from_key_and_label_alone() -> None:
+    one, again, other = (discrete_gaussian(100, 50, source(x)) for x in (b"a", b"a", b"b"))
+    assert (one == again).all()
+    assert (one != other).any()
+    assert (discrete_gaussian(100, 50, Source(b"k" * 32, b"a")) != one).any()
+
+
+def test_uniform_numbers_are_below_their_bound() -> None:
+    found = source().below(5, 5_000)
+    assert chi_squared(found - 2, np.full(5, 0.2)) < 3.5
+
+
+@pytest.mark.parametrize("variance", [0, 2**80 + 1])
+def test_a_variance_out_of_range_is_refused(variance: int) -> None:
+    with pytest.raises(ValueError, match=r"^variance must be 1 to 2\^80, got"):
+        discrete_gaussian(variance, 1, source())
+
+
+def test_a_sum_of_draws_is_as_one_draw() -> None:
+    assert summing_error(1, 2) == pytest.approx(10 * math.exp(-(math.pi**2)))
+    assert summing_error(noise.LEAST_SUMMED, 1000) < 1e-130
+    total = sum(discrete_gaussian(2, 20_000, source(bytes([n]))) for n in range(3))
+    assert chi_squared(np.asarray(total), gaussian(6, 40)) < 2.2
+
+
+# What it costs
+
+
+@pytest.mark.parametrize(("epsilon", "multiplier"), [(0.5, 7.6674), (1, 4.0454), (4, 1.1576)])
+def test_noise_is_what_the_accountant_says_of_one_gaussian(
+    epsilon: float, multiplier: float
+) -> None:
+    found = budget_for(epsilon, 1e-5, 50, 3)
+    assert found.multiplier == pytest.approx(multiplier, abs=2e-4)
+    assert found.holds()
+    assert epsilon * 0.999 < spent(found.multiplier, found.schedule, 1e-5) <= epsilon
+    assert concentrated_epsilon(found.multiplier, 1e-5) > epsilon
+
+
+def test_the_shares_are_the_whole_budget() -> None:
+    for n_rounds in (1, 7, 500):
+        schedule = Budget(1, 1e-5, 4.0, n_rounds, 3).schedule
+        assert sum(each.times * each.share for each in schedule) == pytest.approx(1)
+
+
+def test_less_noise_or_more_sums_do_not_hold() -> None:
+    from dataclasses import replace
+
+    found = budget_for(1, 1e-5, 10, 3)
+    assert not replace(found, multiplier=found.multiplier * 0.99).holds()
+    more = [*found.schedule, accounts.Spending("tree", 1, found.share("tree"))]
+    assert spent(found.multiplier, more, 1e-5) > 1
+
+
+def test_noise_of_all_parties_but_one_is_enough() -> None:
+    found = Budget(1, 1e-5, 4.0, 10, 5)
+    own = found.own_variance("tree", 1000.0)
+    assert 4 * own >= (4.0 * 1000) ** 2 / found.share("tree")
+    assert math.sqrt(5 * own) == pytest.approx(found.deviation("tree", 1000.0), rel=1e-6)
+    with pytest.raises(ValueError, match=r"^the variance of noise must be >= 32, got"):
+        found.own_variance("scores", 0.1)
+
+
+def test_without_the_accountant_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedapp\[privacy\]'"):
+        budget_for(1, 1e-5, 10, 3)
