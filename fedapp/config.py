@@ -32,6 +32,8 @@ from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
 from fedapp.trees.objective import AUTO, LOSSES, Objective, check_base_margin
 
 Value = bool | int | float | str
+# What runs are logged in; ``fedapp.logs`` has a module for each.
+LOGS = ("mlflow", "tensorboard", "wandb")
 # Pydantic's kinds of errors.
 SIGNS = {
     "greater_than": ">",
@@ -115,6 +117,7 @@ class Settings(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     run_dir: str
     resume: str
+    log: str
     init_model: str
     model: Annotated[str, Field(pattern="^([0-9a-f]{16})?$")]
     output: Literal[".csv", ".parquet"]
@@ -157,6 +160,7 @@ class Settings(Section):
             rule = f"must be <= parties ({self.parties}), got {self.min_parties}"
             raise ValueError(f"min-parties {rule}")
         party_sources(self.data, self.parties)
+        self._check_logs()
         self.check_objective()
         parse_monotone(self.monotone_constraints)
         parse_interactions(self.interaction_constraints)
@@ -211,6 +215,17 @@ class Settings(Section):
     def watched_metric(self) -> str:
         """The score that early stopping follows."""
         return watched_metric(self.objective, self.eval_metrics)
+
+    def _check_logs(self) -> None:
+        others = [name for name in self.logs if name not in LOGS]
+        if others or len(set(self.logs)) < len(self.logs):
+            rule = f"must be some of {', '.join(LOGS)}, each once and separated by commas"
+            raise ValueError(f"log {rule}, got {self.log}")
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """Where the run is logged beside its folder."""
+        return tuple(name.strip() for name in self.log.split(",") if name.strip())
 
     @property
     def dropped(self) -> tuple[str, ...]:

@@ -270,7 +270,7 @@ def new_run_dir(strategy: str, parent: Path | None = None) -> Path:
 
 
 # Settings that a resumed run may change: they do not touch the model.
-CHANGEABLE = {"start-deadline", "exchange-deadline", "resend-after", "min-parties"}
+CHANGEABLE = {"log", "start-deadline", "exchange-deadline", "resend-after", "min-parties"}
 
 
 def resumed_settings(settings: Settings) -> Settings:

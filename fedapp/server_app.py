@@ -25,6 +25,7 @@ from strategies.base import TreeStrategy
 
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
 
+log = logging.getLogger("fedapp")
 app = ServerApp()
 
 
@@ -34,9 +35,37 @@ def main(grid: Grid, context: Context) -> None:
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("fedapp").setLevel(logging.INFO)
     serverapp.replace_parts(grid)
-    folder = train(grid, load_settings(context.run_config))
-    if not folder.is_held:
+    train_alone(grid, load_settings(context.run_config))
+
+
+def train_alone(grid: Grid, settings: Settings) -> RunFolder:
+    """Train, and do what a command that waits for a simulated run would do: log the run, and write
+    its report.
+
+    Raises
+    ------
+    ConfigError : a tool to log in is not installed, or cannot be reached.
+    FedappError : see ``train``.
+    """
+    settings = resumed_settings(settings)
+    if not settings.run_dir:
+        run_dir = str(new_run_dir(settings.strategy))
+        settings = settings.model_copy(update={"run_dir": run_dir})
+    folder = RunFolder(Path(settings.run_dir))
+    is_logged = engine_name(grid) == "deployment" or not folder.path.exists() or not folder.is_held
+    if not settings.logs or not is_logged:
+        train(grid, settings)
+        if not folder.is_held:
+            write_report(folder)
+        return folder
+    from fedapp.logs import logged
+
+    with logged(settings, folder, engine_name(grid), log.info) as logs:
+        train(grid, settings, logs.before(None))
+        logs.note(folder)
         write_report(folder)
+        logs.end(folder)
+    return folder
 
 
 def train(grid: Grid, settings: Settings, on_round: OnRound | None = None) -> RunFolder:
@@ -74,7 +103,7 @@ def train(grid: Grid, settings: Settings, on_round: OnRound | None = None) -> Ru
             raise
         folder.write_json("summary.json", summarise(strategy, engine_name(grid)))
         folder.finish()
-    logging.getLogger("fedapp").info("the run lies in %s", folder.path)
+    log.info("the run lies in %s", folder.path)
     return folder
 
 

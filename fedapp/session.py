@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fedapp.errors import ConfigError, FedappError
 from fedapp.folder_locks import check_free
 from fedapp.frames import drop_frames, named_frames
 from fedapp.home import shown
+from fedapp.logs import Logs, check_packages, logged
 from fedapp.packages import check_extra
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from fedapp.watch import OnRound, Silent, Watcher
@@ -67,19 +68,29 @@ class Training:
         self.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
         watcher.tell(told(self.engine))
         earlier = self.earlier_seconds
-        folder = carry_out(settings, self.engine, watcher, self.on_round)
-        if folder is None or not (folder.path / "summary.json").exists():
-            watcher.tell("The run has finished; its folder lies where the ServerApp runs.")
-            return None
-        self._add(folder, settings)
-        watcher.begin("writing the report")
-        folder.set_total_seconds(earlier + watcher.seconds)  # for the page
-        if self.with_page:
-            from fedapp.server_app import write_report
+        with self._logged(settings) as logs:
+            folder = carry_out(settings, self.engine, watcher, logs.before(self.on_round))
+            if folder is None or not (folder.path / "summary.json").exists():
+                watcher.tell("The run has finished; its folder lies where the ServerApp runs.")
+                return None
+            self._add(folder, settings)
+            logs.note(folder)
+            watcher.begin("writing the report")
+            folder.set_total_seconds(earlier + watcher.seconds)  # for the page
+            if self.with_page:
+                from fedapp.server_app import write_report
 
-            write_report(folder)
-        folder.set_total_seconds(earlier + watcher.seconds)
+                write_report(folder)
+            folder.set_total_seconds(earlier + watcher.seconds)
+            logs.end(folder)
         return folder
+
+    def _logged(self, settings: Settings) -> AbstractContextManager[Logs]:
+        """The run in other tools; between organisations it is the ServerApp that logs."""
+        if self.folder is None or self.engine not in SIMULATED or not settings.logs:
+            return nullcontext(Logs({}, 0, self.watcher.tell))
+        self.watcher.begin(f"opening {' and '.join(settings.logs)}")
+        return logged(settings, self.folder, self.engine, self.watcher.tell)
 
     @property
     def earlier_seconds(self) -> float:
@@ -172,6 +183,7 @@ def check_method(settings: Settings, engine: str) -> None:
     strategy.check_settings(settings)
     if engine in SIMULATED:
         check_extra(settings.strategy)
+        check_packages(settings.logs)
 
 
 def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:

@@ -77,6 +77,9 @@ def settings_to_predict(
     if output:
         given["output"] = Path(output).suffix
     settings = load_settings(given)
+    if settings.log:
+        rule = "must be empty to predict (fedapp run logs a model that it trains)"
+        raise ConfigError(f"log {rule}, got {settings.log}")
     load_strategy(settings.strategy).own_settings(settings)
     check_engine(engine)
     return settings

@@ -39,6 +39,9 @@ def check_comparable(runs: Sequence[Settings], n_seeds: int) -> None:
     if model := next((run.init_model for run in runs if run.init_model), ""):
         rule = "must be empty in a comparison, whose baselines begin without a model"
         raise ConfigError(f"init-model {rule}, got {model}")
+    if runs[0].log:
+        rule = "must be empty in a comparison (fedapp run logs its run)"
+        raise ConfigError(f"log {rule}, got {runs[0].log}")
     for name, count in Counter(run.strategy for run in runs).items():
         if count > 1:
             raise ConfigError(

@@ -47,7 +47,7 @@ class ReadsSettings:
         (
             *("strategy", "data", "label", "id", "weight", "drop-columns", "parties", "seed"),
             *("schema", "header", "decimal", "encoding", "positive-label", "missing-label"),
-            *("run-dir", "resume", "start-deadline", "exchange-deadline", "resend-after"),
+            *("run-dir", "resume", "log", "start-deadline", "exchange-deadline", "resend-after"),
         )
     )
     round_name: ClassVar[str] = "boosting round"

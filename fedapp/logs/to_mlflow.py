@@ -1,0 +1,125 @@
+"""A run in MLflow: parameters, a step a round, tags, files, and the model with its signature.
+
+Where it goes is MLflow's to say: ``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``, or what the
+process has set. Inside a run that is active it is a nested one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.models import ModelSignature
+from mlflow.types import ColSpec, DataType, Schema
+from mlflow.types.schema import AnyType
+
+from fedapp.errors import as_plain
+from fedapp.logs.logger import (
+    LoggedRun,
+    files_of,
+    final_tags,
+    final_values,
+    round_values,
+    summary_of,
+)
+from fedapp.packages import versions
+from fedapp.predict import load_model, parts_of
+from fedapp.run_folder import RunFolder
+from fedapp.watch import RoundInfo
+
+LONGEST = 500  # letters of a parameter that every store takes
+MODEL = "model"
+_PASSWORD = re.compile(r"//[^/@]*@")
+_STRANGE = re.compile(r"[^\w/. -]")
+
+
+class ToMLflow:
+    """See ``fedapp.logs.logger.Logger``."""
+
+    def __init__(self, run: LoggedRun, run_id: str) -> None:
+        self._client = mlflow.MlflowClient()
+        with self._active(run_id or None, None if run_id else run.path.name) as opened:
+            self.run_id = str(opened.info.run_id)
+            experiment = opened.info.experiment_id
+        uri = _PASSWORD.sub("//", mlflow.get_tracking_uri())
+        self.place = f"run {self.run_id} of experiment {experiment} in {uri}"
+        self._client.update_run(self.run_id, status="RUNNING")
+        params = [Param(_name(name), _text(value)) for name, value in run.params.items()]
+        tags = [RunTag(name, _text(value)) for name, value in run.tags.items()]
+        self._client.log_batch(self.run_id, params=[] if run_id else params, tags=tags)
+
+    def round(self, info: RoundInfo) -> None:
+        """A step of every number."""
+        self._log(round_values(info), info["round"])
+
+    def end(self, folder: RunFolder) -> None:
+        """Scores, tags, the model and the files."""
+        summary = summary_of(folder)
+        self._log(final_values(summary), 0)
+        tags = [RunTag(name, _text(value)) for name, value in final_tags(summary).items()]
+        self._client.log_batch(self.run_id, tags=tags)
+        if parts_of(folder.path) is None:
+            with self._active(self.run_id):
+                _log_model(folder.path / "model.json")
+        for path in files_of(folder):
+            self._client.log_artifact(self.run_id, str(path))
+        self._client.set_terminated(self.run_id, "FINISHED")
+
+    def fail(self, is_stopped: bool) -> None:
+        """With MLflow's word for it."""
+        self._client.set_terminated(self.run_id, "KILLED" if is_stopped else "FAILED")
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        now = int(time.time() * 1000)
+        metrics = [Metric(_name(name), value, now, step) for name, value in values.items()]
+        self._client.log_batch(self.run_id, metrics=metrics)
+
+    @contextmanager
+    def _active(self, run_id: str | None, name: str | None = None) -> Iterator[Any]:
+        """A run that is the active one while the block lasts, and goes on after it."""
+        opened = mlflow.start_run(run_id=run_id, run_name=name, nested=True)
+        try:
+            yield opened
+        finally:
+            mlflow.end_run("RUNNING")
+
+
+def _log_model(path: Path) -> None:
+    """The model, which any of MLflow's tools loads where fedapp is installed; without pickle."""
+    model, _ = load_model(path)
+    anything = AnyType()  # type: ignore[no-untyped-call]
+    # Whole numbers and truth values are good where the model has numbers: MLflow would refuse both
+    # for a column that must be of doubles.
+    inputs = Schema([ColSpec(anything, name) for name in model.columns])
+    names = model.classes if model.n_outputs > 1 else model.classes[1:]
+    outputs = [f"probability_{name}" for name in names] or ["prediction"]
+    signature = ModelSignature(inputs, Schema([ColSpec(DataType.double, one) for one in outputs]))
+    with warnings.catch_warnings():
+        # Rows as an example would be somebody's.
+        warnings.filterwarnings("ignore", ".*An input example was not provided")
+        mlflow.pyfunc.log_model(
+            name=MODEL,
+            loader_module="fedapp.logs.loaded",
+            data_path=str(path),
+            signature=signature,
+            pip_requirements=[f"fedapp=={versions(('fedapp',))['fedapp']}"],
+        )
+
+
+def _name(name: str) -> str:
+    """A name that every store takes, without the @ of some metrics."""
+    return _STRANGE.sub("_", name)
+
+
+def _text(value: object) -> str:
+    return as_plain(str(value), LONGEST)
+
+
+LOGGER = ToMLflow

@@ -1,0 +1,100 @@
+"""A run for TensorBoard: event files in the folder ``tensorboard`` of the run's folder.
+
+``tensorboard --logdir runs`` shows all runs beside each other: numbers by round, parameters, and
+the model card as text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
+from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
+from tensorboard.plugins.hparams import metadata as of_params
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.text import metadata as of_text
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from fedapp.home import shown
+from fedapp.logs.logger import (
+    LoggedRun,
+    final_tags,
+    final_values,
+    round_values,
+    summary_of,
+)
+from fedapp.report.card import CARD
+from fedapp.run_folder import RunFolder
+from fedapp.watch import RoundInfo
+
+FOLDER = "tensorboard"
+
+
+class ToTensorBoard:
+    """See ``fedapp.logs.logger.Logger``."""
+
+    def __init__(self, run: LoggedRun, run_id: str) -> None:
+        path = run.path / FOLDER
+        self.run_id, self.place = FOLDER, f"tensorboard --logdir {shown(path)}"
+        self._writer = EventFileWriter(str(path))
+        if not run_id:
+            self._add(hparams_pb(dict(run.params)), 0)
+            self._add(_text("fedapp", _table(run.tags)), 0)
+
+    def round(self, info: RoundInfo) -> None:
+        """A step of every number."""
+        self._add(_scalars(round_values(info)), info["round"])
+        self._writer.flush()
+
+    def end(self, folder: RunFolder) -> None:
+        """Scores, and the model card; the model is beside."""
+        summary = summary_of(folder)
+        self._add(_scalars(final_values(summary)), 0)
+        self._add(_text("fedapp/end", _table(final_tags(summary))), 0)
+        if (card := folder.path / CARD).is_file():
+            self._add(_text("model-card", card.read_text(encoding="utf-8")), 0)
+        self._close(api_pb2.STATUS_SUCCESS)
+
+    def fail(self, is_stopped: bool) -> None:
+        """Whether it was stopped or failed is one to TensorBoard."""
+        self._close(api_pb2.STATUS_FAILURE)
+
+    def _close(self, status: Any) -> None:
+        end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
+        about = plugin_data_pb2.HParamsPluginData(session_end_info=end)
+        value = summary_pb2.Summary.Value(
+            tag=of_params.SESSION_END_INFO_TAG,
+            metadata=of_params.create_summary_metadata(about),
+            tensor=of_params.NULL_TENSOR,
+        )
+        self._add(summary_pb2.Summary(value=[value]), 0)
+        self._writer.close()
+
+    def _add(self, summary: Any, step: int) -> None:
+        self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+
+
+def _scalars(values: Mapping[str, float]) -> Any:
+    value = summary_pb2.Summary.Value
+    return summary_pb2.Summary(
+        value=[value(tag=name, simple_value=number) for name, number in values.items()]
+    )
+
+
+def _text(tag: str, text: str) -> Any:
+    """A text in Markdown, as TensorBoard's plugin for texts reads it."""
+    about = of_text.create_summary_metadata(display_name="", description="")
+    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode()])
+    tensor.tensor_shape.dim.add(size=1)
+    value = summary_pb2.Summary.Value(tag=tag, metadata=about, tensor=tensor)
+    return summary_pb2.Summary(value=[value])
+
+
+def _table(tags: Mapping[str, str]) -> str:
+    lines = (f"| {name} | {value} |" for name, value in tags.items())
+    return "\n".join(["| tag | value |", "| --- | --- |", *lines])
+
+
+LOGGER = ToTensorBoard

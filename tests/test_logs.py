@@ -1,0 +1,344 @@
+"""Runs in MLflow, TensorBoard and Weights & Biases: what is read back there is the run's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow.csv
+import pytest
+
+import fedapp
+from fedapp import logs, server_app
+from fedapp.config import LOGS
+from fedapp.logs.logger import LoggedRun, round_values
+from fedapp.run_folder import RunFolder
+from simulations.local import LocalGrid, simulated_contexts
+from tests.conftest import MakeSettings, WriteTable
+
+SHORT: dict[str, Any] = {"num_boost_round": 3, "max_depth": 2, "max_bin": 16, "parties": 2}
+pytestmark = [pytest.mark.usefixtures("undrawn"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools write to the folder of the test."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path / 'mlflow'}")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+
+
+@pytest.fixture
+def table(write_table: WriteTable) -> Any:
+    """Whole numbers, categories and missing values."""
+    rng = np.random.default_rng(0)
+    towns = rng.choice(["Oslo", "Rome", ""], 60)
+    path = write_table(n_rows=60, count=rng.integers(0, 9, 60), town=towns)
+    return pyarrow.csv.read_csv(path)
+
+
+class Fake:
+    """A tool that writes down what it is told, and fails where it is asked to."""
+
+    def __init__(self, run: LoggedRun, run_id: str, fails: str = "") -> None:
+        self.run, self.run_id, self.place, self.fails = run, run_id or "new", "nowhere", fails
+        self.is_resumed = bool(run_id)
+        self.told: list[Any] = []
+
+    def _tell(self, what: str, *more: Any) -> None:
+        if what == self.fails:
+            raise OSError(f"no {what}")
+        self.told.append((what, *more))
+
+    def round(self, info: fedapp.RoundInfo) -> None:
+        self._tell("round", info["round"])
+
+    def end(self, folder: RunFolder) -> None:
+        self._tell("end", json.loads((folder.path / "summary.json").read_text())["logs"])
+
+    def fail(self, is_stopped: bool) -> None:
+        self._tell("fail", is_stopped)
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands for all tools; ``fails`` is what the next one fails at, ``made`` are those made."""
+    found = SimpleNamespace(made=[], fails="")
+
+    def opened(name: str, run: LoggedRun, run_id: str) -> Fake:
+        if found.fails == "begin":
+            raise OSError("no begin")
+        found.made.append(Fake(run, run_id, found.fails))
+        return found.made[-1]
+
+    monkeypatch.setattr(logs, "_opened", opened)
+    return found
+
+
+# One run, told to any tool
+
+
+def test_a_tool_is_told_every_round_and_the_end(table: Any, fakes: SimpleNamespace) -> None:
+    seen: list[int] = []
+    run = fedapp.run(
+        "pax",
+        data=table,
+        label="y",
+        log="mlflow",
+        on_round=lambda info: seen.append(info["round"]),
+        **SHORT,
+    )
+    (fake,) = fakes.made
+    assert fake.told == [("round", 1), ("round", 2), ("round", 3), ("end", {"mlflow": "nowhere"})]
+    assert seen == [1, 2, 3]
+    assert fake.run.params["max-depth"] == 2
+    assert fake.run.params["data"] == "frame"
+    assert not {"run-dir", "resume", "log", "secureboost.key-bits"} & fake.run.params.keys()
+    assert fake.run.tags["fedapp.strategy"] == "pax"
+    assert fake.run.tags["fedapp.parties"] == "2"
+    assert run.summary["logs"] == {"mlflow": "nowhere"}
+
+
+@pytest.mark.parametrize("fails", ["round", "end"])
+def test_a_tool_that_fails_is_given_up_and_the_run_is_not(
+    table: Any, fakes: SimpleNamespace, fails: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fakes.fails = fails
+    run = fedapp.run("pax", data=table, label="y", log="wandb", **SHORT)
+    told = f"log=wandb failed and is given up: OSError: no {fails}"
+    assert told in run.summary["warnings"]
+    assert told in caplog.messages
+    assert run.summary["logs"] == {}
+    assert len(run.rounds) == 3
+    assert fakes.made[0].told[-1] == ("fail", False)
+
+
+def test_a_tool_that_cannot_be_reached_is_refused_before_training(
+    table: Any, fakes: SimpleNamespace
+) -> None:
+    fakes.fails = "begin"
+    told = r"^log=mlflow must be a tool that can be reached: OSError: no begin$"
+    with pytest.raises(fedapp.ConfigError, match=told):
+        fedapp.run("pax", data=table, label="y", log="mlflow", run_dir="one", **SHORT)
+    assert not (Path("one") / "config.toml").exists()
+
+
+def test_a_resumed_run_goes_on_where_it_was_logged(table: Any, fakes: SimpleNamespace) -> None:
+    given = {**SHORT, "data": table, "label": "y", "run_dir": "one"}
+    with pytest.raises(fedapp.StoppedError):
+        fedapp.run("pax", log="mlflow", on_round=lambda info: info["round"] < 2, **given)
+    assert fakes.made[0].told == [("round", 1), ("round", 2), ("fail", True)]
+    run = fedapp.run("pax", resume="one", log=["mlflow", "wandb"])
+    again, other = fakes.made[1:]
+    assert again.is_resumed
+    assert [told[1] for told in again.told[:-1]] == [3]
+    assert not other.is_resumed
+    assert [told[1] for told in other.told[:-1]] == [1, 2, 3]
+    assert len(run.rounds) == 3
+
+
+def test_what_is_no_tool_or_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = r"^log must be some of mlflow, tensorboard, wandb, each once and separated by commas"
+    for wrong in ("neptune", "wandb,wandb"):
+        with pytest.raises(fedapp.ConfigError, match=f"{rule}, got {wrong}"):
+            fedapp.run("pax", log=wrong)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    told = r"^tensorboard must be installed for log=tensorboard \(pip install 'fedapp\[log\]'\)"
+    monkeypatch.setattr(logs, "find_spec", lambda name: None)
+    with pytest.raises(fedapp.ConfigError, match=told):
+        fedapp.run("pax", log="tensorboard")
+    assert not Path("runs").exists()
+
+
+def test_every_tool_has_a_module_and_its_packages_are_an_extra() -> None:
+    assert set(logs.PACKAGES) == set(LOGS)
+
+
+def test_a_comparison_and_a_prediction_log_nothing() -> None:
+    from typer.testing import CliRunner
+
+    from fedapp.cli import cli
+
+    refused = CliRunner().invoke(cli, ["compare", "pax", "bagging", "-c", "log=mlflow"])
+    assert str(refused.exception).startswith("log must be empty in a comparison")
+
+
+def test_scores_that_are_no_numbers_are_not_logged() -> None:
+    info: Any = {
+        "round": 1,
+        "rounds": 2,
+        "trees": 1,
+        "leaves": None,
+        "exchanges": 4,
+        "seconds": 0.5,
+        "train": {"auc": 0.5},
+        "valid": {"auc": None},
+        "bytes": {"to_parties": 3, "to_server": 4},
+    }
+    found = round_values(info)
+    assert found.keys() == {
+        *("trees", "exchanges", "seconds", "train/auc", "bytes/to_parties", "bytes/to_server")
+    }
+
+
+# Whose side logs
+
+
+@contextmanager
+def grid_of(settings: Any, name: str) -> Iterator[Any]:
+    """A grid in this process that is called otherwise."""
+    grid = type(name, (LocalGrid,), {})(simulated_contexts(settings))
+    try:
+        yield grid
+    finally:
+        grid.close()
+
+
+@pytest.mark.parametrize(
+    ("grid_name", "is_held", "expected"),
+    [("HttpGrid", False, 1), ("HttpGrid", True, 1), ("InMemoryGrid", True, 0)],
+    ids=["deployment", "deployment on one machine", "simulation that a command waits for"],
+)
+def test_between_organisations_the_serverapp_logs(
+    settings: MakeSettings, fakes: SimpleNamespace, grid_name: str, is_held: bool, expected: int
+) -> None:
+    given = settings(log="mlflow", parties=2)
+    folder = RunFolder(Path(given.run_dir))
+    with grid_of(given, grid_name) as grid:
+        if is_held:
+            with folder.held():
+                server_app.train_alone(grid, given)
+        else:
+            server_app.train_alone(grid, given)
+    assert len(fakes.made) == expected
+    if expected:
+        assert [told[0] for told in fakes.made[0].told] == ["round", "round", "end"]
+        assert (folder.path / "report.html").exists()
+
+
+# The tools themselves
+
+
+def logged_in_mlflow(run: fedapp.Run) -> tuple[Any, Any]:
+    """MLflow's client, and its record of a run."""
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    return client, client.get_run(json.loads((run.path / logs.KEPT).read_text())["mlflow"])
+
+
+def check_mlflow(run: fedapp.Run, table: Any) -> None:
+    """Hold what MLflow has of a run against the run."""
+    import mlflow
+
+    client, found = logged_in_mlflow(run)
+    run_id = found.info.run_id
+    assert found.info.status == "FINISHED"
+    assert found.data.params["max-depth"] == "2"
+    assert found.data.tags["fedapp.objective"] == "binary:logistic"
+    history = client.get_metric_history(run_id, "train/auc")
+    rounds = run.rounds
+    records = rounds if isinstance(rounds, list) else rounds.to_dict("records")
+    assert [(one.step, one.value) for one in history] == [
+        (record["round"], record["train_auc"]) for record in records
+    ]
+    metrics = found.data.metrics
+    assert metrics["final/test/auc"] == run.summary["metrics"]["test"]["auc"]
+    assert metrics["final/exchanges"] == run.summary["exchanges"]
+    assert metrics["bytes/to_server"] == records[-1]["bytes_to_server"]
+    names = {file.path for file in client.list_artifacts(run_id)}
+    assert {"model.json", "report.html", "model-card.md", "summary.json"} <= names
+    model = mlflow.pyfunc.load_model(f"runs:/{run_id}/model")
+    assert model.metadata.signature.inputs.input_names() == list(run.model.columns)
+    rows = table.drop_columns("y").to_pandas()
+    assert np.array_equal(model.predict(rows)["probability_1"], run.predict_proba(rows)[:, 1])
+
+
+def test_mlflow_has_the_run_and_its_model_predicts_the_same(table: Any) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    run = fedapp.run("pax", data=table, label="y", log="mlflow", **SHORT)
+    check_mlflow(run, table)
+    assert mlflow.active_run() is None
+
+
+@pytest.mark.slow
+def test_mlflow_in_sqlite_after_a_stop_and_inside_another_run(
+    table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    given = {**SHORT, "data": table, "label": "y", "run_dir": "one"}
+    try:
+        with pytest.raises(fedapp.StoppedError):
+            fedapp.run("pax", log="mlflow", on_round=lambda info: info["round"] < 2, **given)
+        run = fedapp.run("pax", resume="one")
+        check_mlflow(run, table)
+        with mlflow.start_run() as outer:
+            inner = fedapp.run("pax", data=table, label="y", log="mlflow", **SHORT)
+        assert logged_in_mlflow(inner)[1].data.tags["mlflow.parentRunId"] == outer.info.run_id
+    finally:
+        mlflow.set_tracking_uri(None)
+
+
+def test_tensorboard_reads_the_run(table: Any) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+
+    run = fedapp.run("pax", data=table, label="y", log="tensorboard", **SHORT)
+    (place,) = run.summary["logs"].values()
+    assert place == f"tensorboard --logdir {Path('runs') / run.path.name / 'tensorboard'}"
+    found = EventAccumulator(str(run.path / "tensorboard")).Reload()
+    scores = [one["train_auc"] for one in run.rounds.to_dict("records")]
+    assert [one.step for one in found.Scalars("train/auc")] == [1, 2, 3]
+    assert np.allclose([one.value for one in found.Scalars("train/auc")], scores, atol=1e-6)
+    assert found.Scalars("final/test/auc")[0].value == pytest.approx(
+        run.summary["metrics"]["test"]["auc"]
+    )
+    (card,) = found.Tensors("model-card")
+    assert b"# pax on frame" in card.tensor_proto.string_val[0]
+    told = found.PluginTagToContent("hparams")
+    began = metadata.parse_session_start_info_plugin_data(told[metadata.SESSION_START_INFO_TAG])
+    assert began.hparams["max-depth"].number_value == 2
+    assert metadata.SESSION_END_INFO_TAG in told
+
+
+@pytest.mark.slow
+def test_wandb_keeps_the_run_offline_and_tells_nothing_of_the_machine(
+    table: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    run = fedapp.run("pax", data=table, label="y", log="wandb", **SHORT)
+    assert capfd.readouterr() == ("", "")
+    place = Path(run.summary["logs"]["wandb"].partition(",")[0])
+    (record,) = place.glob("*.wandb")
+    content = record.read_bytes()
+    for text in ("train/auc", "fedapp.strategy", "max-depth", "final/test/auc", "model-card.md"):
+        assert text.encode() in content
+    assert str(Path.cwd()).encode() not in content.replace(str(run.path).encode(), b"")
+
+
+@pytest.mark.slow
+def test_flowers_simulation_logs_in_the_command(table: Any) -> None:
+    pytest.importorskip("mlflow")
+    run = fedapp.run("pax", data=table, label="y", engine="simulation", log="mlflow", **SHORT)
+    check_mlflow(run, table)
+
+
+def test_tools_are_imported_where_they_are_asked_for() -> None:
+    code = (
+        "import sys, fedapp.session;"
+        "print({'mlflow', 'tensorboard', 'wandb', 'pandas'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
