@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.crypto.psi import draw_scalar, hash_to_group, intersect, mask, places
-from fedapp.data.partition import SUBSETS
+from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.messages.alignment import (
     CommonRows,
@@ -42,7 +42,6 @@ from fedapp.site.columns import order_digest, split_common
 from fedapp.site.mail import Letters, Mail, know
 from fedapp.site.phases import ALIGNED, enter
 from fedapp.site.policy import check_subsets
-from fedapp.site.rows import Holdout
 
 FEWEST_ROWS = 2  # to train
 KEY_BYTES = 32
@@ -59,7 +58,8 @@ def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
     if request.n_rows[request.names.index(site.name)] != len(store["ids"]):
         raise ProtocolError(site.name, "OpenRequest", "n_rows", "must be the site's own")
     store.facts["active"], store.facts["ordered"] = request.active, request.ordered
-    store.facts["holdout"] = [request.test_fraction, request.valid_fraction, request.seed]
+    fractions = request.test_fraction, request.valid_fraction
+    store.facts["holdout"] = [*fractions, request.seed, request.fold, request.folds]
     if request.ordered:
         return SentReply(), []
     ids = store["ids"]

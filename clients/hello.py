@@ -14,7 +14,7 @@ import numpy as np
 from clients.dictionary import keep_own, own_categories, told_categories
 from fedapp.crypto.fixed_point import power_above
 from fedapp.data.labels import Labels, class_names, untrained_classes
-from fedapp.data.partition import SUBSETS
+from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table
 from fedapp.errors import DataError, blaming
 from fedapp.home import home, secret_at
@@ -23,7 +23,7 @@ from fedapp.packages import versions
 from fedapp.site.answer import Handler, Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.policy import check_subsets
-from fedapp.site.rows import Holdout, fingerprint, read_subsets
+from fedapp.site.rows import fingerprint, read_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
 from fedapp.trees.objective import AUTO, check_objective
 
@@ -128,7 +128,8 @@ def _label_range(
 
 
 def _holdout(request: HelloRequest) -> Holdout:
-    return Holdout(request.test_fraction, request.valid_fraction, request.seed)
+    fractions = request.test_fraction, request.valid_fraction
+    return Holdout(*fractions, request.seed, request.fold, request.folds)
 
 
 def _labels(subsets: Mapping[str, Table]) -> Labels:

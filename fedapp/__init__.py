@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedapp.api import load, run
     from fedapp.errors import ConfigError, DataError, FedappError, StoppedError
     from fedapp.finished import Run
+    from fedapp.folds import Folds
     from fedapp.sklearn import (
         FedAvgLinearClassifier,
         FedAvgLinearRegressor,
@@ -45,6 +46,7 @@ __all__ = [
     "FedappError",
     "FederatedForestClassifier",
     "FederatedForestRegressor",
+    "Folds",
     "PAXClassifier",
     "PAXRegressor",
     "RoundInfo",
@@ -59,6 +61,7 @@ __all__ = [
 _HOMES = {
     "fedapp.api": ("load", "run"),
     "fedapp.finished": ("Run",),
+    "fedapp.folds": ("Folds",),
     "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
     "fedapp.sklearn": tuple(name for name in __all__ if name.endswith(("Classifier", "Regressor"))),
     "fedapp.watch": ("RoundInfo",),

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.finished import Run
+from fedapp.folds import Folds
 from fedapp.frames import Data, drop_frames, holds_frames, n_sources, placed
 from fedapp.home import shown
 from fedapp.keywords import settings_of, told_in_python
@@ -21,9 +22,10 @@ from fedapp.run_folder import RunFolder, new_run_dir
 from fedapp.session import RUNS, Training
 from fedapp.watch import OnRound, Silent, Watcher
 
-__all__ = ["Data", "OnRound", "Run", "Watcher", "load", "run"]
+__all__ = ["Data", "Folds", "OnRound", "Run", "Watcher", "load", "run"]
 
 
+@overload
 def run(
     strategy: str,
     *,
@@ -34,8 +36,24 @@ def run(
     baselines: bool = False,
     on_round: OnRound | None = None,
     watcher: Watcher | None = None,
+    folds: Literal[0] = 0,
     **settings: Any,
-) -> Run:
+) -> Run: ...
+@overload
+def run(strategy: str, *, folds: int, **settings: Any) -> Run | Folds: ...
+def run(
+    strategy: str,
+    *,
+    data: Data | None = None,
+    label: str | int = "",
+    parties: int | None = None,
+    engine: str = "local",
+    baselines: bool = False,
+    on_round: OnRound | None = None,
+    watcher: Watcher | None = None,
+    folds: int = 0,
+    **settings: Any,
+) -> Run | Folds:
     """Train a model, as ``fedapp run`` does.
 
     Parameters
@@ -56,6 +74,8 @@ def run(
         thread, by the simulation in another one. Where it returns False the run stops and can be
         resumed, at once by the local engine, in simulation maybe some rounds later.
     watcher : told what is done; by default nobody is.
+    folds : of a cross-validation: the rows are dealt to so many parts, and each is held back by a
+        run of its own; with ``fold`` too, that one alone is run.
     **settings : all others, with underscores; ``reg_lambda`` is lambda, ``reg_alpha`` alpha, lists
         stand for texts with commas, mappings for a method's own section: ``pax={"bins": "equal"}``.
         ``run_dir`` is the folder to write, by default a new one in ``runs``; ``resume`` one to go
@@ -63,7 +83,7 @@ def run(
 
     Returns
     -------
-    Run : the finished run.
+    Run : the finished run; `Folds` where there are several.
 
     Raises
     ------
@@ -81,13 +101,19 @@ def run(
     >>> run.classes
     ('0', '1')
     """
-    given = settings_of(strategy, {**settings, "label": label or None})
+    given = settings_of(strategy, {**settings, "label": label or None, "folds": folds or None})
     own = n_sources(data) if data is not None else None
     if isinstance(data, str):
         own = len(party_sources(data, data.count(",") + 1)) or None
     if (n_parties := own if parties is None else parties) is not None:
         given["parties"] = n_parties
-    training = Training(strategy, given, engine, baselines, watcher or Silent(), on_round)
+    how = given, engine, baselines, watcher or Silent(), on_round
+    if folds and "fold" not in given:
+        from simulations.folds import CrossValidation
+
+        with told_in_python(), _placing(strategy, data, given):
+            return Folds(CrossValidation(strategy, *how).carry_out().path)
+    training = Training(strategy, *how)
     with told_in_python(), _noting(training), _placing(strategy, data, given):
         folder = training.carry_out()
     if folder is None:

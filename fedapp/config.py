@@ -23,8 +23,10 @@ from pydantic import (
 )
 
 from fedapp.data.categories import MOST_CATEGORIES
+from fedapp.data.partition import Holdout, check_fold
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
+from fedapp.messages.fields import MOST_FOLDS
 from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
 from fedapp.names import near_setting
@@ -114,6 +116,8 @@ class Settings(Section):
     allow_export: bool
     test_fraction: Fraction
     valid_fraction: Fraction
+    fold: Annotated[int, Field(ge=0, le=MOST_FOLDS)]
+    folds: Annotated[int, Field(ge=0, le=MOST_FOLDS)]
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     run_dir: str
     resume: str
@@ -156,6 +160,10 @@ class Settings(Section):
     def _fits_together(self) -> Settings:
         if self.early_stopping_rounds and not self.valid_fraction:
             raise ValueError("valid-fraction must be > 0 with early-stopping-rounds, got 0.0")
+        check_fold(self.fold, self.folds)
+        if self.folds and self.test_fraction != defaults()["test-fraction"]:
+            rule = "must be omitted with folds, of which one is held back"
+            raise ValueError(f"test-fraction {rule}, got {self.test_fraction}")
         if self.min_parties > self.parties:
             rule = f"must be <= parties ({self.parties}), got {self.min_parties}"
             raise ValueError(f"min-parties {rule}")
@@ -231,6 +239,12 @@ class Settings(Section):
     def dropped(self) -> tuple[str, ...]:
         """Columns that are not features."""
         return tuple(name.strip() for name in self.drop_columns.split(",") if name.strip())
+
+    @property
+    def holdout(self) -> Holdout:
+        """Which rows are held back from training."""
+        fractions = self.test_fraction, self.valid_fraction
+        return Holdout(*fractions, self.seed, self.fold, self.folds)
 
     @property
     def group(self) -> str:

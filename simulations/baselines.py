@@ -23,7 +23,7 @@ from fedapp.messages.methods import all_methods
 from fedapp.messages.parameters import parameters_of
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import read_columns, row_ids, split_common
-from fedapp.site.rows import Holdout, Rows
+from fedapp.site.rows import Rows
 from fedapp.trees.boosted.constraints import constraints_of
 from fedapp.trees.boosted.from_xgboost import for_xgboost, typed_columns
 from fedapp.trees.divided.lookup import joint_names
@@ -223,7 +223,7 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
         columns=joint_names({c.name: t.columns for c, t in zip(configs, taken, strict=True)}),
         categories=side_by_side((table.categories, len(table.columns)) for table in taken),
     )
-    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+    holdout = settings.holdout
     split = split_common(np.arange(len(common)), common, holdout, configs[active].is_share)
     first = sum(table.values.shape[1] for table in taken[:active])
     own = slice(first, first + taken[active].values.shape[1])

@@ -32,7 +32,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import split_common
 from fedapp.site.config import SiteConfig
-from fedapp.site.rows import Holdout, read_table
+from fedapp.site.rows import read_table
 from simulations.rows import party_configs
 from strategies.base import TreeStrategy
 from strategies.horizontal import common_table, label_sums
@@ -146,7 +146,7 @@ def _check_rows(
     check_common(len(rows), predicts=bool(settings.model))
     if settings.model:
         return
-    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+    holdout = settings.holdout
     split = split_common(rows, ids[rows].tolist(), holdout, configs[0].is_share)
     order = np.concatenate([getattr(split, subset) for subset in SUBSETS])
     assert table.labels is not None

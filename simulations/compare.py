@@ -1,7 +1,7 @@
-"""Strategies side by side: the same rows, several seeds, one table.
+"""Strategies side by side: the same rows, several seeds or folds, one table.
 
-Every cell is an ordinary run in a folder of its own, ``<output>/<strategy>-<seed>``; a cell that is
-finished is not run again.
+Every cell is an ordinary run in a folder of its own, ``<output>/<strategy>-<seed>``, with
+``-fold-<fold>`` where there are folds; a cell that is finished is not run again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from simulations.comparable import (
 from simulations.rows import settled
 
 Engine = Callable[[Settings], RunFolder]
+Draw = Mapping[str, int]  # seed and fold
 # Settings that name a run but do not change what it finds.
 NO_MATTER = {"run-dir", "resume"}
 
@@ -46,12 +47,13 @@ def compare(
     tell: Callable[[str], None] = lambda text: None,
     begin: Callable[[str], None] = lambda doing: None,
 ) -> Comparison:
-    """Run every strategy with every seed, and the baselines, on the same rows.
+    """Run every strategy with every seed and fold, and the baselines, on the same rows.
 
     Parameters
     ----------
     strategies : names of methods, each once.
-    overrides : settings of all runs; the seeds are ``seed``, ``seed`` + 1, ...
+    overrides : settings of all runs; the seeds are ``seed``, ``seed`` + 1, ...; where there are
+        ``folds``, every one of them is run.
     n_seeds : >= 1.
     output : folder of the cells; may hold finished ones.
     engine : runs one cell.
@@ -75,14 +77,14 @@ def compare(
     seeds = tuple(range(first.seed, first.seed + n_seeds))
     metric = first.watched_metric
     lines = []
+    draws = [draw for seed in seeds for draw in drawn(first, seed)]
     for place, run in enumerate(runs):
         cells = []
-        for number, seed in enumerate(seeds, start=place * n_seeds + 1):
-            begin(f"{run.strategy}, seed {seed} (run {number} of {len(runs) * n_seeds})")
-            seeded = run.model_copy(update={"seed": seed})
-            cells.append(finished_cell(seeded, output, engine, tell))
+        for number, draw in enumerate(draws, start=place * len(draws) + 1):
+            begin(f"{run.strategy}, {_in_words(draw)} (run {number} of {len(runs) * len(draws)})")
+            cells.append(finished_cell(run.model_copy(update=draw), output, engine, tell))
         lines.append(_line(run.strategy, cells, metric))
-    lines += _baselines(runs, seeds, output, metric, tell, begin)
+    lines += _baselines(runs, draws, output, metric, tell, begin)
     changed = changed_settings(first)
     found = Comparison(
         metric,
@@ -96,9 +98,20 @@ def compare(
         _by_split(strategies),
         changed,
         unread_settings(changed, runs),
+        first.folds,
     )
     RunFolder(output).write_json("comparison.json", asdict(found))
     return found
+
+
+def drawn(settings: Settings, seed: int) -> list[Draw]:
+    """What the runs of a seed differ in from these settings: one run a fold."""
+    folds = range(1, settings.folds + 1) if settings.folds else [0]
+    return [{"seed": seed, "fold": fold} for fold in folds]
+
+
+def _in_words(draw: Draw) -> str:
+    return ", ".join(f"{name} {value}" for name, value in draw.items() if value or name == "seed")
 
 
 def _rank(line: Line, metric: str) -> tuple[bool, float]:
@@ -119,7 +132,7 @@ def finished_cell(
     settings: Settings, output: Path, engine: Engine, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """The summary of one run, which is made unless it is there."""
-    name = f"{settings.strategy}-{settings.seed}"
+    name = f"{settings.strategy}-{_suffix({'seed': settings.seed, 'fold': settings.fold})}"
     folder = (output / name).resolve()
     if (folder / "summary.json").exists():
         _check_same(settings, folder)
@@ -130,6 +143,11 @@ def finished_cell(
         engine(settings.model_copy(update={"run_dir": str(folder)}))
         tell(f"{name}: done")
     return dict(read_run(folder).summary)
+
+
+def _suffix(draw: Draw) -> str:
+    """What a cell's name ends with."""
+    return f"{draw['seed']}-fold-{draw['fold']}" if draw["fold"] else str(draw["seed"])
 
 
 def _check_same(settings: Settings, folder: Path) -> None:
@@ -164,7 +182,7 @@ def _score(scores: Mapping[str, float | None], metric: str) -> float:
 
 def _baselines(
     runs: Sequence[Settings],
-    seeds: Sequence[int],
+    draws: Sequence[Draw],
     output: Path,
     metric: str,
     tell: Callable[[str], None],
@@ -175,12 +193,14 @@ def _baselines(
     scores: dict[str, list[float]] = {}
     for kind, run in sorted(kinds.items(), key=lambda item: item[0].name):
         found: dict[str, list[float]] = {}
-        for seed in seeds:
-            name = f"baselines-{kind.name}-{seed}"
+        for draw in draws:
+            name = f"baselines-{kind.name}-{_suffix(draw)}"
             path = output / f"{name}.json"
             if not path.exists():
-                begin(f"training the baselines ({kind.model} by {kind.split_by}), seed {seed}")
-                scored = run_baselines(run.model_copy(update={"seed": seed}))
+                begin(
+                    f"training the baselines ({kind.model} by {kind.split_by}), {_in_words(draw)}"
+                )
+                scored = run_baselines(run.model_copy(update=draw))
                 RunFolder(output).write_json(path.name, scored)
                 tell(f"{name}: done")
             for line, values in _named(kind, json.loads(path.read_text())).items():

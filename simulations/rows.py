@@ -10,12 +10,12 @@ import numpy as np
 from fedapp.config import Settings, flatten
 from fedapp.data.categories import joint_categories, recoded
 from fedapp.data.labels import Labels, auto_objective, class_names, label_texts
-from fedapp.data.partition import SUBSETS, split_rows
+from fedapp.data.partition import SUBSETS
 from fedapp.data.table import Table
 from fedapp.errors import DataError
 from fedapp.site.columns import read_columns
 from fedapp.site.config import SiteConfig, site_config
-from fedapp.site.rows import Holdout, Rows, read_table, share_rows
+from fedapp.site.rows import Rows, read_table, share_rows
 from fedapp.trees.objective import AUTO
 from strategies.horizontal import check_same_columns
 
@@ -63,7 +63,7 @@ def stacked_tables(settings: Settings) -> tuple[Table, dict[str, PartRows]]:
     DataError, ConfigError : there is no such table, or the tables of parties do not fit together.
     """
     configs = party_configs(settings)
-    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+    holdout = settings.holdout
     if configs[0].is_share:
         table = read_table(configs[0])
         shares = share_rows(table, holdout, settings.partition, settings.parties)
@@ -76,8 +76,7 @@ def stacked_tables(settings: Settings) -> tuple[Table, dict[str, PartRows]]:
     rows: dict[str, PartRows] = {}
     start = 0
     for name, table in tables.items():
-        fractions = holdout.test_fraction, holdout.valid_fraction
-        split = split_rows(table.n_rows, *fractions, holdout.seed)
+        split = holdout.split(table.n_rows)
         rows[name] = {subset: start + getattr(split, subset) for subset in SUBSETS}
         start += table.n_rows
     return _stack(list(tables.values())), rows

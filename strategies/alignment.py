@@ -45,6 +45,8 @@ def align(
         settings.test_fraction,
         settings.valid_fraction,
         settings.seed,
+        settings.fold,
+        settings.folds,
     )
     left = [0.0, 0.0] if ordered else _seconds_left(parties)
     yield from mailbox.relay_each(parties.all(opening), SentReply, seconds=left.pop())

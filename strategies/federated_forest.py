@@ -65,6 +65,7 @@ from fedapp.trees.objective import AUTO, REGRESSION
 from fedapp.trees.sets import NO_SETS, CategorySets, category_counts, set_numbers
 from strategies.alignment import align
 from strategies.base import Summary
+from strategies.settings import HELD_BACK
 from strategies.vertical import (
     FEWEST_PARTIES,
     Mailbox,
@@ -117,7 +118,7 @@ class FederatedForestSettings(Section):
 class FederatedForest(VerticalStrategy):
     """The server's side of Federated Forest: the paper's master."""
 
-    reads = frozenset(("objective", "test-fraction", "valid-fraction", "max-bin", "allow-export"))
+    reads = HELD_BACK | {"objective", "max-bin", "allow-export"}
     round_name = "level"
     objectives = ("binary:logistic", "multi:softprob", REGRESSION)  # a forest takes means
 

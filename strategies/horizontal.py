@@ -37,6 +37,7 @@ from fedapp.trees.objective import (
 )
 from strategies.base import TreeStrategy
 from strategies.dictionary import alike_names, joint_dictionary
+from strategies.settings import HELD_BACK
 from strategies.warm_start import Begun, read_init_model
 
 log = logging.getLogger("fedapp")
@@ -91,7 +92,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     """A strategy whose parties have the same columns of different rows, with labels."""
 
     introduction = HelloReply
-    reads = frozenset(("partition", "objective", "test-fraction", "valid-fraction", "min-parties"))
+    reads = HELD_BACK | {"partition", "objective", "min-parties"}
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
@@ -106,8 +107,15 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     def greeting(self) -> HelloRequest:
         """Read the table, hold rows back."""
         settings = self.settings
-        shares = settings.test_fraction, settings.valid_fraction
-        return HelloRequest(settings.objective, *shares, settings.seed, self.tells_sums_alone)
+        return HelloRequest(
+            settings.objective,
+            settings.test_fraction,
+            settings.valid_fraction,
+            settings.seed,
+            self.tells_sums_alone,
+            settings.fold,
+            settings.folds,
+        )
 
     def suggested_objective(self) -> tuple[Objective, str]:
         """By the labels of all parties."""

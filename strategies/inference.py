@@ -48,7 +48,8 @@ class InferenceStrategy(VerticalStrategy):
     ) -> Conversation[dict[str, int]]:
         """Find the common rows, all to be predicted; say which ones are to be explained."""
         self._check_likeness(parties)
-        whole = self.settings.model_copy(update={"test_fraction": 0.0, "valid_fraction": 0.0})
+        everything = {"test_fraction": 0.0, "valid_fraction": 0.0, "fold": 0, "folds": 0}
+        whole = self.settings.model_copy(update=everything)
         rows = yield from align(parties, mailbox, whole)
         if ids := _explained_rows(self.settings):
             yield from ask(parties.all(ExplainRequest(ids)), ExplainReply)

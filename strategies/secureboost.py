@@ -46,7 +46,13 @@ from fedapp.trees.objective import is_regression
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.scoring import History, model_files
-from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS, INIT_MODEL
+from strategies.settings import (
+    BASE_MARGIN,
+    BOOSTING_SETTINGS,
+    CONSTRAINTS,
+    HELD_BACK,
+    INIT_MODEL,
+)
 from strategies.vertical import (
     Mailbox,
     VerticalStrategy,
@@ -84,7 +90,8 @@ class SecureBoost(VerticalStrategy):
         | CONSTRAINTS
         | BASE_MARGIN
         | INIT_MODEL
-        | {"objective", "test-fraction", "valid-fraction", "allow-export"}
+        | HELD_BACK
+        | {"objective", "allow-export"}
     )
     history: History
 

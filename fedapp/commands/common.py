@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated
@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedapp.config import Value
+from fedapp.errors import ConfigError
 from fedapp.report.progress import Follower
 from fedapp.start import INTERRUPTED
 
@@ -27,9 +29,26 @@ Overrides = Annotated[
         "--config", "-c", metavar="KEY=VALUE", help="Override a setting; may be repeated."
     ),
 ]
-
+Folds = Annotated[
+    int,
+    typer.Option(help="Cross-validate: hold back each of so many parts of the rows in turn."),
+]
 
 command_began: ContextVar[float | None] = ContextVar("command_began", default=None)
+
+
+def folded(overrides: Mapping[str, Value], folds: int) -> dict[str, Value]:
+    """The settings with those of the first of all folds; as they are where there are no folds.
+
+    Raises
+    ------
+    ConfigError : ``-c`` names a fold as well.
+    """
+    if not folds:
+        return dict(overrides)
+    for name in sorted({"fold", "folds"} & set(overrides)):
+        raise ConfigError(f"{name} must be omitted with --folds, which runs all of them")
+    return {**overrides, "folds": folds, "fold": 1}
 
 
 def new_follower() -> Follower:

@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fedapp.commands.common import Overrides, console, interruptible, new_follower
+from fedapp.commands.common import (
+    Folds,
+    Overrides,
+    console,
+    folded,
+    interruptible,
+    new_follower,
+)
 from fedapp.config import Settings, load_settings, parse_overrides
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError
@@ -21,6 +28,7 @@ def compare(
     strategies: Annotated[list[str], typer.Argument(help="Methods, each once.")],
     config: Overrides = None,
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 1,
+    folds: Folds = 0,
     engine: Annotated[str, typer.Option(help="local, or simulation.")] = "local",
     output: Annotated[
         Path | None,
@@ -35,7 +43,7 @@ def compare(
     from simulations.comparable import check_comparable, comparison_folder
     from simulations.compare import compare as compare_all
 
-    overrides = parse_overrides(config or [])
+    overrides = folded(parse_overrides(config or []), folds)
     follower = new_follower()
 
     def run(settings: Settings) -> RunFolder:

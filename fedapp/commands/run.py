@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Annotated
 
 import typer
 
-from fedapp.commands.common import ENGINES, Overrides, console, interruptible, new_follower
+from fedapp.commands.common import (
+    ENGINES,
+    Folds,
+    Overrides,
+    console,
+    folded,
+    interruptible,
+    new_follower,
+)
 from fedapp.config import parse_overrides
 from fedapp.engines import SIMULATED
 from fedapp.home import shown
 from fedapp.report.progress import kept_text
 from fedapp.run_folder import RunFolder
 from fedapp.session import Training
+
+NOTHING_SAVED = "nothing was saved yet; the same command begins anew"
 
 
 def run(
@@ -29,8 +40,12 @@ def run(
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also train on pooled rows, and each party alone.")
     ] = False,
+    folds: Folds = 0,
 ) -> None:
-    """Train a model and write the run's folder."""
+    """Train a model and write the run's folder; with --folds a run for each fold."""
+    if folds:
+        _cross_validate(strategy, config, engine, baselines, folds)
+        return
     follower = new_follower()
     training = Training(strategy, {}, engine, baselines, follower)
     with interruptible(lambda: what_now(training)), follower.alive():
@@ -38,6 +53,31 @@ def run(
         folder = training.carry_out()
     if folder:
         _show(folder)
+
+
+def _cross_validate(
+    strategy: str, config: list[str] | None, engine: str, baselines: bool, folds: int
+) -> None:
+    """Run each fold, and print the means."""
+    from fedapp.folds import SUMMARY
+    from fedapp.report.folds import fold_table
+    from simulations.folds import CrossValidation
+
+    follower = new_follower()
+    all_folds = CrossValidation(strategy, {}, engine, baselines, follower)
+
+    def left() -> str:
+        if all_folds.folder is None:
+            return NOTHING_SAVED
+        where = shlex.quote(shown(all_folds.folder.path))
+        return f"finished folds are saved; the same command with -c run-dir={where} goes on"
+
+    with interruptible(left), follower.alive():
+        all_folds.given = folded(parse_overrides(config or []), folds)
+        folder = all_folds.carry_out()
+    summary = folder.path / SUMMARY
+    console.print(fold_table(json.loads(summary.read_text())))
+    console.print(f"mean ± standard deviation over {folds} folds: {shown(summary)}", soft_wrap=True)
 
 
 def what_now(training: Training) -> str:
@@ -50,7 +90,7 @@ def what_now(training: Training) -> str:
     if engine not in SIMULATED:
         return f"the run may have begun; its state is told by\n  flwr list {engine}"
     if folder is None or not (folder.path / "config.toml").exists():
-        return "nothing was saved yet; the same command begins anew"
+        return NOTHING_SAVED
     words = ["fedapp", "run", training.strategy, "--engine", engine]
     words += ["--baselines"] if training.baselines else []
     words += ["-c", f"resume={where}"]

@@ -38,6 +38,59 @@ class Split:
     test: Rows
 
 
+@dataclass(frozen=True, slots=True)
+class Holdout:
+    """How rows are held back from training.
+
+    Parameters
+    ----------
+    test_fraction : share of all rows, in [0, 1); not read where there are folds.
+    valid_fraction : share of the rows that are not for test, in [0, 1).
+    seed : of the draw, >= 0; the same seed draws the same rows.
+    fold : which fold tests, in [1, folds]; 0 where there are none.
+    folds : parts of equal size that the rows are dealt to, each row to one; 0: none.
+    """
+
+    test_fraction: float
+    valid_fraction: float
+    seed: int
+    fold: int = 0
+    folds: int = 0
+
+    def split(self, n_rows: int) -> Split:
+        """Draw the test rows of a table, by fraction or fold, then validation rows from the rest.
+
+        Raises
+        ------
+        ConfigError : a fraction, a fold or the number of rows breaks its rule.
+        """
+        if not self.folds:
+            return split_rows(n_rows, self.test_fraction, self.valid_fraction, self.seed)
+        check_fold(self.fold, self.folds)
+        if n_rows < self.folds:
+            raise ConfigError(
+                f"folds must be at most the {n_rows} rows of a table, got {self.folds}"
+            )
+        _check_fraction("valid-fraction", self.valid_fraction)
+        parts = np.array_split(_shuffled(n_rows, self.seed), self.folds)
+        test = parts.pop(self.fold - 1)
+        return _split(test, np.concatenate(parts), self.valid_fraction)
+
+
+def check_fold(fold: int, folds: int) -> None:
+    """Hold that a fold is one of several, or that there is none.
+
+    Raises
+    ------
+    ConfigError : it is not.
+    """
+    if folds == 1:
+        raise ConfigError("folds must be 0 (none) or >= 2, got 1")
+    if not (1 <= fold <= folds or fold == folds == 0):
+        rule = f"must be in [1, {folds}] with folds={folds}" if folds else "must be 0 without folds"
+        raise ConfigError(f"fold {rule}, got {fold}; --folds runs all of them")
+
+
 def split_rows(n_rows: int, test_fraction: float, valid_fraction: float, seed: int) -> Split:
     """Draw test rows from all rows, then validation rows from the rest.
 
@@ -56,15 +109,28 @@ def split_rows(n_rows: int, test_fraction: float, valid_fraction: float, seed: i
     ------
     ConfigError : a fraction or a count breaks its rule.
     """
-    for name, fraction in (("test-fraction", test_fraction), ("valid-fraction", valid_fraction)):
-        if not 0 <= fraction < 1:
-            raise ConfigError(f"{name} must be in [0, 1), got {fraction}")
+    _check_fraction("test-fraction", test_fraction)
+    _check_fraction("valid-fraction", valid_fraction)
     if n_rows < 1:
         raise ConfigError(f"n_rows must be >= 1, got {n_rows}")
     n_test = min(round(n_rows * test_fraction), n_rows - 1)
-    n_valid = min(round((n_rows - n_test) * valid_fraction), n_rows - n_test - 1)
-    rows = np.random.default_rng(seed).permutation(np.arange(n_rows, dtype=np.int64))
-    test, valid, train = np.split(rows, [n_test, n_test + n_valid])
+    rows = _shuffled(n_rows, seed)
+    return _split(rows[:n_test], rows[n_test:], valid_fraction)
+
+
+def _check_fraction(name: str, fraction: float) -> None:
+    if not 0 <= fraction < 1:
+        raise ConfigError(f"{name} must be in [0, 1), got {fraction}")
+
+
+def _shuffled(n_rows: int, seed: int) -> Rows:
+    return np.random.default_rng(seed).permutation(np.arange(n_rows, dtype=np.int64))
+
+
+def _split(test: Rows, rest: Rows, valid_fraction: float) -> Split:
+    """The first of the other rows validate; one at least trains."""
+    n_valid = min(round(len(rest) * valid_fraction), len(rest) - 1)
+    valid, train = np.split(rest, [n_valid])
     return Split(np.sort(train), np.sort(valid), np.sort(test))
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
+from fedapp.messages.fields import MOST_FOLDS, Array, Form, Letter, Range, Reply, Request
 
 SHARED_BY = frozenset({"vertical", "inference"})
 
@@ -46,6 +46,8 @@ class OpenRequest(Request):
     test_fraction: Annotated[float, Range(0, 1)]
     valid_fraction: Annotated[float, Range(0, 1)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
+    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # that tests, from 1; 0: test_fraction decides
+    folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

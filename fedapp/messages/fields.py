@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+MOST_FOLDS = 1000  # of cross-validation
 
 
 class Form:

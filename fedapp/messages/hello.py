@@ -15,8 +15,8 @@ of the file. A site with ``share-categories = false`` tells no name of a categor
 schema gives to each column and a digest of them, which whoever guesses all of them can confirm.
 Where only sums over all parties may leave a site (``rounded``), it tells the range of its labels
 away from 0 to powers of two, and nothing that is odd about its table; its numbers of rows it does
-tell, and which classes none of them has. A party learns the objective, the fractions held back, and
-the seed; the names come with ``labels``.
+tell, and which classes none of them has. A party learns the objective, the fractions or the
+fold held back, and the seed; the names come with ``labels``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.messages.dictionary import Counts, Names
-from fedapp.messages.fields import Introduction, Range, Request
+from fedapp.messages.fields import MOST_FOLDS, Introduction, Range, Request
 
 SHARED_BY = frozenset({"horizontal"})
 
@@ -42,6 +42,8 @@ class HelloRequest(Request):
     valid_fraction: Annotated[float, Range(0, 1)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
     rounded: bool  # tell the range of the labels to powers of two, and nothing odd of the table
+    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # that tests, from 1; 0: test_fraction decides
+    folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -43,6 +43,8 @@ def _deciding(run: Run) -> Fields:
         "test-fraction": settings.get("test-fraction"),
         "number of test rows": row_counts(summary).get("test"),
     }
+    if settings.get("folds"):
+        found["fold"] = f"{settings['fold']} of {settings['folds']}"
     sources = party_sources(str(settings.get("data", "")), len(summary["parties"]))
     if sources or summary.get("engine") == DEPLOYMENT:
         method = all_methods().get(summary["strategy"])

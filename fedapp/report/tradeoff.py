@@ -23,12 +23,12 @@ OFF_AXIS = " An arrow stands for a score beyond the axis, which is written besid
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One strategy, or one baseline, over all seeds.
+    """One strategy, or one baseline, over all seeds and folds.
 
     Parameters
     ----------
     name : of the strategy, or of a baseline.
-    scores : test scores by seed, of the metric that early stopping follows.
+    scores : test scores by seed and fold, of the metric that early stopping follows.
     seconds, exchanges, n_bytes : means of a run: train seconds, exchanges, bytes both ways; None
         for a baseline, which sends nothing.
     """
@@ -46,7 +46,7 @@ class Line:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the score over the seeds; nan for one seed."""
+        """Standard deviation of the score over seeds and folds; nan for one run."""
         return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else float("nan")
 
 
@@ -65,6 +65,7 @@ class Comparison:
     methods : those whose parties have "rows" of the table, and those whose parties have "columns".
     changed : settings that are not their defaults, but for those above.
     unread : names of those of them that none of the methods reads.
+    folds : that are held back in turn with each seed; 0: none.
     """
 
     metric: str
@@ -78,20 +79,25 @@ class Comparison:
     methods: Mapping[str, tuple[str, ...]]
     changed: Mapping[str, Value]
     unread: tuple[str, ...]
+    folds: int = 0
 
     @property
     def facts(self) -> dict[str, str]:
         """What is compared, in words."""
         rows = self.n_rows
         seeds = ", ".join(map(str, self.seeds))
-        several = "; ± is the standard deviation over them" if len(self.seeds) > 1 else ""
+        if self.folds:
+            seeds += f", each with {self.folds} folds that are held back in turn"
+        is_several = len(self.seeds) > 1 or self.folds > 1
+        over = "all these runs" if self.folds else "them"
+        several = f"; ± is the standard deviation over {over}" if is_several else ""
         split = [f"some of the {what} ({', '.join(own)})" for what, own in self.methods.items()]
         read = [
             f"{name}={value}" for name, value in self.changed.items() if name not in self.unread
         ]
         facts = {
             "data": f"{self.data}, {self.objective}",
-            "rows": f"{rows['test']:,} test rows score every line; "
+            "rows": f"{rows['test']:,} test rows{self._of_fold} score every line; "
             f"{rows['train']:,} train, {rows['valid']:,} validate",
             "parties": f"{self.n_parties}, each with {' or '.join(split)}",
             "seeds": seeds + several if several else f"{seeds} (one: no spread is known)",
@@ -101,6 +107,11 @@ class Comparison:
         if self.unread:
             facts["not read"] = f"{', '.join(self.unread)}: by none of these methods"
         return facts
+
+    @property
+    def _of_fold(self) -> str:
+        """Which of the folds, whose sizes differ by a row at most, is meant."""
+        return " (in the first fold)" if self.folds else ""
 
 
 def fact_table(found: Comparison) -> Table:
@@ -154,7 +165,7 @@ def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str
     by_exchanges = [(line.name, line.exchanges or 0.0, line.mean) for line in federated]
     points = [(line.name, line.mean, line.spread, line.n_bytes is None) for line in lines]
     several = any(len(line.scores) > 1 for line in lines)
-    bars = ", with the standard deviation over the seeds" if several else ""
+    bars = ", with the standard deviation over the runs" if several else ""
     kinds = f"every {what}"
     if len(federated) < len(lines):
         kinds += " (dark) and of the baselines (pale)"

@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 from fedapp.data.categories import Categories, chosen, in_secret_order
 from fedapp.data.load import column_names
-from fedapp.data.partition import SUBSETS, Split, partition_columns, split_rows
+from fedapp.data.partition import SUBSETS, Holdout, Split, partition_columns
 from fedapp.data.predictions import in_codes_of, read_columns_of
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.errors import DataError
 from fedapp.site.config import SiteConfig
-from fedapp.site.rows import MOST_TABLES, Holdout, file_version, read_table
+from fedapp.site.rows import MOST_TABLES, file_version, read_table
 
 Rows = npt.NDArray[np.int64]
 ORDER_BYTES = 16
@@ -165,7 +165,7 @@ def split_common(rows: Rows, ids: Sequence[str], holdout: Holdout, is_share: boo
     """
     ordered = rows[common_order(ids, holdout.seed)]
     drawn_by = ordered if is_share else np.arange(len(ordered))
-    split = split_rows(len(rows), holdout.test_fraction, holdout.valid_fraction, holdout.seed)
+    split = holdout.split(len(rows))
     return Split(*(ordered[np.isin(drawn_by, getattr(split, subset))] for subset in SUBSETS))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,28 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.datasets import read_source
-from fedapp.data.partition import SUBSETS, partition_rows, split_rows
+from fedapp.data.partition import SUBSETS, Holdout, partition_rows
 from fedapp.data.schema import Reader, Roles
 from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig
 
 Rows = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Holdout:
-    """How rows are held back from training.
-
-    Parameters
-    ----------
-    test_fraction : share of all rows, in [0, 1).
-    valid_fraction : share of the rest, in [0, 1).
-    seed : of the draw.
-    """
-
-    test_fraction: float
-    valid_fraction: float
-    seed: int
 
 
 def read_subsets(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
@@ -50,9 +33,7 @@ def read_subsets(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
     """
     if not config.is_share:
         table = read_table(config)
-        split = split_rows(
-            table.n_rows, holdout.test_fraction, holdout.valid_fraction, holdout.seed
-        )
+        split = holdout.split(table.n_rows)
         return {subset: table.take(getattr(split, subset)) for subset in SUBSETS}
     table = read_table(config)
     shares = share_rows(table, holdout, config.partition, config.n_shares)
@@ -67,7 +48,7 @@ def share_rows(
     Training rows are dealt by the rule. Validation and test rows are dealt evenly, as scores are
     pooled; only a natural partition keeps all rows of a group together.
     """
-    split = split_rows(table.n_rows, holdout.test_fraction, holdout.valid_fraction, holdout.seed)
+    split = holdout.split(table.n_rows)
     rng = np.random.default_rng([holdout.seed, n_parties])
     if partition.startswith("column"):
         everyone = np.arange(table.n_rows, dtype=np.int64)

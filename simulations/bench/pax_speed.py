@@ -35,7 +35,7 @@ from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
 from fedapp.home import home
 from fedapp.packages import versions
-from fedapp.site.rows import Holdout, share_rows
+from fedapp.site.rows import share_rows
 from simulations.baselines import xgboost_parameters
 from simulations.bench import peak_bytes
 from simulations.bench.federated_plugin import Work, check_plugin, train_federated
@@ -118,7 +118,7 @@ def read_rows(settings: Settings) -> Subsets:
     table = read_source(settings.data, Roles(label=settings.label))
     assert table.labels is not None
     labels = class_ids(table.labels, class_names(table.labels, settings.objective))
-    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+    holdout = settings.holdout
     shares = share_rows(table, holdout, settings.partition, settings.parties)
     train, test = shares["train"], np.sort(np.concatenate(shares["test"]))
     return Subsets(

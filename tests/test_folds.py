@@ -1,0 +1,224 @@
+"""Cross-validation: each row is held back once, whoever has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as drawing
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import fedapp
+from fedapp.cli import cli
+from fedapp.config import load_settings
+from fedapp.data.partition import Holdout
+from fedapp.errors import ConfigError
+from fedapp.folds import SUMMARY, Folds
+from fedapp.site.store import Store
+from simulations.compare import compare
+from simulations.local import run_local
+from tests.conftest import MakeSettings, WriteTable
+
+SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
+Held = Callable[[Store], np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs go to a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+
+
+@given(st.integers(2, 300), st.integers(2, 20), st.floats(0, 0.9), st.integers(0, 2**32))
+@drawing(max_examples=50, deadline=None)
+def test_each_row_tests_in_one_fold(n_rows: int, folds: int, valid: float, seed: int) -> None:
+    folds = min(folds, n_rows)
+    splits = [Holdout(0.2, valid, seed, fold, folds).split(n_rows) for fold in range(1, folds + 1)]
+    assert sorted(np.concatenate([split.test for split in splits])) == list(range(n_rows))
+    assert np.ptp([len(split.test) for split in splits]) <= 1
+    for split in splits:
+        rows = np.concatenate([split.train, split.valid, split.test])
+        assert sorted(rows) == list(range(n_rows))
+        assert len(split.train)
+
+
+def test_without_folds_the_fraction_decides() -> None:
+    split = Holdout(0.25, 0.0, 3).split(40)
+    assert (len(split.test), len(split.train)) == (10, 30)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"folds": 1}, r"^folds must be 0 \(none\) or >= 2, got 1$"),
+        ({"folds": 3}, r"^fold must be in \[1, 3\] with folds=3, got 0; --folds runs all of them$"),
+        ({"folds": 3, "fold": 4}, r"^fold must be in \[1, 3\] with folds=3, got 4"),
+        ({"fold": 1}, r"^fold must be 0 without folds, got 1"),
+        (
+            {"folds": 3, "fold": 1, "test-fraction": 0.5},
+            r"^test-fraction must be omitted with folds, of which one is held back, got 0.5$",
+        ),
+    ],
+)
+def test_a_fold_is_one_of_several(given: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        load_settings(given)
+
+
+def test_more_folds_than_rows_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^folds must be at most the 3 rows of a table, got 4$"):
+        Holdout(0.2, 0.0, 0, 1, 4).split(3)
+
+
+@pytest.fixture
+def test_rows(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """What the parties keep in column c of their test rows, by party."""
+    found: dict[str, list[float]] = {}
+    written = Store.__setitem__
+
+    def note(store: Store, name: str, array: Any) -> None:
+        if name == "test.values":
+            found.setdefault(store.folder.parent.name, []).extend(np.asarray(array)[:, -1].tolist())
+        written(store, name, array)
+
+    monkeypatch.setattr(Store, "__setitem__", note)
+    return found
+
+
+def test_horizontal_parties_with_tables_of_their_own_hold_back_each_row_once(
+    write_table: WriteTable, test_rows: dict[str, list[float]]
+) -> None:
+    files = {
+        name: write_table(name, n_rows=n, seed=n, c=range(n)) for name, n in (("a", 41), ("b", 30))
+    }
+    fedapp.run("pax", data=files, label="y", folds=3, **SHORT)
+    assert {name: sorted(rows) for name, rows in test_rows.items()} == {
+        "a": list(range(41)),
+        "b": list(range(30)),
+    }
+
+
+def test_the_shares_of_a_table_hold_back_each_row_once(
+    write_table: WriteTable, test_rows: dict[str, list[float]]
+) -> None:
+    path = write_table(n_rows=70, c=range(70))
+    fedapp.run("pax", data=path, label="y", folds=4, parties=2, **SHORT)
+    assert sorted(row for rows in test_rows.values() for row in rows) == list(range(70))
+
+
+@pytest.mark.parametrize("own_tables", [False, True])
+def test_vertical_parties_hold_back_each_row_once(
+    vertical: MakeSettings,
+    write_table: WriteTable,
+    monkeypatch: pytest.MonkeyPatch,
+    own_tables: bool,
+) -> None:
+    from clients import alignment
+
+    ids = [f"r{row}" for row in range(40)]
+    given: dict[str, Any] = {"data": str(write_table(n_rows=40, key=ids)), "columns": "even"}
+    if own_tables:
+        bank = write_table("bank", n_rows=40, key=ids)
+        shop = write_table("shop", n_rows=40, key=ids[::-1], a=None, c=range(40), y=None)
+        given = {"data": f"bank={bank},shop={shop}", "align": "psi"}
+    held: dict[str, list[list[str]]] = {}
+    keep = alignment._keep
+
+    def note(site: Any, rows: Any) -> None:
+        keep(site, rows)
+        held.setdefault(site.name, []).append(
+            site.store["ids"][-site.store.facts["n_test"] :].tolist()
+        )
+
+    monkeypatch.setattr(alignment, "_keep", note)
+    for fold in (1, 2, 3):
+        run_local(vertical(label="y", id="key", num_boost_round=1, folds=3, fold=fold, **given))
+    first, second = held.values()
+    assert first == second  # the same rows in the same order
+    assert sorted(row for rows in first for row in rows) == sorted(ids)
+
+
+def test_means_and_deviations_are_over_the_runs_of_the_folds(write_table: WriteTable) -> None:
+    path = write_table(n_rows=90)
+    found = fedapp.run("pax", data=path, label="y", folds=3, baselines=True, **SHORT)
+    assert isinstance(found, Folds)
+    aucs = [run.summary["metrics"]["test"]["auc"] for run in found.runs]
+    auc = found.scores["federated test"]["auc"]
+    assert auc["values"] == aucs
+    assert len(set(aucs)) == 3
+    assert auc["mean"] == pytest.approx(np.mean(aucs))
+    assert auc["sd"] == pytest.approx(np.std(aucs, ddof=1))
+    pooled = [run.summary["baselines"]["pooled"]["auc"] for run in found.runs]
+    assert found.scores["pooled test"]["auc"]["values"] == pooled
+    assert found.summary["exchanges"] == sum(run.summary["exchanges"] for run in found.runs)
+    assert [run.summary["rows"]["test"] for run in found.runs] == [30, 30, 30]
+
+
+def test_one_fold_is_a_run_like_any_other(write_table: WriteTable) -> None:
+    path = write_table(n_rows=60)
+    given = {"data": path, "label": "y", "parties": 2, **SHORT}
+    all_folds = fedapp.run("pax", folds=3, **given)
+    one = fedapp.run("pax", folds=3, fold=2, **given)
+    assert isinstance(one, fedapp.Run)
+    models = [(run.path / "model.json").read_text() for run in (one, all_folds.runs[1])]
+    assert models[0] == models[1]
+
+
+def test_a_frame_is_cross_validated_and_not_kept(write_table: WriteTable) -> None:
+    frame = pytest.importorskip("pandas").read_csv(write_table(n_rows=60))
+    found = fedapp.run("pax", data=frame, label="y", folds=2, parties=2, **SHORT)
+    assert found.summary["data"] == "frame"
+    assert {run.summary["data"] for run in found.runs} == {"frame"}
+    assert not list(found.path.rglob("*.parquet"))
+
+
+def test_the_command_goes_on_with_the_folds_that_are_not_finished(
+    write_table: WriteTable, tmp_path: Path
+) -> None:
+    words = ["run", "pax", "--folds", "3", "-c", f"data={write_table(n_rows=60)}", "-c", "label=y"]
+    words += ["-c", "parties=2", "-c", "num-boost-round=1", "-c", "max-depth=2"]
+    words += ["-c", f"run-dir={tmp_path / 'out'}"]
+    runner = CliRunner()
+    first = runner.invoke(cli, words)
+    assert first.exit_code == 0, first.output
+    auc = json.loads((tmp_path / "out" / SUMMARY).read_text())["scores"]["federated test"]["auc"]
+    assert f"{auc['mean']:.4f} ± {auc['sd']:.4f}" in first.output
+    (tmp_path / "out" / "pax-42-fold-2" / "summary.json").unlink()
+    second = runner.invoke(cli, words)
+    assert second.output.count("finished before") == 2
+    changed = runner.invoke(cli, [*words, "-c", "eta=0.1"])
+    assert str(changed.exception).startswith("eta must be 0.3 as in ")
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["-c", "fold=2"], "^fold must be omitted with --folds, which runs all of them$"),
+        (["-c", "resume=runs/x"], "^resume must be omitted with --folds: -c run-dir=FOLDER goes"),
+        (["-c", "init-model=runs/x"], "^init-model must be empty with --folds, as it may have"),
+    ],
+)
+def test_what_does_not_go_with_folds_is_refused(words: list[str], match: str) -> None:
+    found = CliRunner().invoke(cli, ["run", "pax", "--folds", "3", *words])
+    with pytest.raises(ConfigError, match=match):
+        raise found.exception or AssertionError
+
+
+def test_methods_are_compared_on_each_fold(write_table: WriteTable, tmp_path: Path) -> None:
+    given = {"data": str(write_table(n_rows=60)), "label": "y", "parties": 2, "max-bin": 16}
+    given |= {"num-boost-round": 2, "max-depth": 2, "folds": 3, "fold": 1}
+    found = compare(["pax"], given, 1, tmp_path / "out", run_local)
+    line = next(line for line in found.lines if line.name == "pax")
+    summaries = [
+        json.loads((tmp_path / "out" / f"pax-42-fold-{fold}" / "summary.json").read_text())
+        for fold in (1, 2, 3)
+    ]
+    assert line.scores == tuple(each["metrics"]["test"]["auc"] for each in summaries)
+    assert all(len(each.scores) == 3 for each in found.lines)
+    assert found.facts["seeds"].startswith("42, each with 3 folds that are held back in turn; ±")
