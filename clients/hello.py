@@ -25,7 +25,7 @@ from fedapp.site.config import SiteConfig
 from fedapp.site.policy import check_subsets
 from fedapp.site.rows import fingerprint, read_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
-from fedapp.trees.objective import AUTO, check_objective
+from fedapp.trees.objective import AUTO, check_held, check_objective
 
 log = logging.getLogger("fedapp.site")
 
@@ -75,6 +75,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     """
     with blaming(config.name, "HelloRequest", "objective"):
         check_objective(request.objective, AUTO)
+        check_held(request.objective)
     subsets = read_subsets(config, _holdout(request))
     n_rows = {name: table.n_rows for name, table in subsets.items()}
     rule = "table must have at least {} {} rows, got {}"

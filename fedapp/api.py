@@ -17,9 +17,10 @@ from fedapp.finished import Run
 from fedapp.folds import Folds
 from fedapp.frames import Data, drop_frames, holds_frames, n_sources, placed
 from fedapp.home import shown
-from fedapp.keywords import settings_of, told_in_python
+from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
 from fedapp.run_folder import RunFolder, new_run_dir
 from fedapp.session import RUNS, Training
+from fedapp.trees.custom import held
 from fedapp.watch import OnRound, Silent, Watcher
 
 __all__ = ["Data", "Folds", "OnRound", "Run", "Watcher", "load", "run"]
@@ -78,8 +79,9 @@ def run(
         run of its own; with ``fold`` too, that one alone is run.
     **settings : all others, with underscores; ``reg_lambda`` is lambda, ``reg_alpha`` alpha, lists
         stand for texts with commas, mappings for a method's own section: ``pax={"bins": "equal"}``.
-        ``run_dir`` is the folder to write, by default a new one in ``runs``; ``resume`` one to go
-        on from.
+        ``objective`` and ``eval_metric`` may be functions, which only ``engine="local"`` calls: see
+        the notes. ``run_dir`` is the folder to write, by default a new one in ``runs``; ``resume``
+        one to go on from. ``log`` names tools that log the run too: mlflow, tensorboard, wandb.
 
     Returns
     -------
@@ -92,6 +94,18 @@ def run(
     StoppedError : ``on_round`` returned False; says where the run goes on.
     FedappError : the run cannot go on.
 
+    Notes
+    -----
+    Of pax, bagging and cyclic, ``objective`` may be a function of margins and labels, float32 of
+    shape (n_rows,), that returns gradients and hessians of that shape. It is called with the rows
+    of one party at a time, and multiplied by their weights. Labels are numbers, rows start from
+    margin 0.5 as in XGBoost, or from ``base_margin``, and ``predict`` gives margins.
+
+    ``eval_metric`` may be a function of labels and predictions (margins, where the objective is a
+    function) that returns their mean over rows, or a name and that, the smaller the better. Means
+    of parties are added up by their rows, so a metric that is no mean, as AUC, is refused, and so
+    are weights. It is called ``custom@NAME`` in the scores.
+
     Examples
     --------
     >>> import fedapp
@@ -101,7 +115,9 @@ def run(
     >>> run.classes
     ('0', '1')
     """
-    given = settings_of(strategy, {**settings, "label": label or None, "folds": folds or None})
+    named, functions = functions_of(settings)
+    check_functions(functions, engine, baselines)
+    given = settings_of(strategy, {**named, "label": label or None, "folds": folds or None})
     own = n_sources(data) if data is not None else None
     if isinstance(data, str):
         own = len(party_sources(data, data.count(",") + 1)) or None
@@ -111,10 +127,10 @@ def run(
     if folds and "fold" not in given:
         from simulations.folds import CrossValidation
 
-        with told_in_python(), _placing(strategy, data, given):
+        with told_in_python(), held(functions), _placing(strategy, data, given):
             return Folds(CrossValidation(strategy, *how).carry_out().path)
     training = Training(strategy, *how)
-    with told_in_python(), _noting(training), _placing(strategy, data, given):
+    with told_in_python(), held(functions), _noting(training), _placing(strategy, data, given):
         folder = training.carry_out()
     if folder is None:
         rule = "must lie on this machine to be loaded: give run_dir"

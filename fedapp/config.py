@@ -31,6 +31,7 @@ from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
 from fedapp.names import near_setting
 from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
+from fedapp.trees.custom import CUSTOM
 from fedapp.trees.objective import AUTO, LOSSES, Objective, check_base_margin
 
 Value = bool | int | float | str
@@ -188,6 +189,9 @@ class Settings(Section):
                 f"scale-pos-weight must be 1 for {self.objective}, which has no positive rows, "
                 f"got {self.scale_pos_weight:g}; it is for binary:logistic"
             )
+        if self.objective == CUSTOM and self.early_stopping_rounds and not self.eval_metrics:
+            rule = "must name what early stopping watches, where objective is a function"
+            raise ValueError(f"eval-metric {rule}, got none")
         if self.base_margin:
             check_base_margin(self.objective)
         check_metrics(self.objective, self.eval_metrics)

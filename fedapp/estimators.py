@@ -31,10 +31,11 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.finished import Run
 from fedapp.frames import ArrowStream, Interchange, array_names, as_arrow, drop_frames, placed
 from fedapp.housekeeping import forget_model
-from fedapp.keywords import settings_of, told_in_python
+from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
 from fedapp.predict import predict_by_text
 from fedapp.run_folder import RunFolder
 from fedapp.session import Training
+from fedapp.trees.custom import CUSTOM, ObjectiveFunction, held
 from fedapp.trees.text import model_text
 
 if TYPE_CHECKING:  # scikit-learn has no types; of what it gives, what is used
@@ -80,6 +81,7 @@ class Federated(BaseEstimator):
     engine: str = "local"
     random_state: RandomState = None
     run_dir: str | PathLike[str] | None = None
+    log: str | Sequence[str] | None = None
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
@@ -158,7 +160,11 @@ class Federated(BaseEstimator):
         else:
             n_parties = int(given.get("parties", defaults()["parties"]))
             self._check_dealt(table.num_rows, len(names), n_parties)
-        with self._folder() as place:
+        if self.run_dir is None and "tensorboard" in str(given.get("log")):
+            raise ConfigError("run_dir must be given with log=tensorboard, which writes there")
+        functions = functions_of(self.get_params())[1]
+        check_functions(functions, self.engine)
+        with held(functions), self._folder() as place:
             given |= {"data": placed(tables, place), "run-dir": str(place)}
             Training(
                 self.method, given, self.engine, with_page=self.run_dir is not None
@@ -216,7 +222,7 @@ class Federated(BaseEstimator):
             found["seed"] = int(self.random_state)
         elif self.random_state is not None:
             found["seed"] = int(check_random_state(self.random_state).randint(2**31))
-        return settings_of(self.method, found)
+        return settings_of(self.method, functions_of(found)[0])
 
     def _keep(self, names: Sequence[str]) -> None:
         """The model, and what is known of its columns; sites of this machine forget theirs."""
@@ -270,13 +276,14 @@ class Classes(ClassifierMixin, Federated):
 class Numbers(RegressorMixin, Federated):
     """Of numbers."""
 
-    objective: str | None = None
+    objective: str | ObjectiveFunction | None = None
 
     def _targets(self, y: object) -> tuple[Array, dict[str, Any]]:
         labels = column_or_1d(y, warn=True).astype(np.float64)
         if not np.isfinite(labels).all():
             raise ValueError("Input y contains NaN or infinity")
-        return labels, {"objective": self.objective or "reg:squarederror"}
+        named = CUSTOM if callable(self.objective) else self.objective
+        return labels, {"objective": named or "reg:squarederror"}
 
     def predict(self, X: object) -> Array:
         """Shape (n_rows,)."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedapp.config import Value, check_names, defaults, flatten
 from fedapp.errors import ConfigError
+from fedapp.trees.custom import CUSTOM, Functions, metric_name
 
 # Where a name in Python is not the setting's with underscores.
 NAMES = {"reg-lambda": "lambda", "reg-alpha": "alpha"}
@@ -43,6 +44,53 @@ def settings_of(strategy: str, given: Mapping[str, Any]) -> dict[str, Value]:
             _refuse(setting, strategy)
         found[setting] = _as_value(_in_python(setting), value, defaults()[setting])
     return found
+
+
+def functions_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], Functions]:
+    """Settings with names in place of functions, and the functions.
+
+    Parameters
+    ----------
+    given : by their names in Python or their own; ``objective`` and ``eval_metric`` may be
+        functions, the latter also one in a list.
+
+    Raises
+    ------
+    ConfigError : there is more than one metric that is a function.
+    """
+    found, functions = dict(given), Functions()
+    if callable(objective := given.get("objective")):
+        found["objective"], functions = CUSTOM, Functions(objective)
+    name = "eval-metric" if "eval-metric" in given else "eval_metric"
+    asked = given.get(name)
+    listed = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
+    own = [each for each in listed if callable(each)]
+    if len(own) > 1:
+        raise ConfigError(f"eval-metric must have one function at most, got {len(own)}")
+    if own:
+        found[name] = [metric_name(each) if callable(each) else each for each in listed]
+        functions = Functions(functions.objective, own[0])
+    return found, functions
+
+
+def check_functions(functions: Functions, engine: str, baselines: bool = False) -> None:
+    """Hold that functions stay in this process.
+
+    Raises
+    ------
+    ConfigError : they would have to be sent, or the baselines to know them.
+    """
+    if functions == Functions():
+        return
+    if engine != "local":
+        rule = "must be names with this engine, whose parties are other processes: functions are"
+        raise ConfigError(
+            f"objective and eval-metric {rule} never sent, and engine='local' calls them, "
+            f"got a function with engine={engine!r}"
+        )
+    if baselines:
+        rule = "must be False where objective or eval-metric is a function"
+        raise ConfigError(f"baselines {rule}, got True")
 
 
 def _kebab(given: Mapping[str, Any]) -> dict[str, Any]:

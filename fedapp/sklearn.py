@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from fedapp.estimators import Classes, Federated, Horizontal, Numbers, Vertical
+from fedapp.trees.custom import MetricFunction
 
+Metrics = str | MetricFunction | Sequence[str | MetricFunction] | None
 Constraints = Mapping[str, int] | str | None
 PARAMETERS = {
     "n_estimators": "boosting rounds; trees of a forest, or of each party (FedXGBllr).",
@@ -33,7 +35,8 @@ PARAMETERS = {
     "interaction_constraints": "lists of columns that may meet in a tree.",
     "early_stopping_rounds": "without a better score on held-back rows; needs valid_fraction.",
     "valid_fraction": "share of the rows that are held back to be scored in every round.",
-    "objective": "loss, by XGBoost's name; reg:squarederror by default.",
+    "objective": "loss by XGBoost's name, or a function as in fedapp.run; default reg:squarederror.",
+    "eval_metric": "further scores, by XGBoost's names, or a function as in fedapp.run.",
     "bins": "how bins are dealt out to parties: share, or equal.",
     "fusion": "of the parties' cuts: auto, finest or coarsest.",
     "aggregation": "plain, or secure: the coordinator learns sums over all parties alone.",
@@ -58,6 +61,7 @@ PARAMETERS = {
     "parties": "how many the rows, or columns, are dealt out to; ``groups`` say it too.",
     "engine": "local, in this process, or simulation, by Flower's runtime.",
     "random_state": "seed of all draws.",
+    "log": "where else the run is logged: mlflow, wandb, and with run_dir tensorboard.",
     "run_dir": "new folder for the run; by default one that goes with the estimator.",
 }
 Federated.told = PARAMETERS
@@ -85,6 +89,7 @@ class _Boosted(Federated):
     colsample_bynode: float | None = None
     max_bin: int | None = None
     early_stopping_rounds: int | None = None
+    eval_metric: Metrics = None
     valid_fraction: float = 0.0
 
 

@@ -32,7 +32,7 @@ from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
 from strategies.local_boosting import Boosted, begin, best_round, finish, trees_of
 from strategies.scoring import shares
-from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL
+from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OR_FUNCTION
 
 
 class BaggingSettings(Section):
@@ -45,6 +45,7 @@ class Bagging(HorizontalStrategy):
     """The server's side of bagging."""
 
     reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
+    objectives = OR_FUNCTION
 
     @classmethod
     def own_settings(cls, settings: Settings) -> BaggingSettings:

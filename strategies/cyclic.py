@@ -22,13 +22,14 @@ from fedapp.messages.hello import HelloReply
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
 from strategies.local_boosting import Boosted, begin, best_round, finish, trees_of
-from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL
+from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OR_FUNCTION
 
 
 class Cyclic(HorizontalStrategy):
     """The server's side of cyclic training."""
 
     reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
+    objectives = OR_FUNCTION
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None

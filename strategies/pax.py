@@ -35,11 +35,13 @@ from fedapp.messages.pax import (
     InitRequest,
     check_grow,
 )
+from fedapp.metrics import is_custom
 from fedapp.run_folder import RunFolder
 from fedapp.trees.boosted.constraints import check_without_categories, constraints_of
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.limits import Limits
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
+from fedapp.trees.custom import CUSTOM
 from fedapp.trees.objective import LossParameters, base_margin
 from fedapp.trees.packed import pack_trees
 from strategies.base import Summary
@@ -52,7 +54,7 @@ from strategies.scoring import (
     check_scores,
     evaluate,
 )
-from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS, INIT_MODEL
+from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS, INIT_MODEL, OR_FUNCTION
 from strategies.warm_start import Begun
 
 
@@ -60,6 +62,7 @@ class PAX(HorizontalStrategy):
     """The server's side of PAX."""
 
     reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
+    objectives = OR_FUNCTION
     history: History
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
@@ -86,6 +89,12 @@ class PAX(HorizontalStrategy):
             raise ConfigError(
                 "min-parties must be 0 with pax.aggregation=secure, whose sums take all parties "
                 f"(a run that one has left can be resumed), got {settings.min_parties}"
+            )
+        has_function = settings.objective == CUSTOM or any(map(is_custom, settings.eval_metrics))
+        if own.aggregation == "secure" and has_function:
+            raise ConfigError(
+                "pax.aggregation must be plain where objective or eval-metric is a function, whose "
+                "sums have no known bounds, got secure"
             )
         return own
 

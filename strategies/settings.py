@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from fedapp.config import Section, Settings, defaults
 from fedapp.errors import ConfigError
-from fedapp.trees.objective import AUTO, LOSSES
+from fedapp.trees.custom import CUSTOM
+from fedapp.trees.objective import AUTO, LOSSES, check_held
 
 # General settings by which XGBoost's trees are grown, round after round.
 TREE_SETTINGS = frozenset(
@@ -37,7 +38,8 @@ WAYS_OUT = {
     "base-margin": "; pax, bagging, cyclic and secureboost read it; else the column may be a "
     "feature, or excluded with drop-columns"
 }
-ALL_OBJECTIVES = tuple(LOSSES)
+ALL_OBJECTIVES = tuple(name for name in LOSSES if name != CUSTOM)
+OR_FUNCTION = (*ALL_OBJECTIVES, CUSTOM)
 
 
 class ReadsSettings:
@@ -67,7 +69,12 @@ class ReadsSettings:
         if settings.objective not in (AUTO, *cls.objectives):
             known = ", ".join((AUTO, *cls.objectives))
             rule = f"must be one of {known} for {settings.strategy}"
-            raise ConfigError(f"objective {rule}, got {settings.objective}")
+            got = "a function" if settings.objective == CUSTOM else settings.objective
+            raise ConfigError(f"objective {rule}, got {got}")
+        try:
+            check_held(settings.objective)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         read, given = set(cls.settings_read(settings)), settings.as_config()
         for name in sorted(NEVER_IGNORED - read):
             if given[name] != defaults()[name]:

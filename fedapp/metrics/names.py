@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedapp.trees.custom import CUSTOM, holds_metric
 from fedapp.trees.objective import AUTO, LOSSES, REGRESSION, check_objective, is_regression
 
 _OF_NUMBERS = ("rmse", "mae", "r2")
@@ -20,6 +21,7 @@ EVAL_METRICS = {
     "binary:logistic": ("auc", "aucpr", "logloss", "error", "rmse", "mae"),
     "multi:softprob": ("mlogloss", "merror"),
     REGRESSION: ("rmse", "mae", "mape"),
+    CUSTOM: ("rmse", "mae", "mape"),
     "reg:logistic": ("rmse", "mae", "mape", "logloss", "error"),
     "count:poisson": ("poisson-nloglik", "tweedie-nloglik", "rmse", "mae", "mape"),
     "reg:gamma": ("gamma-deviance", "tweedie-nloglik", "rmse", "mae", "mape"),
@@ -35,7 +37,7 @@ _LARGER = (
 )
 _SMALLER = (
     *("logloss", "mlogloss", "rmse", "mae", "mape", "error", "merror"),
-    *("poisson-nloglik", "gamma-deviance", WITH_POWER),
+    *("poisson-nloglik", "gamma-deviance", WITH_POWER, CUSTOM),
 )
 BETTER = dict.fromkeys(_LARGER, True) | dict.fromkeys(_SMALLER, False)
 """Whether a larger value is the better one, by the metric's name up to an @."""
@@ -45,6 +47,7 @@ LOSSES_OF = {
     "multi:softprob": "mlogloss",
     "reg:logistic": "logloss",
     REGRESSION: "rmse",
+    CUSTOM: "rmse",
 }
 
 
@@ -81,6 +84,11 @@ def scored_names(objective: str, eval_metrics: Sequence[str]) -> tuple[str, ...]
     return (*own, *(name for name in eval_metrics if name not in own))
 
 
+def is_custom(name: str) -> bool:
+    """Whether a metric is a function."""
+    return name.partition("@")[0] == CUSTOM
+
+
 def is_metric(name: str) -> bool:
     """Whether it is known which way a score is better."""
     return name.partition("@")[0] in BETTER
@@ -101,6 +109,9 @@ def check_metrics(objective: str, names: Sequence[str]) -> None:
     known = EVAL_METRICS[objective]
     for name in names:
         kind, at, power = name.partition("@")
+        if is_custom(name):
+            _check_custom(objective)
+            continue
         if kind not in known or (at and kind != WITH_POWER):
             raise ValueError(
                 f"eval-metric must be one or several of {', '.join(known)} for {objective}, "
@@ -112,6 +123,17 @@ def check_metrics(objective: str, names: Sequence[str]) -> None:
             )
     if len(set(names)) < len(names):
         raise ValueError(f"eval-metric must name a metric once, got {','.join(names)}")
+
+
+def _check_custom(objective: str) -> None:
+    """Hold that a metric that is a function is one of this process, and can be added up."""
+    if objective == "multi:softprob":
+        raise ValueError(f"eval-metric must be a name for {objective}, got a function")
+    if not holds_metric():
+        raise ValueError(
+            "eval-metric must be a name where no function is given: a function is never sent, and "
+            "fedapp.run(..., eval_metric=function) runs it by the local engine, got custom"
+        )
 
 
 def _is_power(text: str) -> bool:

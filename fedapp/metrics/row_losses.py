@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.metrics.adders import Adder
-from fedapp.metrics.names import NAMES, WITH_POWER
+from fedapp.metrics.names import NAMES, WITH_POWER, is_custom
+from fedapp.trees.custom import custom_sum
 
 Array = NDArray[np.float64]
 
@@ -110,7 +111,9 @@ def extra_sums(
     rows = weights > 0
     given, shares = (labels[rows], predictions[rows]), weights[rows]
     return [
-        adder.total(_SIZES.get(name, "deviance"), _losses(name, *given), shares)
+        custom_sum(*given, shares)
+        if is_custom(name)
+        else adder.total(_SIZES.get(name, "deviance"), _losses(name, *given), shares)
         for name in summed(objective, extra)
     ]
 

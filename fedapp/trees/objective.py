@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.crypto.fixed_point import Bounds, Whole, power_above, to_whole
+from fedapp.trees.custom import CUSTOM, custom_pairs, holds_objective
 
 Array = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -27,6 +28,7 @@ Objective = Literal[
     "count:poisson",
     "reg:gamma",
     "reg:tweedie",
+    "custom",
 ]
 REGRESSION: Final = "reg:squarederror"
 # In place of an objective, until the parties have said what their labels are.
@@ -35,6 +37,8 @@ AUTO: Final[str] = "auto"
 SMALLEST_HESSIAN = np.float32(1e-16)
 # XGBoost's default intercept; the same for every class, so it cancels in the softmax.
 SOFTMAX_INTERCEPT = 0.5
+# XGBoost's intercept for an objective that is a function.
+CUSTOM_INTERCEPT = 0.5
 # Past these the exponential leaves float32 and float64.
 LARGEST_POWER, LARGEST_EXACT_POWER = np.float32(88.7), 700.0
 MOST_CLASSES = 10**6
@@ -245,6 +249,14 @@ def _tweedie_pairs(
     return rising - truth * falling, above * rising - truth * below * falling
 
 
+def _custom_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tuple[Array, Array]:
+    return custom_pairs(margins, labels)
+
+
+def _no_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
+    raise ValueError("objective must be one whose gradients have bounds, got a function")
+
+
 def _logistic_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
     """|g| <= 1, h <= 1/4, times what positive rows count."""
     heavier = power_above(max(parameters.scale_pos_weight, 1.0))
@@ -296,6 +308,7 @@ LOSSES: Final[dict[str, Loss]] = {
     "reg:tweedie": Loss(
         LOG, _tweedie_pairs, _tweedie_powers, labels=(0, np.inf), reads=("tweedie_variance_power",)
     ),
+    CUSTOM: Loss(IDENTITY, _custom_pairs, _no_powers),
 }
 
 
@@ -312,7 +325,22 @@ def check_objective(objective: str, *others: str) -> None:
     """
     known = (*LOSSES, *others)
     if objective not in known:
-        raise ValueError(f"objective must be one of {', '.join(known)}, got {objective}")
+        named = ", ".join(name for name in known if name != CUSTOM)
+        raise ValueError(f"objective must be one of {named}, got {objective}")
+
+
+def check_held(objective: str) -> None:
+    """Hold that an objective that is a function is one of this process.
+
+    Raises
+    ------
+    ValueError : it is not.
+    """
+    if objective == CUSTOM and not holds_objective():
+        raise ValueError(
+            "objective must be a name where no function is given: a function is never sent, and "
+            "fedapp.run(..., objective=function) runs it by the local engine, got custom"
+        )
 
 
 def is_regression(objective: str) -> bool:
@@ -346,11 +374,14 @@ def base_score(
 ) -> np.float32:
     """Prediction before the first tree: the weighted mean of the labels of all parties.
 
-    For ``multi:softprob`` it is 0.5 for every class, XGBoost's default. Where positive rows of two
-    classes count more, it is one Newton step from 0, as XGBoost 3.2 has it.
+    For ``multi:softprob`` it is 0.5 for every class, and for a function 0.5, XGBoost's default.
+    Where positive rows of two classes count more, it is one Newton step from 0, as XGBoost 3.2 has
+    it.
     """
     if objective == "multi:softprob":
         return np.float32(SOFTMAX_INTERCEPT)
+    if objective == CUSTOM:
+        return np.float32(CUSTOM_INTERCEPT)
     if objective == "binary:logistic" and parameters.scale_pos_weight != 1:
         positives = parameters.scale_pos_weight * label_sum
         negatives = weight_sum - label_sum

@@ -6,14 +6,23 @@ Source: the model schema of XGBoost 3.2 (doc/model.schema).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.trees.custom import CUSTOM
 from fedapp.trees.model import LEAF, NO_TREES, NODE, Grown, Tree, parents_of, with_sets
-from fedapp.trees.objective import LOSSES, PLAIN, LossParameters, Objective, n_outputs
+from fedapp.trees.objective import (
+    LOSSES,
+    PLAIN,
+    REGRESSION,
+    LossParameters,
+    Objective,
+    gradients,
+    n_outputs,
+)
 from fedapp.trees.sets import Ints
 
 Rows = npt.NDArray[np.float32]
@@ -88,7 +97,20 @@ def grow_trees(
     )
     fixed = {"base_score": 0.5, "verbosity": 0}
     given = for_xgboost(objective, width, parameters, loss) | fixed
-    return trees_from_xgboost(xgboost.train(given, matrix, n_rounds), widths)
+    own: dict[str, Any] = {}
+    if objective == CUSTOM:
+        given["objective"], own["obj"] = REGRESSION, _as_obj(labels, weights, loss)
+    return trees_from_xgboost(xgboost.train(given, matrix, n_rounds, **own), widths)
+
+
+def _as_obj(labels: Rows, weights: Rows, loss: LossParameters) -> Callable[[Rows, Any], Any]:
+    """An objective that is a function, as ``xgboost.train`` takes it."""
+
+    def pairs(margins: Rows, matrix: Any) -> tuple[Rows, Rows]:
+        found = gradients(CUSTOM, margins.reshape(-1, 1), labels, weights, loss)
+        return found[:, 0, 0], found[:, 0, 1]
+
+    return pairs
 
 
 def typed_columns(widths: Ints) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from fedapp.trees.boosted.from_xgboost import feature_types
+from fedapp.trees.custom import CUSTOM
 from fedapp.trees.model import LEAF, Ensemble, Tree
+from fedapp.trees.objective import REGRESSION
 from fedapp.trees.sets import NO_SET, category_counts
 
 VERSION = [3, 1, 0]  # the first version whose base_score is a vector
@@ -38,8 +40,7 @@ def to_xgboost_json(model: Ensemble) -> str:
     }
     document = {
         "learner": {
-            # XGBoost takes base margins with the rows; the name is for whoever brings them.
-            "attributes": {"base_margin": model.margin_column} if model.margin_column else {},
+            "attributes": _attributes(model),
             # XGBoost allows no [, ] or < in a name.
             "feature_names": [re.sub(r"[\[\]<]", "_", name) for name in model.columns],
             "feature_types": feature_types(category_counts(model.categories, len(model.columns))),
@@ -58,6 +59,13 @@ def to_xgboost_json(model: Ensemble) -> str:
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
+def _attributes(model: Ensemble) -> dict[str, str]:
+    """What XGBoost keeps and does not read: the column of base margins, which it takes with the
+    rows; and that the objective was a function."""
+    found = {"base_margin": model.margin_column} if model.margin_column else {}
+    return found | ({"objective": CUSTOM} if model.objective == CUSTOM else {})
+
+
 def _objective(model: Ensemble) -> dict[str, Any]:
     """The loss with its parameters."""
     if model.objective == "multi:softprob":
@@ -65,9 +73,11 @@ def _objective(model: Ensemble) -> dict[str, Any]:
             "name": model.objective,
             "softmax_multiclass_param": {"num_class": str(model.n_outputs)},
         }
+    # XGBoost too keeps its default for a function, whose predictions are margins.
+    called = REGRESSION if model.objective == CUSTOM else model.objective
     block, name = PARAMETER_BLOCKS.get(model.objective, ("reg_loss_param", "scale_pos_weight"))
     value = np.float32(getattr(model.parameters, name))
-    return {"name": model.objective, block: {name: f"{value:.9g}"}}
+    return {"name": called, block: {name: f"{value:.9g}"}}
 
 
 def _tree(tree_id: int, tree: Tree, model: Ensemble) -> dict[str, Any]:

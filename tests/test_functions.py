@@ -1,0 +1,242 @@
+"""Objectives and metrics that are functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xgboost
+from sklearn.model_selection import GridSearchCV
+from typer.testing import CliRunner
+
+import fedapp
+from fedapp.cli import cli
+from fedapp.errors import FedappError
+from fedapp.trees import custom
+from fedapp.trees.model import LEAF
+from simulations.local import run_local
+from tests.conftest import MakeSettings
+
+SHORT: dict[str, Any] = {"num_boost_round": 4, "max_depth": 3, "max_bin": 32, "valid_fraction": 0.2}
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def rows() -> Any:
+    """Columns a, b, a label 0 or 1, weights, and the margin that rows start from."""
+    rng = np.random.default_rng(3)
+    a, b, noise = rng.normal(size=(3, 200)).round(2)
+    label = (a + b * b + noise > 0.8).astype(float)
+    return np.column_stack([np.where(a < -1.5, np.nan, a), b, label, rng.uniform(1, 2, 200), a / 4])
+
+
+def logistic(margins: Any, labels: Any) -> Any:
+    """XGBoost's binary:logistic."""
+    shares = 1 / (1 + np.exp(-margins))
+    return shares - labels, shares * (1 - shares)
+
+
+def log_loss(labels: Any, margins: Any) -> Any:
+    return "any", np.mean(np.logaddexp(0, margins) - labels * margins)
+
+
+def area(labels: Any, scores: Any) -> Any:
+    """AUC, which is no mean."""
+    over = scores[labels == 1][:, None] > scores[labels == 0]
+    return over.mean()
+
+
+def mae(labels: Any, predictions: Any) -> float:
+    return float(np.abs(labels - predictions).mean())
+
+
+def train(strategy: str, rows: Any, **given: Any) -> fedapp.Run:
+    how = {**SHORT, "label": "c2", "base_margin": "c4", "parties": 2, **given}
+    if "weight" not in how:
+        how.setdefault("drop_columns", "c3")
+    return fedapp.run(strategy, data=rows, **how)
+
+
+def same_trees(ours: Any, others: Any) -> bool:
+    """Whether models split by the same columns at the same thresholds, and have like leaves."""
+    for one, other in zip(ours, others, strict=True):
+        splits = one["left"] != LEAF
+        for field in ("left", "column", "threshold", "default_left"):
+            if not np.array_equal(one[field][splits], other[field][splits]):
+                return False
+        if not np.allclose(one["value"], other["value"], rtol=1e-5, atol=1e-6):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
+def test_a_logistic_function_grows_the_trees_of_the_built_in_objective(
+    rows: Any, strategy: str
+) -> None:
+    built_in = train(strategy, rows, objective="binary:logistic", weight="c3")
+    own = train(strategy, rows, objective=logistic, weight="c3")
+    assert same_trees(own.model.trees, built_in.model.trees)
+    assert own.model.objective == "custom"
+    shares = built_in.predict_proba(rows)[:, 1]
+    assert np.allclose(own.predict(rows), np.log(shares / (1 - shares)), atol=1e-4)
+
+
+def test_one_partys_trees_are_those_that_xgboost_grows_for_the_function(rows: Any) -> None:
+    run = train("pax", rows, objective=logistic, parties=1, valid_fraction=0, test_fraction=0)
+    matrix = xgboost.QuantileDMatrix(
+        rows[:, :2],
+        rows[:, 2],
+        base_margin=rows[:, 4],
+        max_bin=SHORT["max_bin"],
+        feature_names=["c0", "c1"],
+    )
+    booster = xgboost.train(
+        {"max_depth": 3, "tree_method": "hist", "max_bin": SHORT["max_bin"], "base_score": 0.5},
+        matrix,
+        4,
+        obj=lambda margins, matrix: logistic(margins, matrix.get_label()),
+    )
+    found = booster.predict(matrix, output_margin=True)
+    assert np.allclose(run.predict(rows), found, atol=1e-5)
+    assert run.to_xgboost().attr("objective") == "custom"
+    assert np.allclose(run.to_xgboost().predict(matrix), found, atol=1e-5)
+
+
+def test_rows_start_where_xgboost_has_them_start(rows: Any) -> None:
+    given = {"base_margin": "", "drop_columns": ["c3", "c4"], "test_fraction": 0}
+    run = train("pax", rows, objective=logistic, parties=1, valid_fraction=0, **given)
+    matrix = xgboost.QuantileDMatrix(rows[:, :2], rows[:, 2], max_bin=SHORT["max_bin"])
+    booster = xgboost.train(
+        {"max_depth": 3, "tree_method": "hist", "max_bin": SHORT["max_bin"]},
+        matrix,
+        4,
+        obj=lambda margins, matrix: logistic(margins, matrix.get_label()),
+    )
+    assert np.allclose(run.predict(rows), booster.predict(matrix), atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
+def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows: Any, strategy: str) -> None:
+    small: dict[str, Any] = {}
+    if strategy == "secureboost":
+        small = {
+            "secureboost": {"key_bits": 512, "insecure_small_key": True},
+            "align": "ordered",
+            "num_boost_round": 1,
+        }
+    given = {"objective": "reg:logistic", "eval_metric": ["mae", mae], **small}
+    run = train(strategy, rows, **given)
+    scores = run.summary["metrics"]
+    for subset in ("train", "valid", "test"):
+        assert scores[subset]["custom@mae"] == pytest.approx(scores[subset]["mae"], rel=1e-6)
+
+
+def test_early_stopping_follows_a_metric_down(rows: Any) -> None:
+    run = train(
+        "pax",
+        rows,
+        objective=logistic,
+        eval_metric=log_loss,
+        early_stopping_rounds=2,
+        num_boost_round=60,
+        eta=1.0,
+    )
+    found = run.rounds
+    values = [one["valid_custom@log_loss"] for one in found.to_dict("records")]
+    assert len(values) < 60
+    assert run.summary["trees"] == int(np.argmin(values)) + 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given", "told"),
+    [
+        ("secureboost", {"objective": logistic}, "for secureboost, got a function"),
+        ("fedxgbllr", {"objective": logistic}, "for fedxgbllr, got a function"),
+        ("pax", {"objective": logistic, "engine": "simulation"}, "functions are never sent"),
+        ("pax", {"eval_metric": mae, "engine": "simulation"}, "functions are never sent"),
+        ("pax", {"objective": logistic, "baselines": True}, "baselines must be False"),
+        (
+            "pax",
+            {"objective": logistic, "pax": {"aggregation": "secure"}, "parties": 3},
+            "must be plain where objective or eval_metric is a function, whose sums have no",
+        ),
+        (
+            "pax",
+            {"objective": logistic, "early_stopping_rounds": 1},
+            "eval_metric must name what early stopping watches, where objective is a function",
+        ),
+        ("pax", {"eval_metric": [mae, area]}, "must have one function at most, got 2"),
+        ("pax", {"objective": "custom"}, "a function is never sent, and fedapp.run"),
+        ("pax", {"eval_metric": "custom@mae"}, "a function is never sent, and fedapp.run"),
+        ("pax", {"eval_metric": mae, "objective": "multi:softprob"}, "must be a name for multi"),
+    ],
+)
+def test_functions_are_refused_where_they_cannot_be_called(
+    rows: Any, strategy: str, given: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(fedapp.ConfigError, match=told):
+        train(strategy, rows, base_margin="", **given)
+    assert not list(Path("runs").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"eval_metric": area}, "eval-metric must be a mean over rows, which parties can add up"),
+        ({"eval_metric": mae, "weight": "c3"}, "must be a name where rows have weights"),
+        ({"eval_metric": lambda labels, scores: "x"}, "must return a number"),
+        ({"objective": lambda margins, labels: margins}, "must return gradients and hessians"),
+        (
+            {"objective": lambda margins, labels: (margins[:2], labels)},
+            r"gradients of the objective must be of shape \(\d+,\), one a row, got \(2,\)",
+        ),
+        ({"objective": lambda margins, labels: (margins, margins - 9)}, "hessians .* must be >= 0"),
+        ({"objective": lambda margins, labels: (margins / 0, labels)}, "must be finite"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_a_function_returns_is_checked(rows: Any, given: dict[str, Any], told: str) -> None:
+    with pytest.raises(FedappError, match=told):
+        train("pax", rows, **{"objective": "reg:logistic", "base_margin": "", **given})
+    assert not custom.holds_objective()
+    assert not custom.holds_metric()
+
+
+def test_the_command_knows_no_functions_and_a_second_run_has_to_wait() -> None:
+    done = CliRunner().invoke(cli, ["run", "pax", "-c", "objective=custom"])
+    assert "a function is never sent" in str(done.exception)
+    with (
+        custom.held(custom.Functions(logistic)),
+        pytest.raises(fedapp.ConfigError, match="while another run of this process goes on"),
+        custom.held(custom.Functions(logistic)),
+    ):
+        pass
+
+
+def test_estimators_take_functions(rows: Any) -> None:
+    X, y = rows[:, :2], rows[:, 2]
+    small = {"n_estimators": 3, "max_depth": 2, "max_bin": 16, "parties": 2}
+    model = fedapp.PAXRegressor(objective=logistic, eval_metric=log_loss, **small).fit(X, y)
+    shares = 1 / (1 + np.exp(-model.predict(X)))
+    assert ((shares > 0.5) == y).mean() > 0.7
+    assert "custom@log_loss" in model.run_.summary["metrics"]["train"]
+    grid = {"objective": [logistic, "reg:squarederror"]}
+    search = GridSearchCV(fedapp.PAXRegressor(**small), grid, cv=2).fit(X, y)
+    assert len(search.cv_results_["mean_test_score"]) == 2
+    with pytest.raises(ValueError, match="functions are never sent"):
+        fedapp.PAXRegressor(objective=logistic, engine="simulation", **small).fit(X, y)
+
+
+def test_a_party_without_the_function_refuses_a_coordinator_that_asks_for_it(
+    settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.settings.check_held", lambda objective: None)
+    with pytest.raises(FedappError, match=r"HelloRequest.objective .*a function is never sent"):
+        run_local(settings(objective="custom", data="diabetes"))
