@@ -98,7 +98,7 @@ def count(site: Site, request: CountRequest) -> Sums:
     """Weights of the rows by the next digit of their values."""
     store = site.store
     values, weights = store["train.values"], whole_weights(store, bounds_of(store))
-    _check_offsets(site, "CountRequest", "offsets", request.offsets, len(request.prefixes))
+    check_offsets(site, "CountRequest", "offsets", request.offsets, len(request.prefixes))
     counts = digit_counts(values, weights, request.prefixes, request.offsets, request.digit)
     return Sums([counts], store.facts[COUNT_BYTES])
 
@@ -109,7 +109,7 @@ def take_cuts(site: Site, request: GrowSumsRequest) -> None:
     if "codes" in store:
         raise ProtocolError(site.name, "GrowSumsRequest", "edges", "must be told once")
     offsets, categories = request.edge_offsets, np.asarray(store["set_widths"])
-    _check_offsets(site, "GrowSumsRequest", "edge_offsets", offsets, len(request.edges))
+    check_offsets(site, "GrowSumsRequest", "edge_offsets", offsets, len(request.edges))
     widths = np.diff(offsets)
     if np.where(categories > 0, widths > categories, widths < 1).any():
         rule = "must give a column of numbers a bin, and one of categories no more than it has"
@@ -165,7 +165,7 @@ def _rows_by_category(values: Array, categories: Array) -> Whole:
     return np.concatenate([*counts, np.empty(0, dtype=np.int64)]).astype(np.int64)
 
 
-def _check_offsets(site: Site, message: str, field: str, offsets: Array, n_all: int) -> None:
+def check_offsets(site: Site, message: str, field: str, offsets: Array, n_all: int) -> None:
     """Hold that what is told of each column is no finer than the site allows.
 
     Raises

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -85,9 +85,38 @@ def _score(
     adder : of the rows.
     """
     store, text = site.store, request.model.tobytes()
-    message = type(request).__name__
+    model = _model_of_run(site, request, read)
+    scores = _scores(site, request, model, predict, adder)
+    write_whole(store.folder / "model.json", text)
+    store.forget()
+    return scores
+
+
+def score_subsets(
+    site: Site, request: EvaluateRequest, subsets: Sequence[str], adder: Adder
+) -> dict[str, Array]:
+    """Sums and score histograms of a boosted model on some subsets of the rows, which are kept, as
+    is the model.
+
+    Parameters
+    ----------
+    adder : of the rows.
+    """
+    model = _model_of_run(site, request, from_json)
+    write_whole(site.store.folder / "model.json", request.model.tobytes())
+    return _scores(site, request, model, predict_margins, adder, subsets)
+
+
+def _model_of_run(site: Site, request: EvaluateRequest, read: Callable[[str], M]) -> M:
+    """The model of a request.
+
+    Raises
+    ------
+    ProtocolError : it is none, or not of this run.
+    """
+    store, message = site.store, type(request).__name__
     try:
-        model = read(text.decode())
+        model = read(request.model.tobytes().decode())
     except (DataError, UnicodeDecodeError) as error:
         rule = str(error).removeprefix("model ")
         raise ProtocolError(site.name, message, "model", rule) from error
@@ -97,10 +126,7 @@ def _score(
     if found != run:
         rule = "must have the objective, columns, categories and classes of the run"
         raise ProtocolError(site.name, message, "model", rule)
-    scores = _scores(site, request, model, predict, adder)
-    write_whole(store.folder / "model.json", text)
-    store.forget()
-    return scores
+    return model
 
 
 def _scores(
@@ -109,10 +135,11 @@ def _scores(
     model: M,
     predict: Callable[..., Array],
     adder: Adder,
+    subsets: Sequence[str] = SUBSETS,
 ) -> dict[str, Array]:
     """The fields of the reply."""
     scores: dict[str, Array] = {}
-    for subset in SUBSETS:
+    for subset in subsets:
         batches = [predict(model, *rows) for rows in _batches(site.store, subset)]
         margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
         center, widest = float(model.base_margin), request.residual_range

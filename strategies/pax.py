@@ -8,7 +8,8 @@ Algorithm 1; line numbers are of that algorithm. Departures:
 - The representatives are fused once, before the first tree, and not in every round: the surrogates
   do not change.
 - With ``pax.aggregation=secure`` (see ``strategies.pax_secure``) there are no surrogates and no
-  bins of single parties.
+  bins of single parties; with ``privacy.epsilon`` no histograms either (see
+  ``strategies.pax_private``).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ from fedapp.trees.objective import LossParameters, base_margin
 from fedapp.trees.packed import pack_trees
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, mean_label
-from strategies.pax_plain import Aggregation, PaxSettings, PlainSums
+from strategies.pax_plain import Aggregation, Opening, PaxSettings, PlainSums
+from strategies.pax_private import NoisedSums, privacy_settings
 from strategies.pax_secure import SecureSums
 from strategies.scoring import (
     ROUND_BINS,
@@ -63,6 +65,7 @@ class PAX(HorizontalStrategy):
 
     reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
     objectives = OR_FUNCTION
+    sections = frozenset(("privacy",))
     history: History
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
@@ -70,6 +73,15 @@ class PAX(HorizontalStrategy):
         self.own = self.own_settings(settings)
         how = PlainSums if self.own.aggregation == "plain" else SecureSums
         self.aggregation: Aggregation = how(lambda: self.settings, self.own, self.warn_once)
+        private = privacy_settings(settings, self.own.aggregation)
+        self.noised: NoisedSums | None = None
+        if private.epsilon:
+            self.noised = NoisedSums(lambda: self.settings, private, self.warn_once)
+
+    @property
+    def _opening(self) -> Opening:
+        """How a run opens, and its model is scored."""
+        return self.noised or self.aggregation
 
     @property
     def tells_sums_alone(self) -> bool:
@@ -85,6 +97,7 @@ class PAX(HorizontalStrategy):
         ConfigError : sums over all parties cannot do without some.
         """
         own = check(PaxSettings, settings.sections["pax"], "pax.")
+        privacy_settings(settings, own.aggregation)
         if own.aggregation == "secure" and settings.min_parties:
             raise ConfigError(
                 "min-parties must be 0 with pax.aggregation=secure, whose sums take all parties "
@@ -105,6 +118,8 @@ class PAX(HorizontalStrategy):
         self.agree(parties, saved)
         if saved is None:
             boosting = yield from self._begin(parties)
+            if self.noised:  # what was told is not told again
+                yield self._checkpoint(boosting)
         else:
             boosting = self._restore(saved)
         while self._n_added(boosting) < self.settings.num_boost_round and not self.history.stops:
@@ -121,7 +136,7 @@ class PAX(HorizontalStrategy):
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
         self.history = History.of(self.settings)
         init_model = self.begin_with(trees_a_round=1)
-        labels, cuts = yield from self.aggregation.begin(parties, self.table, self.terms())
+        labels, cuts = yield from self._opening.begin(parties, self.table, self.terms())
         self.note_coding(labels)
         mean = mean_label(labels, len(self.table.classes), self.settings)
         if init_model is None:
@@ -174,6 +189,11 @@ class PAX(HorizontalStrategy):
 
     def _round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[bool]:
         """Lines 12 to 26: one round. False where it begins anew, or training stops before it."""
+        if self.noised:
+            progress = yield from self.noised.add_round(parties, boosting)
+            self.history.add({})
+            yield progress
+            return True
         growth = boosting.growth()
         request = self._request(boosting, growth)
         while growth.growing:
@@ -278,16 +298,18 @@ class PAX(HorizontalStrategy):
             model = model.first_rounds(self.begun.n_rounds + best_round)
         yield self._checkpoint(boosting)
         scored, summary = yield from evaluate(
-            parties, model, best_round, self.settings.eval_metrics, self.aggregation.score
+            parties, model, best_round, self.settings.eval_metrics, self._opening.score
         )
         yield from self._note_scores(scored, boosting)
+        if self.noised:
+            summary = {**summary, "privacy": self.noised.summary()}
         return summary
 
     def _checkpoint(self, boosting: Boosting) -> Checkpoint:
         """The model so far, and how each party's bins map to the cuts."""
-        maps = {f"bins {party}": places for party, places in self.aggregation.places.items()}
+        maps = {f"bins {party}": places for party, places in self._opening.places.items()}
         facts = {"history": self.history.scores, **self.table.facts()}
-        facts |= {"begun": astuple(self.begun), "aggregation": self.aggregation.facts()}
+        facts |= {"begun": astuple(self.begun), "aggregation": self._opening.facts()}
         return Checkpoint({**boosting.arrays(), **maps}, facts)
 
     def _restore(self, saved: Checkpoint) -> Boosting:
@@ -298,7 +320,7 @@ class PAX(HorizontalStrategy):
             for name, places in arrays.items()
             if name.startswith("bins ")
         }
-        self.aggregation.restore(places, saved.facts["aggregation"])
+        self._opening.restore(places, saved.facts["aggregation"])
         self.history = History.of(self.settings, saved.facts["history"])
         self.begun = Begun(*saved.facts["begun"])
         boosting = self._boosting(*kept_cuts(arrays))

@@ -36,8 +36,8 @@ class PaxSettings(Section):
     aggregation: Literal["plain", "secure"]
 
 
-class Aggregation(Protocol):
-    """How sums over the parties' rows come about.
+class Opening(Protocol):
+    """How a run opens, and how its model is scored.
 
     Attributes
     ----------
@@ -45,10 +45,6 @@ class Aggregation(Protocol):
     """
 
     places: dict[str, Ints]
-
-    def __init__(
-        self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
-    ) -> None: ...
 
     def begin(
         self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
@@ -60,11 +56,6 @@ class Aggregation(Protocol):
         terms : the fields of ``Terms``.
         """
 
-    def grow(
-        self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting, check: Check
-    ) -> Conversation[dict[str, GrowReply]]:
-        """Send a request to all parties."""
-
     def score(
         self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
     ) -> Conversation[dict[str, EvaluateReply]]:
@@ -75,6 +66,19 @@ class Aggregation(Protocol):
 
     def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
         """Undo ``facts``."""
+
+
+class Aggregation(Opening, Protocol):
+    """How sums over the parties' rows come about."""
+
+    def __init__(
+        self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
+    ) -> None: ...
+
+    def grow(
+        self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting, check: Check
+    ) -> Conversation[dict[str, GrowReply]]:
+        """Send a request to all parties."""
 
 
 def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:

@@ -44,8 +44,9 @@ OR_FUNCTION = (*ALL_OBJECTIVES, CUSTOM)
 
 class ReadsSettings:
     """A base of strategies. ``reads`` are the general settings that a class reads beside those of
-    its bases; ``round_name`` is what it calls the rounds that it reports; ``objectives`` are those
-    that it can train."""
+    its bases, ``sections`` those tables of the run config that are not its own alone;
+    ``round_name`` is what it calls the rounds that it reports; ``objectives`` are those that it can
+    train."""
 
     reads: ClassVar[frozenset[str]] = frozenset(
         (
@@ -56,6 +57,7 @@ class ReadsSettings:
     )
     round_name: ClassVar[str] = "boosting round"
     objectives: ClassVar[tuple[str, ...]] = ALL_OBJECTIVES
+    sections: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def check_settings(cls, settings: Settings) -> None:
@@ -98,5 +100,11 @@ class ReadsSettings:
     def settings_read(cls, settings: Settings) -> tuple[str, ...]:
         """Names of the settings that decide on a run of this method: general ones and its own."""
         general = frozenset().union(*(vars(base).get("reads", ()) for base in cls.__mro__))
-        own = settings.sections.get(settings.strategy, {})
-        return (*sorted(general), *(f"{settings.strategy}.{name}" for name in own))
+        return (
+            *sorted(general),
+            *(
+                f"{section}.{name}"
+                for section in (settings.strategy, *sorted(cls.sections))
+                for name in settings.sections.get(section, {})
+            ),
+        )

@@ -96,6 +96,7 @@ SENDERS = {
     "labels": HORIZONTAL,
     "scoring": HORIZONTAL,
     "secure": HORIZONTAL,
+    "private": HORIZONTAL,
     "vertical": VERTICAL | INFERENCE,
     "alignment": VERTICAL | INFERENCE,
     "explain": INFERENCE,

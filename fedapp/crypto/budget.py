@@ -138,7 +138,7 @@ def calibrated(epsilon: float, delta: float, schedule: Iterable[Spending]) -> fl
         accounting.LowerEndpointAndGuess(LEAST_MULTIPLIER, FIRST_GUESS),
         tol=2.0**-MULTIPLIER_BITS,
     )
-    return math.ceil(found * 2**MULTIPLIER_BITS + 1) / 2**MULTIPLIER_BITS
+    return float(math.ceil(float(found) * 2**MULTIPLIER_BITS + 1)) / 2.0**MULTIPLIER_BITS
 
 
 def spent(multiplier: float, schedule: Iterable[Spending], delta: float) -> float:

@@ -110,7 +110,8 @@ def _discrete_laplace(scale: int, n_tries: int, source: Source) -> Whole:
     sizes = rests + scale * _geometric(len(rests), source)
     negative = (source.words(len(sizes)) & np.uint64(1)).astype(bool)
     kept = ~(negative & (sizes == 0))
-    return np.where(negative, -sizes, sizes)[kept]
+    found: Whole = np.where(negative, -sizes, sizes)[kept]
+    return found
 
 
 def _geometric(n_numbers: int, source: Source) -> Whole:

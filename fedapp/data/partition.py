@@ -17,6 +17,7 @@ RULES = ("iid", "dirichlet:ALPHA", "sizes:A,B,...", "column:NAME")
 DRAWS = 100
 SUBSETS = ("train", "valid", "test")
 WATCHED = ("train", "valid")  # scored in every round
+HELD_OUT = ("valid", "test")
 # A float label with more distinct values than this is cut into bins of equal size.
 MAX_CLASSES = 20
 N_LABEL_BINS = 10

@@ -126,6 +126,11 @@ class Descent:
         """How many digits are known, 0 to 4."""
         return self._digit
 
+    @property
+    def masses(self) -> Whole:
+        """Weight of the rows that begin with each wanted prefix; int64, shape (n_prefixes,)."""
+        return np.concatenate([column.masses for column in self._columns])
+
     def wanted(self) -> tuple[Keys, Ints]:
         """``prefixes`` and ``offsets`` of ``digit_counts``."""
         sizes = [len(column.prefixes) for column in self._columns]

@@ -45,6 +45,7 @@ def model_card(run: Run) -> str:
         _scores(summary),
         *_by_party(summary),
         *(_plain(line) for line in score_notes(summary)),
+        *_privacy(summary),
         "## Who learned what",
         *_revealed(run),
         "## Settings",
@@ -105,6 +106,22 @@ def _by_party(summary: dict[str, Any]) -> list[str]:
     names = score_names(list(found.values()))
     rows = ((party, *(score_text(each.get(n)) for n in names)) for party, each in found.items())
     return [f"By party, on its {subset} rows:", _table(["party", *names], rows)]
+
+
+def _privacy(summary: dict[str, Any]) -> list[str]:
+    """What the run promises for each row, if anything."""
+    if not (told := summary.get("privacy")):
+        return []
+    facts = {
+        "promised": f"epsilon {told['epsilon']:g}, delta {told['delta']:g}",
+        "unit": told["unit"],
+        "trees": f"drawn ({told['trees']}); leaves have noise of {told['leaf_noise']:.3g} "
+        "(standard deviation of a sum of gradients)",
+        "scores": f"of rows that did not train, with noise of {told['score_noise']:.3g} rows a bin",
+        "noise multiplier": f"{told['noise_multiplier']:.4g}, by dp-accounting's RDP accountant",
+        "not covered": "; ".join(told["not_covered"]),
+    }
+    return ["## Privacy", "\n".join(f"- {name}: {_plain(text)}" for name, text in facts.items())]
 
 
 def _revealed(run: Run) -> Iterator[str]:

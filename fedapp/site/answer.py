@@ -21,7 +21,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,7 +40,8 @@ from fedapp.site.mail import (
     write_letters,
 )
 from fedapp.site.masks import Sums, check_leaves, is_masked, masked, note_request
-from fedapp.site.policy import check_leaving, check_policy, check_request, module_of
+from fedapp.site.noise import check_noised, noised
+from fedapp.site.policy import check_leaving, check_policy, check_private, check_request, module_of
 from fedapp.site.register import admit
 from fedapp.site.store import NoStateError, Store, Stores, has_begun, locked
 from fedapp.wire.codec import Envelope
@@ -60,6 +61,7 @@ Handler = Callable[..., Reply | tuple[Reply, Letters] | Sums]
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
 METHOD = "method"  # of the run, in a store's facts
 KEPT = "kept"  # the last answer of a finished run
+_LEAVES = ("sums", "noised")  # what a request asks for whose sums have noise: without, with
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ def answer(
     request = put_together(request_class, content, config.name)
     check_request(config, request)
     check_leaving(config, envelope.method, request)
+    check_private(config, envelope.method, request)
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
     folder = home() / "sites" / config.name / envelope.model_id
@@ -159,6 +162,7 @@ def _handled(
     """What the handler answers, with its letters as they are, not sealed yet."""
     given: list[Mail] = []
     check_leaves(site.name, site.store, request)
+    check_noised(site.name, site.store, request)
     try:
         if request.carries_letters:
             with blaming(site.name, content.name, "parcels"):
@@ -172,7 +176,12 @@ def _handled(
     if digest := _digest(content) if is_masked(site.store) else "":
         note_request(site.store, digest)
     if isinstance(found, Sums):
-        assert request.leaves == "sums", f"{type(request).__name__} asks for no sums"
+        assert request.leaves == _LEAVES[bool(found.noise)], (
+            f"{type(request).__name__} asks for no sums"
+        )
+        if found.noise:
+            given_noise = request, digest, found.arrays, found.noise
+            found = replace(found, arrays=noised(site.name, site.store, *given_noise))
         found = masked(site.name, site.store, envelope, digest, found)
     reply, letters = found if isinstance(found, tuple) else (found, [])
     assert reply.carries_letters or not letters, f"{type(reply).__name__} carries no letters"

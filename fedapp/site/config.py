@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ NODE_KEYS = (
     *("encrypted-labels", "allow-insecure", "app", "full-masks", "least-parties"),
     *("min-bin-rows", "most-bins", "score-bins", "align-most-rows", "most-columns"),
     *("monotone-constraints", "interaction-constraints"),
-    *("runs-per-day", "approve"),
+    *("runs-per-day", "approve", "most-epsilon"),
     *("partition-id", "num-partitions"),
 )
 # A site's own limits, far above what ordinary runs ask for.
@@ -78,6 +79,8 @@ class SiteConfig:
     least_parties : the fewest parties that a sum is over which its own are part of; it then takes
         part in no run that tells more of its rows. 0: in any, and ``fewest_parties`` holds.
     asks : whether a run waits until a person at the site has approved it.
+    most_epsilon : of a run's promise for each row; it then takes part in no run of parties with the
+        same columns that promises none. 0: in any.
     encrypts_labels : whether its labels may leave it under encryption alone, not in codes.
     allows_insecure : whether a run may use small keys, or weaken the guard of Fed-EINI.
     bundles : hashes of the app bundles whose runs it answers; empty for that of the installed one.
@@ -109,6 +112,7 @@ class SiteConfig:
     limits: Mapping[str, int] = field(default_factory=LIMITS.copy, hash=False)
     least_parties: int = 0
     asks: bool = False
+    most_epsilon: float = 0.0
     encrypts_labels: bool = False
     allows_insecure: bool = False
     bundles: frozenset[str] = frozenset()
@@ -295,6 +299,7 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "min_bin_rows": _whole(node, "min-bin-rows", min(min_rows, MIN_BIN_ROWS)),
         "limits": {key: _whole(node, key, limit) for key, limit in LIMITS.items()},
         "least_parties": _least_parties(node),
+        "most_epsilon": _not_negative(node, "most-epsilon"),
         "asks": _asks(str(node.get("approve", "all"))),
         "encrypts_labels": _is_true(node.get("encrypted-labels", False)),
         "allows_insecure": _is_true(node.get("allow-insecure", False)),
@@ -349,6 +354,18 @@ def _whole(node: Mapping[str, Value], key: str, default: int) -> int:
     if not found.isdecimal():
         raise ConfigError(f"{key} must be a whole number >= 0, got {found!r}")
     return int(found)
+
+
+def _not_negative(node: Mapping[str, Value], key: str) -> float:
+    """A number, 0 where nothing is said; a node config's values may be texts."""
+    found = str(node.get(key, 0))
+    try:
+        number = float(found)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < math.inf:
+        raise ConfigError(f"{key} must be a number >= 0, got {found!r}")
+    return number
 
 
 def _drops_unlabelled(config: Mapping[str, Value]) -> bool:

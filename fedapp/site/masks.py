@@ -27,6 +27,7 @@ from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
 from fedapp.messages.secure import MaskedReply
 from fedapp.site.mail import pair_secrets, since
+from fedapp.site.noise import Noise
 from fedapp.site.store import Store
 from fedapp.wire.codec import Envelope
 
@@ -44,10 +45,12 @@ class Sums:
     ----------
     arrays : int64, of any shapes, in the order in which the server reads them.
     n_bytes : that each sum over all parties fits in.
+    noise : of each array, in a run that promises an epsilon; else none.
     """
 
     arrays: Sequence[Whole]
     n_bytes: int = 8
+    noise: Sequence[Noise] = ()
 
 
 def bounds_of(store: Store) -> Bounds:

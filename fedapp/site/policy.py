@@ -99,6 +99,23 @@ def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
         )
 
 
+def check_private(config: SiteConfig, method: str, request: Request) -> None:
+    """Hold that a site whose rows may be told of with noise alone takes part in no other run.
+
+    Raises
+    ------
+    ConfigError : the request asks for more, in a run of parties with the same columns.
+    """
+    declared = method_of(method)
+    horizontal = declared is not None and declared.family == "horizontal"
+    if config.most_epsilon and horizontal and request.leaves in ("own", "sums"):
+        most = f"{config.most_epsilon:g}"
+        raise ConfigError(
+            f"privacy.epsilon must be > 0 and <= {most} for {config.name}, whose node config has "
+            f"most-epsilon ({most}): what it tells of its rows has noise; got {method} without"
+        )
+
+
 def check_parties(config: SiteConfig, names: Sequence[str]) -> None:
     """Hold that a sum over these parties hides what is the site's own.
 

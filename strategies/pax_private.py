@@ -1,0 +1,337 @@
+"""PAX with differential privacy: sums over all parties, to which each has added noise.
+
+Source: Maddock et al. 2022 (arXiv:2210.02910); see ``fedapp.trees.boosted.drawn`` for the trees and
+``fedapp.crypto.budget`` for what is told of a row. A tree takes one exchange: its structure is
+drawn, and its leaves are summed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from fedapp.config import NotNegative, Section, Settings, check
+from fedapp.conversation import Check, Conversation, Parties, Progress
+from fedapp.crypto.budget import Budget, budget_for, check_installed
+from fedapp.crypto.fixed_point import Bounds, from_whole, power_above
+from fedapp.data.partition import HELD_OUT
+from fedapp.errors import ConfigError
+from fedapp.histograms.bins import Cuts, Ints, with_categories
+from fedapp.histograms.descent import BASE, N_DIGITS, Descent
+from fedapp.histograms.noisy_counts import CLEAR, settle
+from fedapp.messages.hello import HelloReply
+from fedapp.messages.labels import LabelsReply
+from fedapp.messages.private import (
+    COUNTED_ROWS,
+    PrivateCountRequest,
+    PrivateOpenRequest,
+    PrivateScoresRequest,
+    PrivateTreesRequest,
+)
+from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
+from fedapp.messages.secure import EVERYONE
+from fedapp.metrics import Statistics, statistics
+from fedapp.metrics.adders import read_sums
+from fedapp.metrics.noised import ClippedNumbers, plausible
+from fedapp.trees.boosted.drawn import Kind, draw_trees, weighed
+from fedapp.trees.boosted.rounds import Boosting, n_leaves
+from fedapp.trees.model import LEAF
+from fedapp.trees.objective import LossParameters, base_margin, is_regression, n_outputs
+from fedapp.trees.packed import pack_trees
+from fedapp.trees.row_bounds import RowBounds, row_bounds
+from fedapp.trees.sets import category_counts
+from strategies.horizontal import CommonTable
+from strategies.secure import ask_for_sums, exchange_keys
+
+FEWEST_PARTIES = 2
+# At the noise of an epsilon of 1, more bins cost the AUC more by noise than they give.
+SCORE_BINS = 32
+# Longest step of a leaf, before the learning rate; of numbers that are clipped, the clip.
+LONGEST_STEP = 2.0
+UNIT = "one row of one party, which counts for nothing in one of two tables that are told apart"
+NOT_COVERED = (
+    "numbers of rows",
+    "names of columns, of classes (and which of them train), of categories that no schema gives",
+    "the range of labels that are numbers and the largest weight, to powers of two",
+    "settings chosen by looking at the same rows",
+    "other runs over the same rows: their epsilons add up",
+    "all rows of one person together",
+)
+
+
+class PrivacySettings(Section):
+    """``[privacy]`` of the run config.
+
+    ``epsilon``, ``delta``: what is promised for each row; with an epsilon of 0 nothing is.
+    ``trees``: how they are drawn. ``clip``: size of the largest gradient, where the objective has
+    no bound of its own, in the unit of the labels for squared errors.
+    """
+
+    epsilon: NotNegative
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    trees: Kind
+    clip: NotNegative
+
+
+def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
+    """``[privacy]``, checked against the rest of a run's settings.
+
+    Raises
+    ------
+    ConfigError : it cannot be kept beside another setting, or the accountant is not installed.
+    """
+    own = check(PrivacySettings, settings.sections["privacy"], "privacy.")
+    if not own.epsilon:
+        return own
+    if aggregation != "secure":
+        raise ConfigError(
+            "pax.aggregation must be secure with privacy.epsilon, whose noise is for sums over all "
+            f"parties (-c pax.aggregation=secure), got {aggregation}"
+        )
+    for name, usual, why in _FIXED:
+        if (value := getattr(settings, name)) != usual:
+            shown, setting = usual if usual != "" else "empty", name.replace("_", "-")
+            raise ConfigError(f"{setting} must be {shown} with privacy.epsilon: {why}; got {value}")
+    if settings.parties < FEWEST_PARTIES:
+        rule = f"must be >= {FEWEST_PARTIES} with privacy.epsilon"
+        raise ConfigError(f"parties {rule}: noise must be of others too; got {settings.parties}")
+    check_installed()
+    return own
+
+
+_FIXED: tuple[tuple[str, Any, str], ...] = (
+    ("early_stopping_rounds", 0, "scores of every round would take noise, and so epsilon"),
+    ("init_model", "", "nothing is known of the noise of its trees"),
+    ("subsample", 1.0, "rows are drawn by a seed that all know, which hides none"),
+    ("gamma", 0.0, "splits are drawn and do not depend on their gain"),
+    ("colsample_bylevel", 1.0, "splits are drawn; colsample-bytree and privacy.trees choose how"),
+    ("colsample_bynode", 1.0, "splits are drawn; colsample-bytree and privacy.trees choose how"),
+    ("monotone_constraints", "", "leaves with noise do not keep them"),
+    ("interaction_constraints", "", "privacy.trees=cyclic lets no columns interact"),
+)
+
+
+class NoisedSums:
+    """All parties together answer as one, with noise; arguments and methods as of ``SecureSums``,
+    but for ``add_round`` in place of ``grow``.
+
+    Parameters
+    ----------
+    private : ``[privacy]``.
+    """
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        private: PrivacySettings,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._settings, self._private, self._warn = settings, private, warn
+        self.places: dict[str, Ints] = {}
+        self._bounds, self._n_classes = Bounds(1), 0
+        self.budget = Budget(private.epsilon, private.delta, 1.0, 1, FEWEST_PARTIES)
+
+    def begin(
+        self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
+    ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
+        """Meet, sum the labels, and go down to about the quantiles of every column."""
+        private, rounds = self._private, self._settings().num_boost_round
+        self.budget = budget_for(private.epsilon, private.delta, rounds, len(parties))
+        own = self._row_bounds()
+        self._check_enough(parties, own)
+        if any(table.categories):
+            self._warn(
+                "names of categories are those in the tables, which privacy.epsilon does not "
+                "cover; sites with share-categories=false tell none that a schema does not give"
+            )
+        roster, bounds, _ = yield from exchange_keys(parties)
+        self._bounds = Bounds(COUNTED_ROWS, bounds.heaviest, bounds.largest)
+        self._n_classes = len(table.classes)
+        promise = asdict(self.budget)
+        del promise["n_parties"]
+        request = PrivateOpenRequest(
+            **(roster | {"n_rows": COUNTED_ROWS}), **terms, **promise, clip=private.clip
+        )
+        categories = category_counts(table.categories, len(table.columns))
+        n_numbers = int((categories == 0).sum())
+        deviation = self._deviation("counts", math.sqrt(max(n_numbers, 1)))
+        lightest = int(2 * CLEAR * deviation)
+        descent = Descent(categories == 0, self._settings().max_bin, lightest)
+        sums, counts = yield from ask_for_sums(parties, request, (2,), (n_numbers, BASE))
+        descent.take(settle(counts, None, deviation))
+        while descent.digit < N_DIGITS:
+            prefixes, offsets = descent.wanted()
+            count = PrivateCountRequest(descent.digit, prefixes, offsets)
+            (counts,) = yield from ask_for_sums(parties, count, (len(prefixes), BASE))
+            descent.take(settle(counts, descent.masses, deviation))
+        cuts = with_categories(descent.cuts(), categories, categories)
+        return {EVERYONE: self._labels(sums, table.n_coded_columns)}, cuts
+
+    def add_round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[Progress]:
+        """Draw a round's trees, and weigh their leaves."""
+        settings, allowed = self._settings(), boosting.growth().allowed
+        where = boosting.cuts, allowed, settings.max_depth, settings.seed, boosting.n_rounds
+        drawn = draw_trees(self._private.trees, *where)
+        values = [tree["value"][tree["left"] == LEAF] for tree in boosting.last_trees]
+        request = PrivateTreesRequest(
+            **pack_trees(drawn.trees, sets=drawn.sets),
+            round_id=boosting.n_rounds,
+            base_margin=float(base_margin(boosting.objective, boosting.base_score)),
+            leaf_values=np.concatenate([*values, np.empty(0, dtype=np.float32)]),
+        )
+        (sums,) = yield from ask_for_sums(parties, request, (n_leaves(drawn.trees), 2))
+        own = self._row_bounds()
+        found = from_whole(sums, np.array(own.exponents(self._bounds)))
+        boosting.add(
+            weighed(
+                drawn,
+                found,
+                settings.eta,
+                boosting.shape.penalties,
+                self._leaf_deviation(own) / own.scale,
+                self._private.clip if boosting.objective == "reg:squarederror" else LONGEST_STEP,
+            )
+        )
+        boosting.told()
+        trees, last = boosting.grown.trees, boosting.last_trees
+        return Progress(boosting.n_rounds, len(trees), n_leaves(last), {}, {})
+
+    def score(
+        self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
+    ) -> Conversation[dict[str, EvaluateReply]]:
+        """Noised sums of the finished model's scores, of rows that did not train it."""
+        told = {field.name: getattr(request, field.name) for field in fields(request)}
+        adder, form = self._form()
+        shapes = [form.sums.shape, form.histogram.shape] * len(HELD_OUT)
+        private = PrivateScoresRequest(**(told | {"score_bins": SCORE_BINS}))
+        found = yield from ask_for_sums(parties, private, *shapes)
+        scores: dict[str, Any] = {
+            "train_sums": form.sums * 0.0,
+            "train_scores": form.histogram * 0.0,
+        }
+        for place, subset in enumerate(HELD_OUT):
+            sums, cells = read_sums(found[2 * place], adder, found[2 * place + 1])
+            told_rows = sum(getattr(hello, f"n_{subset}") for hello in parties.values())
+            read = plausible(self._settings().objective, Statistics(sums, cells))
+            scores[f"{subset}_sums"] = read.sums if told_rows else sums * 0.0
+            scores[f"{subset}_scores"] = read.histogram if told_rows else cells * 0.0
+        reply = EvaluateReply(**scores)
+        check(EVERYONE, reply)
+        return {EVERYONE: reply}
+
+    def facts(self) -> dict[str, Any]:
+        """What the run promises, and what follows from what the parties have said of their rows."""
+        known = {"bounds": asdict(self._bounds), "n_classes": self._n_classes}
+        return known | {"budget": asdict(self.budget)}
+
+    def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
+        """Undo ``facts``."""
+        self._bounds, self._n_classes = Bounds(**facts["bounds"]), facts["n_classes"]
+        self.budget = Budget(**facts["budget"])
+
+    def summary(self) -> dict[str, Any]:
+        """What was promised, for the run's summary."""
+        return {
+            "epsilon": self.budget.epsilon,
+            "delta": self.budget.delta,
+            "unit": UNIT,
+            "noise_multiplier": self.budget.multiplier,
+            "leaf_noise": self._leaf_deviation(self._row_bounds()),
+            "score_noise": self._score_deviation(),
+            "trees": self._private.trees,
+            "not_covered": list(NOT_COVERED),
+        }
+
+    def _row_bounds(self) -> RowBounds:
+        settings = self._settings()
+        try:
+            return row_bounds(settings.objective, LossParameters.of(settings), self._private.clip)
+        except ValueError as error:
+            way = "; two standard deviations of the label do" if not self._private.clip else ""
+            raise ConfigError(f"privacy.clip {error}{way}") from None
+
+    def _leaf_deviation(self, own: RowBounds) -> float:
+        """Standard deviation of the noise of a sum of gradients at a leaf."""
+        return self.budget.deviation("tree", own.norm) * math.ldexp(1.0, self._bounds.heaviest)
+
+    def _score_deviation(self) -> float:
+        """Standard deviation of the noise of a cell of a score histogram, in weights of rows."""
+        adder, _ = self._form()
+        found = self.budget.deviation("scores", adder.sensitivity)
+        return math.ldexp(found, -self._bounds.exponent(0))
+
+    def _deviation(self, kind: str, sensitivity: float) -> float:
+        """Of noise in units of counts."""
+        most = math.ldexp(sensitivity, self._bounds.exponent(0) + self._bounds.heaviest)
+        return self.budget.deviation(kind, most)
+
+    def _check_enough(self, parties: Parties[HelloReply], own: RowBounds) -> None:
+        """Hold that the leaves of a tree can be told from noise.
+
+        Raises
+        ------
+        ConfigError : not even both halves of all rows could, or delta is too large.
+        """
+        settings, n_rows = self._settings(), n_trained(parties)
+        if self._private.delta * n_rows >= 1:
+            raise ConfigError(
+                f"privacy.delta must be below 1 / {n_rows}, the number of training rows, so that "
+                f"no row may be told as it is, got {self._private.delta:g}"
+            )
+        rows = self.budget.deviation("tree", own.norm) / own.gradient
+        ways = "a larger epsilon or a smaller num-boost-round"
+        if rows > n_rows / 2:
+            raise ConfigError(
+                f"privacy.epsilon must be larger for so few rows: the noise of each leaf counts as "
+                f"{rows:.0f} rows, and half of all training rows are {n_rows // 2}; {ways} helps, "
+                f"got {self._private.epsilon:g}"
+            )
+        if rows > n_rows / 2**settings.max_depth:
+            self._warn(
+                f"the noise of each leaf counts as {rows:.0f} rows, more than leaves of max-depth "
+                f"{settings.max_depth} have on average; {ways} or a smaller max-depth may help"
+            )
+
+    def _labels(self, sums: Any, n_coded_columns: int) -> LabelsReply:
+        """What the labels come to, within what labels can; of values that the dictionary lacks
+        nothing is told."""
+        regression = is_regression(self._settings().objective)
+        power = self._bounds.largest if regression else power_above(self._n_classes)
+        exponents = np.array([self._bounds.exponent(power), self._bounds.exponent(0)])
+        label_sum, weight_sum = from_whole(sums, exponents).tolist()
+        row = math.ldexp(1.0, self._bounds.heaviest) / 2
+        weight_sum = max(weight_sum, 2 * row)
+        if self._n_classes == 2:
+            label_sum = min(max(label_sum, row), weight_sum - row)
+        elif regression:
+            low, high = _means(self._settings().objective, math.ldexp(1.0, self._bounds.largest))
+            label_sum = min(max(label_sum, low * weight_sum), high * weight_sum)
+        return LabelsReply(label_sum, weight_sum, np.zeros(n_coded_columns, dtype=np.int64))
+
+    def _form(self) -> tuple[ClippedNumbers, Statistics]:
+        """What has added sums of no rows, and these."""
+        settings, clip = self._settings(), self._private.clip
+        adder = ClippedNumbers(self._bounds, power_above(clip) if clip else 0)
+        width = n_outputs(settings.objective, self._n_classes)
+        nothing = np.empty((0, width), np.float32), *(np.empty(0, np.float32),) * 2
+        extra = settings.eval_metrics
+        form = statistics(settings.objective, *nothing, SCORE_BINS, extra=extra, adder=adder)
+        return adder, form
+
+
+def n_trained(parties: Mapping[str, HelloReply]) -> int:
+    """Training rows of all parties."""
+    return sum(hello.n_train for hello in parties.values())
+
+
+def _means(objective: str, largest: float) -> tuple[float, float]:
+    """Smallest and largest mean label that has a margin."""
+    if objective == "reg:squarederror":
+        return -largest, largest
+    least = largest * 2.0**-20
+    return least, 1 - least if objective == "reg:logistic" else largest

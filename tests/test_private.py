@@ -1,0 +1,515 @@
+"""PAX that promises an epsilon for each row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from fedapp import metrics
+from fedapp.config import Settings
+from fedapp.crypto.budget import Budget
+from fedapp.crypto.fixed_point import Bounds
+from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
+from fedapp.histograms.bins import Cuts
+from fedapp.histograms.descent import Descent, digit_counts
+from fedapp.histograms.noisy_counts import CLEAR, settle
+from fedapp.messages import hello, private, secure
+from fedapp.messages.pax import CountRequest
+from fedapp.messages.private import COUNTED_ROWS
+from fedapp.metrics.noised import TOTALS_NOISE, ClippedNumbers, plausible
+from fedapp.report.card import model_card
+from fedapp.report.summary import read_run
+from fedapp.run_folder import RunFolder
+from fedapp.site import answer, noise
+from fedapp.site.noise import Noise, check_noised, noised
+from fedapp.site.store import Store
+from fedapp.trees.boosted.drawn import draw_trees
+from fedapp.trees.model import LEAF, check_trees, load_model
+from fedapp.trees.objective import LOSSES, PLAIN, n_outputs
+from fedapp.trees.row_bounds import BOUNDED, row_bounds, row_pairs
+from simulations.local import run_local, simulated_contexts
+from strategies.pax_private import budget_for
+from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.network import die, resumed, run
+from tests.pooled import made_columns, write_rows
+from tests.transcript import check_declared, listen, summary_of
+
+LOSS_OF = {
+    "binary:logistic": {"auc", "logloss"},
+    "multi:softprob": {"accuracy"},
+    "reg:squarederror": {"rmse"},
+}
+MakeRun = Callable[..., Settings]
+MANY = {"privacy__epsilon": 1000.0}
+
+
+@pytest.fixture
+def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
+    """``made(objective, **overrides)``: a short private run on rows with missing values."""
+
+    def make(objective: str = "binary:logistic", **more: Any) -> Settings:
+        data = more.get("data") or tmp_path / f"{objective[:5]}.csv"
+        if not more.get("data") and not data.exists():
+            columns: dict[str, Any] = made_columns(objective)
+            columns["c"] = np.random.default_rng(4).choice(["oslo", "rome", "bonn"], 400)
+            write_rows(data, columns)
+        given = {"label": "y", "objective": objective, "max_depth": 3, **more, "data": str(data)}
+        clip = {} if objective in BOUNDED else {"privacy__clip": 8.0}
+        return settings(
+            **{
+                "pax__aggregation": "secure",
+                "max_bin": 16,
+                "privacy__epsilon": 20.0,
+                **clip,
+                **given,
+            }
+        )
+
+    return make
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise is 0, and nobody expects any."""
+    monkeypatch.setattr(noise, "discrete_gaussian", lambda v, n, _: np.zeros(n, dtype=np.int64))
+    monkeypatch.setattr(Budget, "deviation", lambda *_: 0.0)
+
+
+def model_of(folder: RunFolder) -> bytes:
+    return (folder.path / "model.json").read_bytes()
+
+
+# A run
+
+
+@pytest.mark.parametrize(
+    ("objective", "trees"),
+    [("binary:logistic", "random"), ("multi:softprob", "cyclic"), ("reg:squarederror", "cyclic")],
+)
+def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(
+    made: MakeRun, objective: str, trees: str
+) -> None:
+    folder = run_local(made(objective, privacy__trees=trees, num_boost_round=3))
+    summary, model = summary_of(folder), load_model(folder.path / "model.json")
+    assert summary["exchanges"] == 1 + 1 + 4 + 3 + 1
+    assert len(model.trees) == 3 * model.n_outputs
+    assert (summary["privacy"]["epsilon"], summary["privacy"]["delta"]) == (20, 1e-5)
+    assert summary["metrics"]["train"] == summary["metrics"]["by_party"] == {}
+    assert summary["metrics"]["test"].keys() >= LOSS_OF[objective]
+    for line in (folder.path / "rounds.jsonl").read_text().splitlines():
+        assert json.loads(line)["train"] == json.loads(line)["valid"] == {}
+    card = model_card(read_run(folder.path))
+    assert "## Privacy\n\n- promised: epsilon 20, delta 1e-05\n" in card
+    assert "not covered: numbers of rows; " in card
+
+
+def test_much_budget_learns(made: MakeRun) -> None:
+    folder = run_local(made(num_boost_round=20, eta=0.5, **MANY))
+    assert summary_of(folder)["metrics"]["test"]["auc"] > 0.8
+
+
+def test_no_run_has_the_noise_of_another(made: MakeRun) -> None:
+    assert model_of(run_local(made())) != model_of(run_local(made()))
+
+
+@pytest.mark.parametrize("objective", ["multi:softprob", "reg:squarederror"])
+def test_without_noise_the_model_is_that_of_all_rows(
+    silent: None, made: MakeRun, objective: str
+) -> None:
+    runs = [run_local(made(objective, parties=n, num_boost_round=3)) for n in (2, 4)]
+    assert model_of(runs[0]) == model_of(runs[1])
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        "reg:tweedie",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("count:poisson", "reg:gamma")),
+    ],
+)
+def test_objectives_of_rates_train(made: MakeRun, tmp_path: Path, objective: str) -> None:
+    columns: dict[str, Any] = made_columns("reg:squarederror")
+    sizes = np.round(np.exp(columns["y"] / 30)) + 1
+    path = write_rows(tmp_path / "sizes.csv", {**columns, "y": sizes})
+    folder = run_local(made(objective, data=str(path)))
+    assert load_model(folder.path / "model.json").n_outputs == 1
+
+
+def test_weights_count(silent: None, made: MakeRun, tmp_path: Path) -> None:
+    columns: dict[str, Any] = made_columns("binary:logistic")
+    columns["w"] = np.random.default_rng(4).uniform(0, 3, 400).round(3)
+    path = write_rows(tmp_path / "weighted.csv", columns)
+    runs = [run_local(made(data=str(path), weight="w", parties=n, **MANY)) for n in (2, 3)]
+    assert model_of(runs[0]) == model_of(runs[1]) != model_of(run_local(made(data=str(path))))
+
+
+KINDS = {
+    "query.hello": (hello.HelloRequest, hello.HelloReply),
+    "query.secure_keys": (secure.KeysRequest, secure.KeysReply),
+    "train.private_open": (private.PrivateOpenRequest, secure.MaskedReply),
+    "train.private_count": (private.PrivateCountRequest, secure.MaskedReply),
+    "train.private_trees": (private.PrivateTreesRequest, secure.MaskedReply),
+    "evaluate.private_scores": (private.PrivateScoresRequest, secure.MaskedReply),
+}
+
+
+def test_messages_hold_what_their_module_lists_and_nothing_else(made: MakeRun) -> None:
+    _, app = listen(made())
+    check_declared(app, KINDS)
+
+
+# Noise, once
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
+    """What each site has told of each sum, and the noise that it had."""
+    found: dict[Any, list[Any]] = {}
+
+    def listening(name: str, store: Store, request: Any, digest: str, arrays: Any, of: Any) -> Any:
+        sums = noised(name, store, request, digest, arrays, of)
+        for place, (each, array, total) in enumerate(zip(of, arrays, sums, strict=True)):
+            found.setdefault((name, each.kind, each.number, place), []).append(
+                (total, total - array, each)
+            )
+        return sums
+
+    monkeypatch.setattr(answer, "noised", listening)
+    return found
+
+
+def test_every_sum_has_noise_of_the_told_variance(
+    made: MakeRun, told: dict[Any, list[Any]]
+) -> None:
+    run_local(made(num_boost_round=8))
+    kinds = {kind for _, kind, _, _ in told}
+    assert kinds == {"labels", "counts", "tree", "scores"}
+    for kind in kinds:
+        scaled = [
+            np.ravel(added / np.sqrt(np.array(each.variances, dtype=float)))
+            for place, answers in told.items()
+            for _, added, each in answers
+            if place[1] == kind and added.size
+        ]
+        flat = np.concatenate(scaled)
+        assert (flat != 0).all()
+        assert (flat**2).mean() == pytest.approx(1, abs=5 * np.sqrt(2 / len(flat)))
+
+
+@pytest.mark.parametrize(
+    "how", [{"dies_before_reading": 8}, {"dies_before_reading": 9}, {"dies_before_sending": 9}]
+)
+def test_a_server_that_dies_gets_the_same_noise_again(
+    made: MakeRun, told: dict[Any, list[Any]], how: dict[str, int]
+) -> None:
+    settings = made()
+    contexts = simulated_contexts(settings)
+    die(settings, contexts, **how)
+    folder = run(resumed(settings), contexts)
+    assert summary_of(folder)["trees"] == 2
+    again = [answers for answers in told.values() if len(answers) > 1]
+    assert bool(again) == ("dies_before_reading" in how and how["dies_before_reading"] == 8)
+    for answers in again:
+        for total, _, _ in answers:
+            np.testing.assert_array_equal(total, answers[0][0])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    found = Store(tmp_path)
+    budget = {"epsilon": 1.0, "delta": 1e-5, "multiplier": 4.1, "n_rounds": 2, "n_parties": 3}
+    found.facts[noise.PROMISED] = {**budget, "clip": 0.0}
+    return found
+
+
+REQUEST = private.PrivateCountRequest(1, np.empty(0, np.uint32), np.zeros(1, np.int64))
+ZEROS = [np.zeros((4, 2), dtype=np.int64)]
+
+
+def test_another_request_for_a_sum_that_was_told_is_refused(store: Store) -> None:
+    of = [Noise("tree", 0, (10**6,))]
+    first = noised("bank", store, REQUEST, "one", ZEROS, of)
+    del store.facts[noise.NOISED]  # as after a step back
+    again = noised("bank", store, REQUEST, "one", ZEROS, of)
+    np.testing.assert_array_equal(first[0], again[0])
+    del store.facts[noise.NOISED]
+    with pytest.raises(ProtocolError, match=r"content must be what it was when tree 0 was told"):
+        noised("bank", store, REQUEST, "other", ZEROS, of)
+
+
+def test_a_sum_beyond_the_schedule_is_refused(store: Store) -> None:
+    with pytest.raises(ProtocolError, match=r"step must be one of 2 for tree, which the run's eps"):
+        noised("bank", store, REQUEST, "one", ZEROS, [Noise("tree", 2, (10**6,))])
+    with pytest.raises(ProtocolError, match=r"step must be one of 1 for scores"):
+        noised("bank", store, REQUEST, "one", ZEROS, [Noise("scores", 1, (10**6,))])
+
+
+def test_sums_of_two_requests_have_other_noise(store: Store) -> None:
+    found = [
+        noised("bank", store, REQUEST, "one", ZEROS, [Noise("tree", n, (10**6, 10**8))])[0]
+        for n in (0, 1)
+    ]
+    assert (found[0] != found[1]).all()
+
+
+def test_nothing_leaves_without_noise_once_it_is_promised(store: Store) -> None:
+    check_noised("bank", store, REQUEST)
+    check_noised("bank", store, secure.KeysRequest())
+    plain = CountRequest(1, np.empty(0, np.uint32), np.zeros(1, np.int64))
+    with pytest.raises(ProtocolError, match=r"class must be one for noised sums, as the run has"):
+        check_noised("bank", store, plain)
+
+
+# What a row moves
+
+
+OBJECTIVES = sorted(LOSSES)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("heaviest", [0, 2])
+def test_no_row_moves_a_tree_by_more_than_its_bound(objective: str, heaviest: int) -> None:
+    rng, n_rows = np.random.default_rng(3), 20_000
+    width = n_outputs(objective, 4)  # type: ignore[arg-type]
+    margins = rng.uniform(-6, 6, (n_rows, width)).astype(np.float32)
+    if objective == "multi:softprob":  # also of two classes alone
+        margins[: n_rows // 2, 2:] = -40
+    low, high = LOSSES[objective].labels
+    labels = rng.uniform(max(low, -30), min(high, 30), n_rows)
+    if LOSSES[objective].classes[1]:
+        labels = rng.integers(0, max(width, 2), n_rows)
+    parameters = replace(PLAIN, max_delta_step=0.7)
+    if objective == "binary:logistic":
+        parameters = replace(parameters, scale_pos_weight=3.0)
+    own = row_bounds(objective, parameters, 0.0 if objective in BOUNDED else 5.0)  # type: ignore[arg-type]
+    bounds = Bounds(COUNTED_ROWS, heaviest, 5)
+    weights = np.full(n_rows, 2.0**heaviest, dtype=np.float32)
+    pairs = row_pairs(objective, margins, labels.astype(np.float32), parameters)  # type: ignore[arg-type]
+    whole = own.whole(pairs, weights, bounds)
+    moved = ((whole / np.array(own.sensitivities(bounds))) ** 2).sum(axis=(1, 2))
+    assert 0.9 < moved.max() <= 1
+    assert (whole[..., 1] >= 0).all()
+
+
+def test_a_clip_is_for_gradients_without_a_bound(made: MakeRun) -> None:
+    with pytest.raises(ConfigError, match=r"^privacy.clip must be > 0, .* two standard deviations"):
+        run_local(made("reg:squarederror", privacy__clip=0.0))
+    with pytest.raises(ConfigError, match=r"^privacy.clip must be 0, for gradients have a bound"):
+        run_local(made(privacy__clip=1.0))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_no_row_moves_the_scores_by_more_than_its_bound(objective: str) -> None:
+    rng, bounds = np.random.default_rng(3), Bounds(COUNTED_ROWS, 1, 5)
+    width = n_outputs(objective, 4)  # type: ignore[arg-type]
+    extra = ("mae",) if objective == "reg:tweedie" else ()
+    most = 0.0
+    for _ in range(200):
+        adder = ClippedNumbers(bounds, 3)
+        margins = rng.uniform(-30, 30, (1, width)).astype(np.float32)
+        labels = rng.integers(0, 2, 1) if objective in BOUNDED else rng.uniform(1, 32, 1)
+        weights = np.full(1, 2, np.float32)
+        rows = margins, labels.astype(np.float32), weights
+        found = metrics.statistics(objective, *rows, 32, 8.0, extra=extra, adder=adder)
+        sums = found.sums.astype(float)
+        sums[: adder.n_totals] /= TOTALS_NOISE
+        moved = np.sqrt((sums**2).sum() + (found.histogram.astype(float) ** 2).sum())
+        most = max(most, moved / adder.sensitivity)
+    assert 0.5 < most <= 1
+
+
+def test_a_row_is_counted_once_a_column_whatever_is_asked() -> None:
+    values = np.array([[3.5, np.nan, -2.0]], dtype=np.float32)
+    weights = np.array([7])
+    prefixes, offsets = Descent(np.ones(3, dtype=bool), 2).wanted()
+    counts = digit_counts(values, weights, prefixes, offsets, 0)
+    assert sorted(counts.sum(axis=1)) == [0, 7, 7]
+    first = np.full(3, np.flatnonzero(counts[0])[0], dtype=np.uint32)
+    twice = digit_counts(values, weights, first, np.array([0, 3, 3, 3]), 1)
+    assert twice.sum() == 7
+
+
+# Cuts from noised counts
+
+
+def test_cuts_of_noised_counts_ascend_and_lie_near_the_quantiles() -> None:
+    rng, n_rows, deviation = np.random.default_rng(5), 20_000, 15.0
+    values = np.column_stack((rng.normal(size=n_rows), rng.exponential(9, n_rows))).astype("f4")
+    descent = Descent(np.ones(2, dtype=bool), 10, lightest=int(2 * CLEAR * deviation))
+    weights = np.ones(n_rows, dtype=np.int64)
+    while descent.digit < 4:
+        counts = digit_counts(values, weights, *descent.wanted(), descent.digit)
+        noisy = counts + np.rint(rng.normal(0, deviation, counts.shape)).astype(np.int64)
+        descent.take(settle(noisy, descent.masses if descent.digit else None, deviation))
+    cuts = descent.cuts()
+    for column in range(2):
+        edges = cuts.column(column)
+        assert (np.diff(edges) > 0).all()
+        assert len(edges) > 5
+        below = np.searchsorted(np.sort(values[:, column]), edges[:-1]) / n_rows
+        assert np.abs(below * 10 - np.rint(below * 10)).max() < 0.5
+        assert np.diff(below, prepend=0, append=1).max() < 0.2
+
+
+def test_settled_counts_are_whole_and_add_up() -> None:
+    noisy = np.array([[-5, 3, 900, 101], [-5, -8, 30, 2], [0, 500, 0, 500]])
+    found = settle(noisy, np.array([70, 11, 101]), deviation=20.0)
+    assert found.sum(axis=1).tolist() == [70, 11, 101]
+    assert found.tolist() == [[0, 0, 62, 8], [2, 3, 3, 3], [0, 50, 0, 51]]
+    assert settle(noisy, None, 20.0).tolist()[1:] == [[0, 0, 0, 0], [0, 500, 0, 500]]
+
+
+# Drawn trees
+
+
+CUTS = Cuts(
+    np.array([1, 2, 3, 9, 5, 1, 2, 3, 1, 9], dtype=np.float32),
+    np.array([0, 4, 5, 8, 10]),
+    np.full(4, -1e30, dtype=np.float32),
+    np.array([0, 0, 3, 0]),
+)
+
+
+@pytest.mark.parametrize("kind", ["cyclic", "random"])
+def test_drawn_trees_split_what_can_be_split(kind: Any) -> None:
+    allowed = np.ones((2, 4), dtype=bool)
+    columns = set()
+    for round_id in range(20):
+        grown = draw_trees(kind, CUTS, allowed, 4, 7, round_id)
+        again = draw_trees(kind, CUTS, allowed, 4, 7, round_id)
+        for tree, same in zip(grown.trees, again.trees, strict=True):
+            assert (tree == same).all()
+            check_trees(tree["left"], np.array([0, len(tree)]))
+            splits = tree[tree["left"] != LEAF]
+            assert len(splits)
+            assert 1 not in splits["column"]  # has one bin
+            columns |= set(splits["column"].tolist())
+            if kind == "cyclic":
+                assert len(set(splits["column"])) == 1
+                # One leaf a bin at most.
+                assert len(splits) < {0: 4, 2: 3, 3: 2}[int(splits["column"][0])]
+            for number in splits["set"][splits["column"] == 2]:
+                assert 0 < grown.sets.members(int(number)).sum() < 3
+    assert columns == {0, 2, 3}
+    if kind == "cyclic":
+        turns = [
+            int(draw_trees(kind, CUTS, allowed, 1, 7, n).trees[0]["column"][0]) for n in range(6)
+        ]
+        assert sorted(turns[:3]) == sorted(turns[3:]) == [0, 2, 3]
+
+
+def test_columns_that_a_tree_may_not_split_are_left_alone() -> None:
+    allowed = np.zeros((1, 4), dtype=bool)
+    allowed[0, 3] = True
+    tree = draw_trees("random", CUTS, allowed, 3, 0, 0).trees[0]
+    assert tree["column"][tree["left"] != LEAF].tolist() == [3]
+    allowed[0] = False
+    assert len(draw_trees("random", CUTS, allowed, 3, 0, 0).trees[0]) == 1
+
+
+# Plausible scores
+
+
+@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
+def test_scores_of_noise_alone_are_numbers(objective: str) -> None:
+    rng, width = np.random.default_rng(0), n_outputs(objective, 3)  # type: ignore[arg-type]
+    nothing = np.empty((0, width), np.float32), *(np.empty(0, np.float32),) * 2
+    form = metrics.statistics(objective, *nothing, 32)
+    for _ in range(30):
+        cells, sums = (rng.normal(0, 9, each.shape) for each in (form.histogram, form.sums))
+        read = plausible(objective, metrics.Statistics(sums, cells))
+        assert (read.histogram >= 0).all()
+        metrics.check_statistics(objective, read)
+        found = metrics.scores(objective, read)
+        assert all(not np.isinf(value) for value in found.values())
+
+
+# Who is refused
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"pax__aggregation": "plain"}, r"pax\.aggregation must be secure with privacy\.epsilon"),
+        ({"early_stopping_rounds": 3}, r"early-stopping-rounds must be 0 with privacy\.epsilon"),
+        ({"init_model": "x"}, r"init-model must be empty with privacy\.epsilon"),
+        ({"subsample": 0.5}, r"subsample must be 1\.0 with privacy\.epsilon"),
+        ({"gamma": 1.0}, r"gamma must be 0\.0 with privacy\.epsilon"),
+        ({"monotone_constraints": "a:1"}, r"monotone-constraints must be empty with privacy"),
+        ({"min_parties": 2}, r"min-parties must be 0 with pax\.aggregation=secure"),
+        ({"parties": 1}, r"parties must be >= 2 with privacy\.epsilon"),
+        ({"privacy__delta": 0.0}, r"privacy\.delta must be > 0"),
+        ({"privacy__delta": 0.1}, r"privacy\.delta must be below 1 / \d+, the number of training"),
+        ({"privacy__trees": "greedy"}, r"privacy\.trees must be one of 'cyclic' or 'random'"),
+        ({"privacy__epsilon": 0.01}, r"privacy\.epsilon must be larger for so few rows: the noise"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(made: MakeRun, given: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        run_local(made(**given))
+
+
+def test_noise_that_hides_leaves_is_warned_of(made: MakeRun) -> None:
+    summary = summary_of(run_local(made(privacy__epsilon=2.0, max_depth=6, num_boost_round=8)))
+    assert any("the noise of each leaf counts as" in text for text in summary["warnings"])
+
+
+def test_a_site_refuses_noise_that_does_not_keep_the_promise(
+    made: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def less(*given: Any) -> Budget:
+        found = budget_for(*given)
+        return replace(found, multiplier=found.multiplier * 0.9)
+
+    monkeypatch.setattr("strategies.pax_private.budget_for", less)
+    with pytest.raises(PartyError, match=r"multiplier must be of more noise to keep epsilon 20"):
+        run_local(made())
+
+
+@pytest.fixture
+def three(sites: MakeSites, write_table: WriteTable) -> Callable[..., list[Context]]:
+    """``three(bank={...})``: sites with tables of their own; what more their node configs say."""
+
+    def make(**more: dict[str, Any]) -> list[Context]:
+        names = ("bank", "insurer", "shop")
+        return sites(
+            *(
+                {"name": name, "data": write_table(name, seed=place), **more.get(name, {})}
+                for place, name in enumerate(names)
+            )
+        )
+
+    return make
+
+
+def test_sites_with_tables_of_their_own_train(made: MakeRun, three: Callable[..., Any]) -> None:
+    run_settings = made(data="breast-cancer", privacy__epsilon=30.0)
+    folder = run_local(run_settings, three(bank={"most-epsilon": 30}))
+    assert summary_of(folder)["trees"] == 2
+
+
+@pytest.mark.parametrize(
+    ("node", "given", "rule"),
+    [
+        (2.5, {}, r"privacy\.epsilon must be <= 2\.5 \(most-epsilon in the node config of bank\)"),
+        (2.5, {"privacy__epsilon": 0.0}, r"privacy\.epsilon must be > 0 and <= 2\.5 for bank"),
+        (
+            2.5,
+            {"privacy__epsilon": 0.0, "pax__aggregation": "plain"},
+            r"privacy\.epsilon must be > 0 and <= 2\.5 for bank",
+        ),
+        ("x", {}, r"most-epsilon must be a number >= 0, got 'x'"),
+    ],
+)
+def test_a_site_refuses_more_than_its_most_epsilon(
+    made: MakeRun, three: Callable[..., Any], node: Any, given: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(FedappError, match=rule):
+        run_local(made(data="breast-cancer", **given), three(bank={"most-epsilon": node}))
