@@ -59,7 +59,8 @@ def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
         raise ProtocolError(site.name, "OpenRequest", "n_rows", "must be the site's own")
     store.facts["active"], store.facts["ordered"] = request.active, request.ordered
     fractions = request.test_fraction, request.valid_fraction
-    store.facts["holdout"] = [*fractions, request.seed, request.fold, request.folds]
+    folds = request.fold, request.folds
+    store.facts["holdout"] = [*fractions, request.seed, *folds, request.score_test]
     if request.ordered:
         return SentReply(), []
     ids = store["ids"]

@@ -130,7 +130,7 @@ def _label_range(
 
 def _holdout(request: HelloRequest) -> Holdout:
     fractions = request.test_fraction, request.valid_fraction
-    return Holdout(*fractions, request.seed, request.fold, request.folds)
+    return Holdout(*fractions, request.seed, request.fold, request.folds, request.score_test)
 
 
 def _labels(subsets: Mapping[str, Table]) -> Labels:

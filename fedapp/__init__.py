@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedapp.api import load, run
+    from fedapp.api import load, run, tune
     from fedapp.errors import ConfigError, DataError, FedappError, StoppedError
     from fedapp.finished import Run
     from fedapp.folds import Folds
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         SecureBoostClassifier,
         SecureBoostRegressor,
     )
+    from fedapp.tuned import Tuned
     from fedapp.watch import RoundInfo
 
 __all__ = [
@@ -54,16 +55,19 @@ __all__ = [
     "SecureBoostClassifier",
     "SecureBoostRegressor",
     "StoppedError",
+    "Tuned",
     "load",
     "run",
+    "tune",
 ]
 
 _HOMES = {
-    "fedapp.api": ("load", "run"),
+    "fedapp.api": ("load", "run", "tune"),
     "fedapp.finished": ("Run",),
     "fedapp.folds": ("Folds",),
     "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
     "fedapp.sklearn": tuple(name for name in __all__ if name.endswith(("Classifier", "Regressor"))),
+    "fedapp.tuned": ("Tuned",),
     "fedapp.watch": ("RoundInfo",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

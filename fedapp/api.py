@@ -5,7 +5,7 @@ What the ``fedapp`` command does with a run it does by ``fedapp.session``, and s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -21,9 +21,10 @@ from fedapp.keywords import check_functions, functions_of, settings_of, told_in_
 from fedapp.run_folder import RunFolder, new_run_dir
 from fedapp.session import RUNS, Training
 from fedapp.trees.custom import held
+from fedapp.tuned import Tuned
 from fedapp.watch import OnRound, Silent, Watcher
 
-__all__ = ["Data", "Folds", "OnRound", "Run", "Watcher", "load", "run"]
+__all__ = ["Data", "Folds", "OnRound", "Run", "Tuned", "Watcher", "load", "run", "tune"]
 
 
 @overload
@@ -117,12 +118,8 @@ def run(
     """
     named, functions = functions_of(settings)
     check_functions(functions, engine, baselines)
-    given = settings_of(strategy, {**named, "label": label or None, "folds": folds or None})
-    own = n_sources(data) if data is not None else None
-    if isinstance(data, str):
-        own = len(party_sources(data, data.count(",") + 1)) or None
-    if (n_parties := own if parties is None else parties) is not None:
-        given["parties"] = n_parties
+    named = {**named, "label": label or None, "folds": folds or None}
+    given = _given(strategy, data, parties, named)
     how = given, engine, baselines, watcher or Silent(), on_round
     if folds and "fold" not in given:
         from simulations.folds import CrossValidation
@@ -136,6 +133,87 @@ def run(
         rule = "must lie on this machine to be loaded: give run_dir"
         raise ConfigError(f"the run has finished; its folder {rule}, got engine={engine!r}")
     return Run(folder.path)
+
+
+def tune(
+    strategy: str,
+    *,
+    data: Data | None = None,
+    label: str | int = "",
+    parties: int | None = None,
+    engine: str = "local",
+    space: Mapping[str, Any] | None = None,
+    search: str = "random",
+    runs: int | None = None,
+    exchanges: int | None = None,
+    bytes: int | None = None,
+    output: str | PathLike[str] | None = None,
+    watcher: Watcher | None = None,
+    **settings: Any,
+) -> Tuned:
+    """Search for the best settings of a method, as ``fedapp tune`` does.
+
+    Trials are scored by the validation rows and do not look at the test rows; the best setting is
+    then run once more, and that run alone scores them.
+
+    Parameters
+    ----------
+    strategy, data, label, parties, engine, watcher : as for `run`; the engine is a simulated one.
+    space : by setting, ``"log:0.01:0.5"``, ``"uniform:0.5:1"``, ``"int:3:8"`` or a list of values;
+        added to the method's usual space. A setting that is given stays as it is.
+    search : "random", or "optuna" (its TPE sampler; needs the package optuna).
+    runs : trials at most; 20 where no budget is given.
+    exchanges, bytes : of all trials and the last run at most; a trial that would pass them is
+        stopped.
+    output : folder of the search, which goes on where it is unfinished; by default a new one for
+        frames, else one that follows from the table, the settings and the space.
+    **settings : all others, as for `run`.
+
+    Returns
+    -------
+    Tuned : the finished search.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule, there is none of this name, or the budget is too small.
+    DataError : a table breaks a rule.
+    FedappError : a run cannot go on.
+
+    Examples
+    --------
+    >>> import fedapp
+    >>> found = fedapp.tune("pax", runs=2, num_boost_round=2, max_depth=2)
+    >>> len(found.trials)
+    2
+    """
+    from simulations.tune import Budget, Tuning
+
+    given = _given(strategy, data, parties, {**settings, "label": label or None})
+    place = Path(output) if output is not None else None
+    if place is None and data is not None and holds_frames(data):
+        place = Path(new_run_dir(f"tune-{strategy}", RUNS))
+    with told_in_python():
+        asked = {name: str(text) for name, text in settings_of(strategy, space or {}).items()}
+        budget = Budget(runs, exchanges, bytes)
+        if data is not None:
+            if place is not None and holds_frames(data):
+                place.mkdir(parents=True, exist_ok=True)
+            given["data"] = placed(data, (place or Path()).resolve())
+        how = asked, search, budget, engine, watcher or Silent(), place
+        return Tuned(Tuning(strategy, given, *how).carry_out().path)
+
+
+def _given(
+    strategy: str, data: Data | None, parties: int | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Settings by their names, with the number of parties where tables tell it."""
+    given: dict[str, Any] = settings_of(strategy, settings)
+    own = n_sources(data) if data is not None else None
+    if isinstance(data, str):
+        own = len(party_sources(data, data.count(",") + 1)) or None
+    if (n_parties := own if parties is None else parties) is not None:
+        given["parties"] = n_parties
+    return given
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from fedapp.commands.predict import predict
 from fedapp.commands.report import report
 from fedapp.commands.run import run
 from fedapp.commands.runs import runs
+from fedapp.commands.tune import tune
 from fedapp.errors import FedappError, RunFailedError
 from fedapp.start import INTERRUPTED, STOPPING, handle_stopping
 
@@ -35,6 +36,7 @@ cli = typer.Typer(
 )
 cli.command(cls=TrainingCommand)(run)
 cli.command(cls=TrainingCommand)(compare)
+cli.command(cls=TrainingCommand)(tune)
 cli.command(cls=PredictingCommand)(predict)
 cli.command(cls=Command)(report)
 cli.command(cls=Command)(export)

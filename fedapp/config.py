@@ -119,6 +119,7 @@ class Settings(Section):
     valid_fraction: Fraction
     fold: Annotated[int, Field(ge=0, le=MOST_FOLDS)]
     folds: Annotated[int, Field(ge=0, le=MOST_FOLDS)]
+    score_test: bool
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     run_dir: str
     resume: str
@@ -248,7 +249,7 @@ class Settings(Section):
     def holdout(self) -> Holdout:
         """Which rows are held back from training."""
         fractions = self.test_fraction, self.valid_fraction
-        return Holdout(*fractions, self.seed, self.fold, self.folds)
+        return Holdout(*fractions, self.seed, self.fold, self.folds, self.score_test)
 
     @property
     def group(self) -> str:

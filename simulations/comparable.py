@@ -117,25 +117,38 @@ def unread_settings(changed: Mapping[str, Value], runs: Sequence[Settings]) -> t
     return tuple(name for name in changed if name not in read)
 
 
-def comparison_folder(settings: Settings, engine: str) -> Path:
+def comparison_folder(
+    settings: Settings, engine: str, kind: str = "compare", more: Mapping[str, Any] | None = None
+) -> Path:
     """Where a comparison of these settings goes: the same for the same table and settings only.
 
     Methods and seeds do not count, so that more of them go on with the runs that are there.
+
+    Parameters
+    ----------
+    kind : what its name begins with.
+    more : what else decides.
     """
-    text = json.dumps(_identity(settings, engine), sort_keys=True)
+    text = json.dumps({**_identity(settings, engine), **(more or {})}, sort_keys=True)
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     name = Path(settings.data.split(",")[0].rpartition("=")[2]).stem
-    return Path("runs") / f"compare-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest}"
+    return Path("runs") / f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest}"
 
 
-def claim_folder(output: Path, settings: Settings, engine: str) -> None:
+def claim_folder(
+    output: Path, settings: Settings, engine: str, more: Mapping[str, Any] | None = None
+) -> None:
     """Make the folder of a comparison, or hold that the runs in it are of the same one.
+
+    Parameters
+    ----------
+    more : what else decides on the runs.
 
     Raises
     ------
     ConfigError : names the first setting that differs, both values, and the way out.
     """
-    asked, path = _identity(settings, engine), output / COMPARED
+    asked, path = {**_identity(settings, engine), **(more or {})}, output / COMPARED
     there = json.loads(path.read_text()) if path.exists() else asked
     for name in sorted({*asked, *there}, key=lambda name: (name == "table", name)):
         if asked.get(name) != there.get(name):

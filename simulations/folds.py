@@ -62,7 +62,7 @@ class CrossValidation:
         path = Path(first.run_dir or new_run_dir(f"{self.strategy}-folds", RUNS)).resolve()
         self.folder = RunFolder(path)
         self.folder.check_new()
-        claim_folder(path, first.model_copy(update={"run_dir": ""}), self.engine)
+        claim_folder(path, first, self.engine)
         summaries = []
         for draw in drawn(first, first.seed):
             self.watcher.begin(f"fold {draw['fold']} of {first.folds}")
@@ -70,10 +70,12 @@ class CrossValidation:
             summaries.append(finished_cell(run, path, self._train, self.watcher.tell))
         if drop_frames(path):
             named = named_frames(first.data, path)
-            for name in _cells(path):
+            for name in _cells(path, first):
                 RunFolder(path / name).add_to_summary({"data": named})
             summaries = [{**each, "data": named} for each in summaries]
-        self.folder.write_json(SUMMARY, summarised(first, self.engine, _cells(path), summaries))
+        self.folder.write_json(
+            SUMMARY, summarised(first, self.engine, _cells(path, first), summaries)
+        )
         return self.folder
 
     def _train(self, settings: Settings) -> RunFolder:
@@ -104,9 +106,10 @@ def _check(settings: Settings, engine: str) -> None:
         raise ConfigError(f"init-model {rule}, got {settings.init_model}")
 
 
-def _cells(folder: Path) -> list[str]:
+def _cells(folder: Path, settings: Settings) -> list[str]:
     """Names of the runs, in the order of the folds."""
-    found = (path.parent.name for path in folder.glob("*-fold-*/summary.json"))
+    form = f"{settings.strategy}-{settings.seed}-fold-*/summary.json"
+    found = (path.parent.name for path in folder.glob(form))
     return sorted(found, key=lambda name: int(name.rpartition("-")[2]))
 
 

@@ -47,6 +47,7 @@ def align(
         settings.seed,
         settings.fold,
         settings.folds,
+        settings.score_test,
     )
     left = [0.0, 0.0] if ordered else _seconds_left(parties)
     yield from mailbox.relay_each(parties.all(opening), SentReply, seconds=left.pop())

@@ -115,6 +115,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             self.tells_sums_alone,
             settings.fold,
             settings.folds,
+            settings.score_test,
         )
 
     def suggested_objective(self) -> tuple[Objective, str]:

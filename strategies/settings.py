@@ -22,7 +22,7 @@ BOOSTING_SETTINGS = TREE_SETTINGS | {
     *("num-boost-round", "early-stopping-rounds", "eval-metric", "scale-pos-weight"),
 }
 # Those by which rows are held back.
-HELD_BACK = frozenset(("test-fraction", "valid-fraction", "fold", "folds"))
+HELD_BACK = frozenset(("test-fraction", "valid-fraction", "fold", "folds", "score-test"))
 INIT_MODEL = frozenset(("init-model",))
 BASE_MARGIN = frozenset(("base-margin",))
 CONSTRAINTS = frozenset(("monotone-constraints", "interaction-constraints"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class Holdout:
     seed : of the draw, >= 0; the same seed draws the same rows.
     fold : which fold tests, in [1, folds]; 0 where there are none.
     folds : parts of equal size that the rows are dealt to, each row to one; 0: none.
+    score_test : whether test rows are there to be scored; else nothing is told of them.
     """
 
     test_fraction: float
@@ -57,6 +58,7 @@ class Holdout:
     seed: int
     fold: int = 0
     folds: int = 0
+    score_test: bool = True
 
     def split(self, n_rows: int) -> Split:
         """Draw the test rows of a table, by fraction or fold, then validation rows from the rest.
@@ -65,6 +67,10 @@ class Holdout:
         ------
         ConfigError : a fraction, a fold or the number of rows breaks its rule.
         """
+        split = self._drawn(n_rows)
+        return split if self.score_test else replace(split, test=split.test[:0])
+
+    def _drawn(self, n_rows: int) -> Split:
         if not self.folds:
             return split_rows(n_rows, self.test_fraction, self.valid_fraction, self.seed)
         check_fold(self.fold, self.folds)

@@ -48,6 +48,7 @@ class OpenRequest(Request):
     seed: Annotated[int, Range(0, 2**63 - 1)]
     fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # that tests, from 1; 0: test_fraction decides
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
+    score_test: bool = True  # else the rows that test are held back, and nothing is told of them
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -44,6 +44,7 @@ class HelloRequest(Request):
     rounded: bool  # tell the range of the labels to powers of two, and nothing odd of the table
     fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # that tests, from 1; 0: test_fraction decides
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
+    score_test: bool = True  # else the rows that test are held back, and nothing is told of them
 
 
 @dataclass(frozen=True, slots=True, eq=False)

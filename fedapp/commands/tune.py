@@ -1,0 +1,97 @@
+"""``fedapp tune``: search for the best settings of a method."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedapp.commands.common import Overrides, console, interruptible, new_follower
+from fedapp.config import parse_overrides
+from fedapp.errors import ConfigError
+from fedapp.home import shown
+
+TRIALS_SAVED = "finished trials are saved; the same command goes on after them"
+
+
+def tune(
+    strategy: Annotated[str, typer.Argument(help="The method: one of those below.")],
+    config: Overrides = None,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=DOMAIN",
+            help="Search a setting: eta=log:0.01:0.5, subsample=uniform:0.5:1, max-depth=int:3:8, "
+            "pax.bins=share,equal. May be repeated; adds to the method's usual ones. Settings "
+            "given by -c stay as they are.",
+        ),
+    ] = None,
+    search: Annotated[str, typer.Option(help="random, or optuna (TPE).")] = "random",
+    runs: Annotated[
+        int | None, typer.Option(help="Trials at most; 20 where no budget is given.")
+    ] = None,
+    exchanges: Annotated[
+        int | None, typer.Option(help="Exchanges of all trials and the last run at most.")
+    ] = None,
+    bytes_: Annotated[
+        int | None,
+        typer.Option("--bytes", help="Bytes of all trials and the last run at most."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local, or simulation.")] = "local",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the search, which goes on where it is unfinished. By default one below "
+            "runs/ that follows from the table, the settings and the space.",
+        ),
+    ] = None,
+) -> None:
+    """Search for the settings with the best validation score, then score its test rows once."""
+    from fedapp.report.trials import repeating, trial_table
+    from fedapp.tuned import BEST, SUMMARY, read_trials
+    from simulations.tune import Budget, Tuning
+
+    follower = new_follower()
+    with interruptible(lambda: TRIALS_SAVED), follower.alive():
+        tuning = Tuning(
+            strategy,
+            parse_overrides(config or []),
+            _domains(space or []),
+            search,
+            Budget(runs, exchanges, bytes_),
+            engine,
+            follower,
+            output,
+        )
+        folder = tuning.carry_out().path
+    found = json.loads((folder / SUMMARY).read_text())
+    console.print(trial_table(read_trials(folder), found["metric"]))
+    test = ", ".join(
+        f"{name} {value:.4f}" for name, value in found["test"].items() if value is not None
+    )
+    _say(f"test scores of the best, trial {found['best']}: {test}")
+    _say(f"its model: {shown(folder / BEST)}; in all {found['exchanges']:,} exchanges")
+    _say(f"to repeat it:\n  {repeating(found)}")
+
+
+def _say(text: str) -> None:
+    """Print a line as it is."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _domains(pairs: list[str]) -> dict[str, str]:
+    """``KEY=DOMAIN`` by key.
+
+    Raises
+    ------
+    ConfigError : a pair without ``=``.
+    """
+    found = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--space must be written as key=domain, got {pair}")
+        found[name.strip()] = text.strip()
+    return found

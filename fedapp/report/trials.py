@@ -1,0 +1,48 @@
+"""The trials of a search on the terminal, best first, and the command that repeats the best."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from fedapp.report.summary import human_bytes, human_seconds, score_text
+from fedapp.tuned import Trial, ranked
+
+
+def trial_table(trials: Sequence[Trial], metric: str) -> Table:
+    """A line a trial; those without a score last."""
+    names = list(dict.fromkeys(name for one in trials for name in one.settings))
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("trial", f"valid {metric}", *names, "exchanges", "bytes", "train"):
+        table.add_column(escape(name), justify="right", overflow="fold")
+    best = ranked(trials, metric)
+    for place, one in enumerate([*best, *(one for one in trials if one.score is None)]):
+        table.add_row(
+            str(one.number),
+            one.state if one.score is None else score_text(one.score),
+            *(escape(str(one.settings.get(name, ""))) for name in names),
+            f"{one.exchanges:,}",
+            human_bytes(one.bytes),
+            "" if one.seconds is None else human_seconds(one.seconds),
+            style="bold" if best and not place else None,
+        )
+    return table
+
+
+def repeating(found: Mapping[str, Any]) -> str:
+    """The command that repeats the best trial.
+
+    Parameters
+    ----------
+    found : the content of ``tune.json``.
+    """
+    words = ["fedapp", "run", found["strategy"]]
+    words += ["--engine", found["engine"]] if found["engine"] != "local" else []
+    for name, value in found["settings"].items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        words += ["-c", f"{name}={text}"]
+    return shlex.join(words)
