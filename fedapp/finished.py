@@ -233,13 +233,14 @@ class Run:
         """The model as the content of an ONNX file; needs the package onnx.
 
         Its input ``rows`` is float32 of shape (n_rows, n_columns), in the order of
-        ``model.columns``, NaN where a value is missing; its outputs are ``label`` and
-        ``probabilities``, or ``prediction`` of a regression.
+        ``model.columns``, NaN where a value is missing; a category is its place among the names
+        that the file's property ``categories`` has for the column, NaN where it is none of them.
+        Its outputs are ``label`` and ``probabilities``, or ``prediction`` of a regression.
 
         Raises
         ------
-        ConfigError : the model is no boosted one and no forest, lies at the parties, or has columns
-            of categories; or the package is not installed.
+        ConfigError : the model is no boosted one and no forest, or lies at the parties; or the
+            package is not installed.
         """
         from fedapp.trees.forest.model import BaggedForest
         from fedapp.trees.model import Ensemble
@@ -252,6 +253,25 @@ class Run:
             rule = "must be of trees that lie whole in the run's folder"
             raise ConfigError(f"to_onnx {rule}, got a model of {self.summary['strategy']}")
         return to_onnx(self.model, f"fedapp {self.summary['strategy']}, {self.path.name}")
+
+    def to_sklearn(self) -> Any:
+        """A forest as a fitted ``sklearn.ensemble.RandomForestClassifier``, or ``Regressor``.
+
+        It predicts what the run's model predicts, missing values too; classes that are all numbers
+        are numbers. ``joblib.dump`` keeps it for the same version of scikit-learn.
+
+        Raises
+        ------
+        ConfigError : the model is no forest, lies at the parties, or has columns of categories.
+        """
+        from fedapp.trees.forest.model import BaggedForest
+        from fedapp.trees.forest.to_sklearn import to_sklearn
+
+        if not isinstance(self.model, BaggedForest):
+            rule = "must be of a forest that lies whole in the run's folder"
+            way = "" if self._parts is None else " whose parts lie at the parties"
+            raise ConfigError(f"to_sklearn {rule}, got a model of {self.summary['strategy']}{way}")
+        return to_sklearn(self.model)
 
     def report(self) -> Path:
         """Write the run's page, and say where it is."""

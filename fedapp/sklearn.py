@@ -35,7 +35,7 @@ PARAMETERS = {
     "interaction_constraints": "lists of columns that may meet in a tree.",
     "early_stopping_rounds": "without a better score on held-back rows; needs valid_fraction.",
     "valid_fraction": "share of the rows that are held back to be scored in every round.",
-    "objective": "loss by XGBoost's name, or a function as in fedapp.run; default reg:squarederror.",
+    "objective": "loss by XGBoost's name, or a function (fedapp.run); reg:squarederror by default.",
     "eval_metric": "further scores, by XGBoost's names, or a function as in fedapp.run.",
     "bins": "how bins are dealt out to parties: share, or equal.",
     "fusion": "of the parties' cuts: auto, finest or coarsest.",

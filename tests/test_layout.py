@@ -236,10 +236,12 @@ def test_messages_say_what_they_reveal_and_have_handlers(module: str) -> None:
 # processes they have started themselves.
 UNPICKLERS = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 PIPES = ("fedapp/crypto/workers.py", "simulations/bench/")
+WRITERS = {"fedapp/commands/export.py": "from joblib import dump"}  # and of that module no more
 
 
 def unsafe(source: str, code: str) -> list[str]:
     """What a source does that may run what it reads."""
+    code = code.replace(WRITERS.get(source, code), "pass") if source in WRITERS else code
     found = [module for module in imported(code) if begins(module, *UNPICKLERS)]
     if not source.startswith(PIPES):
         found += [module for module in imported(code) if begins(module, "multiprocessing")]

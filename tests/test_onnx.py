@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import cli
+from fedapp.predict import load_model
 from tests.conftest import WriteTable
 
 ort = pytest.importorskip("onnxruntime")
-pytest.importorskip("onnx")
+onnx = pytest.importorskip("onnx")
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
@@ -82,14 +84,50 @@ def test_the_command_writes_the_file(table: Path) -> None:
     assert CliRunner().invoke(cli, words).exit_code == 0
     assert Path("out.json").read_bytes() == (run.path / "model.xgb.json").read_bytes()
     refused = CliRunner().invoke(cli, ["export", str(run.path), "--to", "pmml"])
-    assert "--to must be one of onnx, xgboost, got 'pmml'" in str(refused.exception)
+    assert "--to must be one of onnx, xgboost, sklearn, got 'pmml'" in str(refused.exception)
 
 
-def test_what_onnx_cannot_say_is_refused(table: Path, write_table: WriteTable) -> None:
-    towns = write_table("towns", town=["Oslo", "Rome"] * 20)
-    run = fedapp.run("pax", data=towns, label="y", parties=2, num_boost_round=1)
-    with pytest.raises(fedapp.ConfigError, match="all hold numbers, got categories in town"):
-        run.to_onnx()
+@pytest.fixture
+def towns(write_table: WriteTable) -> Path:
+    """Rows with categories, some missing, that say something of the label."""
+    rng = np.random.default_rng(5)
+    town = rng.choice([*"ABCDEFGHIJKL", ""], 150)
+    y = (np.isin(town, [*"ACFG", ""]) ^ (rng.random(150) < 0.15)).astype(int)
+    return write_table("towns", n_rows=150, town=town, shop=rng.choice(["x", "y"], 150), y=y)
+
+
+@pytest.mark.parametrize("strategy", ["pax", "federated-forest"])
+def test_categories_in_sets_and_one_from_the_rest(towns: Path, strategy: str) -> None:
+    given: dict[str, Any] = {"num_boost_round": 4, "max_depth": 4}
+    if strategy != "pax":
+        forest = {"trees": 6, "max_depth": 4, "master_keeps_model": True, "max_features": "all"}
+        given = {"federated_forest": forest, "allow_export": True, "align": "ordered"}
+    run = fedapp.run(strategy, data=towns, label="y", parties=2, **given)
+    rows = rows_of(run, towns)
+    town, shop = (run.model.columns.index(name) for name in ("town", "shop"))
+    unknown = rows[:2].copy()
+    unknown[0, [town, shop]] = np.nan
+    unknown[1, town] = 99  # no category has this code
+    rows = np.concatenate([rows, unknown])
+    assert any(len(names) > 6 for names in run.model.sets.codes())
+    model = run.to_onnx()
+    found = answers(model, rows)["probabilities"]
+    assert np.allclose(found[:-2], run.predict_proba(towns), atol=1e-5)
+    expected = load_model(run.path / "model.json")[1](run.model, rows, None)[:, 0]
+    assert np.allclose(found[:, 1], expected, atol=1e-5)
+    properties = {each.key: each.value for each in onnx.load_from_string(model).metadata_props}
+    names = json.loads(properties["categories"])
+    assert names["town"] == list(run.model.categories[town])
+
+
+@pytest.mark.slow
+def test_adult_with_all_its_categories(real_data: Path) -> None:
+    run = fedapp.run("pax", data="adult", parties=2, num_boost_round=20, max_depth=6)
+    found = answers(run.to_onnx(), rows_of(run, Path("adult")))["probabilities"]
+    assert np.abs(found - run.predict_proba("adult")).max() < 1e-5
+
+
+def test_what_onnx_cannot_say_is_refused(table: Path) -> None:
     linear = fedapp.run("fedavg-linear", data=table, label="y", parties=2)
     with pytest.raises(fedapp.ConfigError, match="got a model of fedavg-linear"):
         linear.to_onnx()

@@ -11,17 +11,17 @@ import typer
 from fedapp.commands.common import console
 from fedapp.errors import ConfigError
 
-SUFFIXES = {"onnx": "model.onnx", "xgboost": "model.xgb.json"}
+SUFFIXES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}
 
 
 def export(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    to: Annotated[str, typer.Option(help="onnx, or xgboost.")] = "onnx",
+    to: Annotated[str, typer.Option(help="onnx, xgboost, or sklearn (forests).")] = "onnx",
     output: Annotated[
         Path | None, typer.Option(help="File to write; by default in the run's folder.")
     ] = None,
 ) -> None:
-    """Write a run's model for other runtimes: as ONNX, or for stock XGBoost."""
+    """Write a run's model for other runtimes: as ONNX, for stock XGBoost, or scikit-learn."""
     from fedapp.api import load
 
     if to not in SUFFIXES:
@@ -30,6 +30,10 @@ def export(
     file = output or run.path / SUFFIXES[to]
     if to == "onnx":
         file.write_bytes(run.to_onnx())
+    elif to == "sklearn":
+        from joblib import dump
+
+        dump(run.to_sklearn(), file)
     else:
         run.to_xgboost()
         if file.resolve() != run.path / SUFFIXES[to]:

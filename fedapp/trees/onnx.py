@@ -2,15 +2,18 @@
 
 The trees are one ``TreeEnsembleRegressor`` of the domain ``ai.onnx.ml`` (version 3): ``x < value``
 goes left, a missing value to its default side, and the leaves of all trees are summed to margins,
-or to means. Source: the operators' reference, onnx.ai/onnx/operators.
+or to means. A split by a set of categories is a chain of nodes, each of which tests for one.
+Source: the operators' reference, onnx.ai/onnx/operators.
 
-Input ``rows``, float32, shape (n_rows, n_columns), NaN where a value is missing. Outputs: for
-classes ``label`` (their names) and ``probabilities``, float32, shape (n_rows, n_classes); else
-``prediction``, float32, shape (n_rows, 1).
+Input ``rows``, float32, shape (n_rows, n_columns), NaN where a value is missing; of a category its
+code, which is its place among the names that the property ``categories`` has for the column.
+Outputs: for classes ``label`` (their names) and ``probabilities``, float32, shape (n_rows,
+n_classes); else ``prediction``, float32, shape (n_rows, 1).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,9 +24,15 @@ from fedapp.errors import ConfigError
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.objective import LOG, LOGIT, LOSSES, SOFTMAX
+from fedapp.trees.sets import NO_SET, CategorySets
 
 OPSET, ML_OPSET, IR = 17, 3, 8  # what runtimes of the last years read
 SUMS = "sums"
+NODE_FIELDS = (
+    *("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids"),
+    "missing_value_tracks_true",
+)
+NO_CODE = -1  # of no category
 LINKS = ((LOGIT, "Sigmoid"), (SOFTMAX, "Softmax"), (LOG, "Exp"))
 
 
@@ -32,7 +41,7 @@ def to_onnx(model: Ensemble | BaggedForest, description: str = "") -> bytes:
 
     Raises
     ------
-    ConfigError : it splits columns of categories, or its rows start from margins of their own.
+    ConfigError : its rows start from margins of their own.
     """
     import onnx
     from onnx import TensorProto, helper
@@ -61,17 +70,17 @@ def to_onnx(model: Ensemble | BaggedForest, description: str = "") -> bytes:
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
     made = helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="fedapp")
     made.doc_string = description
-    helper.set_model_props(made, {"columns": ",".join(model.columns)})
+    named = zip(model.columns, model.categories, strict=False)
+    told = {column: list(names) for column, names in named if names}
+    properties = {"columns": ",".join(model.columns)}
+    properties |= {"categories": json.dumps(told, ensure_ascii=False)} if told else {}
+    helper.set_model_props(made, properties)
     onnx.checker.check_model(made)
     content: bytes = made.SerializeToString()
     return content
 
 
 def _check(model: Ensemble | BaggedForest) -> None:
-    named = [name for name, names in zip(model.columns, model.categories, strict=False) if names]
-    if named:
-        rule = "must be of a model whose columns all hold numbers"
-        raise ConfigError(f"ONNX {rule}, got categories in {', '.join(named[:5])}")
     if isinstance(model, Ensemble) and model.margin_column:
         rule = "must be of a model whose rows start from its base score"
         raise ConfigError(f"ONNX {rule}, got margins of '{model.margin_column}'")
@@ -80,30 +89,14 @@ def _check(model: Ensemble | BaggedForest) -> None:
 def _trees(model: Ensemble | BaggedForest) -> dict[str, Any]:
     """Attributes of the operator: every node of every tree, and every leaf's values."""
     width = model.n_outputs
-    found: dict[str, list[Any]] = {
-        f"nodes_{name}": []
-        for name in (
-            *("treeids", "nodeids", "featureids", "values", "modes", "truenodeids"),
-            *("falsenodeids", "missing_value_tracks_true"),
-        )
-    }
+    found: dict[str, list[Any]] = {f"nodes_{name}": [] for name in NODE_FIELDS}
     found |= {f"target_{name}": [] for name in ("treeids", "nodeids", "ids", "weights")}
     for tree_id, tree in enumerate(model.trees):
-        is_leaf = tree["left"] == LEAF
-        lefts = np.where(is_leaf, 0, tree["left"])
-        columns = {
-            "treeids": np.full(len(tree), tree_id),
-            "nodeids": np.arange(len(tree)),
-            "featureids": np.where(is_leaf, 0, tree["column"]),
-            "values": np.where(is_leaf, 0, tree["threshold"]),
-            "modes": np.where(is_leaf, "LEAF", "BRANCH_LT"),
-            "truenodeids": lefts,
-            "falsenodeids": np.where(is_leaf, 0, lefts + 1),
-            "missing_value_tracks_true": np.where(is_leaf, False, tree["default_left"]).astype(int),
-        }
-        for name, values in columns.items():
-            found[f"nodes_{name}"] += values.tolist()
-        leaves = np.flatnonzero(is_leaf)
+        nodes = _with_chains(tree, _nodes(tree), model.sets)
+        nodes["treeids"] = [tree_id] * len(nodes["nodeids"])
+        for name, values in nodes.items():
+            found[f"nodes_{name}"] += values
+        leaves = np.flatnonzero(tree["left"] == LEAF)
         for target, weights in _leaf_weights(model, tree_id, leaves):
             found["target_treeids"] += [tree_id] * len(leaves)
             found["target_nodeids"] += leaves.tolist()
@@ -113,6 +106,56 @@ def _trees(model: Ensemble | BaggedForest) -> dict[str, Any]:
     if isinstance(model, Ensemble):
         given["base_values"] = [float(model.base_margin)] * width
     return given
+
+
+def _nodes(tree: npt.NDArray[Any]) -> dict[str, list[Any]]:
+    """The nodes of a tree, by the operator's names of their fields."""
+    is_leaf = tree["left"] == LEAF
+    lefts = np.where(is_leaf, 0, tree["left"])
+    columns = {
+        "nodeids": np.arange(len(tree)),
+        "featureids": np.where(is_leaf, 0, tree["column"]),
+        "values": np.where(is_leaf, 0, tree["threshold"]),
+        "modes": np.where(is_leaf, "LEAF", "BRANCH_LT"),
+        "truenodeids": lefts,
+        "falsenodeids": np.where(is_leaf, 0, lefts + 1),
+        "missing_value_tracks_true": np.where(is_leaf, False, tree["default_left"]).astype(int),
+    }
+    return {name: values.tolist() for name, values in columns.items()}
+
+
+def _with_chains(
+    tree: npt.NDArray[Any], nodes: dict[str, list[Any]], sets: CategorySets
+) -> dict[str, list[Any]]:
+    """The nodes with a chain of ``BRANCH_EQ`` for each split by a set: a category of the side that
+    is not the default one goes there, and whatever is none of these, a missing value too, falls
+    through to the default side."""
+    by_set = (tree["set"] != NO_SET) & (tree["left"] != LEAF) & (len(sets) > 0)
+    for node in np.flatnonzero(by_set).tolist():
+        left, to_left = int(tree["left"][node]), bool(tree["default_left"][node])
+        goes_right = sets.members(int(tree["set"][node]))
+        codes = np.flatnonzero(goes_right if to_left else ~goes_right).tolist() or [NO_CODE]
+        there, default = (left + 1, left) if to_left else (left, left + 1)
+        at = node
+        for place, code in enumerate(codes):
+            follows = len(nodes["nodeids"]) + (place > 0)
+            is_last = place == len(codes) - 1
+            fields = {
+                "nodeids": at,
+                "featureids": int(tree["column"][node]),
+                "values": float(code),
+                "modes": "BRANCH_EQ",
+                "truenodeids": there,
+                "falsenodeids": default if is_last else follows,
+                "missing_value_tracks_true": 0,
+            }
+            for name, value in fields.items():
+                if place == 0:
+                    nodes[name][node] = value
+                else:
+                    nodes[name].append(value)
+            at = follows
+    return nodes
 
 
 def _leaf_weights(

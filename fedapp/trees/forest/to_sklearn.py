@@ -1,0 +1,107 @@
+"""A forest as scikit-learn's own estimator, which predicts the same.
+
+scikit-learn sends ``x <= threshold`` left and fedapp ``x < threshold``, both with values in
+float32: the next smaller float32 is the same split. A missing value goes where the forest sends it,
+by ``missing_go_to_left``. Impurities and numbers of rows are not known here and stay 0, so
+``feature_importances_`` is 0 too.
+
+Source: scikit-learn 1.6 to 1.9, ``sklearn/tree/_tree.pyx``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.data.labels import class_values
+from fedapp.errors import ConfigError
+from fedapp.trees.forest.model import BaggedForest, Branches
+from fedapp.trees.model import LEAF
+
+NO_SPLIT = -2  # scikit-learn's column and threshold of a leaf
+Values = npt.NDArray[np.float64]
+
+
+def to_sklearn(model: BaggedForest) -> Any:
+    """A fitted ``RandomForestClassifier`` or ``RandomForestRegressor``.
+
+    Raises
+    ------
+    ConfigError : the forest splits columns of categories.
+    """
+    from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+    named = [name for name, names in zip(model.columns, model.categories, strict=False) if names]
+    if named:
+        rule = "must be of a forest whose columns all hold numbers, as scikit-learn's trees have no"
+        raise ConfigError(
+            f"to_sklearn {rule} splits by sets of categories, got categories in "
+            f"{', '.join(named[:5])}"
+        )
+    forest_of, tree_of = RandomForestRegressor, DecisionTreeRegressor
+    if model.classes:
+        forest_of, tree_of = RandomForestClassifier, DecisionTreeClassifier
+    trees = [
+        _fitted(tree_of(), model, _tree(branches, _shares(model, values), len(model.columns)))
+        for branches, values in zip(model.trees, model.values, strict=True)
+    ]
+    forest = _fitted(forest_of(n_estimators=len(trees)), model)
+    forest.feature_names_in_ = np.array(model.columns, dtype=object)
+    forest.estimator_, forest.estimators_ = tree_of(), trees
+    if model.classes:
+        forest.classes_ = class_values(model.classes)
+    return forest
+
+
+def _fitted(estimator: Any, model: BaggedForest, tree: Any = None) -> Any:
+    """The estimator with what ``fit`` would have noted of its columns and classes."""
+    estimator.n_features_in_, estimator.n_outputs_ = len(model.columns), 1
+    if model.classes:
+        estimator.n_classes_ = len(model.classes)
+        estimator.classes_ = np.arange(len(model.classes))  # a forest's trees have places
+    if tree is not None:
+        estimator.tree_ = tree
+    return estimator
+
+
+def _shares(model: BaggedForest, values: Values) -> Values:
+    """Of each node, a share a class, also of two; or a number."""
+    two = model.classes and values.shape[1] == 1
+    return np.hstack([1 - values, values]) if two else values
+
+
+def _tree(branches: Branches, values: Values, n_columns: int) -> Any:
+    """One tree as scikit-learn holds it."""
+    from sklearn.tree._tree import NODE_DTYPE, Tree
+
+    is_leaf = branches["left"] == LEAF
+    nodes = np.zeros(len(branches), dtype=NODE_DTYPE)
+    nodes["left_child"] = branches["left"]
+    nodes["right_child"] = np.where(is_leaf, LEAF, branches["left"] + 1)
+    nodes["feature"] = np.where(is_leaf, NO_SPLIT, branches["column"])
+    with np.errstate(over="ignore"):  # below the lowest number is no number, where missing go left
+        below = np.nextafter(branches["threshold"], np.float32(-np.inf))
+    nodes["threshold"] = np.where(is_leaf, NO_SPLIT, below.astype(np.float64))
+    nodes["missing_go_to_left"] = branches["default_left"] & ~is_leaf
+    width = values.shape[1]
+    tree = Tree(n_columns, np.array([width], dtype=np.intp), 1)
+    state = {
+        "max_depth": _depth(branches),
+        "node_count": len(nodes),
+        "nodes": nodes,
+        "values": np.ascontiguousarray(values[:, None, :]),
+    }
+    tree.__setstate__(state)
+    return tree
+
+
+def _depth(branches: Branches) -> int:
+    """Levels below the root; a child's number is above its parent's."""
+    depths = np.zeros(len(branches), dtype=np.int64)
+    for node, left in enumerate(branches["left"].tolist()):
+        if left != LEAF:
+            depths[left : left + 2] = depths[node] + 1
+    return int(depths.max(initial=0))
