@@ -82,7 +82,9 @@ def grow_sums(site: Site, request: GrowSumsRequest) -> Sums:
     """The same as whole numbers, to be added to those of all others."""
     if len(request.edges):
         take_cuts(site, request)
-    return Sums(list(_grow(site, request, WholeTerms(site)).values()))
+    # A level's sums are parts of those of the level above.
+    summed = list(_grow(site, request, WholeTerms(site)).values())
+    return Sums(summed, follows=request.level > 0)
 
 
 def _grow(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:

@@ -100,7 +100,7 @@ def count(site: Site, request: CountRequest) -> Sums:
     values, weights = store["train.values"], whole_weights(store, bounds_of(store))
     check_offsets(site, "CountRequest", "offsets", request.offsets, len(request.prefixes))
     counts = digit_counts(values, weights, request.prefixes, request.offsets, request.digit)
-    return Sums([counts], store.facts[COUNT_BYTES])
+    return Sums([counts], store.facts[COUNT_BYTES], follows=True)
 
 
 def take_cuts(site: Site, request: GrowSumsRequest) -> None:

@@ -11,11 +11,20 @@ from fedapp.crypto.fixed_point import Bounds, power_above
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
-from fedapp.messages.secure import KeysReply, KeysRequest, Roster
+from fedapp.messages.secure import (
+    KeysReply,
+    KeysRequest,
+    LeftReply,
+    LeftRequest,
+    Roster,
+    UnmaskReply,
+    UnmaskRequest,
+)
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import begin_session, box_key, know, run_key
 from fedapp.site.masks import BOUNDS
-from fedapp.site.policy import check_parties
+from fedapp.site.policy import check_parties, check_threshold
+from fedapp.site.shares import AMONG, THRESHOLD, unmask
 from fedapp.site.store import Store
 from fedapp.trees.objective import is_regression
 
@@ -35,6 +44,16 @@ def keys(site: Site, request: KeysRequest) -> KeysReply:
     return KeysReply(*own, heaviest=_heaviest(site.store), weighted=bool(weighted))
 
 
+def unmasking(site: Site, request: UnmaskRequest) -> UnmaskReply:
+    """Tell what takes the masks off the last answers of those that are left."""
+    return unmask(site.name, site.store, request)
+
+
+def left(site: Site, request: LeftRequest) -> LeftReply:
+    """Say with whom the last sum was."""
+    return LeftReply(tuple(site.store.facts[AMONG]))
+
+
 def join(site: Site, request: Request, roster: Roster) -> Bounds:
     """Keep with whom sums are masked; from here on nothing else of the rows leaves the site.
 
@@ -48,10 +67,12 @@ def join(site: Site, request: Request, roster: Roster) -> Bounds:
         are beyond what holds for all.
     """
     check_parties(site.config, roster.names)
+    check_threshold(site.config, len(roster.names), roster.threshold)
     know(site.config, site.store, roster.names, (roster.box_keys, roster.run_keys), request)
     bounds = Bounds(roster.n_rows, roster.heaviest, roster.largest)
     _check_bounds(site, request, bounds)
     site.store.facts[BOUNDS] = asdict(bounds)
+    site.store.facts[THRESHOLD], site.store.facts[AMONG] = roster.threshold, sorted(roster.names)
     return bounds
 
 
@@ -83,4 +104,8 @@ def _largest(store: Store) -> int:
     return power_above(float(np.max(sizes)))
 
 
-HANDLERS: Mapping[type[KeysRequest], Handler] = {KeysRequest: keys}
+HANDLERS: Mapping[type[Request], Handler] = {
+    KeysRequest: keys,
+    UnmaskRequest: unmasking,
+    LeftRequest: left,
+}

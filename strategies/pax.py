@@ -94,15 +94,12 @@ class PAX(HorizontalStrategy):
 
         Raises
         ------
-        ConfigError : sums over all parties cannot do without some.
+        ConfigError : sums under masks cannot do without so many parties.
         """
         own = check(PaxSettings, settings.sections["pax"], "pax.")
         privacy_settings(settings, own.aggregation)
         if own.aggregation == "secure" and settings.min_parties:
-            raise ConfigError(
-                "min-parties must be 0 with pax.aggregation=secure, whose sums take all parties "
-                f"(a run that one has left can be resumed), got {settings.min_parties}"
-            )
+            _check_losses(settings)
         has_function = settings.objective == CUSTOM or any(map(is_custom, settings.eval_metrics))
         if own.aggregation == "secure" and has_function:
             raise ConfigError(
@@ -122,6 +119,7 @@ class PAX(HorizontalStrategy):
                 yield self._checkpoint(boosting)
         else:
             boosting = self._restore(saved)
+            yield from self.aggregation.resume(parties)
         while self._n_added(boosting) < self.settings.num_boost_round and not self.history.stops:
             finished = yield from self._round(parties, boosting)
             if finished:
@@ -188,7 +186,12 @@ class PAX(HorizontalStrategy):
         return Limits(settings.seed, 0, *shares, monotone, interactions)
 
     def _round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[bool]:
-        """Lines 12 to 26: one round. False where it begins anew, or training stops before it."""
+        """Lines 12 to 26: one round. False where it begins anew, or training stops before it.
+
+        Under masks it does not begin anew when a party is lost, as the sums without that party and
+        those with it, of the same gradients, would differ by the party's own: its trees end at the
+        depth that they have, and the next round is of those that are left.
+        """
         if self.noised:
             progress = yield from self.noised.add_round(parties, boosting)
             self.history.add({})
@@ -204,13 +207,18 @@ class PAX(HorizontalStrategy):
                 yield from self._note_scores(replies, boosting)
                 if self.history.stops:
                     return False
-            if len(parties) < len(asked):
+            if self.aggregation.begins_anew and len(parties) < len(asked):
                 # The sums of those left no longer fit the parents' histograms.
                 boosting.told()
                 return False
+            if not replies:
+                boosting.told()
+                break
             if growth.level == 0:
                 growth.set_roots(_sum([reply.root_sums for reply in replies.values()]))
             boosting.tell(*growth.split(*self._merge(replies, boosting, growth)))
+            if not self.aggregation.goes_on(parties):
+                break
             request = self._request(boosting, growth)
         boosting.add(growth.grown())
         return True
@@ -329,6 +337,23 @@ class PAX(HorizontalStrategy):
 
 
 STRATEGY = PAX
+
+
+def _check_losses(settings: Settings) -> None:
+    """Hold that sums under masks may go on without some parties.
+
+    Raises
+    ------
+    ConfigError : without so many they may not; or the best round's scores would be told with a
+        party that is lost later, and again without it.
+    """
+    fewest = settings.parties // 2 + 1
+    if settings.min_parties < fewest:
+        rule = f"must be 0 or >= {fewest} of {settings.parties} with pax.aggregation=secure"
+        raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
+    if settings.early_stopping_rounds:
+        rule = "must be 0 with pax.aggregation=secure and early-stopping-rounds"
+        raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
 
 
 def _drawn(growth: Growth) -> npt.NDArray[np.int32]:

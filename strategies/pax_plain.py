@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from fedapp.config import Section, Settings
 from fedapp.conversation import Check, Conversation, Parties, ask
@@ -69,7 +69,14 @@ class Opening(Protocol):
 
 
 class Aggregation(Opening, Protocol):
-    """How sums over the parties' rows come about."""
+    """How sums over the parties' rows come about.
+
+    Attributes
+    ----------
+    begins_anew : whether a round does in which a party is lost; else its trees end.
+    """
+
+    begins_anew: ClassVar[bool]
 
     def __init__(
         self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
@@ -78,7 +85,14 @@ class Aggregation(Opening, Protocol):
     def grow(
         self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
-        """Send a request to all parties."""
+        """Send a request to all parties; nothing where their sums do not come about, as one is
+        lost, and a tree must end."""
+
+    def goes_on(self, parties: Mapping[str, HelloReply]) -> bool:
+        """Whether a tree may grow from the last sums, once a party is lost."""
+
+    def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
+        """Meet again after ``restore``."""
 
 
 def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
@@ -98,6 +112,8 @@ class PlainSums:
     own : ``[pax]``.
     warn : tells the user.
     """
+
+    begins_anew: ClassVar[bool] = True
 
     def __init__(
         self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
@@ -146,6 +162,14 @@ class PlainSums:
     ) -> Conversation[dict[str, EvaluateReply]]:
         """Each for itself."""
         return (yield from ask_to_score(parties, request, check))
+
+    def goes_on(self, parties: Mapping[str, HelloReply]) -> bool:
+        """A round in which one is lost begins anew."""
+        return True
+
+    def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
+        """Nothing to be said."""
+        yield from ()
 
     def facts(self) -> dict[str, Any]:
         """None."""

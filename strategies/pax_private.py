@@ -46,7 +46,7 @@ from fedapp.trees.packed import pack_trees
 from fedapp.trees.row_bounds import RowBounds, row_bounds
 from fedapp.trees.sets import category_counts
 from strategies.horizontal import CommonTable
-from strategies.secure import ask_for_sums, exchange_keys
+from strategies.secure import MaskedSums, exchange_keys
 
 FEWEST_PARTIES = 2
 # At the noise of an epsilon of 1, more bins cost the AUC more by noise than they give.
@@ -106,6 +106,7 @@ def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
 
 _FIXED: tuple[tuple[str, Any, str], ...] = (
     ("early_stopping_rounds", 0, "scores of every round would take noise, and so epsilon"),
+    ("min_parties", 0, "the noise of every party is needed"),
     ("init_model", "", "nothing is known of the noise of its trees"),
     ("subsample", 1.0, "rows are drawn by a seed that all know, which hides none"),
     ("gamma", 0.0, "splits are drawn and do not depend on their gain"),
@@ -162,12 +163,12 @@ class NoisedSums:
         deviation = self._deviation("counts", math.sqrt(max(n_numbers, 1)))
         lightest = int(2 * CLEAR * deviation)
         descent = Descent(categories == 0, self._settings().max_bin, lightest)
-        sums, counts = yield from ask_for_sums(parties, request, (2,), (n_numbers, BASE))
+        sums, counts = yield from MaskedSums().ask(parties, request, (2,), (n_numbers, BASE))
         descent.take(settle(counts, None, deviation))
         while descent.digit < N_DIGITS:
             prefixes, offsets = descent.wanted()
             count = PrivateCountRequest(descent.digit, prefixes, offsets)
-            (counts,) = yield from ask_for_sums(parties, count, (len(prefixes), BASE))
+            (counts,) = yield from MaskedSums().ask(parties, count, (len(prefixes), BASE))
             descent.take(settle(counts, descent.masses, deviation))
         cuts = with_categories(descent.cuts(), categories, categories)
         return {EVERYONE: self._labels(sums, table.n_coded_columns)}, cuts
@@ -184,7 +185,7 @@ class NoisedSums:
             base_margin=float(base_margin(boosting.objective, boosting.base_score)),
             leaf_values=np.concatenate([*values, np.empty(0, dtype=np.float32)]),
         )
-        (sums,) = yield from ask_for_sums(parties, request, (n_leaves(drawn.trees), 2))
+        (sums,) = yield from MaskedSums().ask(parties, request, (n_leaves(drawn.trees), 2))
         own = self._row_bounds()
         found = from_whole(sums, np.array(own.exponents(self._bounds)))
         boosting.add(
@@ -209,7 +210,7 @@ class NoisedSums:
         adder, form = self._form()
         shapes = [form.sums.shape, form.histogram.shape] * len(HELD_OUT)
         private = PrivateScoresRequest(**(told | {"score_bins": SCORE_BINS}))
-        found = yield from ask_for_sums(parties, private, *shapes)
+        found = yield from MaskedSums().ask(parties, private, *shapes)
         scores: dict[str, Any] = {
             "train_sums": form.sums * 0.0,
             "train_scores": form.histogram * 0.0,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -45,7 +45,7 @@ from fedapp.trees.objective import (
 from fedapp.trees.sets import category_counts
 from strategies.horizontal import CommonTable
 from strategies.pax_plain import PaxSettings
-from strategies.secure import ask_for_sums, exchange_keys
+from strategies.secure import MaskedSums, ask_who_is_left, exchange_keys
 
 WEIGHT_BITS = 12
 MOST_COUNTED = 2**30  # bytes of a party's counts in one exchange
@@ -56,12 +56,15 @@ class SecureSums:
     """All parties together answer as one, in whose name stands ``EVERYONE``; arguments and methods
     as of ``PlainSums``."""
 
+    begins_anew: ClassVar[bool] = False
+
     def __init__(
         self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
     ) -> None:
         self._settings, self._warn = settings, warn
         self.places: dict[str, Ints] = {}
         self._bounds, self._told, self._n_classes = Bounds(1), False, 0
+        self._sums = MaskedSums()
 
     def begin(
         self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
@@ -72,20 +75,23 @@ class SecureSums:
                 f"pax.aggregation=secure hides little among {len(parties)}: the coordinator and "
                 "all parties but one see what that one sends; three or more hide it better"
             )
-        roster, self._bounds, weighted = yield from exchange_keys(parties)
+        threshold = self._settings().min_parties
+        roster, self._bounds, weighted = yield from exchange_keys(parties, threshold)
+        self._sums = MaskedSums(roster["names"], threshold)
         categories = category_counts(table.categories, len(table.columns))
         self._n_classes = len(table.classes)
         n_bytes = _count_bytes(self._bounds, weighted)
         # Without weights it is known what a row alone counts.
         lightest = 0 if weighted else 2 ** self._bounds.exponent(0, n_bytes)
         descent = Descent(categories == 0, self._settings().max_bin, lightest)
-        sums, unseen, by_category, counts = yield from ask_for_sums(
+        sums, unseen, by_category, counts = yield from self._sums.ask(
             parties,
             OpenRequest(count_bytes=n_bytes, **roster, **terms),
             (2,),
             (table.n_coded_columns,),
             (int(categories.sum()),),
             (int((categories == 0).sum()), BASE),
+            may_fail=0,
         )
         descent.take(counts)
         while descent.digit < N_DIGITS:
@@ -93,7 +99,10 @@ class SecureSums:
             request = CountRequest(descent.digit, prefixes, offsets)
             shape = len(prefixes), BASE
             _check_size(len(prefixes) * BASE * n_bytes)
-            (counts,) = yield from ask_for_sums(parties, request, shape, n_bytes=n_bytes)
+            # Parts of the counts before: a party that is lost here ends the run.
+            (counts,) = yield from self._sums.ask(
+                parties, request, shape, n_bytes=n_bytes, may_fail=0
+            )
             descent.take(counts)
         cuts = with_categories(descent.cuts(), categories, _used(by_category, categories))
         self.places = {EVERYONE: np.arange(len(cuts.edges))}
@@ -107,14 +116,19 @@ class SecureSums:
         n_wanted, n_drawn = len(request.wanted_nodes), len(request.columns)
         n_roots = request.n_trees if request.level == 0 else 0
         scores = self._score_shapes(WATCHED, request.score_bins) if n_roots else _NO_SCORES
-        summed = yield from ask_for_sums(
+        if request.level == 0:
+            self._sums.without_lost(parties)
+        summed = yield from self._sums.ask(
             parties,
             self._with_cuts(request, cuts),
             (n_wanted, int(cuts.widths[request.columns].sum()), 2),
             (n_wanted, n_drawn),
             (n_roots, 2),
             *scores,
+            part_of_others=request.level > 0,
         )
+        if not summed:
+            return {}
         histograms, missing, root_sums, *of_scores = summed
         parameters = LossParameters.of(self._settings())
         exponents = np.array(gradient_exponents(boosting.objective, self._bounds, parameters))
@@ -133,18 +147,39 @@ class SecureSums:
         """Sums of the finished model's scores."""
         told = {field.name: getattr(request, field.name) for field in fields(request)}
         shapes = self._score_shapes(SUBSETS, request.score_bins)
-        found = yield from ask_for_sums(parties, SumScoresRequest(**told), *shapes)
+        scoring = SumScoresRequest(**told, among=self._sums.among)
+        found = yield from self._sums.ask(parties, scoring, *shapes)
         reply = EvaluateReply(*self._scores(found))
         check(EVERYONE, reply)
         return {EVERYONE: reply}
 
+    def goes_on(self, parties: Mapping[str, HelloReply]) -> bool:
+        """Whether all are there still whose rows are in the last sum."""
+        return not self._sums.threshold or set(self._sums.names) <= set(parties)
+
+    def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
+        """Go on with those who were there when the last start of the server ended."""
+        if self._sums.threshold:
+            for name in (yield from ask_who_is_left(parties)):
+                self._warn(f"{name} was lost before the run was resumed, and stays excluded")
+
     def facts(self) -> dict[str, Any]:
-        """What follows from what the parties have said of their rows."""
-        return {"bounds": asdict(self._bounds), "n_classes": self._n_classes}
+        """What follows from what the parties have said of their rows, and who they are."""
+        told = {"bounds": asdict(self._bounds), "n_classes": self._n_classes}
+        return {**told, "names": self._sums.names, "threshold": self._sums.threshold}
 
     def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
-        """Undo ``facts``; the parties were told the cuts."""
+        """Undo ``facts``; the parties were told the cuts.
+
+        Raises
+        ------
+        ConfigError : the run has begun with another ``min-parties``.
+        """
         self.places, self._told = places, True
+        self._sums = MaskedSums(tuple(facts["names"]), facts["threshold"])
+        if (fewest := self._settings().min_parties) != self._sums.threshold:
+            rule = f"must be {self._sums.threshold}, as when sums began to be masked, got {fewest}"
+            raise ConfigError(f"min-parties {rule}")
         self._bounds, self._n_classes = Bounds(**facts["bounds"]), facts["n_classes"]
 
     def _with_cuts(self, request: GrowRequest, cuts: Cuts) -> GrowSumsRequest:
@@ -154,7 +189,7 @@ class SecureSums:
         if self._told:
             edges, offsets = edges[:0], offsets[:0]
         self._told = True
-        return GrowSumsRequest(**told, edges=edges, edge_offsets=offsets)
+        return GrowSumsRequest(**told, among=self._sums.among, edges=edges, edge_offsets=offsets)
 
     def _labels(self, sums: Whole, unseen: Whole) -> LabelsReply:
         """What the labels come to."""

@@ -28,7 +28,7 @@ from fedapp.wire.content import Content, take_apart
 from tests.conftest import WriteTable
 from tests.test_pairwise import MOST_CHI2, chi_squared
 
-NAMES = ("bank", "insurer", "shop")
+NAMES: tuple[str, ...] = ("bank", "insurer", "shop")
 MODEL = "0123456789abcdef"
 N_TRAIN = 26  # of 40 rows at each
 TERMS = {
@@ -44,19 +44,20 @@ PREFIXES = np.arange(256, dtype=np.uint32)
 
 
 class Coordinator:
-    """Talks to three sites as it likes, up to their keys as it should."""
+    """Talks to sites as it likes, up to their keys as it should."""
 
-    def __init__(self, configs: Mapping[str, SiteConfig]) -> None:
-        self._configs = configs
-        self.ask(HelloRequest("binary:logistic", 0.2, 0.2, 3, True), 1)
-        keys = self.ask(KeysRequest(), 2)
+    def __init__(self, configs: Mapping[str, SiteConfig], threshold: int = 0) -> None:
+        self._configs, names = configs, tuple(configs)
+        self.ask(HelloRequest("binary:logistic", 0.2, 0.2, 3, True), 1, names)
+        keys = self.ask(KeysRequest(), 2, names)
         self.opening = OpenRequest(
-            names=NAMES,
-            box_keys=np.stack([keys[name].arrays["box_key"] for name in NAMES]),
-            run_keys=np.stack([keys[name].arrays["run_key"] for name in NAMES]),
-            n_rows=120,
+            names=names,
+            box_keys=np.stack([keys[name].arrays["box_key"] for name in names]),
+            run_keys=np.stack([keys[name].arrays["run_key"] for name in names]),
+            n_rows=40 * len(names),
             heaviest=0,
             largest=0,
+            threshold=threshold,
             count_bytes=4,
             **TERMS,
         )
@@ -98,7 +99,7 @@ def counting(first: int = 0) -> CountRequest:
 def scoring() -> SumScoresRequest:
     """The last question of a run, of a model without trees."""
     model = Ensemble("binary:logistic", np.float32(0.5), ("a", "b"), ("0", "1"), *NO_TREES)
-    return SumScoresRequest(np.frombuffer(to_json(model).encode(), np.uint8), 16, 1.0)
+    return SumScoresRequest(np.frombuffer(to_json(model).encode(), np.uint8), 16, 1.0, ())
 
 
 def is_noise(masked: Iterable[Array]) -> bool:

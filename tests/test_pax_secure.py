@@ -308,9 +308,11 @@ def test_the_range_of_labels_is_told_to_powers_of_two_and_notes_stay(made: MakeR
 # Who is refused
 
 
-def test_a_run_that_may_lose_parties_is_refused(made: MakeRun) -> None:
-    with pytest.raises(ConfigError, match=r"^min-parties must be 0 with pax\.aggregation=secure"):
-        run_local(made(min_parties=2))
+def test_a_run_that_may_lose_too_many_parties_is_refused(made: MakeRun) -> None:
+    with pytest.raises(ConfigError, match=r"^min-parties must be 0 or >= 3 of 4 with pax\.aggreg"):
+        run_local(made(parties=4, min_parties=2))
+    with pytest.raises(ConfigError, match=r"^min-parties must be 0 with .* early-stopping-rounds"):
+        run_local(made(parties=4, min_parties=3, early_stopping_rounds=2))
 
 
 def test_two_parties_are_told_what_each_sees(made: MakeRun) -> None:

@@ -443,7 +443,7 @@ def test_scores_of_noise_alone_are_numbers(objective: str) -> None:
         ({"subsample": 0.5}, r"subsample must be 1\.0 with privacy\.epsilon"),
         ({"gamma": 1.0}, r"gamma must be 0\.0 with privacy\.epsilon"),
         ({"monotone_constraints": "a:1"}, r"monotone-constraints must be empty with privacy"),
-        ({"min_parties": 2}, r"min-parties must be 0 with pax\.aggregation=secure"),
+        ({"min_parties": 2}, r"min-parties must be 0 with privacy\.epsilon: the noise of every"),
         ({"parties": 1}, r"parties must be >= 2 with privacy\.epsilon"),
         ({"privacy__delta": 0.0}, r"privacy\.delta must be > 0"),
         ({"privacy__delta": 0.1}, r"privacy\.delta must be below 1 / \d+, the number of training"),

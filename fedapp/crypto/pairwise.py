@@ -13,9 +13,13 @@ Without the sum of all, any of these vectors is as good as random to whoever kno
 secrets, and so is any sum of some of them. A stream must serve one vector alone: the difference of
 two under the same masks is that of their contents. So the label must tell all contents apart.
 
+Where a party may be lost, each adds one more stream, of a seed that is its own (``hide``). The sum
+of those that are left then has the streams of their own seeds, and those of their pairs with who is
+lost; whoever is told these seeds, which are of one label alone, takes them off (``total``). A
+vector that comes late stays under the stream of its own seed, which nobody is told.
+
 Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine
-Learning", Section 4 (one mask a pair, all parties needed); ChaCha20 of RFC 8439, keyed BLAKE2b of
-RFC 7693.
+Learning", Section 4; ChaCha20 of RFC 8439, keyed BLAKE2b of RFC 7693.
 """
 
 from __future__ import annotations
@@ -41,29 +45,44 @@ SIZES = 2, 4, 8
 MOST_NUMBERS = 2**32 * 64 // NUMBER_BYTES
 
 
-def stream(secret: bytes, label: bytes, n_numbers: int) -> Masked:
-    """Numbers that look random to who does not know the secret; uint64, shape (n_numbers,).
+def seed_of(secret: bytes, label: bytes) -> bytes:
+    """What the stream of a label follows from, and of no other label: 32 bytes.
 
     Parameters
     ----------
     secret : of the two parties, 32 bytes, from ``sealed.agree``.
-    label : of the content that they hide; none other may have it.
+    label : of the content that the stream hides; none other may have it.
+    """
+    told = prefixed(LABEL, label)
+    return hashlib.blake2b(told, digest_size=KEY_BYTES, key=secret).digest()
+
+
+def expand(seed: bytes, n_numbers: int) -> Masked:
+    """Numbers that look random to who does not know the seed; uint64, shape (n_numbers,).
 
     Raises
     ------
-    ValueError : more than one key may give.
+    ValueError : more than one seed may give.
     """
     if n_numbers > MOST_NUMBERS:
         raise ValueError(f"n_numbers must be <= {MOST_NUMBERS}, got {n_numbers}")
-    told = prefixed(LABEL, label)
-    key = hashlib.blake2b(told, digest_size=KEY_BYTES, key=secret).digest()
-    # The key serves this label alone, so any nonce will do.
-    encryptor = Cipher(ChaCha20(key, bytes(NONCE_BYTES)), mode=None).encryptor()
+    # The key serves this stream alone, so any nonce will do.
+    encryptor = Cipher(ChaCha20(seed, bytes(NONCE_BYTES)), mode=None).encryptor()
     return np.frombuffer(encryptor.update(bytes(n_numbers * NUMBER_BYTES)), dtype="<u8")
 
 
+def stream(secret: bytes, label: bytes, n_numbers: int) -> Masked:
+    """The stream that a pair draws; arguments as of ``seed_of`` and ``expand``."""
+    return expand(seed_of(secret, label), n_numbers)
+
+
 def hide(
-    name: str, values: Whole, secrets: Mapping[str, bytes], label: bytes, n_bytes: int = 8
+    name: str,
+    values: Whole,
+    secrets: Mapping[str, bytes],
+    label: bytes,
+    n_bytes: int = 8,
+    own: bytes = b"",
 ) -> Masked:
     """A party's vector under its masks with all others.
 
@@ -74,6 +93,7 @@ def hide(
     secrets : by name of the other party.
     label : see ``stream``; the same at all parties.
     n_bytes : of a number, one of ``SIZES``; sums are of n = 8 n_bytes bits.
+    own : seed of a further mask, 32 bytes, drawn anew for each vector; empty for none.
 
     Returns
     -------
@@ -88,15 +108,32 @@ def hide(
             masked += mask
         else:
             masked -= mask
+    if own:
+        masked += expand(own, len(words)).view(masked.dtype)
     return words
 
 
-def total(vectors: Iterable[Masked], n_values: int, n_bytes: int = 8) -> Whole:
-    """What the vectors of all parties add up to, of which the masks are gone; int64."""
+def total(
+    vectors: Iterable[Masked],
+    n_values: int,
+    n_bytes: int = 8,
+    added: Iterable[bytes] = (),
+    subtracted: Iterable[bytes] = (),
+) -> Whole:
+    """What the vectors add up to, int64, shape (n_values,), once no masks are left.
+
+    Parameters
+    ----------
+    added, subtracted : seeds of the streams that do not cancel, to be taken off.
+    """
     first, *others = [np.ascontiguousarray(vector).view(f"<u{n_bytes}") for vector in vectors]
     summed = first.copy()
     for vector in others:
         summed += vector
+    for seed in added:
+        summed -= expand(seed, n_words(n_values, n_bytes)).view(summed.dtype)
+    for seed in subtracted:
+        summed += expand(seed, n_words(n_values, n_bytes)).view(summed.dtype)
     signed: Whole = summed[:n_values].view(f"<i{n_bytes}").astype(np.int64, copy=False)
     return signed
 

@@ -138,7 +138,8 @@ class Request(Message):
     the exchanges that a training round consists of are marked with ``each_round``.
 
     ``leaves`` says what of a party's rows leaves it with the reply: what is its own; its share of
-    ``sums``, under masks (see ``fedapp.messages.secure``); or ``nothing`` but what opens every run.
+    ``sums``, under masks, or what takes these ``masks`` off the sum of all (see
+    ``fedapp.messages.secure``); or ``nothing`` but what opens every run.
     """
 
     __slots__ = ()

@@ -39,7 +39,7 @@ from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
 from fedapp.messages.labels import LabelsReply, Terms, check_coded
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES
-from fedapp.messages.secure import Roster
+from fedapp.messages.secure import Among, Roster
 from fedapp.messages.trees import Trees
 
 METHOD = Method("horizontal", takes_margins=True)
@@ -143,7 +143,7 @@ class CountRequest(Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GrowSumsRequest(GrowRequest):
+class GrowSumsRequest(Among, GrowRequest):
     """As ``GrowRequest``, for ``sums``: the fields of a ``GrowReply`` in the bins of all parties.
 
     The first one of a run also tells the cuts that these bins lie between.

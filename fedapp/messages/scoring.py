@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
+from fedapp.messages.secure import Among
 
 SHARED_BY = frozenset({"horizontal"})
 
@@ -36,7 +37,7 @@ class EvaluateRequest(Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SumScoresRequest(EvaluateRequest):
+class SumScoresRequest(Among, EvaluateRequest):
     """As ``EvaluateRequest``, for ``sums``: the fields of an ``EvaluateReply``."""
 
     kind: ClassVar[str] = "evaluate.scoring_sums"

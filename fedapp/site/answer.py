@@ -29,6 +29,7 @@ from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.home import home
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.methods import MODULE, module_at
+from fedapp.messages.secure import AMONG
 from fedapp.packages import check_extra
 from fedapp.site.config import SiteConfig
 from fedapp.site.mail import (
@@ -43,6 +44,7 @@ from fedapp.site.masks import Sums, check_leaves, is_masked, masked, note_reques
 from fedapp.site.noise import check_noised, noised
 from fedapp.site.policy import check_leaving, check_policy, check_private, check_request, module_of
 from fedapp.site.register import admit
+from fedapp.site.shares import go_back
 from fedapp.site.store import NoStateError, Store, Stores, has_begun, locked
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import (
@@ -60,7 +62,8 @@ log = logging.getLogger("fedapp.site")
 Handler = Callable[..., Reply | tuple[Reply, Letters] | Sums]
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
 METHOD = "method"  # of the run, in a store's facts
-KEPT = "kept"  # the last answer of a finished run
+# The last answer of a finished run, and what takes the masks off it.
+KEPT, KEPT_MASKS = "kept", "kept_masks"
 _LEAVES = ("sums", "noised")  # what a request asks for whose sums have noise: without, with
 
 
@@ -135,8 +138,8 @@ def answer(
             reply = _handled(Site(config, store), handler, request, envelope, content)
             if letters := enclosed(reply):
                 reply = enclose(reply, seal_mail(config.name, store, envelope, letters))
-            if store.finished and envelope.checkpoint and KEPT not in store.facts:
-                _keep(store, kind, envelope, content, reply)
+            if store.finished and envelope.checkpoint:
+                _keep(store, request, envelope, content, reply)
         if store.finished:
             end_session(store)
         store.commit(envelope.step, envelope.attempt, to_bytes(reply))
@@ -174,7 +177,7 @@ def _handled(
         rule = f"must come later: the site has no {error.args[0]} of this model yet, or no more"
         raise ProtocolError(site.name, content.name, "step", rule) from error
     if digest := _digest(content) if is_masked(site.store) else "":
-        note_request(site.store, digest)
+        note_request(site.store, request, digest)
     if isinstance(found, Sums):
         assert request.leaves == _LEAVES[bool(found.noise)], (
             f"{type(request).__name__} asks for no sums"
@@ -182,7 +185,7 @@ def _handled(
         if found.noise:
             given_noise = request, digest, found.arrays, found.noise
             found = replace(found, arrays=noised(site.name, site.store, *given_noise))
-        found = masked(site.name, site.store, envelope, digest, found)
+        found = masked(site.name, site.store, envelope, request, digest, found)
     reply, letters = found if isinstance(found, tuple) else (found, [])
     assert reply.carries_letters or not letters, f"{type(reply).__name__} carries no letters"
     return take_apart(reply, site.name, write_letters(site.name, letters))
@@ -197,10 +200,14 @@ def _hold_method(store: Store, method: str, party: str, message: str) -> None:
 # The last answer, for a server started anew from a checkpoint before it
 
 
-def _keep(store: Store, kind: str, envelope: Envelope, request: Content, reply: Content) -> None:
+def _keep(
+    store: Store, asked: Request, envelope: Envelope, request: Content, reply: Content
+) -> None:
     """Keep the answer that ended the run, whose rows are forgotten now; its letters are sealed."""
-    store.facts[KEPT] = [kind, envelope.attempt, _digest(request)]
-    store[KEPT] = np.frombuffer(to_bytes(reply), dtype=np.uint8)
+    name = KEPT_MASKS if asked.leaves == "masks" else KEPT
+    if name not in store.facts:
+        store.facts[name] = [asked.kind, envelope.attempt, _digest(request)]
+        store[name] = np.frombuffer(to_bytes(reply), dtype=np.uint8)
 
 
 def _told_before(
@@ -212,18 +219,22 @@ def _told_before(
     ------
     ProtocolError : the request was another one then.
     """
-    kept_kind, attempt, digest = store.facts.get(KEPT, ("", 0, ""))
-    if kept_kind != kind or envelope.attempt <= attempt:
-        return None
-    if digest != _digest(request):
-        rule = "must be what it was when the run ended"
-        raise ProtocolError(party, request.name, "content", rule)
-    return from_bytes(store[KEPT].tobytes(), party)
+    for name in (KEPT, KEPT_MASKS):
+        kept_kind, attempt, digest = store.facts.get(name, ("", 0, ""))
+        if kept_kind != kind or envelope.attempt <= attempt:
+            continue
+        if digest != _digest(request):
+            rule = "must be what it was when the run ended"
+            raise ProtocolError(party, request.name, "content", rule)
+        return from_bytes(store[name].tobytes(), party)
+    return None
 
 
 def _digest(request: Content) -> str:
-    """Of a request's own fields, whatever letters it carries."""
-    return hashlib.sha256(to_bytes(without_parcels(request))).hexdigest()
+    """Of a request's own fields, whatever letters it carries, and whoever is left."""
+    own = without_parcels(request)
+    scalars = {name: one for name, one in own.scalars.items() if name != AMONG}
+    return hashlib.sha256(to_bytes(Content(own.name, scalars, own.arrays))).hexdigest()
 
 
 # Finding the handler, and the state to answer from
@@ -255,11 +266,13 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
     before = envelope.step - envelope.gap
     if envelope.attempt > store.attempt:
         starts = [*store.facts.get("starts", ()), [envelope.attempt, envelope.checkpoint]]
+        old = store
         if store.step > envelope.checkpoint:
             store = store.roll_back(envelope.checkpoint) or store
             if store.finished:
                 # What was kept of the result answers.
                 store.step = envelope.step - max(envelope.gap, 1)
+        store = go_back(store, before=old)
         store.facts["starts"] = starts
     # A server started anew does not know yet whom it asks, and so not when it last did.
     in_order = store.step == before or (not envelope.gap and 0 < store.step < envelope.step)

@@ -10,6 +10,8 @@ parties that were once asked for different things give noise from there on.
 
 The last answer of a run follows from its request alone, whatever start of the server asks: its
 label has no step, and a server that was started anew can add up answers to several starts.
+
+Where a party may be lost, the label also names the parties of the sum; see ``site.shares``.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from fedapp.crypto.pairwise import hide
 from fedapp.crypto.sealed import prefixed
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
-from fedapp.messages.secure import MaskedReply
+from fedapp.messages.secure import SEALED_BYTES, Among, MaskedReply
 from fedapp.site.mail import pair_secrets, since
 from fedapp.site.noise import Noise
+from fedapp.site.shares import parties_of, share
 from fedapp.site.store import Store
 from fedapp.wire.codec import Envelope
 
@@ -46,11 +49,14 @@ class Sums:
     arrays : int64, of any shapes, in the order in which the server reads them.
     n_bytes : that each sum over all parties fits in.
     noise : of each array, in a run that promises an epsilon; else none.
+    follows : whether other sums of the same rows and gradients are parts of these, or these of
+        them: then no party may be lost in between.
     """
 
     arrays: Sequence[Whole]
     n_bytes: int = 8
     noise: Sequence[Noise] = ()
+    follows: bool = False
 
 
 def bounds_of(store: Store) -> Bounds:
@@ -75,36 +81,50 @@ def check_leaves(name: str, store: Store, request: Request) -> None:
         raise ProtocolError(name, type(request).__name__, "class", rule)
 
 
-def note_request(store: Store, digest: str) -> None:
-    """Add a request to those that the masks follow from.
+def note_request(store: Store, request: Request, digest: str) -> None:
+    """Add a request to those that the masks follow from; what answers follow from no query.
 
     Parameters
     ----------
     digest : of the request.
     """
-    both = prefixed(store.facts.get(ASKED, "").encode(), digest.encode())
-    store.facts[ASKED] = hashlib.sha256(both).hexdigest()
+    if not request.kind.startswith("query."):
+        both = prefixed(store.facts.get(ASKED, "").encode(), digest.encode())
+        store.facts[ASKED] = hashlib.sha256(both).hexdigest()
 
 
-def masked(name: str, store: Store, envelope: Envelope, digest: str, sums: Sums) -> MaskedReply:
+def masked(
+    name: str, store: Store, envelope: Envelope, request: Request, digest: str, sums: Sums
+) -> MaskedReply:
     """A site's sums as they may leave it.
 
     Parameters
     ----------
     digest : of the request.
+
+    Raises
+    ------
+    ProtocolError : the parties that are told are not those that may be.
     """
     whole = [np.ravel(each).astype(np.int64, copy=False) for each in sums.arrays]
     flat = np.concatenate(whole)
-    secrets = pair_secrets(name, store, envelope)
-    label = label_of(store, envelope, digest)
-    return MaskedReply(hide(name, flat, secrets, label, sums.n_bytes))
+    told = request.among if isinstance(request, Among) else ()
+    among = parties_of(name, store, told, sums.follows)
+    secrets, label = pair_secrets(name, store, envelope), label_of(store, envelope, digest, among)
+    if not among:
+        nothing = np.empty((0, SEALED_BYTES), np.uint8)
+        return MaskedReply(hide(name, flat, secrets, label, sums.n_bytes), nothing)
+    secrets = {peer: secret for peer, secret in secrets.items() if peer in among}
+    asked = digest if store.finished else store.facts[ASKED]
+    own, sealed = share(name, store, secrets, label, asked, sums.follows)
+    return MaskedReply(hide(name, flat, secrets, label, sums.n_bytes, own), sealed)
 
 
-def label_of(store: Store, envelope: Envelope, digest: str) -> bytes:
+def label_of(store: Store, envelope: Envelope, digest: str, among: Sequence[str]) -> bytes:
     """What the masks of one answer are drawn for."""
     when, asked = (envelope.step, envelope.attempt, since(store, envelope.attempt)), digest
     if store.finished:
         when = (0, 0, 0)
     else:
         asked = store.facts[ASKED]
-    return prefixed(*(str(part).encode() for part in (*when, asked)))
+    return prefixed(*(str(part).encode() for part in (*when, asked)), *(p.encode() for p in among))

@@ -134,6 +134,34 @@ def check_parties(config: SiteConfig, names: Sequence[str]) -> None:
         )
 
 
+def check_threshold(config: SiteConfig, n_parties: int, threshold: int) -> None:
+    """Hold that sums which go on without a lost party hide what is the site's own.
+
+    A coordinator that tells parties of different losses gets sums over 2 ``threshold`` -
+    ``n_parties`` of them at least (see ``fedapp.site.shares``).
+
+    Parameters
+    ----------
+    threshold : parties that are left at least; 0 where none may be lost.
+
+    Raises
+    ------
+    ConfigError : it is too low, or the node config does not say how low it may be.
+    """
+    if not threshold:
+        return
+    if not config.simulated and not config.least_parties:
+        rule = f"must be 0 with pax.aggregation=secure, or least-parties set by {config.name}"
+        raise ConfigError(f"min-parties {rule} in its node config, got {threshold}")
+    fewest = -(-(n_parties + config.fewest_parties) // 2)
+    if not fewest <= threshold <= n_parties:
+        rule = f"must be {fewest} to {n_parties} of {n_parties} parties, or 0, for {config.name}"
+        least = f"least-parties is {config.fewest_parties} there"
+        raise ConfigError(
+            f"min-parties {rule} with pax.aggregation=secure ({least}), got {threshold}"
+        )
+
+
 def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
     """Hold that no subset of the rows is so small that what is told of it tells of single rows.
 
