@@ -24,6 +24,7 @@ from fedapp.commands.predict import predict
 from fedapp.commands.report import report
 from fedapp.commands.run import run
 from fedapp.commands.runs import runs
+from fedapp.commands.serve import serve
 from fedapp.commands.tune import tune
 from fedapp.errors import FedappError, RunFailedError
 from fedapp.start import INTERRUPTED, STOPPING, handle_stopping
@@ -40,6 +41,7 @@ cli.command(cls=TrainingCommand)(tune)
 cli.command(cls=PredictingCommand)(predict)
 cli.command(cls=Command)(report)
 cli.command(cls=Command)(export)
+cli.command(cls=Command)(serve)
 cli.command(cls=Command)(runs)
 cli.command(cls=Command)(clean)
 cli.command(cls=Command)(key)

@@ -17,6 +17,7 @@ from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.labels import class_ids, label_texts
 from fedapp.data.load import read_frame, text_file
 from fedapp.data.notes import Note
+from fedapp.data.places import TextFile
 from fedapp.data.schema import PLAIN, Declared, Reader, Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
@@ -59,6 +60,34 @@ def read_columns_of(
         raise DataError.naming("id must not be a feature of the model, got {}", roles.id_column)
     reader = _of_model(reader, columns, categories)
     frame = read_frame(Path(data), roles, reader)
+    return _of_frame(frame, columns, roles, reader, text_file(Path(data), reader), foreign)
+
+
+def columns_of_frame(
+    frame: Any, columns: Sequence[str], roles: Roles, reader: Reader, categories: Categories
+) -> Table:
+    """Rows in memory, as those of a file that is no text; see ``read_columns_of``.
+
+    Parameters
+    ----------
+    frame : pyarrow.Table.
+
+    Raises
+    ------
+    DataError : it lacks a column, or breaks a rule.
+    """
+    return _of_frame(frame, columns, roles, _of_model(reader, columns, categories))
+
+
+def _of_frame(
+    frame: Any,
+    columns: Sequence[str],
+    roles: Roles,
+    reader: Reader,
+    text: TextFile | None = None,
+    foreign: str = "",
+) -> Table:
+    """The columns of a frame that a model has; ``text`` is the file that it is of."""
     _check_columns(columns, frame.column_names)
     if foreign and foreign in set(frame.column_names) - set(columns):
         rule = "table must not have the label column {}: is it the table of the party with labels?"
@@ -68,7 +97,6 @@ def read_columns_of(
     kept = {*columns, *known.named().values()}
     others = [name for name in frame.column_names if name not in kept]
     known = replace(known, drop=tuple(others))
-    text = text_file(Path(data), reader)
     notes = [*notes_on_file(text), *_note_on_weights(frame, roles, known)]
     return _only(build_table(frame, known, text, reader), columns, notes)
 

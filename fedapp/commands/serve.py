@@ -1,0 +1,52 @@
+"""``fedapp serve``: score rows over HTTP."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedapp.commands.common import console, interruptible
+from fedapp.errors import ConfigError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def serve(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to bind to; 0: a free one.")] = 8000,
+    most_rows: Annotated[int, typer.Option(help="Rows of one request.", min=1)] = 10_000,
+    most_bytes: Annotated[int, typer.Option(help="Bytes of one request.", min=1)] = 16_000_000,
+) -> None:
+    """Score rows over HTTP with a whole model: POST /predict, GET /schema, GET /health."""
+    check_serve()
+    import uvicorn
+
+    from fedapp.serve.app import make_app
+    from fedapp.serve.scorer import Scorer
+
+    app = make_app(Scorer(run_dir), most_rows, most_bytes)
+    if host not in LOOPBACK:
+        console.print(
+            f"[yellow]![/] {host} can be reached from other machines, and nobody is asked who they "
+            "are: put a proxy with authentication and TLS in front",
+            soft_wrap=True,
+        )
+    with interruptible(lambda: "the server has stopped"):
+        uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
+
+
+def check_serve() -> None:
+    """Hold that what serves is installed.
+
+    Raises
+    ------
+    ConfigError : it is not; says what to install.
+    """
+    for package in ("fastapi", "uvicorn"):
+        if find_spec(package) is None:
+            rule = "must be installed to serve (pip install 'fedapp[serve]')"
+            raise ConfigError(f"{package} {rule}, got none")

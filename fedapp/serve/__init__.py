@@ -1,0 +1,1 @@
+"""An HTTP endpoint that scores rows with a whole model."""

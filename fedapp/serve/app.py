@@ -1,0 +1,180 @@
+"""The HTTP side: FastAPI's application around a scorer.
+
+It asks nobody who they are: it is bound to this machine unless told otherwise, and a proxy in front
+of it has to see to authentication and TLS.
+"""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from fedapp.data.schema import first
+from fedapp.errors import DataError
+from fedapp.report.markup import page, section, table
+from fedapp.serve.scorer import RowError, Scorer
+
+MOST_ROWS, MOST_BYTES = 10_000, 16_000_000
+MOST_NAMES = 20  # of categories, on the page
+
+
+class RefusedError(Exception):
+    """A request that is not answered.
+
+    Parameters
+    ----------
+    status : of HTTP.
+    content : of the answer.
+    """
+
+    def __init__(self, status: int, **content: Any) -> None:
+        super().__init__(status)
+        self.status, self.content = status, content
+
+
+def make_app(scorer: Scorer, most_rows: int = MOST_ROWS, most_bytes: int = MOST_BYTES) -> FastAPI:
+    """The application.
+
+    Parameters
+    ----------
+    most_rows, most_bytes : that one request may have; more are refused with status 413.
+    """
+    # FastAPI's own page loads its scripts from elsewhere; ours is whole.
+    app = FastAPI(title=f"fedapp: {scorer.name}", docs_url=None, redoc_url=None)
+    described = scorer.schema
+
+    @app.exception_handler(RefusedError)
+    async def refuse(request: Request, error: RefusedError) -> JSONResponse:
+        return JSONResponse(error.content, error.status)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the model is loaded."""
+        return {"status": "ok", "model": scorer.name}
+
+    @app.get("/schema")
+    async def schema() -> dict[str, Any]:
+        """Columns that a row must have, what they hold, and what the model answers."""
+        return described
+
+    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+    async def docs() -> str:
+        return docs_page(described, most_rows, most_bytes)
+
+    @app.post(
+        "/predict",
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": _body_schema(described)}},
+            },
+            "responses": {
+                "413": {"description": "more rows or bytes than one request may have"},
+                "422": {"description": "a row breaks a rule: error, and its column and row"},
+            },
+        },
+    )
+    async def predict(request: Request) -> JSONResponse:
+        """Scores of one row, an object by column names, or of several, {"rows": [...]}."""
+        rows, is_one = _rows(await _body(request, most_bytes), most_rows, scorer.columns)
+        try:
+            found = await run_in_threadpool(scorer.answer, rows)
+        except RowError as error:
+            raise RefusedError(422, error=str(error), column=error.column, row=error.row) from None
+        except DataError as error:
+            raise RefusedError(422, error=str(error)) from None
+        if is_one:
+            found = {**found["rows"][0], "warnings": found["warnings"]}
+        return JSONResponse(found)
+
+    return app
+
+
+async def _body(request: Request, most_bytes: int) -> bytes:
+    """The body, of which no more is read than is allowed."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most_bytes:
+            raise RefusedError(413, error=f"body must have at most {most_bytes:,} bytes, got more")
+    return bytes(body)
+
+
+def _rows(
+    body: bytes, most_rows: int, columns: tuple[str, ...]
+) -> tuple[list[dict[str, Any]], bool]:
+    """The rows of a body, and whether it is one row alone."""
+    rule = 'body must be a row, an object by column names, or {"rows": [row, ...]}'
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        raise RefusedError(422, error=f"{rule}, got no JSON") from None
+    if not isinstance(found, dict):
+        raise RefusedError(422, error=f"{rule}, got {type(found).__name__}")
+    if set(found) != {"rows"} or not isinstance(found["rows"], list):
+        return [found], True
+    rows = found["rows"]
+    if len(rows) > most_rows:
+        refused = f"rows must be at most {most_rows:,} in one request, got {len(rows):,}"
+        raise RefusedError(413, error=refused)
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise RefusedError(422, error=f"{rule}, got rows that are none")
+    return rows, False
+
+
+def _body_schema(described: dict[str, Any]) -> dict[str, Any]:
+    """The rows as JSON Schema."""
+    values = {"number": ["number", "boolean", "string", "null"], "base margin": ["number"]}
+    properties: dict[str, Any] = {
+        column["name"]: {"type": values.get(column["kind"], ["string", "number", "null"])}
+        for column in described["columns"]
+    }
+    row = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    several = {
+        "type": "object",
+        "properties": {"rows": {"type": "array", "items": row}},
+        "required": ["rows"],
+    }
+    return {"oneOf": [row, several]}
+
+
+def _held(column: dict[str, Any]) -> str:
+    """What a column holds, in words."""
+    names = column.get("categories")
+    return column["kind"] if names is None else f"one of {first(names, MOST_NAMES)}"
+
+
+def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str:
+    """What can be asked, on one page that loads nothing."""
+    columns = [
+        [one["name"], _held(one), "yes" if one["missing_allowed"] else "no"]
+        for one in described["columns"]
+    ]
+    example = {column["name"]: None for column in described["columns"][:3]}
+    text = json.dumps(example)[:-1] + (", ...}" if len(described["columns"]) > 3 else "}")
+    asked = (
+        "<p><code>POST /predict</code> with one row, an object by column names, or "
+        f"<code>{{&quot;rows&quot;: [...]}}</code> of at most {most_rows:,} rows and "
+        f"{most_bytes:,} bytes. null means that a value is missing. "
+        "<code>GET /schema</code> has the columns as JSON, <code>GET /health</code> says whether "
+        'the model is loaded, <a href="/openapi.json">/openapi.json</a> is the OpenAPI document.'
+        f"</p><pre>{escape(text)}</pre>"
+    )
+    return page(
+        "fedapp serve",
+        f"{described['model']} · {described['objective']}",
+        [
+            section("Requests", asked),
+            section("Columns", table(["column", "holds", "may be missing"], columns, n_texts=3)),
+        ],
+    )

@@ -1,0 +1,315 @@
+"""Rows scored over HTTP: as `fedapp predict` scores them, or a named refusal."""
+
+from __future__ import annotations
+
+import csv
+import json
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedapp
+from fedapp.cli import cli
+from fedapp.errors import ConfigError
+from fedapp.predict import predict_table
+from tests.conftest import MakeSettings, WriteTable
+
+pytest.importorskip("fastapi")
+uvicorn = pytest.importorskip("uvicorn")
+
+from fedapp.serve.app import make_app  # noqa: E402
+from fedapp.serve.scorer import Scorer  # noqa: E402
+
+SHORT: dict[str, Any] = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, "parties": 2}
+TOWNS = ["Oslo", "Rome", "Bern", ""]
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+class Client:
+    """Asks an application as a server hands it requests (ASGI), without a socket."""
+
+    def __init__(self, run: Path, **limits: int) -> None:
+        self.app = make_app(Scorer(run), **limits)
+
+    def ask(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
+        import asyncio
+
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        sent: list[dict[str, Any]] = []
+        # In pieces, as a network delivers a body.
+        chunks = [body[at : at + 1000] for at in range(0, len(body), 1000)]
+
+        async def receive() -> dict[str, Any]:
+            chunk = chunks.pop(0) if chunks else b""
+            return {"type": "http.request", "body": chunk, "more_body": bool(chunks)}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [(b"host", b"test"), (b"content-type", b"application/json")],
+            "scheme": "http",
+            "root_path": "",
+            "server": ("test", 80),
+            "client": ("test", 1),
+        }
+        asyncio.run(self.app(scope, receive, send))
+        found = b"".join(message.get("body", b"") for message in sent)
+        is_json = dict(sent[0]["headers"])[b"content-type"] == b"application/json"
+        return sent[0]["status"], json.loads(found) if is_json else found.decode()
+
+    def predict(self, content: Any) -> tuple[int, Any]:
+        return self.ask("POST", "/predict", content)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs go to a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def table(write_table: WriteTable) -> Path:
+    """Numbers, booleans, dates and categories, some of each missing."""
+    rng = np.random.default_rng(1)
+    days = ["2024-01-31", "2025-12-01", "2023-07-04", ""]
+    return write_table(
+        n_rows=80,
+        count=rng.choice(["1", "2", "30", ""], 80),
+        flag=rng.choice(["true", "false", ""], 80),
+        day=rng.choice(days, 80),
+        town=rng.choice(TOWNS, 80),
+    )
+
+
+def rows_of(path: Path, without: str = "y") -> list[dict[str, Any]]:
+    """The rows of a table as a client writes them."""
+
+    def value(name: str, text: str) -> Any:
+        if text == "":
+            return None
+        if name in ("day", "town"):
+            return text
+        return {"true": True, "false": False}[text] if name == "flag" else float(text)
+
+    with path.open() as file:
+        return [
+            {name: value(name, text) for name, text in row.items() if name != without}
+            for row in csv.DictReader(file)
+        ]
+
+
+def predicted(run: fedapp.Run, path: Path) -> dict[str, list[float]]:
+    """What `fedapp predict` writes, by column."""
+    from pyarrow import parquet
+
+    predict_table(run.path, str(path), "", Path("scores.parquet"))
+    return parquet.read_table("scores.parquet").drop_columns(["row"]).to_pydict()
+
+
+@pytest.mark.parametrize("strategy", ["pax", "fedavg-linear"])
+def test_scores_are_those_that_predict_writes(strategy: str, table: Path) -> None:
+    run = fedapp.run(strategy, data=table, label="y", fedavg_linear={"rounds": 2}, **SHORT)
+    status, found = Client(run.path).predict({"rows": rows_of(table)})
+    assert status == 200
+    assert found["warnings"] == []
+    for name, column in predicted(run, table).items():
+        assert [row["scores"][name] for row in found["rows"]] == column
+    assert [row["class"] for row in found["rows"]] == [str(one) for one in run.predict(table)]
+
+
+@pytest.mark.parametrize("data", ["wine", "diabetes"])
+def test_several_classes_and_regressions_are_scored_as_well(data: str) -> None:
+    from fedapp.data.datasets import load_dataset
+
+    run = fedapp.run("pax", data=data, **SHORT)
+    loaded = load_dataset(data)
+    rows = [
+        dict(zip(loaded.columns, row, strict=True)) for row in loaded.values.astype(float).tolist()
+    ]
+    _, found = Client(run.path).predict({"rows": rows})
+    for name, column in predicted(run, data).items():  # type: ignore[arg-type]
+        assert [row["scores"][name] for row in found["rows"]] == column
+    assert ("class" in found["rows"][0]) == (data == "wine")
+
+
+def test_one_row_is_an_object_by_column_names(table: Path) -> None:
+    run = fedapp.run("pax", data=table, label="y", **SHORT)
+    client, rows = Client(run.path), rows_of(table)
+    _, several = client.predict({"rows": rows[:3]})
+    for row, expected in zip(rows, several["rows"], strict=False):
+        assert client.predict(row) == (200, {**expected, "warnings": []})
+
+
+@pytest.fixture
+def client(table: Path) -> Client:
+    return Client(fedapp.run("pax", data=table, label="y", **SHORT).path, most_rows=5)
+
+
+def test_health_schema_and_openapi_describe_the_model(client: Client) -> None:
+    assert client.ask("GET", "/health")[1]["status"] == "ok"
+    _, schema = client.ask("GET", "/schema")
+    kinds = {column["name"]: column["kind"] for column in schema["columns"]}
+    assert kinds == {
+        **dict.fromkeys(("a", "b", "count", "flag", "day"), "number"),
+        "town": "category",
+    }
+    assert schema["columns"][-1]["categories"] == ["Bern", "Oslo", "Rome"]
+    assert all(column["missing_allowed"] for column in schema["columns"])
+    assert (schema["objective"], schema["classes"]) == ("binary:logistic", ["0", "1"])
+    _, described = client.ask("GET", "/openapi.json")
+    one, _ = described["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]["oneOf"]
+    assert one["required"] == list(kinds)
+    status, page = client.ask("GET", "/docs")
+    assert status == 200
+    assert "town" in page
+    assert "//" not in page.replace("http://www.w3.org", "")  # nothing comes from elsewhere
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "column"),
+    [
+        ({"twon": "Rome"}, "row 0 must have columns of the model alone, got 'twon'; did", "twon"),
+        ({"a": ...}, "row 0 must have all columns of the model (null: missing), lacks 'a'", "a"),
+        ({"a": [1]}, "column 'a' must be a number, true or false, a text or null, of one", "a"),
+        ({"a": "high"}, "feature column 'a' must be numbers", None),
+        ({"a": "1.5"}, "feature column 'a' must be numbers", None),
+        ({"a": 1e300}, "feature columns must be finite as float32, got 1 in 'a' inf", None),
+        ({"a": 10**30}, "column 'a' must hold numbers below 2^63 or texts", "a"),
+    ],
+)
+def test_a_row_that_breaks_a_rule_is_refused_by_name(
+    client: Client, table: Path, change: dict[str, Any], error: str, column: str | None
+) -> None:
+    row = {**rows_of(table)[0], **change}
+    row = {name: value for name, value in row.items() if value is not ...}
+    status, found = client.predict(row)
+    assert status == 422
+    assert found["error"].startswith(error)
+    assert found.get("column") == column
+
+
+def test_values_of_two_types_in_a_column_are_refused_with_their_row(
+    client: Client, table: Path
+) -> None:
+    rows = rows_of(table)[:3]
+    rows[0]["a"], rows[1]["a"], rows[2]["a"] = None, 1, "x"
+    status, found = client.predict({"rows": rows})
+    assert (status, found["column"], found["row"]) == (422, "a", 2)
+
+
+def test_an_unknown_category_counts_as_missing_and_is_told(client: Client, table: Path) -> None:
+    row = {**rows_of(table)[0], "town": "Paris"}
+    status, found = client.predict(row)
+    assert status == 200
+    (warning,) = found["warnings"]
+    assert warning.endswith("of 'town' are no category of the model, and count as missing")
+    assert found["scores"] == client.predict({**row, "town": None})[1]["scores"]
+
+
+def test_numbers_may_be_whole_or_true_or_false(client: Client, table: Path) -> None:
+    row = {**rows_of(table)[0], "a": 1, "count": 2, "flag": True}
+    same = {**row, "a": 1.0, "count": 2.0, "flag": 1}
+    assert client.predict(row) == client.predict(same)
+    assert client.predict({"rows": [row, same]})[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "error"),
+    [
+        (b"{", 422, "got no JSON"),
+        (b"[1]", 422, "got list"),
+        (b'{"rows": [1]}', 422, "got rows that are none"),
+        (b'{"rows": []}', 422, "got rows that are none"),
+        (b'{"rows": [{}, {}, {}, {}, {}, {}]}', 413, "at most 5 in one request, got 6"),
+        (b"[" * 100_000, 422, "got no JSON"),
+    ],
+)
+def test_a_body_that_breaks_a_rule_is_refused(
+    client: Client, body: bytes, status: int, error: str
+) -> None:
+    found = client.predict(body)
+    assert found[0] == status
+    assert error in found[1]["error"]
+
+
+def test_no_more_of_a_body_is_read_than_is_allowed(table: Path) -> None:
+    client = Client(fedapp.run("pax", data=table, label="y", **SHORT).path, most_bytes=2500)
+    assert client.predict(b" " * 2501)[0] == 413
+    assert client.predict(rows_of(table)[0])[0] == 200
+
+
+def test_a_column_of_base_margins_belongs_to_every_row(write_table: WriteTable) -> None:
+    path = write_table(n_rows=60, start=np.linspace(-1, 1, 60).round(2))
+    run = fedapp.run("pax", data=path, label="y", base_margin="start", **SHORT)
+    client = Client(run.path)
+    _, schema = client.ask("GET", "/schema")
+    assert schema["columns"][-1]["name"] == "start"
+    _, found = client.predict({"rows": rows_of(path)})
+    expected = predicted(run, path)["probability_1"]
+    assert [row["scores"]["probability_1"] for row in found["rows"]] == expected
+    status, refused = client.predict({**rows_of(path)[0], "start": None})
+    assert status == 422
+    assert "base-margin column 'start' must be finite" in refused["error"]
+
+
+def test_a_divided_model_is_refused_with_what_can_be_done(vertical: MakeSettings) -> None:
+    from simulations.local import run_local
+
+    folder = run_local(vertical(allow_export=False, num_boost_round=1, max_bin=8))
+    with pytest.raises(ConfigError, match=r"^run must have its whole model .* allow-export=true"):
+        Scorer(folder.path)
+
+
+def test_what_is_missing_is_told_before_anything_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = CliRunner().invoke(cli, ["serve", "nowhere"])
+    assert str(found.exception).startswith("model must be a file of a run that has finished, got ")
+    monkeypatch.setattr("fedapp.commands.serve.find_spec", lambda name: None)
+    found = CliRunner().invoke(cli, ["serve", "nowhere"])
+    assert "pip install 'fedapp[serve]'" in str(found.exception)
+
+
+@pytest.fixture
+def address(client: Client) -> Iterator[str]:
+    """A real server on a free port."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(client.app, log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield "http://{}:{}".format(*listening.getsockname())
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of uvicorn's own websockets
+def test_a_server_answers_over_a_socket(address: str, client: Client, table: Path) -> None:
+    row = rows_of(table)[0]
+    asked = urllib.request.Request(
+        f"{address}/predict",
+        json.dumps(row).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        assert json.load(answer) == client.predict(row)[1]
