@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -164,7 +165,7 @@ class Federated(BaseEstimator):
             raise ConfigError("run_dir must be given with log=tensorboard, which writes there")
         functions = functions_of(self.get_params())[1]
         check_functions(functions, self.engine)
-        with held(functions), self._folder() as place:
+        with held(functions), _warned_once(), self._folder() as place:
             given |= {"data": placed(tables, place), "run-dir": str(place)}
             Training(
                 self.method, given, self.engine, with_page=self.run_dir is not None
@@ -379,6 +380,28 @@ class Vertical(Federated):
             )
             for place, (party, some) in enumerate(own.items())
         }
+
+
+_WARNED: set[str] = set()  # by this process
+
+
+@contextmanager
+def _warned_once() -> Iterator[None]:
+    """While the block runs, no warning of a run is logged that an earlier ``fit`` of this process
+    has logged: a search makes hundreds. All stand in the summary of each run."""
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        is_known = record.levelno == logging.WARNING and text in _WARNED
+        _WARNED.add(text)
+        return not is_known
+
+    log = logging.getLogger("fedapp")
+    log.addFilter(is_new)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_new)
 
 
 def _free(name: str, taken: Sequence[str]) -> str:

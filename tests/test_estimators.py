@@ -20,7 +20,7 @@ from sklearn.inspection import permutation_importance
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils import estimator_checks as checks
 
 import fedapp
 from fedapp import (
@@ -29,6 +29,7 @@ from fedapp import (
     PAXClassifier,
     PAXRegressor,
     SecureBoostClassifier,
+    estimators,
 )
 from fedapp.home import home
 
@@ -261,10 +262,49 @@ def test_scikit_learns_checks_pass(name: str) -> None:
     if method == "FedXGBllr":
         pytest.importorskip("torch")
     estimator = getattr(fedapp, name)(**CHECKED[method])
-    found = check_estimator(estimator, on_fail=None, on_skip=None)
+    found = checks.check_estimator(estimator, on_fail=None, on_skip=None)
     failed = {one["check_name"]: one["exception"] for one in found if one["status"] == "failed"}
     assert failed.keys() == EXPECTED.get(name, {}).keys(), failed
     assert len(found) > 50
+
+
+# Of scikit-learn's checks, those that take no or one short fit.
+CHEAP = (
+    checks.check_no_attributes_set_in_init,
+    checks.check_get_params_invariance,
+    checks.check_set_params,
+    checks.check_do_not_raise_errors_in_init_or_set_params,
+    checks.check_mixin_order,
+    checks.check_estimators_unfitted,
+    checks.check_valid_tag_types,
+    checks.check_fit_check_is_fitted,
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NAMES)
+def test_cheap_checks_of_scikit_learn_pass(name: str) -> None:
+    method = name.removesuffix("Classifier").removesuffix("Regressor")
+    if method == "FedXGBllr":
+        pytest.importorskip("torch")
+    smallest = {"n_estimators": 1, "rounds": 1, "epochs": 1, "local_epochs": 1, "max_depth": 1}
+    given = {"parties": 2, **CHECKED[method]}
+    given = {key: smallest.get(key, value) for key, value in given.items()}
+    for check in CHEAP:
+        check(name, getattr(fedapp, name)(**given))
+
+
+def test_a_warning_is_logged_by_the_first_fit_alone(
+    rows: tuple[Any, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimators, "_WARNED", set())
+    X, y = rows
+    model = FederatedForestRegressor(n_estimators=1, max_depth=1, parties=2)
+    for _ in range(2):
+        model.fit(X, y)
+        assert any("labels=encoded" in text for text in model.run_.summary["warnings"])
+    warned = [each for each in caplog.messages if "labels=encoded" in each]
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
