@@ -74,14 +74,30 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``: scores, parties, importance, traffic, seconds."""
+        """The content of ``summary.json``: scores, parties, importance, traffic, seconds.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = fedapp.load("runs/one")
+        >>> run.summary["trees"], run.summary["objective"]
+        (2, 'binary:logistic')
+        """
         found: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
         return found
 
     @property
     def rounds(self) -> Any:
         """A record for each round: a pandas DataFrame where pandas is installed, else a list of
-        dicts. Scores are called ``train_logloss``, ``valid_auc`` and so on."""
+        dicts. Scores are called ``train_logloss``, ``valid_auc`` and so on.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = fedapp.load("runs/one")
+        >>> len(run.rounds), "valid_auc" in run.rounds
+        (2, True)
+        """
         path = self.path / "rounds.jsonl"
         lines = path.read_text().splitlines() if path.is_file() else []
         records = [_flat(json.loads(line)) for line in lines]
@@ -97,7 +113,15 @@ class Run:
 
     @cached_property
     def model(self) -> Model | dict[str, Any]:
-        """The model; where its parts lie at the parties, the document that says so."""
+        """The model; where its parts lie at the parties, the document that says so.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = fedapp.load("runs/one")
+        >>> len(run.model.trees), run.model.columns[:2]
+        (2, ('mean_radius', 'mean_texture'))
+        """
         return self._parts or load_model(self.path / "model.json")[0]
 
     @property
@@ -107,6 +131,13 @@ class Run:
         Raises
         ------
         DataError : parties have the model, and the active one's part is not on this machine.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = fedapp.load("runs/one")
+        >>> run.classes
+        ('0', '1')
         """
         if isinstance(self.model, dict):
             part = home() / "sites" / self.model["active"] / self.model["model_id"]
@@ -142,6 +173,13 @@ class Run:
         ------
         DataError : a table lacks columns of the model or rows of another, or breaks a rule.
         ConfigError : the tables are not the parties'.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = fedapp.load("runs/one")
+        >>> run.predict("breast-cancer")[:3]
+        array([0, 0, 0])
         """
         found = self._predicted(data, id, inference, settings)
         if not self.classes:
@@ -161,6 +199,13 @@ class Run:
         Raises
         ------
         ConfigError : the model is a regression.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = fedapp.load("runs/one")
+        >>> run.predict_proba("breast-cancer").shape
+        (569, 2)
         """
         if not self.classes:
             raise ConfigError("predict_proba must be of a model of classes, got a regression")
@@ -191,6 +236,13 @@ class Run:
         Raises
         ------
         ConfigError : the model is no boosted one, or ``ids`` are given for a whole model.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = fedapp.load("runs/one")
+        >>> run.explain("breast-cancer").shape  # a value a column, and the bias
+        (569, 31)
         """
         if self._parts:
             if not ids:
@@ -220,6 +272,13 @@ class Run:
         Raises
         ------
         ConfigError : the run has no ``model.xgb.json``.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = fedapp.load("runs/one")
+        >>> run.to_xgboost().num_features()
+        30
         """
         import xgboost
 
@@ -241,6 +300,14 @@ class Run:
         ------
         ConfigError : the model is no boosted one and no forest, or lies at the parties; or the
             package is not installed.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = fedapp.load("runs/one")
+        >>> import onnx
+        >>> onnx.load_from_string(run.to_onnx()).graph.input[0].name
+        'rows'
         """
         from fedapp.trees.forest.model import BaggedForest
         from fedapp.trees.model import Ensemble
@@ -263,6 +330,15 @@ class Run:
         Raises
         ------
         ConfigError : the model is no forest, lies at the parties, or has columns of categories.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> forest = {"trees": 5, "master_keeps_model": True}
+        >>> given = {"federated_forest": forest, "allow_export": True, "align": "ordered"}
+        >>> run = fedapp.run("federated-forest", parties=2, **given)
+        >>> run.to_sklearn()
+        RandomForestClassifier(n_estimators=5)
         """
         from fedapp.trees.forest.model import BaggedForest
         from fedapp.trees.forest.to_sklearn import to_sklearn
@@ -274,7 +350,15 @@ class Run:
         return to_sklearn(self.model)
 
     def report(self) -> Path:
-        """Write the run's page, and say where it is."""
+        """Write the run's page, and say where it is.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = fedapp.load("runs/one")
+        >>> run.report().name
+        'report.html'
+        """
         from fedapp.report.page import write_report
 
         return write_report([self.path])
