@@ -77,7 +77,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     def opened(name: str, run: LoggedRun, run_id: str) -> Fake:
         if found.fails == "begin":
-            raise OSError("no begin")
+            raise OSError("no begin at http://ann:secret@tracking:5000/api")
         found.made.append(Fake(run, run_id, found.fails))
         return found.made[-1]
 
@@ -127,7 +127,10 @@ def test_a_tool_that_cannot_be_reached_is_refused_before_training(
     table: Any, fakes: SimpleNamespace
 ) -> None:
     fakes.fails = "begin"
-    told = r"^log=mlflow must be a tool that can be reached: OSError: no begin$"
+    told = (
+        "^log=mlflow must be a tool that can be reached: "
+        "OSError: no begin at http://tracking:5000/api$"
+    )
     with pytest.raises(fedapp.ConfigError, match=told):
         fedapp.run("pax", data=table, label="y", log="mlflow", run_dir="one", **SHORT)
     assert not (Path("one") / "config.toml").exists()

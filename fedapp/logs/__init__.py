@@ -18,7 +18,7 @@ from fedapp.config import Settings, flatten
 from fedapp.errors import ConfigError, StoppedError, as_plain
 from fedapp.frames import named_frames
 from fedapp.home import shown
-from fedapp.logs.logger import LoggedRun, Logger
+from fedapp.logs.logger import LoggedRun, Logger, without_password
 from fedapp.packages import versions
 from fedapp.report.progress import Rounds
 from fedapp.run_folder import RunFolder
@@ -185,4 +185,4 @@ def _kept(folder: RunFolder) -> dict[str, str]:
 
 
 def _cause(error: Exception) -> str:
-    return as_plain(f"{type(error).__name__}: {error}")
+    return as_plain(without_password(f"{type(error).__name__}: {error}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,11 @@ class Logger(Protocol):
 
     def fail(self, is_stopped: bool) -> None:
         """Close a run without a model: one that was stopped, or that failed."""
+
+
+def without_password(text: str) -> str:
+    """A text whose addresses name no user and no password."""
+    return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 def round_values(info: RoundInfo) -> dict[str, float]:

@@ -28,6 +28,7 @@ from fedapp.logs.logger import (
     final_values,
     round_values,
     summary_of,
+    without_password,
 )
 from fedapp.packages import versions
 from fedapp.predict import load_model, parts_of
@@ -36,7 +37,6 @@ from fedapp.watch import RoundInfo
 
 LONGEST = 500  # letters of a parameter that every store takes
 MODEL = "model"
-_PASSWORD = re.compile(r"//[^/@]*@")
 _STRANGE = re.compile(r"[^\w/. -]")
 
 
@@ -48,7 +48,7 @@ class ToMLflow:
         with self._active(run_id or None, None if run_id else run.path.name) as opened:
             self.run_id = str(opened.info.run_id)
             experiment = opened.info.experiment_id
-        uri = _PASSWORD.sub("//", mlflow.get_tracking_uri())
+        uri = without_password(mlflow.get_tracking_uri())
         self.place = f"run {self.run_id} of experiment {experiment} in {uri}"
         self._client.update_run(self.run_id, status="RUNNING")
         params = [Param(_name(name), _text(value)) for name, value in run.params.items()]
