@@ -48,6 +48,9 @@ def open_sums(site: Site, request: PrivateOpenRequest) -> Sums:
     if request.n_rows > COUNTED_ROWS:
         rule = f"must be <= {COUNTED_ROWS}, which units are fine enough for, got {request.n_rows}"
         raise ProtocolError(site.name, "PrivateOpenRequest", "n_rows", rule)
+    if request.threshold:
+        rule = f"must be 0, for the noise of all parties is needed, got {request.threshold}"
+        raise ProtocolError(site.name, "PrivateOpenRequest", "threshold", rule)
     promise(site.config, store, request, request, len(request.names))
     own_bounds(store)
     values = store["train.values"]

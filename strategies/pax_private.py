@@ -38,7 +38,7 @@ from fedapp.messages.secure import EVERYONE
 from fedapp.metrics import Statistics, statistics
 from fedapp.metrics.adders import read_sums
 from fedapp.metrics.noised import ClippedNumbers, plausible
-from fedapp.trees.boosted.drawn import Kind, draw_trees, weighed
+from fedapp.trees.boosted.drawn import CYCLIC, Kind, draw_trees, weighed
 from fedapp.trees.boosted.rounds import Boosting, n_leaves
 from fedapp.trees.model import LEAF
 from fedapp.trees.objective import LossParameters, base_margin, is_regression, n_outputs
@@ -145,6 +145,12 @@ class NoisedSums:
         self.budget = budget_for(private.epsilon, private.delta, rounds, len(parties))
         own = self._row_bounds()
         self._check_enough(parties, own)
+        if self._private.trees == CYCLIC and rounds < len(table.columns):
+            self._warn(
+                f"cyclic trees take one column a round, so {len(table.columns) - rounds} of "
+                f"{len(table.columns)} columns are never split; num-boost-round may be larger, or "
+                "privacy.trees random"
+            )
         if any(table.categories):
             self._warn(
                 "names of categories are those in the tables, which privacy.epsilon does not "

@@ -42,7 +42,7 @@ FAMILIES = {"HorizontalStrategy", "VerticalStrategy", "InferenceStrategy"}
 DEFAULTS = {
     "fedapp/finished.py": ["interactive"] * 3,
     "fedapp/commands/predict.py": ["interactive"],
-    "fedapp/trees/boosted/drawn.py": ["cyclic"],  # a way to draw trees
+    "fedapp/trees/boosted/drawn.py": ["cyclic"] * 2,  # a way to draw trees
 }
 
 

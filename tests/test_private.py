@@ -36,6 +36,7 @@ from fedapp.trees.objective import CUSTOM, LOSSES, PLAIN, n_outputs
 from fedapp.trees.row_bounds import BOUNDED, row_bounds, row_pairs
 from simulations.local import run_local, simulated_contexts
 from strategies.pax_private import budget_for
+from strategies.secure import exchange_keys
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
@@ -461,6 +462,14 @@ def test_noise_that_hides_leaves_is_warned_of(made: MakeRun) -> None:
     assert any("the noise of each leaf counts as" in text for text in summary["warnings"])
 
 
+def test_columns_without_a_turn_are_warned_of(made: MakeRun) -> None:
+    found = [
+        any("columns are never split" in text for text in summary_of(run_local(each))["warnings"])
+        for each in (made(num_boost_round=2), made(privacy__trees="random"))
+    ]
+    assert found == [True, False]
+
+
 def test_a_site_refuses_noise_that_does_not_keep_the_promise(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,6 +479,14 @@ def test_a_site_refuses_noise_that_does_not_keep_the_promise(
 
     monkeypatch.setattr("strategies.pax_private.budget_for", less)
     with pytest.raises(PartyError, match=r"multiplier must be of more noise to keep epsilon 20"):
+        run_local(made())
+
+
+def test_a_site_refuses_a_run_that_may_lose_the_noise_of_a_party(
+    made: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.pax_private.exchange_keys", lambda p: exchange_keys(p, 2))
+    with pytest.raises(FedappError, match=r"threshold must be 0, for the noise of all parties"):
         run_local(made())
 
 

@@ -25,6 +25,7 @@ from fedapp.trees.model import LEAF, NODE, Grown, Tree
 from fedapp.trees.sets import NO_SET, CategorySets, Members
 
 Kind = Literal["cyclic", "random"]
+CYCLIC: Kind = "cyclic"
 # Hessians are raised by so many standard deviations of their noise, so that a leaf of few rows is
 # not taken at its noise's word. On adult 3 was better than 0 and 1 throughout.
 SHRINKING = 3.0
@@ -53,7 +54,7 @@ def draw_trees(
     sets: list[Members] = []
     for number, own in enumerate(allowed):
         columns = np.flatnonzero(own & (widths > 1)).tolist()
-        if kind != "random" and columns:
+        if kind == CYCLIC and columns:
             turns, place = divmod(round_id, len(columns))
             columns = [int(np.random.default_rng([seed, turns]).permutation(columns)[place])]
         rng = np.random.default_rng([seed, round_id, number])
