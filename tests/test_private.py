@@ -464,8 +464,8 @@ def test_noise_that_hides_leaves_is_warned_of(made: MakeRun) -> None:
 
 def test_columns_without_a_turn_are_warned_of(made: MakeRun) -> None:
     found = [
-        any("columns are never split" in text for text in summary_of(run_local(each))["warnings"])
-        for each in (made(num_boost_round=2), made(privacy__trees="random"))
+        any("are never split" in text for text in summary_of(run_local(made(**more)))["warnings"])
+        for more in ({"num_boost_round": 2}, {"privacy__trees": "random"})
     ]
     assert found == [True, False]
 
