@@ -20,8 +20,10 @@ from fedapp import logs, server_app
 from fedapp.config import LOGS
 from fedapp.logs.logger import LoggedRun, round_values
 from fedapp.run_folder import RunFolder
+from simulations.deployment import settings_of
 from simulations.local import LocalGrid, simulated_contexts
 from tests.conftest import MakeSettings, WriteTable
+from tests.deployed import PAX, started
 
 SHORT: dict[str, Any] = {"num_boost_round": 3, "max_depth": 2, "max_bin": 16, "parties": 2}
 pytestmark = [pytest.mark.usefixtures("undrawn"), pytest.mark.filterwarnings("ignore")]
@@ -345,3 +347,20 @@ def test_tools_are_imported_where_they_are_asked_for() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.slow
+def test_a_coordinator_logs_what_its_sites_trained(tmp_path: Path) -> None:
+    mlflow, pandas = pytest.importorskip("mlflow"), pytest.importorskip("pandas")
+    (folder := tmp_path / "sites").mkdir()
+    with started(folder) as deployment:
+        given = settings_of({**PAX, "log": "mlflow", "run-dir": tmp_path / "one"})
+        deployment.fedapp("run", "pax", "--engine", "federation", *given)
+    run = fedapp.load(tmp_path / "one")
+    _, found = logged_in_mlflow(run)
+    assert found.info.status == "FINISHED"
+    assert found.data.tags["fedapp.engine"] == "deployment"
+    assert found.data.tags["fedapp.party_names"] == "bank, insurer, shop"
+    model = mlflow.pyfunc.load_model(f"runs:/{found.info.run_id}/model")
+    frame = pandas.DataFrame({"a": [0.5, -2.0], "b": [0.25, 1.0]})
+    assert np.array_equal(model.predict(frame)["probability_1"], run.predict_proba(frame)[:, 1])
