@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from html import escape
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
@@ -368,25 +367,9 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Method, scores and folder, for a notebook."""
-        from fedapp.report.summary import score_text
+        from fedapp.report.notebook import run_html
 
-        summary = self.summary
-        metrics = summary["metrics"]
-        scores = {name: metrics[name] for name in ("test", "valid", "train") if metrics.get(name)}
-        names = list(dict.fromkeys(name for found in scores.values() for name in found))[:6]
-        head = "".join(f"<th>{escape(name)}</th>" for name in ("rows", *names))
-        body = "".join(
-            f"<tr><td>{escape(rows)}</td>"
-            + "".join(f"<td>{escape(score_text(found.get(name)))}</td>" for name in names)
-            + "</tr>"
-            for rows, found in scores.items()
-        )
-        title = f"{summary['strategy']} on {Path(str(summary['data'])).name}"
-        facts = f"{len(summary['parties'])} parties, {summary['trees']} trees, {shown(self.path)}"
-        return (
-            f"<div><b>{escape(title)}</b><table><tr>{head}</tr>{body}</table>"
-            f"<small>{escape(facts)}</small></div>"
-        )
+        return run_html(self.summary, shown(self.path))
 
     def _predicted(
         self, data: Data, id_column: str, inference: str, settings: Mapping[str, Any]

@@ -1,0 +1,39 @@
+"""A finished run as a notebook shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fedapp.report.summary import score_text
+
+MOST_SCORES = 6
+
+
+def run_html(summary: Mapping[str, Any], folder: str) -> str:
+    """Method, scores and folder of a run.
+
+    Parameters
+    ----------
+    summary : the content of ``summary.json``.
+    folder : as it is shown.
+    """
+    metrics = summary["metrics"]
+    scores = {name: metrics[name] for name in ("test", "valid", "train") if metrics.get(name)}
+    known = dict.fromkeys(name for found in scores.values() for name in found)
+    names = list(known)[:MOST_SCORES]
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("rows", *names))
+    body = "".join(
+        f"<tr><td>{escape(rows)}</td>"
+        + "".join(f"<td>{escape(score_text(found.get(name)))}</td>" for name in names)
+        + "</tr>"
+        for rows, found in scores.items()
+    )
+    title = f"{summary['strategy']} on {Path(str(summary['data'])).name}"
+    facts = f"{len(summary['parties'])} parties, {summary['trees']} trees, {folder}"
+    return (
+        f"<div><b>{escape(title)}</b><table><tr>{head}</tr>{body}</table>"
+        f"<small>{escape(facts)}</small></div>"
+    )
