@@ -13,8 +13,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_ALL := $(VENV)/.ready-all
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-# A worker a core; more than 8 would wait for the tests that start Flower's servers, which one runs.
-WORKERS := --numprocesses logical --maxprocesses 8
+# More than 8 workers would wait for the tests that start Flower's servers, which one runs.
+WORKERS := --numprocesses auto --maxprocesses 8
 PINS := pyproject.toml constraints.txt
 # Tests start many processes; without bytecode each would compile the app, and pytest rewrite the tests.
 unexport PYTHONDONTWRITEBYTECODE

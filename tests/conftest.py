@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,21 @@ Simulate = Callable[["Settings"], "RunFolder"]
 
 # What starts Flower's servers; a worker starts its SuperLink of simulations once.
 SERVERS = {"simulate", "deployment"}
+# A file system in memory, and the bytes that it must have free: tests write many small files.
+MEMORY, ROOM = Path("/dev/shm"), 8 << 30
+
+
+def pytest_configure() -> None:
+    """Temporary folders lie in memory, where there is room."""
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are cores, as some tests wait for processes that they start."""
+    from fedapp.crypto.workers import n_cores
+
+    return n_cores() + 1
 
 
 @pytest.hookimpl(tryfirst=True)
