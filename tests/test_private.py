@@ -299,6 +299,15 @@ def test_no_row_moves_a_tree_by_more_than_its_bound(objective: str, heaviest: in
     assert (whole[..., 1] >= 0).all()
 
 
+def test_margins_that_are_no_numbers_move_nothing_beyond_the_bound() -> None:
+    margins = np.array([[np.nan], [np.inf], [-np.inf], [3e38]], dtype=np.float32)
+    own, bounds = row_bounds("binary:logistic", PLAIN, 0.0), Bounds(COUNTED_ROWS)
+    pairs = row_pairs("binary:logistic", margins, np.ones(4, np.float32), PLAIN)
+    whole = own.whole(pairs, np.ones(4, np.float32), bounds)
+    assert (((whole / np.array(own.sensitivities(bounds))) ** 2).sum(axis=(1, 2)) <= 1).all()
+    assert (whole[0] == 0).all()
+
+
 def test_a_clip_is_for_gradients_without_a_bound(made: MakeRun) -> None:
     with pytest.raises(ConfigError, match=r"^privacy.clip must be > 0, .* two standard deviations"):
         run_local(made("reg:squarederror", privacy__clip=0.0))

@@ -244,6 +244,9 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
         f"{human_bytes(traffic['to_server'])} to server",
         "time": ", ".join(f"{human_seconds(s)} {name}" for name, s in seconds.items()),
     }
+    if told := summary.get("privacy"):
+        promised = f"epsilon {told['epsilon']:g}, delta {told['delta']:g}"
+        facts["privacy"] = f"{promised} for each row; scores have noise"
     if path is not None:
         facts["run"] = shown(path)
     grid = Table.grid(padding=(0, 2))

@@ -51,7 +51,8 @@ class RowBounds:
         return math.ldexp(heaviest, of_gradients), math.ldexp(heaviest / self.scale, of_hessians)
 
     def whole(self, pairs: np.ndarray, weights: np.ndarray, bounds: Bounds) -> Whole:
-        """Clipped gradients and hessians as whole numbers.
+        """Clipped gradients and hessians as whole numbers; 0 where one is no number, as leaves
+        that no honest run has can make it.
 
         Parameters
         ----------
@@ -67,7 +68,8 @@ class RowBounds:
         for place, (most, exponent) in enumerate(
             zip((self.gradient, self.hessian), self.exponents(bounds), strict=True)
         ):
-            clipped = np.clip(pairs[..., place].astype(np.float64), -most, most)
+            known = np.nan_to_num(pairs[..., place].astype(np.float64), nan=0.0)
+            clipped = np.clip(known, -most, most)
             found[..., place] = to_whole(clipped * weights[:, None], exponent)
         return found
 
