@@ -16,12 +16,14 @@ import numpy as np
 from clients.dictionary import kept_categories
 from clients.labels import CLASSES, keep_coding, loss_parameters
 from clients.margins import begin_margins, told_trees
+from clients.pax_floors import TOLD, begin_round, divide, sum_nodes
 from clients.pax_sums import OwnTerms, Terms, WholeTerms, count, open_sums, take_cuts
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
 from fedapp.histograms.bins import digitise, with_categories
 from fedapp.histograms.build import build_all_histograms
+from fedapp.histograms.floor import merge_sketch
 from fedapp.histograms.sketch import own_cuts, sketch_table, used_categories
 from fedapp.messages.fields import Array, Request
 from fedapp.messages.pax import (
@@ -58,6 +60,8 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
     values, weights = store["train.values"], store["train.weights"]
     categories = category_counts(kept_categories(store), values.shape[1])
     summary = sketch_table(values, weights, request.n_bins, categories)
+    if least := site.config.least_bin_rows:
+        summary, values = merge_sketch(summary, values, weights, least)
     whole = summary.with_categories(categories)
     cuts = with_categories(own_cuts(whole), categories, used_categories([whole], categories))
     store["codes"], store.facts["missing_code"] = digitise(values, cuts)
@@ -96,7 +100,12 @@ def _grow(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
     _route(site, request)
     _check_leaves(site, request)
     scores = _start_round(site, request, terms) if request.level == 0 else _no_scores()
-    histograms, missing = _sum_nodes(store, request)
+    if site.config.least_bin_rows:
+        if request.level == 0:
+            begin_round(site, request.n_trees)
+        histograms, missing = sum_nodes(store, request)
+    else:
+        histograms, missing = _sum_nodes(store, request)
     at_root = request.level == 0
     root_sums = np.empty((0, 2))
     if at_root:
@@ -156,9 +165,11 @@ def _route(site: Site, request: GrowRequest) -> None:
         dtype=np.int64,
     )
     missing_code = store.facts["missing_code"]
-    store["train.nodes"] = route_codes(
-        store["train.nodes"], routes, first_right, store["codes"], missing_code, sets
-    )
+    by_codes = routes, first_right, store["codes"], missing_code, sets
+    store["train.nodes"] = route_codes(store["train.nodes"], *by_codes)
+    if site.config.least_bin_rows and request.level:
+        store[TOLD] = route_codes(store[TOLD], *by_codes)
+        divide(site, request)
     if len(store["valid.values"]):
         store["valid.nodes"] = route_values(
             store["valid.nodes"], routes, store["valid.values"], sets

@@ -129,6 +129,7 @@ class Settings(Section):
     output: Literal[".csv", ".parquet"]
     explain: str
     min_parties: Annotated[int, Field(ge=0)]
+    least_bin_rows: Annotated[int, Field(ge=0)]
     start_deadline: Seconds
     exchange_deadline: Seconds
     resend_after: Seconds

@@ -63,7 +63,7 @@ from strategies.warm_start import Begun
 class PAX(HorizontalStrategy):
     """The server's side of PAX."""
 
-    reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
+    reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL | BASE_MARGIN | {"least-bin-rows"}
     objectives = OR_FUNCTION
     sections = frozenset(("privacy",))
     history: History

@@ -39,6 +39,16 @@ def test_rows_are_rebuilt_from_honest_sums_and_none_that_is_nobodys(
     assert coarse["wrong"] == 0
 
 
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_no_row_is_rebuilt_where_bins_have_five_rows(
+    settings: MakeSettings, write_table: WriteTable, aggregation: str
+) -> None:
+    data = str(write_table(n_rows=100))
+    run = settings(data=data, pax__aggregation=aggregation, least_bin_rows=5, **SMALL)
+    found = attacked_under_masks(run) if aggregation == "secure" else next(attacked(run))
+    assert found == {**found, "rows": 72, "rebuilt": 0, "wrong": 0}
+
+
 def test_runs_that_the_attack_is_not_for_are_refused(settings: MakeSettings) -> None:
     for other in ({"objective": "multi:softprob"}, {"colsample_bytree": 0.5}):
         with pytest.raises(ConfigError, match="pax_rows must be told of two classes"):

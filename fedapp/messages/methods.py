@@ -33,6 +33,7 @@ class Method:
     package : that it alone needs; an extra of the method's name brings it.
     holds_columns : whether constraints of columns in a site's node config hold in its trees.
     takes_margins : whether rows may start from a margin of their own.
+    merges_bins : whether a site's least rows of a bin hold in what it tells of gradients.
     """
 
     family: Family
@@ -41,6 +42,7 @@ class Method:
     package: str = ""
     holds_columns: bool = False
     takes_margins: bool = False
+    merges_bins: bool = False
 
     @property
     def trains(self) -> bool:

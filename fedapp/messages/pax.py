@@ -42,7 +42,7 @@ from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES
 from fedapp.messages.secure import Among, Roster
 from fedapp.messages.trees import Trees
 
-METHOD = Method("horizontal", takes_margins=True)
+METHOD = Method("horizontal", takes_margins=True, merges_bins=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

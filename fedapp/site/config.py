@@ -29,7 +29,14 @@ NODE_KEYS = (
     *("base-margin", "missing-label"),
     *("share-column-names", "share-categories", "allow-export", "trusted", "allow", "min-rows"),
     *("encrypted-labels", "allow-insecure", "app", "full-masks", "least-parties"),
-    *("min-bin-rows", "most-bins", "score-bins", "align-most-rows", "most-columns"),
+    *(
+        "min-bin-rows",
+        "least-bin-rows",
+        "most-bins",
+        "score-bins",
+        "align-most-rows",
+        "most-columns",
+    ),
     *("monotone-constraints", "interaction-constraints"),
     *("runs-per-day", "approve", "most-epsilon"),
     *("partition-id", "num-partitions"),
@@ -75,6 +82,8 @@ class SiteConfig:
     allowed : methods whose runs this party takes part in; empty allows all.
     min_rows : the fewest of its rows that a run may train, validate or test on.
     min_bin_rows : the fewest rows of a bin in what it tells of its scores.
+    least_bin_rows : the fewest rows of a bin in what it tells of its gradients; in a simulation as
+        the run config says.
     limits : largest values that it takes in a message, by their keys in the node config.
     least_parties : the fewest parties that a sum is over which its own are part of; it then takes
         part in no run that tells more of its rows. 0: in any, and ``fewest_parties`` holds.
@@ -109,6 +118,7 @@ class SiteConfig:
     allowed: frozenset[str] = frozenset()
     min_rows: int = 0
     min_bin_rows: int = 0
+    least_bin_rows: int = 0
     limits: Mapping[str, int] = field(default_factory=LIMITS.copy, hash=False)
     least_parties: int = 0
     asks: bool = False
@@ -185,6 +195,7 @@ def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfi
             simulated=True,
             share=share,
             n_shares=n_shares,
+            least_bin_rows=_whole(run, "least-bin-rows", 0),
             **table_settings({**run, "data": sources[name]}, is_shared=True),
         )
     return SiteConfig(
@@ -194,6 +205,7 @@ def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfi
         columns=str(run["columns"]),
         share=share,
         n_shares=n_shares,
+        least_bin_rows=_whole(run, "least-bin-rows", 0),
         **table_settings(run),
     )
 
@@ -297,6 +309,7 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "allowed": frozenset(names),
         "min_rows": min_rows,
         "min_bin_rows": _whole(node, "min-bin-rows", min(min_rows, MIN_BIN_ROWS)),
+        "least_bin_rows": _whole(node, "least-bin-rows", 0),
         "limits": {key: _whole(node, key, limit) for key, limit in LIMITS.items()},
         "least_parties": _least_parties(node),
         "most_epsilon": _not_negative(node, "most-epsilon"),

@@ -30,7 +30,8 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
     Raises
     ------
     ConfigError : it is not allowed, sends no such messages, would not hold the constraints of
-        columns in the node config, or would ignore the base margins named there.
+        columns in the node config, or would ignore the base margins or the least rows of a bin
+        named there.
     """
     module = module_of(kind)
     shared_by = getattr(messages_of(module), "SHARED_BY", None)
@@ -51,6 +52,9 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
         raise ConfigError(
             f"monotone-constraints and interaction-constraints {rule} (secureboost), got {method}"
         )
+    if config.least_bin_rows and not (declared and (declared.merges_bins or not declared.trains)):
+        rule = "must be 0 in the node config, or strategy one that merges bins (pax)"
+        raise ConfigError(f"least-bin-rows {rule}, got {method}")
     if config.base_margin and not (declared and (declared.takes_margins or not declared.trains)):
         rule = "must be empty in the node config, or strategy one that reads it there"
         way = "the column may be a feature, or excluded with drop-columns"

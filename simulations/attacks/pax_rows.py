@@ -4,11 +4,14 @@ A bin of one row gives itself away: its sums are the row's gradient g and hessia
 logistic loss h = |g| (1 - |g|) holds for one row and for hardly any sum of more. As g is the same
 in every column of a round, it links the bins of a row; g < 0 is its label. Nodes that are not sent
 follow as the difference of their parent and sibling. What rows that are known add to all sums is
-subtracted, which leaves others alone in their bins, and so on until nothing new is found.
+subtracted, which leaves others alone in their bins, and so on until nothing new is found. Where
+parties merge bins of few rows (``least-bin-rows``), a node that is not sent is also read between
+the bins that its sibling has told, where the difference of both is exact.
 
 ``python -m simulations.attacks.pax_rows`` trains, reads the parties' own sums, then what is left to
 one who sees their sums over all parties alone; then it trains under secure aggregation, and reads
-what is seen there: sums over all parties in bins of all parties. It prints a line for each: rows
+what is seen there: sums over all parties in bins of all parties. ``--least-bin-rows`` sets the
+floor of all parties, ``--aggregation`` leaves out one of the runs. It prints a line for each: rows
 known in all columns and their label, up to the width of a bin, of all that train; and those rebuilt
 that are nobody's.
 """
@@ -21,7 +24,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +124,8 @@ def main() -> None:
     parser.add_argument("--parties", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--max-bin", type=int, default=256)
+    parser.add_argument("--least-bin-rows", type=int, default=0)
+    parser.add_argument("--aggregation", choices=("plain", "secure", "both"), default="both")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         settings = load_settings(
@@ -130,10 +135,14 @@ def main() -> None:
                 "parties": given.parties,
                 "num-boost-round": given.rounds,
                 "max-bin": given.max_bin,
+                "least-bin-rows": given.least_bin_rows,
                 "run-dir": f"{folder}/run",
             }
         )
-        for line in (*attacked(settings), attacked_under_masks(_masked(settings))):
+        lines = list(attacked(settings)) if given.aggregation != "secure" else []
+        if given.aggregation != "plain":
+            lines.append(attacked_under_masks(_masked(settings)))
+        for line in lines:
             print(json.dumps({"attack": "pax_rows", **vars(given), **line}))
 
 
@@ -159,7 +168,11 @@ def attacked(settings: Settings) -> Iterator[dict[str, Any]]:
     coordinator = _trained(settings)
     sketches, levels = coordinator.sketches, coordinator.levels
     truth = _truth(settings, {name: own_cuts(sketch) for name, sketch in sketches.items()})
-    own = [(all_rebuilt(levels[name], sketch), truth[name]) for name, sketch in sketches.items()]
+    merged = settings.least_bin_rows > 0
+    own = [
+        (all_rebuilt(levels[name], sketch, merged), truth[name])
+        for name, sketch in sketches.items()
+    ]
     yield {"seen": "each party's sums", **_count(own)}
     cuts = fuse_sketches(tuple(sketches.values()), coordinator.n_bins)
     maps = coordinator.aggregation.places
@@ -169,7 +182,7 @@ def attacked(settings: Settings) -> Iterator[dict[str, Any]]:
         for name, all_rows in truth.items()
         for row in all_rows
     ]
-    known = all_rebuilt(pooled, _common_sketch(cuts))
+    known = all_rebuilt(pooled, _common_sketch(cuts), merged)
     yield {"seen": "sums over all parties", **_count([(known, rows)])}
 
 
@@ -185,7 +198,8 @@ def attacked_under_masks(settings: Settings) -> dict[str, Any]:
     assert coordinator.cuts is not None
     cuts = coordinator.cuts
     truth = _truth(settings, dict.fromkeys(coordinator.parties, cuts))
-    known = all_rebuilt(coordinator.levels[EVERYONE], _common_sketch(cuts))
+    levels, merged = coordinator.levels[EVERYONE], settings.least_bin_rows > 0
+    known = all_rebuilt(levels, _common_sketch(cuts), merged)
     rows = [row for own in truth.values() for row in own]
     return {"seen": "sums under masks", **_count([(known, rows)])}
 
@@ -204,11 +218,17 @@ def _trained(settings: Settings) -> CuriousPAX:
     return coordinator
 
 
-def all_rebuilt(levels: Sequence[Level], sketch: Sketch) -> set[Row]:
-    """Rows that the sums of one sender, or of all together, give away."""
+def all_rebuilt(levels: Sequence[Level], sketch: Sketch, merged: bool) -> set[Row]:
+    """Rows that the sums of one sender, or of all together, give away.
+
+    Parameters
+    ----------
+    merged : whether parties merge bins of few rows.
+    """
     known: set[Row] = set()
     left = levels
-    while found := set(rebuilt(left, sketch.offsets)) - known:
+    ways = (False, True) if merged else (False,)
+    while found := {row for way in ways for row in rebuilt(left, sketch.offsets, way)} - known:
         known |= found
         sums = _sums_of(sorted(known), levels, sketch)
         left = [
@@ -237,13 +257,14 @@ def _sums_of(rows: Sequence[Row], levels: Iterable[Level], sketch: Sketch) -> It
         yield reply.histograms
 
 
-def rebuilt(levels: Iterable[Level], offsets: Ints) -> Iterator[Row]:
+def rebuilt(levels: Iterable[Level], offsets: Ints, merged: bool = False) -> Iterator[Row]:
     """Rows that lie alone in a bin of every column, in some node of the same round.
 
     Parameters
     ----------
     levels : in the order in which they were sent.
     offsets : int64, shape (n_columns + 1,): the bins of each column.
+    merged : whether nodes that are not sent are read between the bins of their siblings.
     """
     for _, of_round in groupby(levels, lambda level: level.request.round_id):
         places: dict[float, set[tuple[int, int]]] = defaultdict(set)  # column and bin by gradient
@@ -255,10 +276,29 @@ def rebuilt(levels: Iterable[Level], offsets: Ints) -> Iterator[Row]:
                 for child, sibling in ((left, left + 1), (left + 1, left)):
                     if parent in known and sibling in fresh and child not in fresh:
                         fresh[child] = known[parent] - fresh[sibling]
+                        if merged:
+                            fresh[child] = _between(fresh[child], fresh[sibling], offsets)
             for histogram in fresh.values():
                 _note(places, histogram, offsets)
             known |= fresh
         yield from _whole(places, len(offsets) - 1)
+
+
+def _between(difference: Sums, sibling: Sums, offsets: Ints) -> Sums:
+    """Sums up to each bin that a sibling has told, from the last such one on; what comes after the
+    last one of a column as it is."""
+    told = sibling[:, 1] > LEAST
+    found = np.zeros_like(difference)
+    for begin, end in pairwise(offsets.tolist()):
+        ends = begin + np.flatnonzero(told[begin:end])
+        first = ends[-1] + 1 if len(ends) else begin
+        found[first:end] = difference[first:end]
+        if len(ends):
+            firsts = np.concatenate(([begin], ends[:-1] + 1))
+            found[ends] = np.add.reduceat(difference, firsts)[: len(ends)]
+            last = slice(firsts[-1], ends[-1] + 1)
+            found[ends[-1]] = difference[last].sum(axis=0)
+    return found
 
 
 def _note(places: dict[float, set[tuple[int, int]]], histogram: Sums, offsets: Ints) -> None:

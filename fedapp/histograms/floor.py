@@ -1,0 +1,165 @@
+"""Bins merged until each has so many rows of a table, or none, in every node that sums tell of.
+
+A column is a line of cells: rows without a value, then its bins in order. Neighbouring cells are
+grouped, and what is in a group is told in its last cell. The two children of a node have the same
+groups, each made of whole groups of their parent: so the sums of a node that follow from those of
+its parent and its sibling are of so many rows as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.histograms.bins import Floats, Ints, ragged
+from fedapp.histograms.sketch import Sketch
+
+Cells = npt.NDArray[np.int64]
+
+
+def cell_starts(widths: Ints) -> Ints:
+    """First cell of each column, and how many cells there are; int64, shape (n_columns + 1,)."""
+    return np.concatenate(([0], np.cumsum(widths + 1))).astype(np.int64)
+
+
+def cells_of(histogram: npt.NDArray[Any], missing: npt.NDArray[Any], starts: Ints) -> Cells:
+    """Counts of bins and of rows without a value as cells.
+
+    Parameters
+    ----------
+    histogram : shape (n_nodes, n_bins).
+    missing : shape (n_nodes, n_columns).
+
+    Returns
+    -------
+    int64, shape (n_nodes, n_cells).
+    """
+    cells = np.zeros((len(histogram), int(starts[-1])), dtype=np.int64)
+    is_bin = np.ones(cells.shape[1], dtype=bool)
+    is_bin[starts[:-1]] = False
+    cells[:, is_bin], cells[:, starts[:-1]] = histogram, missing
+    return cells
+
+
+@numba.njit(cache=True, nogil=True)
+def group(ends: Any, counts: Any, starts: Any, least: int) -> Any:
+    """Groups that have so many rows, or none, in each of some nodes.
+
+    Parameters
+    ----------
+    ends : int64, shape (n_cells,): the last cell of the group of each; groups may be joined.
+    counts : int64, shape (n_nodes, n_cells): rows; of each node ``least`` at least, or none.
+    starts : from ``cell_starts``.
+    least : rows, > 0.
+
+    Returns
+    -------
+    As ``ends``; in every column the fewest cells are joined that do when it is read from its first.
+    """
+    found = ends.copy()
+    n_nodes, longest = counts.shape[0], np.diff(starts).max()
+    first, last = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    sums = np.empty((longest, n_nodes), np.int64)
+    for column in range(len(starts) - 1):
+        n_groups, cell = 0, starts[column]
+        while cell < starts[column + 1]:
+            is_open = n_groups > 0 and _is_few(sums[n_groups - 1], least)
+            if not is_open:
+                first[n_groups] = cell
+                sums[n_groups] = 0
+                n_groups += 1
+            end = ends[cell]
+            last[n_groups - 1] = end
+            while cell <= end:
+                sums[n_groups - 1] += counts[:, cell]
+                cell += 1
+        while n_groups > 1 and _is_few(sums[n_groups - 1], least):
+            n_groups -= 1
+            sums[n_groups - 1] += sums[n_groups]
+            last[n_groups - 1] = last[n_groups]
+        for number in range(n_groups):
+            found[first[number] : last[number] + 1] = last[number]
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_few(counts: Any, least: int) -> bool:
+    """Whether any node has rows in a group, but too few."""
+    few: bool = ((counts > 0) & (counts < least)).any()
+    return few
+
+
+@numba.njit(cache=True, nogil=True)
+def gather(
+    histograms: Any, missing: Any, totals: Any, ends: Any, columns: Any, starts: Any
+) -> None:
+    """Tell what is in a group in its last cell.
+
+    Parameters
+    ----------
+    histograms : shape (n_nodes, n_bins of the columns, 2), changed in place.
+    missing : int32, shape (n_nodes, n_drawn), changed in place.
+    totals : shape (n_nodes, 2): sums over all rows of each node.
+    ends : int64, shape (n_nodes, n_cells): from ``group``.
+    columns : int64, shape (n_drawn,).
+    starts : from ``cell_starts``.
+    """
+    for node in range(histograms.shape[0]):
+        first = 0
+        for place in range(len(columns)):
+            begin = starts[columns[place]]
+            width = starts[columns[place] + 1] - begin - 1
+            own = histograms[node, first : first + width]
+            known = own.sum(axis=0)
+            target = ends[node, begin] - begin - 1
+            for bin_id in range(width):
+                end = ends[node, begin + 1 + bin_id] - begin - 1
+                if end != bin_id:
+                    own[end] += own[bin_id]
+                    own[bin_id] = 0
+            if target >= 0 and missing[node, place]:
+                own[target] += totals[node] - known
+                missing[node, place] = 0
+            first += width
+
+
+def merge_sketch(
+    summary: Sketch, values: Floats, weights: Floats, least: int
+) -> tuple[Sketch, Floats]:
+    """A sketch each bin of which has so many rows, and that tells neither smallest nor largest
+    value.
+
+    Parameters
+    ----------
+    summary : without bins of columns of categories, whose maxima it keeps.
+    values : float32, shape (n_rows, n_columns); NaN is missing.
+    weights : float32, shape (n_rows,); rows without weight are none.
+
+    Returns
+    -------
+    The sketch; and the values, missing in columns that have fewer.
+    """
+    points, masses, maxima = [], [], summary.maxima.copy()
+    kept = values.copy()
+    for column in range(values.shape[1]):
+        lowest, mass = summary.column(column)
+        own = np.sort(values[(weights > 0) & ~np.isnan(values[:, column]), column])
+        if len(lowest) and len(own) < least:
+            lowest, mass, maxima[column] = lowest[:0], mass[:0], np.nan
+            kept[:, column] = np.nan
+        elif len(lowest):
+            below = np.append(np.searchsorted(own, lowest[1:]), len(own))
+            counts = np.diff(np.concatenate(([0], below)))
+            cells, starts = np.arange(len(counts)), np.array([0, len(counts)])
+            ends = np.unique(group(cells, counts[None].astype(np.int64), starts, least))
+            firsts = np.concatenate(([0], ends[:-1] + 1))
+            lowest, mass = lowest[firsts].copy(), np.add.reduceat(mass, firsts)
+            lowest[0] = own[least - 1]
+            maxima[column] = lowest[-1]
+        points.append(lowest)
+        masses.append(mass.astype(np.float32))
+    flat, offsets = ragged(points)
+    return Sketch(flat, ragged(masses)[0], offsets, maxima), kept

@@ -1,0 +1,161 @@
+"""Sums of gradients whose bins have so many of a site's rows, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients import pax_floors
+from fedapp.config import Settings
+from fedapp.errors import ConfigError, FedappError
+from fedapp.histograms.bins import digitise
+from fedapp.histograms.floor import cell_starts, group, merge_sketch
+from fedapp.histograms.sketch import own_cuts, sketch_table
+from fedapp.messages.pax import GrowRequest
+from fedapp.site.config import site_config
+from fedapp.site.policy import check_policy
+from fedapp.site.store import Store
+from fedapp.trees.model import load_model
+from simulations.local import run_local
+from tests.conftest import MakeSettings
+from tests.pooled import made_columns, write_rows
+from tests.transcript import arrays_of, listen, summary_of
+
+RNG = np.random.default_rng(3)
+LEAST = 5
+MakeRun = Callable[..., Settings]
+
+
+@pytest.fixture
+def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
+    """Squared errors, whose hessians count rows."""
+
+    def make(**more: Any) -> Settings:
+        columns: dict[str, Any] = made_columns("reg:squarederror")
+        columns = {name: one[:160] for name, one in columns.items()}
+        columns["c"] = RNG.choice(["oslo", "rome", "bonn", "york", "lima"], 160)
+        data = tmp_path / "rows.csv"
+        if not data.exists():
+            write_rows(data, columns)
+        given = {"objective": "reg:squarederror", "max_depth": 4, "subsample": 1.0, "parties": 2}
+        return settings(**{"data": str(data), "label": "y", "max_bin": 64, **given, **more})
+
+    return make
+
+
+# Groups
+
+
+def test_groups_have_so_many_rows_or_none_in_every_node_and_are_made_of_whole_ones() -> None:
+    widths = np.array([1, 7, 30])
+    starts = cell_starts(widths)
+    for _ in range(50):
+        counts = RNG.integers(0, 4, (2, starts[-1])) * RNG.integers(0, 2, (2, starts[-1]))
+        for begin in starts[:-1]:
+            counts[:, begin] += LEAST  # enough in every column
+        before = group(np.arange(starts[-1]), counts.sum(axis=0)[None], starts, LEAST)
+        ends = group(before, counts, starts, LEAST)
+        for own, rows in ((before, counts.sum(axis=0)[None]), (ends, counts)):
+            cells = np.stack([np.bincount(own, side, starts[-1]) for side in rows])
+            assert not ((cells > 0) & (cells < LEAST)).any()
+        np.testing.assert_array_equal(ends[before], ends)
+        assert (np.searchsorted(starts, ends, "right") == np.repeat([1, 2, 3], widths + 1)).all()
+    for counts, expected in (
+        ([0, 5, 0, 9], [0, 1, 2, 3]),
+        ([2, 3, 0, 5], [1, 1, 2, 3]),
+        ([5, 0, 0, 2], [3, 3, 3, 3]),
+    ):
+        one = np.arange(4), np.array([counts]), np.array([0, 4]), LEAST
+        assert group(*one).tolist() == expected
+
+
+def test_a_sketch_has_so_many_rows_a_bin_and_no_smallest_or_largest_value() -> None:
+    values = RNG.normal(size=(97, 3)).astype(np.float32)
+    values[4:, 1] = np.nan
+    weights = np.ones(97, np.float32)
+    merged, kept = merge_sketch(sketch_table(values, weights, 64), values, weights, LEAST)
+    assert np.diff(merged.offsets)[1] == 0 < np.diff(merged.offsets)[0] <= 19
+    assert np.isnan(kept[:, 1]).all()
+    codes, _ = digitise(kept, own_cuts(merged))
+    for column in (0, 2):
+        assert np.bincount(codes[:, column]).min() >= LEAST
+        points, _ = merged.column(column)
+        assert (values[:, column] <= points[0]).sum() == LEAST
+        assert (values[:, column] >= merged.maxima[column]).sum() >= LEAST
+
+
+# Runs
+
+
+def is_few(counts: np.ndarray) -> bool:
+    return bool(((counts > 0) & (counts < LEAST)).any())
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
+    made: MakeRun, monkeypatch: pytest.MonkeyPatch, aggregation: str
+) -> None:
+    told: list[bool] = []
+    sum_nodes = pax_floors.sum_nodes
+
+    def looked_at(store: Store, request: GrowRequest) -> Any:
+        histograms, missing = sum_nodes(store, request)
+        starts = cell_starts(np.diff(store["offsets"]))
+        # The other child of each split follows from its parent and its sibling.
+        for ends, counts in zip(
+            store[pax_floors.ENDS], pax_floors._counts(store, store[pax_floors.OPEN]), strict=True
+        ):
+            told.append(is_few(np.bincount(ends, counts, starts[-1])))
+        unit = max(float(store["gradients"][..., 1].max()), 1.0)  # the hessian of a row
+        told.append(is_few(np.rint(histograms[..., 1] / unit)) or is_few(missing))
+        return histograms, missing
+
+    monkeypatch.setattr("clients.pax.sum_nodes", looked_at)
+    settings = made(least_bin_rows=LEAST, num_boost_round=3, pax__aggregation=aggregation)
+    folder, app = listen(settings)
+    assert len(told) > 50
+    assert not any(told)
+    for _, reply in app.of_kind("pax_sketch"):
+        assert (arrays_of(reply)["masses"] >= LEAST).all()
+    model = load_model(folder.path / "model.json")
+    assert all(len(tree) > 3 for tree in model.trees)
+    assert np.isfinite(summary_of(folder)["metrics"]["test"]["rmse"])
+
+
+@pytest.mark.parametrize("objective", ["multi:softprob", "reg:squarederror"])
+def test_a_floor_of_one_row_changes_nothing_under_masks(made: MakeRun, objective: str) -> None:
+    more = {"pax__aggregation": "secure", "subsample": 0.8}
+    if objective == "multi:softprob":
+        more |= {"objective": objective, "label": "c"}
+    runs = [run_local(made(least_bin_rows=least, **more)) for least in (0, 1, LEAST)]
+    models = [(folder.path / "model.json").read_bytes() for folder in runs]
+    assert models[0] == models[1] != models[2]
+
+
+def test_a_party_of_fewer_rows_tells_nothing_of_its_gradients(made: MakeRun) -> None:
+    run_settings = made(least_bin_rows=20, partition="sizes:0.9,0.1", pax__aggregation="plain")
+    _, app = listen(run_settings)
+    small = [
+        arrays_of(reply)
+        for message, reply in app.of_kind("pax_grow")
+        if message.metadata.dst_node_id == 3
+    ]
+    assert small
+    assert not any(one[name].any() for one in small for name in ("histograms", "root_sums"))
+
+
+def test_a_site_with_a_floor_takes_part_where_it_holds(
+    made: MakeRun, settings: MakeSettings
+) -> None:
+    bank = site_config({"name": "bank", "data": "x.csv", "least-bin-rows": 5}, {})
+    check_policy(bank, "train.pax_grow", "pax")
+    with pytest.raises(
+        ConfigError, match=r"^least-bin-rows must be 0 in the node config, or strat"
+    ):
+        check_policy(bank, "train.bagging_fit", "bagging")
+    with pytest.raises(FedappError, match="least-bin-rows"):
+        run_local(made(strategy="bagging", least_bin_rows=5))
