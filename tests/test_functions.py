@@ -240,3 +240,13 @@ def test_a_party_without_the_function_refuses_a_coordinator_that_asks_for_it(
     monkeypatch.setattr("strategies.settings.check_held", lambda objective: None)
     with pytest.raises(FedappError, match=r"HelloRequest.objective .*a function is never sent"):
         run_local(settings(objective="custom", data="diabetes"))
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_function_and_not_without(rows: Any) -> None:
+    whole = train("pax", rows, objective=logistic)
+    with pytest.raises(fedapp.StoppedError):
+        train("pax", rows, objective=logistic, run_dir="one", on_round=lambda info: False)
+    with pytest.raises(fedapp.ConfigError, match="a function is never sent"):
+        fedapp.run("pax", resume="one")
+    resumed = fedapp.run("pax", resume="one", objective=logistic)
+    assert (resumed.path / "model.json").read_text() == (whole.path / "model.json").read_text()
