@@ -129,6 +129,7 @@ def test_what_cannot_be_run_is_refused_before_the_first_run(
 
 
 @pytest.mark.usefixtures("_short")
+@pytest.mark.slow
 def test_all_is_written_and_finished_runs_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

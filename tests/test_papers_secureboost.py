@@ -78,6 +78,7 @@ def test_a_first_tree_of_the_active_party_shows_the_passive_one_nothing(tmp_path
 
 
 @pytest.mark.usefixtures("_short")
+@pytest.mark.slow
 def test_all_is_written_and_finished_runs_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
