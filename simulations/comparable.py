@@ -107,7 +107,7 @@ def changed_settings(settings: Settings) -> dict[str, Value]:
     return {
         name: value
         for name, value in flatten(settings.as_config()).items()
-        if name not in STATED and value != defaults()[name]
+        if name not in STATED | {"fold", "folds"} and value != defaults()[name]
     }
 
 

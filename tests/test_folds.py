@@ -221,4 +221,5 @@ def test_methods_are_compared_on_each_fold(write_table: WriteTable, tmp_path: Pa
     ]
     assert line.scores == tuple(each["metrics"]["test"]["auc"] for each in summaries)
     assert all(len(each.scores) == 3 for each in found.lines)
+    assert not {"fold", "folds"} & set(found.changed)
     assert found.facts["seeds"].startswith("42, each with 3 folds that are held back in turn; ±")
