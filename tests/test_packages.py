@@ -32,11 +32,12 @@ PathFinder.find_spec = lambda name, *more: None if name == "torch" else find(nam
 """
 IMPORT_ALL = """
 import importlib, pkgutil
+RUN_OR_LOG = ("simulations.notebooks.", "fedapp.logs.to_")  # those run, these take their tools
 refused = []
 for package in ("fedapp", "strategies", "clients", "simulations"):
     package = importlib.import_module(package)
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if module.name.endswith(".__main__"):
+        if module.name.endswith(".__main__") or module.name.startswith(RUN_OR_LOG):
             continue
         try:
             importlib.import_module(module.name)
