@@ -29,8 +29,7 @@ from typing import Any
 from fedapp.crypto.noise import LEAST_SUMMED
 from fedapp.errors import ConfigError
 
-# Shares of the budget: of the mean label, of the cuts, and the trees' the rest. On adult, half or
-# twice as much for the cuts moves the AUC by less than its spread over seeds.
+# Shares of the budget: of the mean label, of the cuts, and the trees' the rest. They are not tuned.
 LABELS, COUNTS = 0.02, 0.08
 N_COUNTS = 4  # exchanges in which the cuts are found
 # A multiplier is told as a multiple of 2^-20.
