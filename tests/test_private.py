@@ -451,6 +451,7 @@ def test_scores_of_noise_alone_are_numbers(objective: str) -> None:
         ({"early_stopping_rounds": 3}, r"early-stopping-rounds must be 0 with privacy\.epsilon"),
         ({"init_model": "x"}, r"init-model must be empty with privacy\.epsilon"),
         ({"subsample": 0.5}, r"subsample must be 1\.0 with privacy\.epsilon"),
+        ({"least_bin_rows": 3}, r"least-bin-rows must be 0 with privacy\.epsilon"),
         ({"gamma": 1.0}, r"gamma must be 0\.0 with privacy\.epsilon"),
         ({"monotone_constraints": "a:1"}, r"monotone-constraints must be empty with privacy"),
         ({"min_parties": 2}, r"min-parties must be 0 with privacy\.epsilon: the noise of every"),
