@@ -211,6 +211,7 @@ def test_a_party_that_fails_is_named_before_any_training(
         run_local(run, contexts)
 
 
+@pytest.mark.slow
 def test_an_interrupted_simulation_leaves_no_process(tmp_path: Path) -> None:
     """What the command has started ends with it, though it is in other sessions."""
     mark = {"FEDAPP_TEST_MARK": tmp_path.name}

@@ -188,6 +188,7 @@ def test_other_predictions_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_short")
+@pytest.mark.slow
 def test_all_is_written_and_finished_runs_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
