@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
-from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from fedapp.data.labels import class_values
 from fedapp.data.predictions import by_class
 from fedapp.errors import ConfigError, DataError
+from fedapp.finished_folder import FinishedFolder
 from fedapp.frames import Data, Source, placed
 from fedapp.home import home, shown
 from fedapp.keywords import settings_of
@@ -37,7 +37,7 @@ from fedapp.watch import Silent
 Array = npt.NDArray[Any]
 
 
-class Run:
+class Run(FinishedFolder):
     """A finished run: its scores and its model.
 
     Parameters
@@ -62,14 +62,7 @@ class Run:
     2
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path).resolve()
-        missing = [
-            name for name in ("summary.json", "model.json") if not (self.path / name).is_file()
-        ]
-        if missing:
-            rule = "path must be the folder of a run that has finished"
-            raise ConfigError(f"{rule}, got {shown(self.path)} without {missing[0]}")
+    _kind, _files = "run", ("summary.json", "model.json")
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -82,8 +75,7 @@ class Run:
         >>> run.summary["trees"], run.summary["objective"]
         (2, 'binary:logistic')
         """
-        found: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
-        return found
+        return self._summary()
 
     @property
     def rounds(self) -> Any:
@@ -361,9 +353,6 @@ class Run:
         from fedapp.report.page import write_report
 
         return write_report([self.path])
-
-    def __repr__(self) -> str:
-        return f"Run({shown(self.path)!r})"
 
     def _repr_html_(self) -> str:
         """Method, scores and folder, for a notebook."""

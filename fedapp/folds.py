@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
-from fedapp.errors import ConfigError
 from fedapp.finished import Run
-from fedapp.home import shown
+from fedapp.finished_folder import FinishedFolder
 
 SUMMARY = "folds.json"
 
 
-class Folds:
+class Folds(FinishedFolder):
     """A finished cross-validation: a run for each fold, and their scores.
 
     Parameters
@@ -37,17 +33,12 @@ class Folds:
     True
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path).resolve()
-        if not (self.path / SUMMARY).is_file():
-            rule = "path must be the folder of a cross-validation that has finished"
-            raise ConfigError(f"{rule}, got {shown(self.path)} without {SUMMARY}")
+    _kind, _files = "cross-validation", (SUMMARY,)
 
     @property
     def summary(self) -> dict[str, Any]:
         """The content of ``folds.json``: scores, names of the runs, traffic, seconds."""
-        found: dict[str, Any] = json.loads((self.path / SUMMARY).read_text())
-        return found
+        return self._summary()
 
     @property
     def scores(self) -> dict[str, Any]:
@@ -59,6 +50,3 @@ class Folds:
     def runs(self) -> list[Run]:
         """The run of each fold, in their order."""
         return [Run(self.path / name) for name in self.summary["runs"]]
-
-    def __repr__(self) -> str:
-        return f"Folds({shown(self.path)!r})"

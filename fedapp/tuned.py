@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fedapp.errors import ConfigError
 from fedapp.finished import Run
-from fedapp.home import shown
+from fedapp.finished_folder import FinishedFolder
 from fedapp.metrics import larger_is_better
 
 TRIALS, SUMMARY, BEST = "trials.jsonl", "tune.json", "best"
@@ -62,7 +60,7 @@ def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
     return next(iter(ranked(trials, metric)), None)
 
 
-class Tuned:
+class Tuned(FinishedFolder):
     """A finished search.
 
     Parameters
@@ -83,17 +81,12 @@ class Tuned:
     ['by_party', 'test', 'train', 'valid']
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path).resolve()
-        if not (self.path / SUMMARY).is_file():
-            rule = "path must be the folder of a search that has finished"
-            raise ConfigError(f"{rule}, got {shown(self.path)} without {SUMMARY}")
+    _kind, _files = "search", (SUMMARY,)
 
     @property
     def summary(self) -> dict[str, Any]:
         """The content of ``tune.json``: the best setting, its scores, what the search took."""
-        found: dict[str, Any] = json.loads((self.path / SUMMARY).read_text())
-        return found
+        return self._summary()
 
     @property
     def best(self) -> dict[str, Any]:
@@ -129,6 +122,3 @@ class Tuned:
         except ImportError:
             return records
         return pandas.DataFrame.from_records(records)
-
-    def __repr__(self) -> str:
-        return f"Tuned({shown(self.path)!r})"
