@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
@@ -29,11 +33,17 @@ class SiteApp(ClientApp):
     bundle : SHA-256 of the app bundle whose run it answers; None where it is of that bundle itself,
         in simulation.
     stores : where sites have their states between two messages.
+    frames : rows in memory that simulated parties are to predict, by party; each sees its own.
     """
 
-    def __init__(self, bundle: str | None = None, stores: Stores = ON_DISK) -> None:
+    def __init__(
+        self,
+        bundle: str | None = None,
+        stores: Stores = ON_DISK,
+        frames: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
-        self._bundle, self._stores = bundle, stores
+        self._bundle, self._stores, self._frames = bundle, stores, frames
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; an error goes back as its text, without a traceback."""
@@ -41,6 +51,8 @@ class SiteApp(ClientApp):
         try:
             config = site_config(context.node_config, context.run_config)
             name = config.name
+            if name in self._frames:
+                config = replace(config, frame=self._frames[name])
             if self._bundle is not None:
                 check_bundle(config, self._bundle)
             envelope, content = from_records(message.content, name)

@@ -95,11 +95,16 @@ def blaming(party: str, message: str, field: str) -> Iterator[None]:
 
 
 class PartyError(FedappError):
-    """A party failed, or did not answer in time."""
+    """A party failed, or did not answer in time.
 
-    def __init__(self, party: str, step: int, reason: str) -> None:
+    Parameters
+    ----------
+    refused : whether it refused what was asked, by a rule that the reason names.
+    """
+
+    def __init__(self, party: str, step: int, reason: str, refused: bool = False) -> None:
         super().__init__(f"{party} (step {step}): {reason}")
-        self.party, self.step, self.reason = party, step, reason
+        self.party, self.step, self.reason, self.refused = party, step, reason, refused
 
 
 class WaitingError(FedappError):

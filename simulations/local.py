@@ -124,6 +124,7 @@ def run_local(
     settings: Settings,
     contexts: Iterable[Context] | None = None,
     on_round: OnRound | None = None,
+    client_app: ClientApp | None = None,
 ) -> RunFolder:
     """Train in this process.
 
@@ -131,13 +132,14 @@ def run_local(
     ----------
     contexts : one a party; by default shares of the table that ``data`` names.
     on_round : called after every round, in the caller's thread.
+    client_app : see ``LocalGrid``.
 
     Raises
     ------
     StoppedError : ``on_round`` stopped the run.
     FedappError : the run cannot go on.
     """
-    grid = LocalGrid(contexts or simulated_contexts(settings))
+    grid = LocalGrid(contexts or simulated_contexts(settings), client_app)
     try:
         return train(grid, settings, on_round)
     finally:

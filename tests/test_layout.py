@@ -42,6 +42,7 @@ FAMILIES = {"HorizontalStrategy", "VerticalStrategy", "InferenceStrategy"}
 DEFAULTS = {
     "fedapp/finished.py": ["interactive"] * 3,
     "fedapp/commands/predict.py": ["interactive"],
+    "fedapp/serve/divided.py": ["one_round", "interactive"],
     "fedapp/trees/boosted/drawn.py": ["cyclic"] * 2,  # a way to draw trees
 }
 

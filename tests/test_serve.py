@@ -18,15 +18,14 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import cli
-from fedapp.errors import ConfigError
 from fedapp.predict import predict_table
-from tests.conftest import MakeSettings, WriteTable
+from tests.conftest import WriteTable
 
 pytest.importorskip("fastapi")
 uvicorn = pytest.importorskip("uvicorn")
 
 from fedapp.serve.app import make_app  # noqa: E402
-from fedapp.serve.scorer import Scorer  # noqa: E402
+from fedapp.serve.divided import open_scorer  # noqa: E402
 
 SHORT: dict[str, Any] = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, "parties": 2}
 TOWNS = ["Oslo", "Rome", "Bern", ""]
@@ -37,7 +36,7 @@ class Client:
     """Asks an application as a server hands it requests (ASGI), without a socket."""
 
     def __init__(self, run: Path, **limits: int) -> None:
-        self.app = make_app(Scorer(run), **limits)
+        self.app = make_app(open_scorer(run), **limits)
 
     def ask(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
         import asyncio
@@ -268,14 +267,6 @@ def test_a_column_of_base_margins_belongs_to_every_row(write_table: WriteTable) 
     status, refused = client.predict({**rows_of(path)[0], "start": None})
     assert status == 422
     assert "base-margin column 'start' must be finite" in refused["error"]
-
-
-def test_a_divided_model_is_refused_with_what_can_be_done(vertical: MakeSettings) -> None:
-    from simulations.local import run_local
-
-    folder = run_local(vertical(allow_export=False, num_boost_round=1, max_bin=8))
-    with pytest.raises(ConfigError, match=r"^run must have its whole model .* allow-export=true"):
-        Scorer(folder.path)
 
 
 def test_what_is_missing_is_told_before_anything_is_served(

@@ -25,7 +25,17 @@ from fedapp.messages.fields import Array, Form, Range, Reply, Request
 from fedapp.site import store as store_module
 from fedapp.site.answer import Site, answer
 from fedapp.site.config import SiteConfig
-from fedapp.site.store import MAPPED, RAW, SMALL, LiveStores, Store, Stores, locked
+from fedapp.site.store import (
+    MAPPED,
+    RAW,
+    SMALL,
+    STATE,
+    LiveStores,
+    Store,
+    Stores,
+    drop_abandoned,
+    locked,
+)
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, put_together, take_apart
 
@@ -610,3 +620,16 @@ def test_a_step_sent_twice_at_once_runs_once(party: Party, monkeypatch: pytest.M
         thread.join(5)
     assert [reply.n_calls for reply in replies] == [1, 1]
     assert party.calls == [1]
+
+
+def test_a_state_that_another_process_deletes_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "old" / STATE
+    old.parent.mkdir()
+    old.touch()
+    os.utime(old, (0, 0))
+    listed = [tmp_path / "gone" / STATE, old]
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(listed))
+    drop_abandoned(tmp_path, days=1)
+    assert not old.parent.exists()

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fedapp.commands.common import console, interruptible
+from fedapp.commands.common import Overrides, console, interruptible
+from fedapp.config import parse_overrides
 from fedapp.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -20,15 +21,30 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to bind to; 0: a free one.")] = 8000,
     most_rows: Annotated[int, typer.Option(help="Rows of one request.", min=1)] = 10_000,
     most_bytes: Annotated[int, typer.Option(help="Bytes of one request.", min=1)] = 16_000_000,
+    inference: Annotated[
+        str,
+        typer.Option(
+            help="For a model whose parts lie at the parties: interactive, one-round, or eini "
+            "(encrypted); by default one-round for a forest, else interactive."
+        ),
+    ] = "",
+    config: Overrides = None,
 ) -> None:
-    """Score rows over HTTP with a whole model: POST /predict, GET /schema, GET /health."""
+    """Score rows over HTTP: POST /predict, GET /schema, GET /health.
+
+    A model whose parts lie at the parties is served where the run was a simulation on this machine:
+    a row names its values by party, each party gets its own alone, and each request is an exchange
+    among them. All rows pass through this one process, so that it is for trying and load tests. In
+    a deployment every site puts its columns of the rows in place, and fedapp predict asks them.
+    """
     check_serve()
     import uvicorn
 
     from fedapp.serve.app import make_app
-    from fedapp.serve.scorer import Scorer
+    from fedapp.serve.divided import open_scorer
 
-    app = make_app(Scorer(run_dir), most_rows, most_bytes)
+    scorer = open_scorer(run_dir, inference, parse_overrides(config or []))
+    app = make_app(scorer, most_rows, most_bytes)
     if host not in LOOPBACK:
         console.print(
             f"[yellow]![/] {host} can be reached from other machines, and nobody is asked who they "

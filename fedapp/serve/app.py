@@ -17,6 +17,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from fedapp.data.schema import first
 from fedapp.errors import DataError
 from fedapp.report.markup import page, section, table
+from fedapp.serve.divided import DividedScorer
 from fedapp.serve.scorer import RowError, Scorer
 
 MOST_ROWS, MOST_BYTES = 10_000, 16_000_000
@@ -37,7 +38,9 @@ class RefusedError(Exception):
         self.status, self.content = status, content
 
 
-def make_app(scorer: Scorer, most_rows: int = MOST_ROWS, most_bytes: int = MOST_BYTES) -> FastAPI:
+def make_app(
+    scorer: Scorer | DividedScorer, most_rows: int = MOST_ROWS, most_bytes: int = MOST_BYTES
+) -> FastAPI:
     """The application.
 
     Parameters
@@ -53,13 +56,14 @@ def make_app(scorer: Scorer, most_rows: int = MOST_ROWS, most_bytes: int = MOST_
         return JSONResponse(error.content, error.status)
 
     @app.get("/health")
-    async def health() -> dict[str, str]:
-        """Whether the model is loaded."""
-        return {"status": "ok", "model": scorer.name}
+    async def health() -> dict[str, Any]:
+        """Whether the model is loaded, and where its parts lie if parties have them."""
+        return {"status": "ok", "model": scorer.name, **scorer.health}
 
     @app.get("/schema")
     async def schema() -> dict[str, Any]:
-        """Columns that a row must have, what they hold, and what the model answers."""
+        """Columns that a row must have, of each party where they have parts of the model, what they
+        hold, and what the model answers."""
         return described
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
@@ -80,12 +84,16 @@ def make_app(scorer: Scorer, most_rows: int = MOST_ROWS, most_bytes: int = MOST_
         },
     )
     async def predict(request: Request) -> JSONResponse:
-        """Scores of one row, an object by column names, or of several, {"rows": [...]}."""
-        rows, is_one = _rows(await _body(request, most_bytes), most_rows, scorer.columns)
+        """Scores of one row, an object by column names, or of several, {"rows": [...]}; where
+        parties have parts of the model, a row is an object of such objects by party."""
+        rows, is_one = _rows(await _body(request, most_bytes), most_rows)
         try:
             found = await run_in_threadpool(scorer.answer, rows)
         except RowError as error:
-            raise RefusedError(422, error=str(error), column=error.column, row=error.row) from None
+            place = {"column": error.column, "row": error.row}
+            if error.party is not None:
+                place["party"] = error.party
+            raise RefusedError(422, error=str(error), **place) from None
         except DataError as error:
             raise RefusedError(422, error=str(error)) from None
         if is_one:
@@ -105,9 +113,7 @@ async def _body(request: Request, most_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _rows(
-    body: bytes, most_rows: int, columns: tuple[str, ...]
-) -> tuple[list[dict[str, Any]], bool]:
+def _rows(body: bytes, most_rows: int) -> tuple[list[dict[str, Any]], bool]:
     """The rows of a body, and whether it is one row alone."""
     rule = 'body must be a row, an object by column names, or {"rows": [row, ...]}'
     try:
@@ -129,23 +135,38 @@ def _rows(
 
 def _body_schema(described: dict[str, Any]) -> dict[str, Any]:
     """The rows as JSON Schema."""
-    values = {"number": ["number", "boolean", "string", "null"], "base margin": ["number"]}
-    properties: dict[str, Any] = {
-        column["name"]: {"type": values.get(column["kind"], ["string", "number", "null"])}
-        for column in described["columns"]
-    }
-    row = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    if "parties" in described:
+        row = _object_schema({one["name"]: _row_schema(one) for one in described["parties"]})
+    else:
+        row = _row_schema(described)
     several = {
         "type": "object",
         "properties": {"rows": {"type": "array", "items": row}},
         "required": ["rows"],
     }
     return {"oneOf": [row, several]}
+
+
+def _row_schema(described: dict[str, Any]) -> dict[str, Any]:
+    """A row's values of some columns."""
+    values = {"number": ["number", "boolean", "string", "null"], "base margin": ["number"]}
+    columns = described["columns"]
+    return _object_schema(
+        {
+            column["name"]: {"type": values.get(column["kind"], ["string", "number", "null"])}
+            for column in columns
+        }
+    )
+
+
+def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
+    """An object of these properties, all of them and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 def _held(column: dict[str, Any]) -> str:
@@ -156,25 +177,45 @@ def _held(column: dict[str, Any]) -> str:
 
 def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str:
     """What can be asked, on one page that loads nothing."""
+    parties = described.get("parties")
     columns = [
-        [one["name"], _held(one), "yes" if one["missing_allowed"] else "no"]
-        for one in described["columns"]
+        [*owner, one["name"], _held(one), "yes" if one["missing_allowed"] else "no"]
+        for owner, one in _owned(described)
     ]
-    example = {column["name"]: None for column in described["columns"][:3]}
-    text = json.dumps(example)[:-1] + (", ...}" if len(described["columns"]) > 3 else "}")
+    heads = [*(["party"] if parties else []), "column", "holds", "may be missing"]
+    row = "an object by column names"
+    if parties:
+        row = "an object by party of objects by column names"
     asked = (
-        "<p><code>POST /predict</code> with one row, an object by column names, or "
+        f"<p><code>POST /predict</code> with one row, {row}, or "
         f"<code>{{&quot;rows&quot;: [...]}}</code> of at most {most_rows:,} rows and "
         f"{most_bytes:,} bytes. null means that a value is missing. "
         "<code>GET /schema</code> has the columns as JSON, <code>GET /health</code> says whether "
         'the model is loaded, <a href="/openapi.json">/openapi.json</a> is the OpenAPI document.'
-        f"</p><pre>{escape(text)}</pre>"
+        f"</p><pre>{escape(_example(described))}</pre>"
     )
     return page(
         "fedapp serve",
         f"{described['model']} · {described['objective']}",
         [
             section("Requests", asked),
-            section("Columns", table(["column", "holds", "may be missing"], columns, n_texts=3)),
+            section("Columns", table(heads, columns, n_texts=len(heads))),
         ],
     )
+
+
+def _owned(described: dict[str, Any]) -> list[tuple[list[str], dict[str, Any]]]:
+    """All columns, each with its party where there are parties."""
+    if "parties" not in described:
+        return [([], column) for column in described["columns"]]
+    return [([one["name"]], column) for one in described["parties"] for column in one["columns"]]
+
+
+def _example(described: dict[str, Any]) -> str:
+    """A row of missing values, by its first columns."""
+    if "parties" in described:
+        rows = (f"{json.dumps(one['name'])}: {_example(one)}" for one in described["parties"])
+        return "{" + ", ".join(rows) + "}"
+    names = [column["name"] for column in described["columns"]]
+    text = json.dumps(dict.fromkeys(names[:3]))
+    return text[:-1] + ", ...}" if len(names) > 3 else text

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fedapp.data.categories import names_of
+from fedapp.data.categories import Categories, names_of
 from fedapp.data.predictions import by_class, columns_of_frame, in_codes_of, named_predictions
 from fedapp.data.schema import Roles
-from fedapp.errors import ConfigError, DataError
-from fedapp.home import shown
+from fedapp.errors import DataError
 from fedapp.names import near
-from fedapp.predict import load_model, parts_of, summary_of, trained_settings
+from fedapp.predict import Model, load_model, summary_of, trained_settings
 from fedapp.site.config import table_settings
 from fedapp.trees.model import Ensemble
+from fedapp.trees.objective import Array
 
 Row = Mapping[str, Any]
 NUMBERS = {bool, int, float}
@@ -35,11 +35,18 @@ class RowError(DataError):
     ----------
     message : the rule, with the column.
     column, row : at fault; the row counts from 0. None where it is no single one.
+    party : of a divided model, whose values are at fault; None where there is no single one.
     """
 
-    def __init__(self, message: str, column: str | None = None, row: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        column: str | None = None,
+        row: int | None = None,
+        party: str | None = None,
+    ) -> None:
         super().__init__(message)
-        self.column, self.row = column, row
+        self.column, self.row, self.party = column, row, party
 
 
 class Scorer:
@@ -48,26 +55,14 @@ class Scorer:
     Parameters
     ----------
     run_dir : folder of a finished run.
-
-    Raises
-    ------
-    ConfigError : it holds no model, or one whose parts lie at the parties.
     """
 
     def __init__(self, run_dir: Path) -> None:
-        path = run_dir / "model.json"
-        if not path.is_file():
-            rule = "model must be a file of a run that has finished"
-            raise ConfigError(f"{rule}, got {shown(path)}")
-        if parts := parts_of(run_dir):
-            raise ConfigError(_parts_rule(parts))
-        self.model, self._predict = load_model(path)
+        self.model, self._predict = load_model(run_dir / "model.json")
         trained = trained_settings(run_dir)
         self._reader = table_settings({**trained, "data": "rows.parquet"}, is_shared=True)["reader"]
         self.margin = self.model.margin_column if isinstance(self.model, Ensemble) else ""
-        summary = summary_of(run_dir)
-        self.name = f"{summary.get('strategy', 'model')}, {run_dir.resolve().name}"
-        self.threshold = (summary.get("threshold") or {}).get("value")
+        self.name, self.threshold = told_of(run_dir)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -75,27 +70,18 @@ class Scorer:
         return (*self.model.columns, *([self.margin] if self.margin else []))
 
     @property
+    def health(self) -> dict[str, Any]:
+        """Nothing beside the name: the model lies in this process."""
+        return {}
+
+    @property
     def schema(self) -> dict[str, Any]:
         """Columns, what they hold, and what the model answers."""
-        categories = self.model.categories
-        columns: list[dict[str, Any]] = []
-        for place, name in enumerate(self.model.columns):
-            names = names_of(categories, place)
-            column = {"name": name, "kind": "number", "missing_allowed": True}
-            if names is not None:
-                column |= {"kind": "category", "categories": list(names)}
-            columns.append(column)
-        if self.margin:
-            columns.append({"name": self.margin, "kind": "base margin", "missing_allowed": False})
-        nothing = np.empty((0, self.model.n_outputs), np.float32)
-        named = named_predictions(self.model.classes, self.model.n_outputs, nothing)
         return {
             "model": self.name,
-            "objective": self.model.objective,
-            "classes": list(self.model.classes),
-            "scores": list(named),
+            **answers_of(self.model),
             "threshold": self.threshold,
-            "columns": columns,
+            "columns": told_columns(self.model.columns, self.model.categories, self.margin),
         }
 
     def answer(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -112,49 +98,105 @@ class Scorer:
         DataError : a row lacks a column or has one that the model does not know, or a value is of
             the wrong type; a ``RowError`` where it is one row or one column.
         """
-        frame = self._frame(rows)
+        frame = as_frame(rows, self.columns)
         roles = Roles(base_margin=self.margin)
         categories = self.model.categories
         table = columns_of_frame(frame, self.model.columns, roles, self._reader, categories)
         told = in_codes_of(table, categories)
         found = np.asarray(self._predict(self.model, told.values, told.base_margins))
         named = named_predictions(self.model.classes, self.model.n_outputs, found)
-        scores = [
-            dict(zip(named, each, strict=True))
-            for each in zip(*(column.tolist() for column in named.values()), strict=True)
-        ]
-        answers: list[dict[str, Any]] = [{"scores": each} for each in scores]
-        if classes := self.model.classes:
-            for each, place in zip(answers, by_class(found).argmax(axis=1).tolist(), strict=True):
-                each["class"] = classes[place]
+        answers = scored_rows(named, self.model.classes)
         return {"rows": answers, "warnings": [note.told(True) for note in told.notes]}
 
-    def _frame(self, rows: Sequence[Row]) -> Any:
-        """The rows as columns of one type each."""
-        wanted = self.columns
-        for number, row in enumerate(rows):
-            if row.keys() != set(wanted):
-                self._refuse_names(row, number)
-        return pa.table({name: _column(name, [row[name] for row in rows]) for name in wanted})
 
-    def _refuse_names(self, row: Row, number: int) -> None:
-        """Raise the error on a row's columns."""
-        for name in row:
-            if name not in self.columns:
-                rule = f"row {number} must have columns of the model alone, got {name!r}"
-                raise RowError(rule + near(name, self.columns), name, number)
-        name = next(name for name in self.columns if name not in row)
-        rule = f"row {number} must have all columns of the model (null: missing), lacks {name!r}"
-        raise RowError(rule, name, number)
+def told_of(run_dir: Path) -> tuple[str, float | None]:
+    """What a run's model is called here, and the run's threshold."""
+    summary = summary_of(run_dir)
+    name = f"{summary.get('strategy', 'model')}, {run_dir.resolve().name}"
+    return name, (summary.get("threshold") or {}).get("value")
 
 
-def _column(name: str, values: list[Any]) -> Any:
+def answers_of(model: Model) -> dict[str, Any]:
+    """What a model answers: its objective, its classes, and the names of the scores."""
+    nothing = np.empty((0, model.n_outputs), np.float32)
+    return {
+        "objective": model.objective,
+        "classes": list(model.classes),
+        "scores": list(named_predictions(model.classes, model.n_outputs, nothing)),
+    }
+
+
+def told_columns(names: Sequence[str], categories: Categories, margin: str) -> list[dict[str, Any]]:
+    """What columns hold, the one of base margins last; ``margin`` is empty where there is none."""
+    columns: list[dict[str, Any]] = []
+    for place, name in enumerate(names):
+        known = names_of(categories, place)
+        column = {"name": name, "kind": "number", "missing_allowed": True}
+        if known is not None:
+            column |= {"kind": "category", "categories": list(known)}
+        columns.append(column)
+    if margin:
+        columns.append({"name": margin, "kind": "base margin", "missing_allowed": False})
+    return columns
+
+
+def scored_rows(named: Mapping[str, Array], classes: Sequence[str]) -> list[dict[str, Any]]:
+    """An answer for each row: its scores and, where there are classes, the most probable one.
+
+    Parameters
+    ----------
+    named : columns of scores, as ``fedapp predict`` writes them.
+    """
+    columns = zip(*(column.tolist() for column in named.values()), strict=True)
+    answers: list[dict[str, Any]] = [
+        {"scores": dict(zip(named, each, strict=True))} for each in columns
+    ]
+    if classes:
+        places = by_class(np.column_stack(list(named.values()))).argmax(axis=1)
+        for each, place in zip(answers, places.tolist(), strict=True):
+            each["class"] = classes[place]
+    return answers
+
+
+def as_frame(rows: Sequence[Row], columns: Sequence[str], party: str | None = None) -> Any:
+    """The rows as columns of one type each, a pyarrow.Table.
+
+    Parameters
+    ----------
+    columns : that every row must have.
+    party : whose they are; None where the model is whole.
+
+    Raises
+    ------
+    RowError : a row has other columns, or a column is of no type that a table has.
+    """
+    wanted = set(columns)
+    for number, row in enumerate(rows):
+        if row.keys() != wanted:
+            _refuse_names(row, number, columns, party)
+    return pa.table({name: _column(name, [row[name] for row in rows], party) for name in columns})
+
+
+def _refuse_names(row: Row, number: int, columns: Sequence[str], party: str | None) -> None:
+    """Raise the error on a row's columns."""
+    whose = "the model" if party is None else party
+    for name in row:
+        if name not in columns:
+            rule = f"row {number} must have columns of {whose} alone, got {name!r}"
+            raise RowError(rule + near(name, columns), name, number, party)
+    name = next(name for name in columns if name not in row)
+    rule = f"row {number} must have all columns of {whose} (null: missing), lacks {name!r}"
+    raise RowError(rule, name, number, party)
+
+
+def _column(name: str, values: list[Any], party: str | None) -> Any:
     """Values as an Arrow array.
 
     Raises
     ------
     RowError : they are not of one type that a table has.
     """
+    whose = f"column {name!r}" if party is None else f"column {name!r} of {party}"
     kinds = {type(value) for value in values} - {type(None)}
     if not (kinds <= NUMBERS or kinds == {str}):
         known = [(row, value) for row, value in enumerate(values) if value is not None]
@@ -162,20 +204,11 @@ def _column(name: str, values: list[Any]) -> Any:
         row, value = next((row, value) for row, value in known if type(value) not in wanted)
         rule = "must be a number, true or false, a text or null, of one type in all rows"
         got = type(value).__name__
-        raise RowError(f"column {name!r} {rule}, got {got} in row {row}", name, row)
+        raise RowError(f"{whose} {rule}, got {got} in row {row}", name, row, party)
     if len(kinds) > 1:
         values = [None if value is None else float(value) for value in values]
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):
-        raise RowError(f"column {name!r} must hold numbers below 2^63 or texts", name) from None
-
-
-def _parts_rule(parts: Mapping[str, Any]) -> str:
-    """Why a divided model is not served, and what can be done."""
-    return (
-        "run must have its whole model in its folder to be served, got one whose parts lie at the "
-        f"parties ({parts['active']} has the labels): every prediction is an exchange among them. "
-        "fedapp predict RUN --inference interactive, one-round or eini asks them; a run with "
-        "allow-export=true of every party writes the whole model"
-    )
+        rule = "must hold numbers below 2^63 or texts"
+        raise RowError(f"{whose} {rule}", name, party=party) from None

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fedapp.data.categories import Categories, chosen, in_secret_order
 from fedapp.data.load import column_names
 from fedapp.data.partition import SUBSETS, Holdout, Split, partition_columns
-from fedapp.data.predictions import in_codes_of, read_columns_of
+from fedapp.data.predictions import columns_of_frame, in_codes_of, read_columns_of
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.errors import DataError
@@ -92,7 +92,9 @@ def read_rows_to_predict(
         roles = Roles(id_column=config.id_column)
         # Of simulated parties with tables of their own the label is the active one's.
         foreign = config.label if config.simulated and not config.is_share else ""
-    if config.simulated:
+    if config.frame is not None:
+        table = columns_of_frame(config.frame, columns, roles, config.reader, categories)
+    elif config.simulated:
         with _READING:
             how = tuple(columns), roles, foreign, config.reader, categories
             table = _read_once(file_version(data), data, *how)

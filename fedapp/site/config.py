@@ -68,6 +68,7 @@ class SiteConfig:
     dropped : further columns that are not features.
     positive_label : of two classes the one that counts as 1; empty takes the later.
     drops_unlabelled : whether rows without a label are dropped, and not refused.
+    frame : a simulated party's rows to predict, a pyarrow.Table in memory; None: those of a table.
     reader : how the table is read, by its schema and the settings of the same names.
     simulated : whether the run config names the tables of all parties, which are on one machine.
     partition : rule by which one simulated table is split; empty where the party has its own.
@@ -131,6 +132,7 @@ class SiteConfig:
     interaction_constraints: str = ""
     base_margin: str = ""
     drops_unlabelled: bool = False
+    frame: Any = field(default=None, compare=False, repr=False)
 
     @property
     def roles(self) -> Roles:

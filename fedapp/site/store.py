@@ -25,7 +25,7 @@ import os
 import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -367,9 +367,10 @@ def drop_abandoned(site: Path, days: float) -> None:
     days : age of the last step.
     """
     for path in site.glob("*/" + STATE):
-        is_old = path.stat().st_mtime < time.time() - days * SECONDS_A_DAY
-        if is_old and not (path.parent / PART_FILE).exists():
-            shutil.rmtree(path.parent)
+        with suppress(FileNotFoundError):  # another process has deleted it
+            is_old = path.stat().st_mtime < time.time() - days * SECONDS_A_DAY
+            if is_old and not (path.parent / PART_FILE).exists():
+                shutil.rmtree(path.parent)
 
 
 def has_begun(folder: Path) -> bool:

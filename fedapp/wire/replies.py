@@ -48,7 +48,7 @@ def _failure(error: Error, party: str, step: int) -> PartyError:
     reason = as_plain(error.reason or "", LONGEST_REASON)
     if error.code in (REFUSED, FAILED, WAITING):
         name, _, reason = reason.partition(": ")
-        return PartyError(name, step, reason)
+        return PartyError(name, step, reason, refused=error.code == REFUSED)
     last_line = (error.reason or "").strip().rpartition("\n")[2]
     told = as_plain(last_line, LONGEST_REASON) or f"error code {error.code}"
     return PartyError(party, step, told)

@@ -1,0 +1,282 @@
+"""Rows scored by a model whose parts lie at simulated parties, on this machine.
+
+A row names its values by party. A request becomes a run that predicts, on the local engine, with
+tables in memory: each party gets its own columns, and the messages are those of ``fedapp predict``.
+In a simulation all of it goes through this one process, and so nothing is hidden from it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from pyarrow import parquet
+
+from fedapp.client_app import SiteApp
+from fedapp.config import Settings
+from fedapp.engines import SIMULATED
+from fedapp.errors import ConfigError, DataError, PartyError
+from fedapp.home import home, private_folder, shown
+from fedapp.housekeeping import predictions_folder
+from fedapp.names import near
+from fedapp.predict import parts_of, summary_of
+from fedapp.serve.scorer import (
+    Row,
+    RowError,
+    Scorer,
+    answers_of,
+    as_frame,
+    scored_rows,
+    told_columns,
+    told_of,
+)
+from fedapp.site.part_file import read_part
+from fedapp.site.store import LiveStores, Store, locked
+from fedapp.together import settings_to_predict
+from fedapp.trees.divided.lookup import categories_of, model_of
+from fedapp.trees.forest.model import BaggedForest
+
+FOREST, BOOSTED = "one-round", "interactive"  # ways to predict where none is named
+SUFFIX = ".parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """What a part says of its party's columns.
+
+    Parameters
+    ----------
+    columns : that every row must have, that of base margins last.
+    told : the same, and what they hold.
+    """
+
+    columns: tuple[str, ...]
+    told: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, part: Mapping[str, Any]) -> Party:
+        """By a part as it lies at the party."""
+        told = told_columns(part["columns"], categories_of(part), part.get("base_margin", ""))
+        return cls(tuple(column["name"] for column in told), told)
+
+
+class DividedScorer:
+    """A model whose parts lie at the parties of a simulation.
+
+    Parameters
+    ----------
+    run_dir : folder of a finished run.
+    parts : where the parts of its model lie.
+    inference : way to predict; empty: in one round where the model is a forest, else interactive.
+    overrides : settings of that way, by their names.
+
+    Raises
+    ------
+    ConfigError : the run is no simulation, the model cannot be predicted with in this way, or a
+        setting is none of the way's or breaks its rule.
+    DataError : a part is not on this machine.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        parts: Mapping[str, Any],
+        inference: str = "",
+        overrides: Mapping[str, Any] | None = None,
+    ) -> None:
+        engine = summary_of(run_dir).get("engine", "")
+        if engine not in SIMULATED:
+            raise ConfigError(_deployed_rule(engine, parts))
+        names = sorted((parts["active"], *parts["passive"]))
+        documents = {name: _part(name, parts["model_id"]) for name in names}
+        self._active = parts["active"]
+        self._model = model_of(documents[self._active])
+        self.parties = {name: Party.of(document) for name, document in documents.items()}
+        is_forest = isinstance(self._model, BaggedForest)
+        self.inference = inference or (FOREST if is_forest else BOOSTED)
+        if self.inference == FOREST and not is_forest:
+            rule = (
+                "must be interactive or eini for a boosted model, whose structure a passive party"
+            )
+            raise ConfigError(f"inference {rule} does not know, got {FOREST}")
+        self._settings = self._settings_of(run_dir, parts, overrides or {})
+        self.name, self.threshold = told_of(run_dir)
+        self._turn = Lock()
+
+    def _settings_of(
+        self, run_dir: Path, parts: Mapping[str, Any], overrides: Mapping[str, Any]
+    ) -> Settings:
+        """Settings of the runs that predict; rows have their numbers as ids."""
+        for name in overrides:
+            if not name.startswith(f"{self.inference}."):
+                raise ConfigError(f"-c must set what {self.inference} reads, got {name}")
+        given = {
+            "data": ",".join(f"{name}=rows-of-{name}" for name in self.parties),
+            "id": "",
+            "label": "",
+            "weight": "",
+            "align": "ordered",
+            **overrides,
+            "strategy": self.inference,
+        }
+        return settings_to_predict(run_dir, parts, given, f"rows{SUFFIX}", "local")
+
+    @property
+    def health(self) -> dict[str, Any]:
+        """Where the model lies."""
+        return {"parts_at": list(self.parties), "inference": self.inference}
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Parties, their columns, what they hold, and what the model answers."""
+        return {
+            "model": self.name,
+            **answers_of(self._model),
+            "threshold": self.threshold,
+            "inference": self.inference,
+            "parties": [
+                {"name": name, "columns": list(party.told)} for name, party in self.parties.items()
+            ],
+        }
+
+    def answer(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Scores of rows, one or more, each an object of columns by party; see ``Scorer.answer``.
+
+        Requests wait for one another: the parties predict one table at a time.
+
+        Raises
+        ------
+        DataError : a row lacks a party or one of its columns, or has others, or a party refuses its
+            rows; a ``RowError`` where it is one row, column or party.
+        PartyError : a party failed.
+        """
+        for number, row in enumerate(rows):
+            self._check_parties(row, number)
+        frames = {
+            name: as_frame([row[name] for row in rows], party.columns, name)
+            for name, party in self.parties.items()
+        }
+        with self._turn:
+            named, warnings = self._predicted(frames)
+        return {"rows": scored_rows(named, self._model.classes), "warnings": warnings}
+
+    def _check_parties(self, row: Row, number: int) -> None:
+        """Hold that a row has an object for every party and no other.
+
+        Raises
+        ------
+        RowError : it has not.
+        """
+        known = ", ".join(self.parties)
+        for name in row:
+            if name not in self.parties:
+                rule = f"row {number} must name parties of the model ({known}), got {name!r}"
+                raise RowError(rule + near(name, self.parties), None, number, name)
+        for name in self.parties:
+            if name not in row:
+                rule = f"row {number} must name every party of the model ({known}), lacks {name!r}"
+                raise RowError(rule, None, number, name)
+            if not isinstance(row[name], dict):
+                rule = f"row {number} must have an object by column names for {name}"
+                raise RowError(f"{rule}, got {type(row[name]).__name__}", None, number, name)
+
+    def _predicted(
+        self, frames: Mapping[str, Any]
+    ) -> tuple[Mapping[str, np.ndarray[Any, Any]], Sequence[str]]:
+        """Columns of predictions by name, and what is odd about the rows; nothing stays."""
+        from simulations.local import run_local
+
+        stores = PassingStores()
+        app = SiteApp(stores=stores, frames=frames)
+        private_folder(predictions_folder())
+        try:
+            with TemporaryDirectory(dir=predictions_folder(), prefix="serve-") as folder:
+                settings = self._settings.model_copy(update={"run_dir": folder})
+                run = run_local(settings, client_app=app)
+                summary = json.loads((run.path / "summary.json").read_text())
+            site = home() / "sites" / self._active / summary["model_id"]
+            table = parquet.read_table(site / f"predictions{SUFFIX}").drop_columns(["row"])
+        except PartyError as error:
+            if not error.refused:
+                raise
+            raise RowError(f"{error.party}: {error.reason}", party=error.party) from None
+        finally:
+            stores.drop()
+        named = {name: table[name].to_numpy() for name in table.column_names}
+        return named, summary["warnings"]
+
+
+class PassingStores(LiveStores):
+    """States of sites in a run whose result is taken at once, and of which nothing stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folders: set[Path] = set()
+
+    def open(self, folder: Path, lasting: bool) -> Store:
+        """As in ``LiveStores``."""
+        self._folders.add(folder)
+        return super().open(folder, lasting)
+
+    def drop(self) -> None:
+        """Delete the folders of the sites, once no step works in them."""
+        for folder in self._folders:
+            with locked(folder):
+                shutil.rmtree(folder)
+
+
+def open_scorer(
+    run_dir: Path, inference: str = "", overrides: Mapping[str, Any] | None = None
+) -> Scorer | DividedScorer:
+    """What scores rows with a run's model.
+
+    Parameters
+    ----------
+    inference, overrides : of a model whose parts lie at the parties; see ``DividedScorer``.
+
+    Raises
+    ------
+    ConfigError : it holds no model, or one that cannot be served here or so.
+    """
+    path = run_dir / "model.json"
+    if not path.is_file():
+        rule = "model must be a file of a run that has finished"
+        raise ConfigError(f"{rule}, got {shown(path)}")
+    if parts := parts_of(run_dir):
+        return DividedScorer(run_dir, parts, inference, overrides)
+    for name, given in {"--inference": inference, "-c": overrides}.items():
+        if given:
+            rule = "must be omitted for a model that lies whole in the run's folder"
+            raise ConfigError(f"{name} {rule}, got {given}")
+    return Scorer(run_dir)
+
+
+def _part(party: str, model_id: str) -> Mapping[str, Any]:
+    """A party's part.
+
+    Raises
+    ------
+    DataError : names the party.
+    """
+    try:
+        return read_part(home() / "sites" / party / model_id)
+    except DataError as error:
+        raise error.at(party) from None
+
+
+def _deployed_rule(engine: str, parts: Mapping[str, Any]) -> str:
+    """Why a divided model of a deployment is not served, and what can be done."""
+    return (
+        "run must be of engine local or simulation to be served, or have its whole model in its "
+        f"folder, got one of engine {engine or 'unknown'} whose parts lie at the parties "
+        f"({parts['active']} has the labels): every prediction is an exchange among them. "
+        "fedapp predict RUN --inference interactive, one-round or eini asks them; a run with "
+        "allow-export=true of every party writes the whole model"
+    )
