@@ -284,7 +284,7 @@ def address(client: Client) -> Iterator[str]:
     """A real server on a free port."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(client.app, log_level="error"))
+        server = uvicorn.Server(uvicorn.Config(client.app, log_config=None))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         while not server.started:

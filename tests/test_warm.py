@@ -6,6 +6,7 @@ import hashlib
 import logging
 import re
 import runpy
+import signal
 import threading
 import time
 from collections import Counter
@@ -61,7 +62,7 @@ from fedapp.deploy.warm.carried import (
     storing,
     want,
 )
-from fedapp.deploy.warm.executor import WarmExecutor, signed_request
+from fedapp.deploy.warm.executor import RunsWorker, WarmExecutor, signed_request
 from fedapp.deploy.warm.serverapp import TICK, ticking
 from fedapp.deploy.warm.superlink import (
     HOLD,
@@ -72,6 +73,7 @@ from fedapp.deploy.warm.superlink import (
     told,
 )
 from fedapp.deploy.warm.supernode import Pace, WarmNodeState, hold
+from fedapp.deploy.warm.worker import Task
 from fedapp.messages.hello import HelloRequest
 from fedapp.wire.codec import Envelope, to_records
 from fedapp.wire.content import take_apart
@@ -541,7 +543,9 @@ def address(node: Node) -> Iterator[str]:
     factory = NodeStateFactory(ObjectStoreFactory())
     factory.state_instance = node.state
     (port,) = free_ports(1)
-    config = uvicorn.Config(create_app(factory), host="127.0.0.1", port=port, ws="none")
+    config = uvicorn.Config(
+        create_app(factory), host="127.0.0.1", port=port, ws="none", log_config=None
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -624,6 +628,28 @@ def test_a_process_that_dies_costs_its_message_alone_and_an_idle_one_ends(
     while process.is_running():  # as soon as it has said that it has answered
         assert time.monotonic() < deadline
         answer.executor.reconcile()  # type: ignore[attr-defined]
+
+
+def test_a_process_that_dies_after_its_answer_leaves_the_executor_alone(
+    node: Node, address: str
+) -> None:
+    node.begin(RUN)
+    node.send(RUN)
+    token, interrupted = claimed(node), list[int]()
+    with Task(token).client(address, True, None) as client:
+        run_clientapp.push_task_output(client, None, SubStatus.FAILED, "done")
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupted.append(number))
+    try:
+        worker = RunsWorker(
+            ExecutionSpec(TaskType.CLIENT_APP, address, token, True, None, False, None, False, 1)
+        )
+        assert worker.ask(token)
+        worker._process.kill()
+        worker._watch.join(LONG)
+        assert not worker._watch.is_alive()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert interrupted == []
 
 
 def test_an_unknown_bundle_is_refused_with_both_hashes_and_a_process_ends_with_its_executor(

@@ -117,6 +117,7 @@ class RunsWorker:
         if token:
             reason = f"the process that answered has ended with status {status}"
             log.error("%s", reason)
+            # The task may have been finished before the process could say so.
             with Task(token).client(*self._connection) as client:
                 push_task_output(client, None, SubStatus.FAILED, reason)
 

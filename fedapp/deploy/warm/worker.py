@@ -23,7 +23,7 @@ from flwr.supercore.constant import TASK_TOKEN_HEADER
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
-from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime import run_clientapp
@@ -48,15 +48,24 @@ class Task:
         return call_next(context)
 
     def client(
-        self, address: str, insecure: bool, root_certificates: str | None
+        self,
+        address: str,
+        insecure: bool,
+        root_certificates: str | None,
+        retry_invoker: RetryInvoker | None = None,
     ) -> RuntimeHttpClient:
-        """A connection to the SuperNode that shows the token."""
+        """A connection to the SuperNode that shows the token.
+
+        Parameters
+        ----------
+        retry_invoker : Flower's ends this process where a token is refused; None asks once.
+        """
         return RuntimeHttpClient.from_server_address(
             address,
             insecure,
             validate_and_resolve_root_certificates(root_certificates, insecure),
             [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), self],
-            retry_invoker=make_simple_http_retry_invoker(),
+            retry_invoker=retry_invoker,
         )
 
 
@@ -120,7 +129,8 @@ def main() -> None:
     name = "pull_and_inflate_object_from_tree"
     setattr(run_clientapp, name, partial(getattr(run_clientapp, name), initial_backoff=BACKOFF))
     task = Task()
-    worker = Worker(task, task.client(given.address, given.insecure, given.root_certificates))
+    where = given.address, given.insecure, given.root_certificates
+    worker = Worker(task, task.client(*where, make_simple_http_retry_invoker()))
     while True:
         print("ended" if worker.answer(tokens.get()) else "", file=answered, flush=True)
 
