@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,6 +21,7 @@ from fedapp.finished_folder import FinishedFolder
 from fedapp.frames import Data, Source, placed
 from fedapp.home import home, shown
 from fedapp.keywords import settings_of
+from fedapp.packages import check_package
 from fedapp.predict import (
     Model,
     PredictedRows,
@@ -303,8 +303,7 @@ class Run(FinishedFolder):
         from fedapp.trees.forest.model import BaggedForest
         from fedapp.trees.model import Ensemble
 
-        if find_spec("onnx") is None:
-            raise ConfigError("onnx must be installed (pip install 'fedapp[onnx]'), got none")
+        check_package("onnx", "", "onnx")
         from fedapp.trees.onnx import to_onnx
 
         if not isinstance(self.model, Ensemble | BaggedForest):

@@ -45,9 +45,26 @@ def check_extra(method: str) -> None:
     ------
     ConfigError : it is not; says what to install.
     """
-    if command := missing_extra(method):
-        rule = f"must be installed for {method} ({command})"
-        raise ConfigError(f"{_package_of(method)} {rule}, got none")
+    if package := _package_of(method):
+        check_package(package, f"for {method}", method)
+
+
+def check_package(package: str, why: str, extra: str) -> None:
+    """Hold that a package is installed.
+
+    Parameters
+    ----------
+    package : as pip calls it.
+    why : what it is needed for, as in ``for log=mlflow``; empty where that is plain.
+    extra : of fedapp, that installs it.
+
+    Raises
+    ------
+    ConfigError : it is not; says what to install.
+    """
+    if find_spec(package.replace("-", "_")) is None:
+        rule = " ".join(filter(None, ("must be installed", why)))
+        raise ConfigError(f"{package} {rule} (pip install 'fedapp[{extra}]'), got none")
 
 
 def _package_of(method: str) -> str:

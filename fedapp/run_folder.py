@@ -98,15 +98,19 @@ class RunFolder:
         """Write one JSON file, a list of numbers or texts on one line; NaN becomes null."""
         self.write(name, _indented(without_nan(content)) + "\n")
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of ``summary.json``, of a finished run."""
+        found: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        return found
+
     def add_to_summary(self, fields: Mapping[str, Any]) -> None:
         """Put more into ``summary.json``, or other values in place of those it has."""
-        summary = json.loads((self.path / "summary.json").read_text())
-        self.write_json("summary.json", {**summary, **fields})
+        self.write_json("summary.json", {**self.summary, **fields})
 
     def set_total_seconds(self, seconds: float) -> None:
         """Count what a command has taken beside the run itself."""
-        told = json.loads((self.path / "summary.json").read_text())["seconds"]
-        self.add_to_summary({"seconds": {**told, "total": round(seconds, 3)}})
+        self.add_to_summary({"seconds": {**self.summary["seconds"], "total": round(seconds, 3)}})
 
     def add_round(self, line: Mapping[str, Any]) -> None:
         """Add a line to ``rounds.jsonl``."""

@@ -112,7 +112,7 @@ def _collected(
     folder: RunFolder, parts: Mapping[str, Any], settings: Settings, output: Path
 ) -> Together:
     """Take what simulated parties have written."""
-    summary = json.loads((folder.path / "summary.json").read_text())
+    summary = folder.summary
     sites, active = home() / "sites", parts["active"]
     site = sites / active / summary["model_id"]
     shutil.copyfile(site / f"predictions{settings.output}", output)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -43,9 +42,8 @@ def trained(overrides: Mapping[str, Any]) -> tuple[Settings, Ensemble, dict[str,
     """One run in this process, of which no file is left: settings, model, summary."""
     with tempfile.TemporaryDirectory() as folder:
         settings = load_settings({**overrides, "run-dir": str(Path(folder) / "run")})
-        path = run_local(settings).path
-        summary = json.loads((path / "summary.json").read_text())
-        model = load_model(path / "model.json")
+        run = run_local(settings)
+        summary, model = run.summary, load_model(run.path / "model.json")
     for party in summary["parties"]:
         shutil.rmtree(home() / "sites" / party["name"] / summary["model_id"])
     return settings, model, summary

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from fedapp.config import Settings, Value, load_settings, parse_overrides
 from fedapp.errors import ConfigError
 from fedapp.names import near
+from fedapp.packages import check_package
 from fedapp.server_app import load_strategy
 from strategies.settings import HELD_BACK, ReadsSettings
 
@@ -193,9 +193,8 @@ def check_search(search: str) -> None:
     """
     if search not in SEARCHES:
         raise ConfigError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}")
-    if search == "optuna" and find_spec("optuna") is None:
-        rule = "must be installed for --search optuna (pip install 'fedapp[tune]')"
-        raise ConfigError(f"optuna {rule}, got none")
+    if search == "optuna":
+        check_package("optuna", "for --search optuna", "tune")
 
 
 def optuna_draw(space: Space, seed: int, larger_is_better: bool) -> Draw:

@@ -268,3 +268,19 @@ def sites() -> MakeSites:
         ]
 
     return make
+
+
+@pytest.fixture
+def three(sites: MakeSites, write_table: WriteTable) -> Callable[..., list[Context]]:
+    """``three(bank={...})``: sites with tables of their own; what more their node configs say."""
+
+    def make(**more: dict[str, object]) -> list[Context]:
+        names = ("bank", "insurer", "shop")
+        return sites(
+            *(
+                {"name": name, "data": write_table(name, seed=place), **more.get(name, {})}
+                for place, name in enumerate(names)
+            )
+        )
+
+    return make

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import xgboost
-from flwr.app import Context
 
 from clients.hello import look
 from fedapp.config import Settings
@@ -21,7 +20,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.config import site_config
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from simulations.local import run_local
-from tests.conftest import MakeSettings, MakeSites, Simulate, WriteTable
+from tests.conftest import MakeSettings, Simulate, WriteTable
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
 from tests.test_pairwise import MOST_CHI2, chi_squared
@@ -318,22 +317,6 @@ def test_a_run_that_may_lose_too_many_parties_is_refused(made: MakeRun) -> None:
 def test_two_parties_are_told_what_each_sees(made: MakeRun) -> None:
     warnings = summary_of(run_local(made(parties=2)))["warnings"]
     assert any("hides little among 2" in text for text in warnings)
-
-
-@pytest.fixture
-def three(sites: MakeSites, write_table: WriteTable) -> Callable[..., list[Context]]:
-    """``three(bank={...})``: sites with tables of their own; what more their node configs say."""
-
-    def make(**more: dict[str, Any]) -> list[Context]:
-        names = ("bank", "insurer", "shop")
-        return sites(
-            *(
-                {"name": name, "data": write_table(name, seed=place), **more.get(name, {})}
-                for place, name in enumerate(names)
-            )
-        )
-
-    return make
 
 
 def test_sites_with_tables_of_their_own_train(made: MakeRun, three: Callable[..., Any]) -> None:

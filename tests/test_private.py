@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from fedapp import metrics
 from fedapp.config import Settings
@@ -37,7 +36,7 @@ from fedapp.trees.row_bounds import BOUNDED, row_bounds, row_pairs
 from simulations.local import run_local, simulated_contexts
 from strategies.pax_private import budget_for
 from strategies.secure import exchange_keys
-from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.conftest import MakeSettings
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
 from tests.transcript import check_declared, listen, summary_of
@@ -498,22 +497,6 @@ def test_a_site_refuses_a_run_that_may_lose_the_noise_of_a_party(
     monkeypatch.setattr("strategies.pax_private.exchange_keys", lambda p: exchange_keys(p, 2))
     with pytest.raises(FedappError, match=r"threshold must be 0, for the noise of all parties"):
         run_local(made())
-
-
-@pytest.fixture
-def three(sites: MakeSites, write_table: WriteTable) -> Callable[..., list[Context]]:
-    """``three(bank={...})``: sites with tables of their own; what more their node configs say."""
-
-    def make(**more: dict[str, Any]) -> list[Context]:
-        names = ("bank", "insurer", "shop")
-        return sites(
-            *(
-                {"name": name, "data": write_table(name, seed=place), **more.get(name, {})}
-                for place, name in enumerate(names)
-            )
-        )
-
-    return make
 
 
 def test_sites_with_tables_of_their_own_train(made: MakeRun, three: Callable[..., Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from fedapp.commands.common import Overrides, console, interruptible
 from fedapp.config import parse_overrides
-from fedapp.errors import ConfigError
+from fedapp.packages import check_package
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -63,6 +62,4 @@ def check_serve() -> None:
     ConfigError : it is not; says what to install.
     """
     for package in ("fastapi", "uvicorn"):
-        if find_spec(package) is None:
-            rule = "must be installed to serve (pip install 'fedapp[serve]')"
-            raise ConfigError(f"{package} {rule}, got none")
+        check_package(package, "to serve", "serve")

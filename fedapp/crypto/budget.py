@@ -23,11 +23,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from importlib.util import find_spec
 from typing import Any
 
 from fedapp.crypto.noise import LEAST_SUMMED
-from fedapp.errors import ConfigError
+from fedapp.packages import check_package
 
 # Shares of the budget: of the mean label, of the cuts, and the trees' the rest. They are not tuned.
 LABELS, COUNTS = 0.02, 0.08
@@ -35,7 +34,6 @@ N_COUNTS = 4  # exchanges in which the cuts are found
 # A multiplier is told as a multiple of 2^-20.
 MULTIPLIER_BITS = 20
 LEAST_MULTIPLIER, FIRST_GUESS = 2.0**-10, 2.0
-PACKAGE = "dp_accounting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +168,7 @@ def check_installed() -> None:
     ------
     ConfigError : says what to install.
     """
-    if find_spec(PACKAGE) is None:
-        rule = "must be installed for privacy.epsilon (pip install 'fedapp[privacy]')"
-        raise ConfigError(f"dp-accounting {rule}, got none")
+    check_package("dp-accounting", "for privacy.epsilon", "privacy")
 
 
 def _event(multiplier: float, schedule: Iterable[Spending]) -> Any:

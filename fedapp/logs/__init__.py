@@ -12,14 +12,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from importlib.util import find_spec
 
 from fedapp.config import Settings, flatten
 from fedapp.errors import ConfigError, StoppedError, as_plain
 from fedapp.frames import named_frames
 from fedapp.home import shown
 from fedapp.logs.logger import LoggedRun, Logger, without_password
-from fedapp.packages import versions
+from fedapp.packages import check_package, versions
 from fedapp.report.progress import Rounds
 from fedapp.run_folder import RunFolder
 from fedapp.watch import OnRound, RoundInfo
@@ -67,7 +66,7 @@ class Logs:
         """Write into the summary where the run is logged, and what failed of it."""
         if not self._open and not self._warnings:
             return
-        told = json.loads((folder.path / "summary.json").read_text())["warnings"]
+        told = folder.summary["warnings"]
         warnings = [*told, *(text for text in self._warnings if text not in told)]
         places = {name: logger.place for name, logger in self._open.items()}
         folder.add_to_summary({"logs": places, "warnings": warnings})
@@ -109,9 +108,7 @@ def check_packages(names: Sequence[str]) -> None:
     """
     for name in names:
         for package in PACKAGES[name]:
-            if find_spec(package) is None:
-                rule = f"must be installed for log={name} (pip install 'fedapp[log]')"
-                raise ConfigError(f"{package} {rule}, got none")
+            check_package(package, f"for log={name}", "log")
 
 
 @contextmanager

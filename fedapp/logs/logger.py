@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -103,12 +102,6 @@ def final_tags(summary: Mapping[str, Any]) -> dict[str, str]:
         "party_names": ", ".join(party["name"] for party in summary["parties"]),
     }
     return {f"fedapp.{name}": str(value) for name, value in found.items()}
-
-
-def summary_of(folder: RunFolder) -> dict[str, Any]:
-    """The content of ``summary.json``."""
-    found: dict[str, Any] = json.loads((folder.path / "summary.json").read_text())
-    return found
 
 
 def files_of(folder: RunFolder) -> Iterator[Path]:

@@ -27,7 +27,6 @@ from fedapp.logs.logger import (
     final_tags,
     final_values,
     round_values,
-    summary_of,
     without_password,
 )
 from fedapp.packages import versions
@@ -61,7 +60,7 @@ class ToMLflow:
 
     def end(self, folder: RunFolder) -> None:
         """Scores, tags, the model and the files."""
-        summary = summary_of(folder)
+        summary = folder.summary
         self._log(final_values(summary), 0)
         tags = [RunTag(name, _text(value)) for name, value in final_tags(summary).items()]
         self._client.log_batch(self.run_id, tags=tags)

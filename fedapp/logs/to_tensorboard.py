@@ -23,7 +23,6 @@ from fedapp.logs.logger import (
     final_tags,
     final_values,
     round_values,
-    summary_of,
 )
 from fedapp.report.card import CARD
 from fedapp.run_folder import RunFolder
@@ -50,7 +49,7 @@ class ToTensorBoard:
 
     def end(self, folder: RunFolder) -> None:
         """Scores, and the model card; the model is beside."""
-        summary = summary_of(folder)
+        summary = folder.summary
         self._add(_scalars(final_values(summary)), 0)
         self._add(_text("fedapp/end", _table(final_tags(summary))), 0)
         if (card := folder.path / CARD).is_file():

@@ -18,7 +18,6 @@ from fedapp.logs.logger import (
     final_tags,
     final_values,
     round_values,
-    summary_of,
 )
 from fedapp.run_folder import RunFolder
 from fedapp.watch import RoundInfo
@@ -59,7 +58,7 @@ class ToWandb:
 
     def end(self, folder: RunFolder) -> None:
         """Scores in the summary, and the files."""
-        summary = summary_of(folder)
+        summary = folder.summary
         self._run.summary.update({**final_values(summary), **final_tags(summary)})
         artifact = wandb.Artifact(f"model-{summary['model_id']}", type="model")
         for path in files_of(folder):

@@ -7,7 +7,6 @@ In a simulation all of it goes through this one process, and so nothing is hidde
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -200,7 +199,7 @@ class DividedScorer:
             with TemporaryDirectory(dir=predictions_folder(), prefix="serve-") as folder:
                 settings = self._settings.model_copy(update={"run_dir": folder})
                 run = run_local(settings, client_app=app)
-                summary = json.loads((run.path / "summary.json").read_text())
+                summary = run.summary
             site = home() / "sites" / self._active / summary["model_id"]
             table = parquet.read_table(site / f"predictions{SUFFIX}").drop_columns(["row"])
         except PartyError as error:

@@ -93,9 +93,7 @@ def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
     ------
     ConfigError : the request asks for more, in a run of parties with the same columns.
     """
-    declared = method_of(method)
-    horizontal = declared is not None and declared.family == "horizontal"
-    if config.least_parties and horizontal and request.leaves == "own":
+    if config.least_parties and _is_horizontal(method) and request.leaves == "own":
         raise ConfigError(
             f"aggregation must be secure for {config.name}, whose node config has least-parties "
             f"({config.least_parties}): its sums leave it added to those of others alone; "
@@ -110,9 +108,7 @@ def check_private(config: SiteConfig, method: str, request: Request) -> None:
     ------
     ConfigError : the request asks for more, in a run of parties with the same columns.
     """
-    declared = method_of(method)
-    horizontal = declared is not None and declared.family == "horizontal"
-    if config.most_epsilon and horizontal and request.leaves in ("own", "sums"):
+    if config.most_epsilon and _is_horizontal(method) and request.leaves in ("own", "sums"):
         most = f"{config.most_epsilon:g}"
         raise ConfigError(
             f"privacy.epsilon must be > 0 and <= {most} for {config.name}, whose node config has "
@@ -183,3 +179,9 @@ def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
         if count < fewest and (count or subset == "train"):
             way = "" if subset == "train" else f"; {subset}-fraction=0 holds none back"
             raise DataError(rule.format(fewest, SUBSET_NAMES[subset], count) + way)
+
+
+def _is_horizontal(method: str) -> bool:
+    """Whether a run of a method is between parties with the same columns."""
+    declared = method_of(method)
+    return declared is not None and declared.family == "horizontal"

@@ -47,7 +47,7 @@ def _auc(data: str, aggregation: str, least: int, parties: int, rounds: int) -> 
                 "run-dir": f"{folder}/run",
             }
         )
-        summary = json.loads((run_local(settings).path / "summary.json").read_text())
+        summary = run_local(settings).summary
     return float(summary["metrics"]["test"]["auc"])
 
 
