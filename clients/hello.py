@@ -6,7 +6,7 @@ import logging
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import cast
 
 import numpy as np
@@ -43,7 +43,9 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
             "fingerprint": fingerprint(subsets, site_key(site.name)),
             COUNTS: told_categories(site.config, subsets)[COUNTS],
         }
-        return _reply(site.name, site.store.facts["hello"] | now)
+        return replace(
+            _reply(site.name, site.store.facts["hello"] | now), since=site.store.answered
+        )
     reply, subsets = look(site.config, request)
     for name, table in subsets.items():
         site.store[f"{name}.values"] = table.values
@@ -56,7 +58,7 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
     told = {field.name: getattr(reply, field.name) for field in fields(reply)}
     site.store.facts["objective"] = request.objective
     site.store.facts["hello"] = {
-        key: value for key, value in told.items() if key not in ("name", COUNTS)
+        key: value for key, value in told.items() if key not in ("name", "since", COUNTS)
     }
     return reply
 

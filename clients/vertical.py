@@ -75,7 +75,7 @@ def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloRep
         key: tuple(value) if isinstance(value, list) else value
         for key, value in store.facts["hello"].items()
     }
-    return replace(reply, run_key=run_key(store), **kept)
+    return replace(reply, run_key=run_key(store), since=store.answered, **kept)
 
 
 def look(

@@ -43,7 +43,7 @@ class SiteApp(ClientApp):
         frames: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        self._bundle, self._stores, self._frames = bundle, stores, frames
+        self._bundle, self.stores, self._frames = bundle, stores, frames
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; an error goes back as its text, without a traceback."""
@@ -56,7 +56,7 @@ class SiteApp(ClientApp):
             if self._bundle is not None:
                 check_bundle(config, self._bundle)
             envelope, content = from_records(message.content, name)
-            reply = answer(config, kind, envelope, content, self._stores)
+            reply = answer(config, kind, envelope, content, self.stores)
             return Message(to_records(reply, envelope), reply_to=message)
         except FedappError as error:
             log.error("%s: %s", kind, error)

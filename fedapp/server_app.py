@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
@@ -68,12 +69,18 @@ def train_alone(grid: Grid, settings: Settings) -> RunFolder:
     return folder
 
 
-def train(grid: Grid, settings: Settings, on_round: OnRound | None = None) -> RunFolder:
+def train(
+    grid: Grid,
+    settings: Settings,
+    on_round: OnRound | None = None,
+    before_checkpoint: Callable[[], None] | None = None,
+) -> RunFolder:
     """Run a strategy and write its folder.
 
     Parameters
     ----------
     on_round : called after every round.
+    before_checkpoint : called before the run saves where it has come to.
 
     Raises
     ------
@@ -95,7 +102,7 @@ def train(grid: Grid, settings: Settings, on_round: OnRound | None = None) -> Ru
             folder.begin(settings)
         try:
             strategy = strategy_class(settings, folder)
-            strategy.on_round = on_round
+            strategy.on_round, strategy.before_checkpoint = on_round, before_checkpoint
             strategy.start(grid)
         except BaseException as error:
             failure = {"error": type(error).__name__, "message": str(error)}

@@ -85,6 +85,11 @@ class LocalGrid(Grid):
         ids = list(self.push_messages(messages))
         return [self._running.pop(message_id).result(timeout) for message_id in ids]
 
+    def write_states(self) -> None:
+        """Put what sites have in memory on the disk."""
+        if isinstance(self._client_app, SiteApp):
+            self._client_app.stores.write()
+
     def close(self) -> None:
         """End the threads, without waiting for one that hangs."""
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -141,6 +146,6 @@ def run_local(
     """
     grid = LocalGrid(contexts or simulated_contexts(settings), client_app)
     try:
-        return train(grid, settings, on_round)
+        return train(grid, settings, on_round, grid.write_states)
     finally:
         grid.close()

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -50,7 +50,7 @@ from fedapp.wire.content import Content, take_apart
 from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.ledger import Ledger
 from fedapp.wire.replies import read_reply
-from strategies.meeting import check_tables, check_texts, meet, oddities
+from strategies.meeting import check_steps, check_tables, check_texts, meet, oddities
 from strategies.settings import ReadsSettings
 
 log = logging.getLogger("fedapp")
@@ -89,6 +89,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self.objective_reason = ""
         self.outcome: Summary | None = None
         self.on_round: OnRound | None = None
+        self.before_checkpoint: Callable[[], None] | None = None
         self._is_stopped = False
         self._model = b""
         self._n_failed = 0
@@ -295,6 +296,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         replies = yield from ask(greetings, self.introduction, may_fail=len(self._state.left_out))
         check_texts(replies.values())
         names = {label: reply.name for label, reply in replies.items()}
+        before = self._state.asked
         self._note(asked=dict.fromkeys(names.values(), self._state.step))
         self.ledger.flush(names)
         self._addresses = {name: self._addresses[label] for label, name in names.items()}
@@ -303,6 +305,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             if gone["party"] in self.parties:
                 self.parties.leave(gone["party"])
         check_tables(self.parties, self._state)
+        check_steps(self.parties, before, self._checkpoint_step)
         found = {name: hello.fingerprint for name, hello in self.parties.items()}
         self._note(fingerprints=found)
         for text in oddities(self.parties):
@@ -383,6 +386,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def _save(self, checkpoint: Checkpoint) -> None:
         """Make the last step the one that an interrupted run goes back to."""
         self._checkpoint_step = self._state.step
+        if self.before_checkpoint is not None:
+            self.before_checkpoint()
         self.folder.save(checkpoint, self.state)
 
     def _write(self, files: Mapping[str, str]) -> None:

@@ -62,6 +62,28 @@ def check_tables(parties: Mapping[str, Introduction], state: RunState) -> None:
             raise PartyError(name, state.step, "has another table than when the run began")
 
 
+def check_steps(parties: Mapping[str, Introduction], asked: Mapping[str, int], step: int) -> None:
+    """Hold that every party goes on from where it was when the run was saved.
+
+    Parameters
+    ----------
+    asked : step at which each party had last been asked by then.
+    step : of the checkpoint.
+
+    Raises
+    ------
+    PartyError : a party has an older or a later state, as from a copy of its disk.
+    """
+    for name, hello in parties.items():
+        if hello.since not in (0, asked.get(name, 0)):
+            raise PartyError(
+                name,
+                step,
+                f"must go on from step {asked.get(name, 0)}, its state is of step {hello.since}: "
+                "restore the state it had, or train anew",
+            )
+
+
 def oddities(parties: Mapping[str, Introduction]) -> list[str]:
     """What the parties' notes say of their tables, and whose; once what all say alike, as shares of
     one table do."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,12 +22,14 @@ from typer.testing import CliRunner
 from fedapp.cli import cli
 from fedapp.commands.common import command_began
 from fedapp.config import app_folder
+from fedapp.errors import PartyError
+from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from simulations.local import LocalGrid, run_local
+from simulations.local import LocalGrid, run_local, simulated_contexts
 from tests.conftest import MakeSettings
-from tests.network import step_of
+from tests.network import resumed, step_of
 from tests.test_edges import marked
-from tests.transcript import summary_of
+from tests.transcript import lines_of, summary_of
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 Interrupt = Callable[[int | None], None]
@@ -247,3 +250,59 @@ def test_ctrl_c_ends_a_run_under_encryption_at_once_and_it_is_resumed(
     assert again[0] == "fedapp"
     assert fedapp(*again[1:]).exit_code == 0
     assert summary_of(RunFolder(tmp_path / "run"))["trees"] == 3
+
+
+# What a process that ends at once leaves of its sites, which keep their states in its memory
+
+VERTICAL = {"parties": 2, "label": "y", "allow_export": True}
+KEY = {"secureboost__key_bits": 256, "secureboost__insecure_small_key": True}
+ENDED: dict[str, dict[str, Any]] = {
+    "pax": {"label": "y", "parties": 2},
+    "cyclic": {"label": "y", "parties": 2},
+    "federated-forest": {**VERTICAL, "federated_forest__trees": 2},
+    "secureboost": {**VERTICAL, **KEY},
+}
+
+
+@pytest.mark.parametrize("method", ENDED)
+def test_a_run_goes_on_from_its_checkpoint_wherever_its_process_ended(
+    method: str, settings: MakeSettings, interrupt_at: Interrupt, write_table: Callable[..., Path]
+) -> None:
+    """Also where some sites had not been asked since: at each of its last steps."""
+    given = {"strategy": method, "data": str(write_table(n_rows=120)), **ENDED[method]}
+    whole = run_local(settings(**given))
+    n_steps = max(line["step"] for line in lines_of(whole.ledger))
+    ended = settings(**given)
+    contexts = simulated_contexts(ended)
+    for step in range(max(n_steps - 5, 2), n_steps + 1):
+        interrupt_at(step)
+        with pytest.raises(KeyboardInterrupt):
+            run_local(ended, contexts)
+        ended = resumed(ended)
+    interrupt_at(None)
+    found = run_local(ended, contexts)
+    assert summary_of(found)["metrics"] == summary_of(whole)["metrics"]
+    if method != "federated-forest":  # whose model lies at the parties
+        assert (found.path / "model.json").read_bytes() == (whole.path / "model.json").read_bytes()
+
+
+def test_a_site_with_an_older_state_than_the_run_goes_on_from_is_refused_by_name(
+    settings: MakeSettings, interrupt_at: Interrupt, write_table: Callable[..., Path]
+) -> None:
+    data = write_table(n_rows=120)
+    run = settings(strategy="secureboost", data=str(data), **ENDED["secureboost"])
+    contexts, copy = simulated_contexts(run), data.parent / "copy"
+    for step in (8, 14):
+        interrupt_at(step)
+        with pytest.raises(KeyboardInterrupt):
+            run_local(run, contexts)
+        run = resumed(run)
+        (state,) = (home() / "sites" / "party-2").glob("*/state.json")
+        if not copy.exists():
+            shutil.copytree(state.parent, copy)
+    shutil.rmtree(state.parent)
+    shutil.copytree(copy, state.parent)
+    interrupt_at(None)
+    rule = r"party-2 \(step \d+\): must go on from step \d+, its state is of step \d: restore"
+    with pytest.raises(PartyError, match=rule):
+        run_local(run, contexts)

@@ -163,6 +163,7 @@ class Introduction(Reply, ABC):
     simulated: bool  # the table is a share of the one that the run config names
     fingerprint: str  # of the table, in hex; means something to its owner alone
     notes: tuple[str, ...]  # what is odd about the table, in words
+    since: int  # the last step that the party had answered; 0 in a new run, and in a finished one
 
     @property
     @abstractmethod

@@ -69,6 +69,7 @@ class HelloReply(Introduction):
     categories: Names  # in the order of their codes; none where the site keeps them to itself
     untrained: Annotated[tuple[str, ...], Range(0, 1000)]  # classes that no training row has
     digests: Names  # a column with categories: of the names if its schema gives them, else empty
+    since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party had answered
 
     @property
     def n_rows(self) -> int:

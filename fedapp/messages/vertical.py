@@ -74,6 +74,7 @@ class VerticalHelloReply(Introduction):
     fingerprint: Annotated[str, Range(32, 32)]  # hex
     versions: Annotated[tuple[str, ...], Range(0, 20)]
     notes: Annotated[tuple[str, ...], Range(0, 100)]  # oddities of the table; names as in columns
+    since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party had answered
 
     @property
     def n_rows(self) -> int:

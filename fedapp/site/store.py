@@ -12,8 +12,8 @@ The last reply is an array among the others. The files are no ``.npy``: numpy pa
 with ``ast``, and CPython 3.11 fails where two threads do so at once.
 
 Where all messages of a run come to one process (``LiveStores``), a state stays in its memory from
-step to step, and is written after the first step, at every checkpoint and at the end: what a run
-that was killed there goes on from is on the disk all the same.
+step to step, and is written after the first step, before the server saves a checkpoint and at the
+end: what a run that was killed there goes on from is on the disk all the same.
 """
 
 from __future__ import annotations
@@ -226,6 +226,16 @@ class Store:
         """Whether the rows are forgotten and only what was kept of the result is left."""
         return "finished" in self.facts
 
+    @property
+    def is_written(self) -> bool:
+        """Whether the disk has all that was committed."""
+        return not self._unwritten
+
+    @property
+    def answered(self) -> int:
+        """The last step whose changes are here; 0 where there is none, or none is kept."""
+        return 0 if self.finished else self.step
+
     def commit(self, step: int, attempt: int, reply: bytes) -> None:
         """Make the changes lasting, together with the reply to the step."""
         self[REPLY] = np.frombuffer(reply, dtype=np.uint8)
@@ -269,7 +279,7 @@ class Store:
     def keep(self, checkpoint: int) -> None:
         """Keep the current state, as that of a checkpoint, until another one is kept."""
         if self._kept["step"] != self.step:
-            if self._unwritten:
+            if not self.is_written:
                 self.write()
             files = list(self._files.values())
             self._kept = {"step": self.step, "checkpoint": checkpoint, "files": files}
@@ -315,6 +325,9 @@ class Stores:
     def committed(self, store: Store) -> None:
         """Take note of a state after a step."""
 
+    def write(self) -> None:
+        """Write all states as they are, before the server saves what it goes on from."""
+
 
 class LiveStores(Stores):
     """The same in the memory of the one process to which all messages of a run come."""
@@ -332,6 +345,16 @@ class LiveStores(Stores):
         self._states[store.folder] = store
         if store.finished:
             del self._states[store.folder]
+
+    def write(self) -> None:
+        """Those that have changed, also of sites that are not asked for some time."""
+        for folder, store in list(self._states.items()):
+            if store.is_written:
+                continue
+            written = store.copy()
+            written.write()
+            if self._states.get(folder) is store:
+                self._states[folder] = written
 
 
 def _unchangeable(array: Array) -> Array:
