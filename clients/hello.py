@@ -24,7 +24,7 @@ from fedapp.site.answer import Handler, Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.policy import check_subsets
 from fedapp.site.rows import fingerprint, read_subsets
-from fedapp.site.store import KEEP_DAYS, drop_abandoned
+from fedapp.site.stores import KEEP_DAYS, drop_abandoned
 from fedapp.trees.objective import AUTO, check_held, check_objective
 
 log = logging.getLogger("fedapp.site")

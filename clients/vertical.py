@@ -25,7 +25,7 @@ from fedapp.site.likeness import check_range, quantiles, unlike_columns
 from fedapp.site.mail import begin_session, box_key, run_key
 from fedapp.site.part_file import read_part
 from fedapp.site.rows import fingerprint
-from fedapp.site.store import KEEP_DAYS, drop_abandoned
+from fedapp.site.stores import KEEP_DAYS, drop_abandoned
 from fedapp.trees.divided.lookup import categories_of, quantiles_of
 from fedapp.trees.objective import AUTO
 

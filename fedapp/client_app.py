@@ -19,7 +19,7 @@ from fedapp.deploy.bundle import check_bundle
 from fedapp.errors import FedappError, ProtocolError, WaitingError
 from fedapp.site.answer import ON_DISK, answer
 from fedapp.site.config import site_config
-from fedapp.site.store import Stores
+from fedapp.site.stores import Stores
 from fedapp.wire.codec import FAILED, REFUSED, WAITING, from_records, to_records
 
 log = logging.getLogger("fedapp.site")

@@ -21,7 +21,7 @@ from fedapp.metrics import watched_metric
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.part_file import PART_FILE
-from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY
+from fedapp.site.stores import KEEP_DAYS, SECONDS_A_DAY
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})

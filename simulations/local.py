@@ -17,7 +17,7 @@ from fedapp.client_app import SiteApp
 from fedapp.config import Settings, flatten
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
-from fedapp.site.store import LiveStores
+from fedapp.site.stores import LiveStores
 from fedapp.watch import OnRound
 
 SERVER_NODE = 1

@@ -22,7 +22,8 @@ from fedapp.home import home, secret_at
 from fedapp.housekeeping import found_runs, plan, site_states
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.part_file import PART_FILE, write_part
-from fedapp.site.store import SECONDS_A_DAY, STATE
+from fedapp.site.store import STATE
+from fedapp.site.stores import SECONDS_A_DAY
 from simulations.local import run_local
 
 MakeSettings = Callable[..., Settings]

@@ -97,7 +97,13 @@ def forbidden_to(source: str) -> tuple[str, ...]:
         forbidden = ("fedapp.trees", "fedapp.histograms", "fedapp.site", "fedapp.wire")
         forbidden += ("strategies", "clients", "simulations")
     elif source.startswith("strategies/"):
-        forbidden = ("clients", "simulations", "fedapp.site.store", "fedapp.site.answer")
+        forbidden = (
+            "clients",
+            "simulations",
+            "fedapp.site.store",
+            "fedapp.site.stores",
+            "fedapp.site.answer",
+        )
     elif source.startswith("clients/"):
         forbidden = ("strategies", "simulations", "fedapp.conversation", "fedapp.config")
     elif source.startswith("fedapp/metrics/"):

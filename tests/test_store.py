@@ -25,17 +25,8 @@ from fedapp.messages.fields import Array, Form, Range, Reply, Request
 from fedapp.site import store as store_module
 from fedapp.site.answer import Site, answer
 from fedapp.site.config import SiteConfig
-from fedapp.site.store import (
-    MAPPED,
-    RAW,
-    SMALL,
-    STATE,
-    LiveStores,
-    Store,
-    Stores,
-    drop_abandoned,
-    locked,
-)
+from fedapp.site.store import MAPPED, RAW, SMALL, STATE, Store
+from fedapp.site.stores import LiveStores, Stores, drop_abandoned, locked
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, put_together, take_apart
 

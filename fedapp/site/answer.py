@@ -45,7 +45,8 @@ from fedapp.site.noise import check_noised, noised
 from fedapp.site.policy import check_leaving, check_policy, check_private, check_request, module_of
 from fedapp.site.register import admit
 from fedapp.site.shares import go_back
-from fedapp.site.store import NoStateError, Store, Stores, has_begun, locked
+from fedapp.site.store import NoStateError, Store
+from fedapp.site.stores import Stores, has_begun, locked
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import (
     Content,

@@ -16,7 +16,7 @@ from fedapp.errors import ConfigError, WaitingError
 from fedapp.home import home, write_whole
 from fedapp.messages.fields import Request
 from fedapp.site.config import SiteConfig
-from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY, locked
+from fedapp.site.stores import KEEP_DAYS, SECONDS_A_DAY, locked
 
 RUNS = "runs.json"
 KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY

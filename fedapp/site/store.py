@@ -11,21 +11,17 @@ either the state before the step or the state after it. Files that neither JSON 
 The last reply is an array among the others. The files are no ``.npy``: numpy parses their headers
 with ``ast``, and CPython 3.11 fails where two threads do so at once.
 
-Where all messages of a run come to one process (``LiveStores``), a state stays in its memory from
-step to step, and is written after the first step, before the server saves a checkpoint and at the
-end: what a run that was killed there goes on from is on the disk all the same.
+Where all messages of a run come to one process (``stores.LiveStores``), a state stays in its memory
+from step to step, and is written after the first step, before the server saves a checkpoint and at
+the end: what a run that was killed there goes on from is on the disk all the same.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
-import shutil
-import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -34,12 +30,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedapp.errors import DataError
-from fedapp.home import private_folder, sync_folder, write_whole
+from fedapp.home import sync_folder, write_whole
 from fedapp.messages.fields import Array
-from fedapp.site.part_file import PART_FILE
 
-SECONDS_A_DAY = 24 * 60 * 60
-KEEP_DAYS = 7  # so long an interrupted run can be resumed; then the copies of its rows go
 FORMAT = 3
 STATE, CHECKPOINT = "state.json", "checkpoint.json"
 RAW = ".raw"
@@ -315,48 +308,6 @@ class Store:
                 drop_file(path)
 
 
-class Stores:
-    """Where the states of sites are between two messages: on the disk."""
-
-    def open(self, folder: Path, lasting: bool) -> Store:
-        """The state as the last step left it."""
-        return Store.open(folder, lasting)
-
-    def committed(self, store: Store) -> None:
-        """Take note of a state after a step."""
-
-    def write(self) -> None:
-        """Write all states as they are, before the server saves what it goes on from."""
-
-
-class LiveStores(Stores):
-    """The same in the memory of the one process to which all messages of a run come."""
-
-    def __init__(self) -> None:
-        self._states: dict[Path, Store] = {}
-
-    def open(self, folder: Path, lasting: bool) -> Store:
-        """A copy, so that a step that fails leaves nothing behind."""
-        found = self._states.get(folder)
-        return found.copy() if found else Store.open(folder, lasting, live=True)
-
-    def committed(self, store: Store) -> None:
-        """Keep it, unless its run has ended."""
-        self._states[store.folder] = store
-        if store.finished:
-            del self._states[store.folder]
-
-    def write(self) -> None:
-        """Those that have changed, also of sites that are not asked for some time."""
-        for folder, store in list(self._states.items()):
-            if store.is_written:
-                continue
-            written = store.copy()
-            written.write()
-            if self._states.get(folder) is store:
-                self._states[folder] = written
-
-
 def _unchangeable(array: Array) -> Array:
     """An array as it would be read from a file."""
     found = np.asarray(array, order="C").view()
@@ -377,34 +328,3 @@ def _dtype_of(described: str | list[Any]) -> np.dtype[Any]:
     if isinstance(described, str):
         return np.dtype(described)
     return np.dtype([(name, code) for name, code in described])
-
-
-def drop_abandoned(site: Path, days: float) -> None:
-    """Delete the states of models that nobody has asked for since, finished or not.
-
-    A part of a model stays: without it the other parties' parts are worth nothing.
-
-    Parameters
-    ----------
-    site : the folder of a site, with a folder a model.
-    days : age of the last step.
-    """
-    for path in site.glob("*/" + STATE):
-        with suppress(FileNotFoundError):  # another process has deleted it
-            is_old = path.stat().st_mtime < time.time() - days * SECONDS_A_DAY
-            if is_old and not (path.parent / PART_FILE).exists():
-                shutil.rmtree(path.parent)
-
-
-def has_begun(folder: Path) -> bool:
-    """Whether a model has a state here."""
-    return (folder / STATE).exists()
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a site's state alone, so that a resent message waits for the first one."""
-    private_folder(folder)
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
