@@ -24,7 +24,7 @@ from fedapp.watch import Watcher
 
 # What a run that predicts has of the one that has trained, and what only simulated parties need.
 TRAINED = ("parties", "partition", "columns", "align", "align-most-rows", "seed")
-OF_SIMULATED = ("label", "weight")
+OF_SIMULATED = ("label", "weight", "schema", "header", "decimal", "encoding")
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,22 @@ def test_the_command_predicts_a_new_table(
     assert [row[0] for row in found[1:]] == [f"c{number}" for number in range(39)]
 
 
+def test_a_table_is_read_as_that_of_the_training(
+    train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made, _ = train()
+    lines = Path(made.data).read_text().replace(".", "#").replace(",", ";").replace("#", ",")
+    own = tmp_path / "own.csv"
+    own.write_text("\n".join(lines.splitlines()[1:]) + "\n")
+    label = 1 + lines.splitlines()[0].split(";").index("y")
+    _, folder = train(data=str(own), label=f"f{label}", header=False, decimal=",", max_depth=2)
+    words = ["predict", str(folder.path), "--data", str(own), "--output", "scores.csv"]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
+    assert "300 rows written to scores.csv" in result.output
+
+
 def test_a_table_without_a_column_of_the_model_is_refused(
     train: Callable[..., Any], settings: MakeSettings
 ) -> None:
