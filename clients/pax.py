@@ -16,8 +16,16 @@ import numpy as np
 from clients.dictionary import kept_categories
 from clients.labels import CLASSES, keep_coding, loss_parameters
 from clients.margins import begin_margins, told_trees
-from clients.pax_floors import TOLD, begin_round, divide, sum_nodes
-from clients.pax_sums import OwnTerms, Terms, WholeTerms, count, open_sums, take_cuts
+from clients.pax_floors import TOLD, begin_round, divide, drawn_rows, sum_nodes
+from clients.pax_sums import (
+    MIN_CHILD_ROWS,
+    OwnTerms,
+    Terms,
+    WholeTerms,
+    count,
+    open_sums,
+    take_cuts,
+)
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
@@ -57,6 +65,7 @@ from fedapp.trees.sets import CategorySets, category_counts, set_numbers
 def sketch(site: Site, request: SketchRequest) -> SketchReply:
     """Summarise the columns, and keep the number of each value's bin in place of the value."""
     store, coded = site.store, keep_coding(site, request)
+    store.facts[MIN_CHILD_ROWS] = request.min_child_rows
     values, weights = store["train.values"], store["train.weights"]
     categories = category_counts(kept_categories(store), values.shape[1])
     summary = sketch_table(values, weights, request.n_bins, categories)
@@ -100,17 +109,18 @@ def _grow(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
     _route(site, request)
     _check_leaves(site, request)
     scores = _start_round(site, request, terms) if request.level == 0 else _no_scores()
-    if site.config.least_bin_rows:
-        if request.level == 0:
-            begin_round(site, request.n_trees)
-        histograms, missing = sum_nodes(store, request)
-    else:
-        histograms, missing = _sum_nodes(store, request)
-    at_root = request.level == 0
+    adds = sum_nodes if site.config.least_bin_rows else _sum_nodes
+    if site.config.least_bin_rows and request.level == 0:
+        begin_round(site, request.n_trees)
+    histograms, missing = adds(store, request, store["gradients"])
+    rows = np.empty((0, histograms.shape[1]), dtype=np.int64)
+    if store.facts.get(MIN_CHILD_ROWS, 0):
+        rows = adds(store, request, drawn_rows(store))[0][..., 0]
     root_sums = np.empty((0, 2))
-    if at_root:
+    if request.level == 0:
         root_sums = store["gradients"].sum(axis=1, dtype=histograms.dtype)
-    return {"histograms": histograms, "missing": missing, "root_sums": root_sums, **scores}
+    sums = {"histograms": histograms, "missing": missing, "rows": rows, "root_sums": root_sums}
+    return sums | scores
 
 
 def begin_from(site: Site, request: InitRequest) -> InitReply:
@@ -230,15 +240,15 @@ def _no_scores() -> dict[str, Array]:
     }
 
 
-def _sum_nodes(store: Store, request: GrowRequest) -> tuple[Array, Array]:
-    """Histograms of the wanted nodes, trees in turn."""
+def _sum_nodes(store: Store, request: GrowRequest, terms: Array) -> tuple[Array, Array]:
+    """Histograms of the wanted nodes, trees in turn, of what each row adds in each tree."""
     columns = request.columns.astype(np.int64)
     return build_all_histograms(
         store["codes"],
         store.facts["missing_code"],
         columns,
         np.diff(store["offsets"])[columns],
-        store["gradients"],
+        terms,
         store["train.nodes"],
         request.wanted_trees,
         request.wanted_nodes,

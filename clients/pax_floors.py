@@ -69,29 +69,33 @@ def divide(site: Site, request: GrowRequest) -> None:
     store[OPEN], store[ENDS] = children, np.concatenate((found, found))
 
 
-def sum_nodes(store: Store, request: GrowRequest) -> tuple[Array, Array]:
-    """Histograms of the wanted nodes, trees in turn, each group in its last bin."""
+def sum_nodes(store: Store, request: GrowRequest, terms: Array) -> tuple[Array, Array]:
+    """Histograms of the wanted nodes, trees in turn, each group in its last bin.
+
+    Parameters
+    ----------
+    terms : what each row adds in each tree, shape (n_trees, n_rows, 2); (0, 0) leaves a row out.
+    """
     columns, widths = request.columns.astype(np.int64), np.diff(store["offsets"])
     wanted = request.wanted_trees, request.wanted_nodes
     codes = store["codes"], store.facts["missing_code"], columns, widths[columns]
-    histograms, missing = build_all_histograms(*codes, store["gradients"], store[TOLD], *wanted)
+    histograms, missing = build_all_histograms(*codes, terms, store[TOLD], *wanted)
     known = {(int(tree), int(node)): row for row, (tree, node) in enumerate(store[OPEN])}
     rows = [known[pair] for pair in zip(*(one.tolist() for one in wanted), strict=True)]
-    totals = _totals(store, request)
+    totals = _totals(store, request, terms)
     gather(histograms, missing, totals, store[ENDS][rows], columns, cell_starts(widths))
     return histograms, missing
 
 
-def _totals(store: Store, request: GrowRequest) -> Array:
+def _totals(store: Store, request: GrowRequest, terms: Array) -> Array:
     """Sums over all rows of each wanted node."""
-    gradients, told = store["gradients"], store[TOLD]
-    kind = np.int64 if gradients.dtype == np.int64 else np.float64
+    told, kind = store[TOLD], np.int64 if terms.dtype == np.int64 else np.float64
     found = [np.empty((0, 2), kind)]
     for tree in np.unique(request.wanted_trees):
         wanted = request.wanted_nodes[request.wanted_trees == tree]
         slots = slots_by_node(told[tree], wanted)[told[tree]]
         totals = np.zeros((len(wanted), 2), dtype=kind)
-        np.add.at(totals, slots[slots >= 0], gradients[tree][slots >= 0])
+        np.add.at(totals, slots[slots >= 0], terms[tree][slots >= 0])
         found.append(totals)
     return np.concatenate(found)
 
@@ -102,13 +106,19 @@ def _counts(store: Store, nodes: Array) -> Array:
     starts, order = cell_starts(widths), np.argsort(nodes[:, 0], kind="stable")
     counts = np.empty((len(nodes), int(starts[-1])), dtype=np.int64)
     if len(nodes):
-        drawn = _drawn(store).astype(np.int64)
-        ones = np.stack([drawn, np.zeros_like(drawn)], axis=2)
         trees, own = nodes[order].T.astype(np.int32)
         codes = store["codes"], store.facts["missing_code"], np.arange(len(widths)), widths
-        histograms, missing = build_all_histograms(*codes, ones, store[TOLD], trees, own)
+        histograms, missing = build_all_histograms(
+            *codes, drawn_rows(store), store[TOLD], trees, own
+        )
         counts[order] = cells_of(histograms[..., 0], missing, starts)
     return counts
+
+
+def drawn_rows(store: Store) -> Array:
+    """Rows that count in each tree, as terms of sums: 1 and 0, int64, (n_trees, n_rows, 2)."""
+    drawn = _drawn(store).astype(np.int64)
+    return np.stack([drawn, np.zeros_like(drawn)], axis=2)
 
 
 def _drawn(store: Store) -> Array:

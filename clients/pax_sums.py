@@ -30,6 +30,8 @@ from fedapp.trees.sets import category_counts
 
 # That the counts of a run fit in, among a store's facts.
 COUNT_BYTES = "count_bytes"
+# Of all parties in each child of a split, there too.
+MIN_CHILD_ROWS = "min_child_rows"
 
 
 class Terms(Protocol):
@@ -83,6 +85,7 @@ def open_sums(site: Site, request: OpenRequest) -> Sums:
     store["set_widths"] = categories
     prefixes, offsets = Descent(categories == 0, n_bins=2).wanted()
     store.facts[COUNT_BYTES] = request.count_bytes
+    store.facts[MIN_CHILD_ROWS] = request.min_child_rows
     weights = whole_weights(store, bounds)
     return Sums(
         [

@@ -37,6 +37,10 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("reg-alpha", "lambda-l1", "l1"), ("alpha",)),
     **dict.fromkeys(("min-split-loss", "min-split-gain", "min-gain-to-split"), ("gamma",)),
     "min-sum-hessian-in-leaf": ("min-child-weight",),
+    **dict.fromkeys(
+        ("min-samples-leaf", "min-data-in-leaf", "min-child-samples"),
+        ("min-samples-leaf", "min-child-rows"),
+    ),
     **dict.fromkeys(("max-leaves", "max-leaf-nodes", "num-leaves", "depth"), ("max-depth",)),
     **dict.fromkeys(("bagging-fraction", "row-sample"), ("subsample",)),
     **dict.fromkeys(("colsample", "feature-fraction"), ("colsample-bytree",)),

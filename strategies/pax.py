@@ -39,7 +39,7 @@ from fedapp.messages.pax import (
 from fedapp.metrics import is_custom
 from fedapp.run_folder import RunFolder
 from fedapp.trees.boosted.constraints import check_without_categories, constraints_of
-from fedapp.trees.boosted.grow import Growth, Shape
+from fedapp.trees.boosted.grow import Growth, Rows, Shape
 from fedapp.trees.boosted.limits import Limits
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
 from fedapp.trees.custom import CUSTOM
@@ -63,7 +63,13 @@ from strategies.warm_start import Begun
 class PAX(HorizontalStrategy):
     """The server's side of PAX."""
 
-    reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL | BASE_MARGIN | {"least-bin-rows"}
+    reads = (
+        BOOSTING_SETTINGS
+        | CONSTRAINTS
+        | INIT_MODEL
+        | BASE_MARGIN
+        | {"least-bin-rows", "min-child-rows"}
+    )
     objectives = OR_FUNCTION
     sections = frozenset(("privacy",))
     history: History
@@ -183,7 +189,8 @@ class PAX(HorizontalStrategy):
         except ValueError as error:
             raise ConfigError(str(error)) from error
         shares = settings.colsample_bylevel, settings.colsample_bynode
-        return Limits(settings.seed, 0, *shares, monotone, interactions)
+        fewest = settings.min_child_rows
+        return Limits(settings.seed, 0, *shares, monotone, interactions, fewest)
 
     def _round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[bool]:
         """Lines 12 to 26: one round. False where it begins anew, or training stops before it.
@@ -230,7 +237,7 @@ class PAX(HorizontalStrategy):
 
         def hold(party: str, reply: GrowReply) -> None:
             n_bins = len(self._places(party, request.columns, boosting.cuts))
-            check_grow(party, reply, request, n_bins)
+            check_grow(party, reply, request, n_bins, self.settings.min_child_rows)
             if request.level == 0:
                 form = boosting.objective, boosting.width, self.settings.eval_metrics
                 check_scores(party, reply, *form, WATCHED)
@@ -266,16 +273,20 @@ class PAX(HorizontalStrategy):
 
     def _merge(
         self, replies: Mapping[str, GrowReply], boosting: Boosting, growth: Growth
-    ) -> tuple[Histogram, npt.NDArray[np.int32]]:
-        """Line 25: the parties' histograms in the layout of the global cuts."""
+    ) -> tuple[Histogram, npt.NDArray[np.int32], Rows]:
+        """Line 25: the parties' histograms in the layout of the global cuts, and rows by bin."""
         drawn, cuts = _drawn(growth), boosting.cuts
         n_wanted = len(growth.wanted)
         histograms = np.zeros((n_wanted, len(cuts.edges), 2))
         missing = np.zeros((n_wanted, cuts.n_columns), dtype=np.int32)
+        rows = np.zeros((n_wanted, len(cuts.edges)), dtype=np.int64)
         for party, reply in replies.items():
-            add_histograms(histograms, reply.histograms, self._places(party, drawn, cuts))
+            places = self._places(party, drawn, cuts)
+            add_histograms(histograms, reply.histograms, places)
             missing[:, drawn] += reply.missing
-        return histograms, missing
+            if len(reply.rows):
+                np.add.at(rows.T, places, reply.rows.T)
+        return histograms, missing, rows
 
     def _places(self, party: str, drawn: npt.NDArray[np.int32], cuts: Cuts) -> Ints:
         """Global bins of a party's bins of the drawn columns."""

@@ -126,9 +126,10 @@ class PlainSums:
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
         n_bins = self._resolutions(parties)
+        rules = {"min_child_rows": self._settings().min_child_rows, **terms}
         categories = category_counts(table.categories, len(table.columns))
         sketches = yield from ask(
-            {party: SketchRequest(n_bins=n_bins[party], **terms) for party in parties},
+            {party: SketchRequest(n_bins=n_bins[party], **rules) for party in parties},
             SketchReply,
             lambda party, reply: check_sketch(
                 party,

@@ -108,6 +108,7 @@ _FIXED: tuple[tuple[str, Any, str], ...] = (
     ("early_stopping_rounds", 0, "scores of every round would take noise, and so epsilon"),
     ("min_parties", 0, "the noise of every party is needed"),
     ("least_bin_rows", 0, "no bin of gradients is told, and leaves have noise"),
+    ("min_child_rows", 0, "splits are drawn without a look at the rows"),
     ("init_model", "", "nothing is known of the noise of its trees"),
     ("subsample", 1.0, "rows are drawn by a seed that all know, which hides none"),
     ("gamma", 0.0, "splits are drawn and do not depend on their gain"),

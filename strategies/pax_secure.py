@@ -86,7 +86,12 @@ class SecureSums:
         descent = Descent(categories == 0, self._settings().max_bin, lightest)
         sums, unseen, by_category, counts = yield from self._sums.ask(
             parties,
-            OpenRequest(count_bytes=n_bytes, **roster, **terms),
+            OpenRequest(
+                count_bytes=n_bytes,
+                min_child_rows=self._settings().min_child_rows,
+                **roster,
+                **terms,
+            ),
             (2,),
             (table.n_coded_columns,),
             (int(categories.sum()),),
@@ -115,26 +120,30 @@ class SecureSums:
         cuts = boosting.cuts
         n_wanted, n_drawn = len(request.wanted_nodes), len(request.columns)
         n_roots = request.n_trees if request.level == 0 else 0
+        n_bins = int(cuts.widths[request.columns].sum())
+        n_counted = n_wanted if self._settings().min_child_rows else 0
         scores = self._score_shapes(WATCHED, request.score_bins) if n_roots else _NO_SCORES
         if request.level == 0:
             self._sums.without_lost(parties)
         summed = yield from self._sums.ask(
             parties,
             self._with_cuts(request, cuts),
-            (n_wanted, int(cuts.widths[request.columns].sum()), 2),
+            (n_wanted, n_bins, 2),
             (n_wanted, n_drawn),
+            (n_counted, n_bins),
             (n_roots, 2),
             *scores,
             part_of_others=request.level > 0,
         )
         if not summed:
             return {}
-        histograms, missing, root_sums, *of_scores = summed
+        histograms, missing, rows, root_sums, *of_scores = summed
         parameters = LossParameters.of(self._settings())
         exponents = np.array(gradient_exponents(boosting.objective, self._bounds, parameters))
         reply = GrowReply(
             from_whole(histograms, exponents),
             missing.astype(np.int32),
+            rows,
             from_whole(root_sums, exponents),
             *self._scores(of_scores),
         )

@@ -29,7 +29,7 @@ CONSTRAINTS = frozenset(("monotone-constraints", "interaction-constraints"))
 # A run of a method that does not read one of these would be of another model than was asked for.
 NEVER_IGNORED = frozenset(
     (
-        *("eval-metric", "max-delta-step", "scale-pos-weight", "least-bin-rows"),
+        *("eval-metric", "max-delta-step", "scale-pos-weight", "least-bin-rows", "min-child-rows"),
         *(*CONSTRAINTS, *INIT_MODEL, *BASE_MARGIN),
     )
 )

@@ -102,8 +102,8 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
     told: list[bool] = []
     sum_nodes = pax_floors.sum_nodes
 
-    def looked_at(store: Store, request: GrowRequest) -> Any:
-        histograms, missing = sum_nodes(store, request)
+    def looked_at(store: Store, request: GrowRequest, terms: Any) -> Any:
+        histograms, missing = sum_nodes(store, request, terms)
         starts = cell_starts(np.diff(store["offsets"]))
         # The other child of each split follows from its parent and its sibling.
         for ends, counts in zip(

@@ -59,6 +59,7 @@ class Coordinator:
             largest=0,
             threshold=threshold,
             count_bytes=4,
+            min_child_rows=0,
             **TERMS,
         )
 
@@ -221,7 +222,7 @@ def test_nothing_of_one_party_leaves_it_once_sums_are_masked(coordinator: Coordi
     coordinator.ask(coordinator.opening, 3)
     model = np.zeros(1, np.uint8)
     requests: list[Request] = [
-        SketchRequest(n_bins=4, **TERMS),
+        SketchRequest(n_bins=4, min_child_rows=0, **TERMS),
         LabelsRequest(**TERMS),
         EvaluateRequest(model, 16, 1.0),
         GrowRequest(

@@ -112,7 +112,7 @@ def check_command(
         "approve": "ask" if site.asks else "all",
         "min-bin-rows": str(site.min_bin_rows),
         "least-bin-rows": str(site.least_bin_rows),
-        **{key: str(limit) for key, limit in site.limits.items()},
+        **{key: str(limit) for key, limit in {**site.floors, **site.limits}.items()},
         "trusted": ", ".join(" ".join(one) for one in sorted(trusted.items())) or NOBODY,
     }.items():
         facts.add_row(fact, escape(value))

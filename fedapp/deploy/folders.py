@@ -237,6 +237,7 @@ def _node_config(site: SiteConfig, data: str) -> str:
         "# least-parties = 3             # rows enter sums over so many parties, nothing else",
         "# most-epsilon = 1              # what is told of its rows has noise that keeps it",
         "# least-bin-rows = 5            # PAX merges bins of gradients with fewer of the rows",
+        "# min-child-rows = 20           # PAX trains no leaf of fewer rows, over all sites",
         "# share-column-names = true     # between parties with different columns",
         "# share-categories = false      # others learn no category names; a schema must give them",
         '# monotone-constraints = "age:1"  # SecureBoost: holds of columns of this site',

@@ -29,6 +29,7 @@ SMALLEST_GAIN = np.float32(1e-6)
 
 FREE_COLUMNS = np.empty(0, dtype=np.int8)
 NO_BOUNDS = np.empty((0, 2), dtype=np.float32)
+NO_ROWS = np.zeros((1, 0), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ def best_splits(
     rules: CategoryRules,
     monotone: npt.NDArray[np.int8] = FREE_COLUMNS,
     bounds: npt.NDArray[np.float32] = NO_BOUNDS,
+    rows: npt.NDArray[np.int64] = NO_ROWS,
+    min_child_rows: int = 0,
 ) -> npt.NDArray[Any]:
     """The split of largest gain of each node.
 
@@ -116,6 +119,8 @@ def best_splits(
         column has categories.
     bounds : float32, shape (n_nodes, 2): lowest and highest weight of each node's sides, where
         columns are held.
+    rows : int64, shape (n_nodes, n_bins): rows in each bin; read where ``min_child_rows`` is > 0.
+    min_child_rows : fewest rows of both sides of a split.
 
     Returns
     -------
@@ -135,6 +140,8 @@ def best_splits(
         penalties.of_leaves,
         monotone,
         bounds,
+        rows,
+        min_child_rows,
         splits,
     )
     too_small = (splits["gain"] <= SMALLEST_GAIN) | (splits["gain"] < np.float32(penalties.gamma))
@@ -244,6 +251,8 @@ def _scan(
     penalties: Any,
     monotone: Any,
     bounds: Any,
+    rows: Any,
+    min_child_rows: int,
     splits: Any,
 ) -> None:
     """Fill ``splits``; lower columns first, so that they win ties."""
@@ -259,10 +268,13 @@ def _scan(
             if not allowed[node, column]:
                 continue
             first, last = offsets[column], offsets[column + 1] - 1
+            counts = rows[node, first : last + 1] if min_child_rows else rows[0, 0:0]
+            n_rows = counts.sum() + missing[node, column]
             if by_category[column]:
                 _scan_categories(
                     histograms[node, first : last + 1],
                     sums[node],
+                    (counts, n_rows, min_child_rows),
                     max_cat_to_onehot,
                     max_cat_threshold,
                     penalties,
@@ -276,10 +288,15 @@ def _scan(
                     continue
                 gradient = 0.0
                 hessian = 0.0
+                n_near = 0
                 for step in range(last - first + 1):
                     bin_id = last - step if backward else first + step
                     gradient += histograms[node, bin_id, 0]
                     hessian += histograms[node, bin_id, 1]
+                    if min_child_rows:
+                        n_near += counts[bin_id - first]
+                        if _is_few((counts, n_rows, min_child_rows), n_near):
+                            continue
                     other_gradient = total_gradient - gradient
                     other_hessian = total_hessian - hessian
                     if hessian < min_child_weight or other_hessian < min_child_weight:
@@ -316,32 +333,56 @@ def _scan(
 def _scan_categories(
     histogram: Any,
     total: Any,
+    rows: Any,
     max_cat_to_onehot: int,
     max_cat_threshold: int,
     penalties: Any,
     column: int,
     split: Any,
 ) -> None:
-    """Change the best split so far where a column of categories has a better one."""
+    """Change the best split so far where a column of categories has a better one.
+
+    Parameters
+    ----------
+    rows : of each category, of the node, and fewest of a side.
+    """
     if histogram.shape[0] < max_cat_to_onehot:
-        _scan_one_against_rest(histogram, total, penalties, column, split)
+        _scan_one_against_rest(histogram, total, rows, penalties, column, split)
         return
     order = _by_weight(histogram, penalties)
     n_steps = min(max_cat_threshold, len(order)) - 1
     for backward in range(2):
         gradient = 0.0
         hessian = 0.0
+        n_near = 0
         for step in range(n_steps):
             place = len(order) - 1 - step if backward else step
             gradient += histogram[order[place], 0]
             hessian += histogram[order[place], 1]
             cut = place if backward else place + 1
+            n_near += _rows_of(rows, order[place])
+            if _is_few(rows, n_near):
+                continue
             _offer(gradient, hessian, total, backward == 1, column, cut, penalties, split)
 
 
 @numba.njit(cache=True, nogil=True)
+def _rows_of(rows: Any, category: int) -> Any:
+    """Rows of a category, 0 where they are not counted."""
+    counts, _, fewest = rows
+    return counts[category] if fewest else 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_few(rows: Any, n_near: int) -> Any:
+    """Whether either side has too few rows, where one of them has so many."""
+    _, n_rows, fewest = rows
+    return n_near < fewest or n_rows - n_near < fewest
+
+
+@numba.njit(cache=True, nogil=True)
 def _scan_one_against_rest(
-    histogram: Any, total: Any, penalties: Any, column: int, split: Any
+    histogram: Any, total: Any, rows: Any, penalties: Any, column: int, split: Any
 ) -> None:
     """Change the best split so far where one category going right is better."""
     present = np.zeros(2)
@@ -349,11 +390,16 @@ def _scan_one_against_rest(
         present[0] += histogram[category, 0]
         present[1] += histogram[category, 1]
     missing = total[0] - present[0], total[1] - present[1]
+    n_missing = rows[1] - rows[0].sum()
     for category in range(histogram.shape[0]):
         gradient, hessian = histogram[category, 0], histogram[category, 1]
-        _offer(gradient, hessian, total, False, column, category, penalties, split)
+        n_near = _rows_of(rows, category)
+        if not _is_few(rows, n_near):
+            _offer(gradient, hessian, total, False, column, category, penalties, split)
         gradient += missing[0]
         hessian += missing[1]
+        if _is_few(rows, n_near + n_missing):
+            continue
         if _offer(gradient, hessian, total, False, column, category, penalties, split):
             split["default_left"] = False
 

@@ -10,6 +10,7 @@ form stands when a site takes a value at all::
 
     insecure_small_key: Annotated[bool, OnlyInTrials()]
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
+    min_child_rows: Annotated[int, Range(0, 2**40), SiteFloor("min-child-rows")]
 """
 
 from __future__ import annotations
@@ -92,6 +93,18 @@ class SiteLimit:
     setting: str
 
 
+@dataclass(frozen=True, slots=True)
+class SiteFloor:
+    """The smallest value that a site takes stands in its node config.
+
+    Parameters
+    ----------
+    setting : its key there.
+    """
+
+    setting: str
+
+
 class Message:
     """What a message of any direction is; its class knows the fields and their rules.
 
@@ -103,6 +116,7 @@ class Message:
     forms: ClassVar[Mapping[str, tuple[Any, Form | Range | None]]]  # plain type and declared form
     for_trials: ClassVar[Mapping[str, OnlyInTrials]]
     limits: ClassVar[Mapping[str, SiteLimit]]
+    floors: ClassVar[Mapping[str, SiteFloor]]
     carries_letters: ClassVar[bool] = False
 
     def __init_subclass__(cls, letters: bool | None = None) -> None:
@@ -117,6 +131,7 @@ class Message:
         rules = [(name, rule) for name, hint in fields.items() for rule in _rules_of(hint)]
         cls.for_trials = {name: rule for name, rule in rules if isinstance(rule, OnlyInTrials)}
         cls.limits = {name: rule for name, rule in rules if isinstance(rule, SiteLimit)}
+        cls.floors = {name: rule for name, rule in rules if isinstance(rule, SiteFloor)}
 
 
 def _form_of(hint: Any) -> tuple[Any, Form | Range | None]:

@@ -34,6 +34,7 @@ class Method:
     holds_columns : whether constraints of columns in a site's node config hold in its trees.
     takes_margins : whether rows may start from a margin of their own.
     merges_bins : whether a site's least rows of a bin hold in what it tells of gradients.
+    counts_rows : whether a site's least rows of a child hold in its trees.
     """
 
     family: Family
@@ -43,6 +44,7 @@ class Method:
     holds_columns: bool = False
     takes_margins: bool = False
     merges_bins: bool = False
+    counts_rows: bool = False
 
     @property
     def trains(self) -> bool:

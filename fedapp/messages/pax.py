@@ -9,8 +9,9 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   largest value, the sum of its labels, and per tree node, column and bin the sums of gradients and
   hessians and the number of missing values. A bin may hold a single row: the share rule gives a
   small party few bins, and that is all that hides its rows. A category is a bin of its own, so of
-  every category it learns how many rows a party has, and nothing hides a rare one. Before each
-  round also its training and validation scores, as in ``scoring``.
+  every category it learns how many rows a party has, and nothing hides a rare one. With
+  ``min-child-rows`` also the number of rows of every node, column and bin, which shows those of
+  one row. Before each round also its training and validation scores, as in ``scoring``.
 - A party learns the trees as they grow, and of the other parties only what is in them; with
   ``init-model`` also the trees of that model, without gains and hessians, whoever grew them.
 
@@ -20,9 +21,10 @@ With ``pax.aggregation=secure`` all but ``hello`` and keys comes under masks (se
   and of values that the dictionary lacks; how many rows have each category; the weights of rows by
   the first digits of their values, and around each quantile by all digits, up to values that one
   row alone may have; per tree node, column and bin the sums of gradients and hessians and the
-  number of missing values; and the scores of all rows. A sum may still be of one row, and whoever
-  sees enough of them can rebuild some rows, though not whose they are: see
-  ``simulations.attacks.pax_rows``. Rows of a category that one party alone has are that party's.
+  number of missing values, with ``min-child-rows`` the number of rows; and the scores of all rows.
+  A sum may still be of one row, and whoever sees enough of them can rebuild some rows, though not
+  whose they are: see ``simulations.attacks.pax_rows``. Rows of a category that one party alone has
+  are that party's.
 - A party learns the model as it grows, the cuts of all columns, and which first digits values near
   the quantiles have. Two parties know of what is not their own that it is the other's.
 """
@@ -35,14 +37,17 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
+from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteFloor, SiteLimit
 from fedapp.messages.labels import LabelsReply, Terms, check_coded
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES
 from fedapp.messages.secure import Among, Roster
 from fedapp.messages.trees import Trees
 
-METHOD = Method("horizontal", takes_margins=True, merges_bins=True)
+METHOD = Method("horizontal", takes_margins=True, merges_bins=True, counts_rows=True)
+
+# Of all parties in each child of a split; 0: any, and rows are not counted.
+MinChildRows = Annotated[int, Range(0, 2**40), SiteFloor("min-child-rows")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +57,7 @@ class SketchRequest(Terms, Request):
     kind: ClassVar[str] = "train.pax_sketch"
     doing: ClassVar[str] = "summarising the columns"
     n_bins: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]  # most bins a column
+    min_child_rows: MinChildRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,6 +134,7 @@ class OpenRequest(Terms, Roster, Request):
     doing: ClassVar[str] = "counting values"
     leaves: ClassVar[str] = "sums"
     count_bytes: Annotated[int, Range(2, 8)]  # 2, 4 or 8, that counts of weights fit in
+    min_child_rows: MinChildRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,6 +168,7 @@ class GrowReply(Reply):
 
     histograms: Annotated[Array, Form("float64", "n_wanted", "n_bins", 2)]
     missing: Annotated[Array, Form("int32", "n_wanted", "n_drawn", low=0)]
+    rows: Annotated[Array, Form("int64", "n_counted", "n_bins", low=0)]  # none where not counted
     root_sums: Annotated[Array, Form("float64", "n_roots", 2)]  # empty below level 0
     train_sums: Annotated[Array, Form("float64", "n_sums")]
     train_scores: Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)]
@@ -209,12 +217,15 @@ def check_sketch(
     check_coded(party, reply, n_classes, n_coded_columns)
 
 
-def check_grow(party: str, reply: GrowReply, request: GrowRequest, n_bins: int) -> None:
+def check_grow(
+    party: str, reply: GrowReply, request: GrowRequest, n_bins: int, min_child_rows: int
+) -> None:
     """Hold sums against what was asked for.
 
     Parameters
     ----------
     n_bins : of the party's drawn columns together.
+    min_child_rows : of the run.
 
     Raises
     ------
@@ -225,6 +236,7 @@ def check_grow(party: str, reply: GrowReply, request: GrowRequest, n_bins: int) 
     shapes = {
         "histograms": (n_wanted, n_bins, 2),
         "missing": (n_wanted, n_drawn),
+        "rows": (n_wanted if min_child_rows else 0, n_bins),
         "root_sums": (n_roots, 2),
     }
     for field, shape in shapes.items():

@@ -32,6 +32,7 @@ NODE_KEYS = (
     *(
         "min-bin-rows",
         "least-bin-rows",
+        "min-child-rows",
         "most-bins",
         "score-bins",
         "align-most-rows",
@@ -49,6 +50,8 @@ LIMITS = {
     "most-columns": 100_000,
     "runs-per-day": 100,
 }
+# Smallest values that it takes; 0 takes all.
+FLOORS = {"min-child-rows": 0}
 # Where a site has min-rows, single rows do not show in its scores either.
 MIN_BIN_ROWS = 10
 # Parties of a masked sum: where a node config says nothing, and the fewest it may say.
@@ -86,6 +89,7 @@ class SiteConfig:
     least_bin_rows : the fewest rows of a bin in what it tells of its gradients; in a simulation as
         the run config says.
     limits : largest values that it takes in a message, by their keys in the node config.
+    floors : smallest values that it takes in a message, by their keys in the node config.
     least_parties : the fewest parties that a sum is over which its own are part of; it then takes
         part in no run that tells more of its rows. 0: in any, and ``fewest_parties`` holds.
     asks : whether a run waits until a person at the site has approved it.
@@ -121,6 +125,7 @@ class SiteConfig:
     min_bin_rows: int = 0
     least_bin_rows: int = 0
     limits: Mapping[str, int] = field(default_factory=LIMITS.copy, hash=False)
+    floors: Mapping[str, int] = field(default_factory=FLOORS.copy, hash=False)
     least_parties: int = 0
     asks: bool = False
     most_epsilon: float = 0.0
@@ -313,6 +318,7 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "min_bin_rows": _whole(node, "min-bin-rows", min(min_rows, MIN_BIN_ROWS)),
         "least_bin_rows": _whole(node, "least-bin-rows", 0),
         "limits": {key: _whole(node, key, limit) for key, limit in LIMITS.items()},
+        "floors": {key: _whole(node, key, floor) for key, floor in FLOORS.items()},
         "least_parties": _least_parties(node),
         "most_epsilon": _not_negative(node, "most-epsilon"),
         "asks": _asks(str(node.get("approve", "all"))),

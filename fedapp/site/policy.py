@@ -31,7 +31,7 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
     ------
     ConfigError : it is not allowed, sends no such messages, would not hold the constraints of
         columns in the node config, or would ignore the base margins or the least rows of a bin
-        named there.
+        or of a child named there.
     """
     module = module_of(kind)
     shared_by = getattr(messages_of(module), "SHARED_BY", None)
@@ -55,6 +55,11 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
     if config.least_bin_rows and not (declared and (declared.merges_bins or not declared.trains)):
         rule = "must be 0 in the node config, or strategy one that merges bins (pax)"
         raise ConfigError(f"least-bin-rows {rule}, got {method}")
+    if config.floors["min-child-rows"] and not (
+        declared and (declared.counts_rows or not declared.trains)
+    ):
+        rule = "must be 0 in the node config, or strategy one that counts the rows of children"
+        raise ConfigError(f"min-child-rows {rule} (pax), got {method}")
     if config.base_margin and not (declared and (declared.takes_margins or not declared.trains)):
         rule = "must be empty in the node config, or strategy one that reads it there"
         way = "the column may be a feature, or excluded with drop-columns"
@@ -82,6 +87,13 @@ def check_request(config: SiteConfig, request: Request) -> None:
             setting, most = name.replace("_", "-"), config.limits[limit.setting]
             raise ConfigError(
                 f"{setting} must be <= {most} ({limit.setting} in the node config of "
+                f"{config.name}), got {value}"
+            )
+    for name, floor in request.floors.items():
+        if (value := getattr(request, name)) < (least := config.floors[floor.setting]):
+            setting = name.replace("_", "-")
+            raise ConfigError(
+                f"{setting} must be >= {least} ({floor.setting} in the node config of "
                 f"{config.name}), got {value}"
             )
 

@@ -13,6 +13,7 @@ from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.histograms.split import (
     NO_BOUNDS,
+    NO_ROWS,
     CategoryRules,
     Penalties,
     best_splits,
@@ -33,6 +34,9 @@ from fedapp.trees.model import (
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
 
 FREE = Limits()
+Rows = npt.NDArray[np.int64]
+# Of a node: sums in each bin, rows without a value by column, and rows in each bin, if counted.
+Summed = tuple[Histogram, npt.NDArray[np.int32], Rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class Growth:
         self._nodes = [_leaves(1, parent=-1) for _ in range(n_trees)]
         self._sets = NO_SETS  # of all splits, in the order in which they were made
         self._sums: dict[NodeId, npt.NDArray[np.float64]] = {}
-        self._parents: dict[NodeId, tuple[Histogram, npt.NDArray[np.int32]]] = {}
+        self._parents: dict[NodeId, Summed] = {}
 
     @property
     def wanted_pairs(self) -> npt.NDArray[np.int32]:
@@ -108,7 +112,7 @@ class Growth:
             self._weigh((tree, 0), (-WIDEST, WIDEST))
 
     def split(
-        self, histograms: Histogram, missing: npt.NDArray[np.int32]
+        self, histograms: Histogram, missing: npt.NDArray[np.int32], rows: Rows = NO_ROWS
     ) -> tuple[Routes, CategorySets]:
         """Split the open nodes of this level.
 
@@ -116,13 +120,16 @@ class Growth:
         ----------
         histograms : float64, shape (n_wanted, n_bins, 2), in the order of ``wanted``.
         missing : int32, shape (n_wanted, n_columns).
+        rows : int64, shape (n_wanted, n_bins): rows in each bin, where a child must have so many.
 
         Returns
         -------
         routes : ``ROUTE``, one a split.
         sets : of those that are by categories, in the order of the routes.
         """
-        found = self._complete(histograms, missing)
+        fewest = self.limits.min_child_rows
+        counts = rows if fewest else np.broadcast_to(NO_ROWS, (len(self.wanted), 0))
+        found = self._complete(histograms, missing, counts)
         open_histograms = np.stack([found[node][0] for node in self._open])
         splits = best_splits(
             open_histograms,
@@ -134,6 +141,8 @@ class Growth:
             self.shape.rules,
             self.limits.monotone,
             self._bounds(),
+            np.stack([found[node][2] for node in self._open]),
+            fewest,
         )
         made = [(n, s) for n, s in zip(self._open, splits, strict=True) if s["column"] >= 0]
         members = [self._right(split, found[node][0]) for node, split in made]
@@ -164,7 +173,9 @@ class Growth:
         parents = list(self._parents)
         histograms = [self._parents[parent][0] for parent in parents]
         missing = [self._parents[parent][1] for parent in parents]
+        rows = [self._parents[parent][2] for parent in parents]
         n_bins, n_columns = len(self.cuts.edges), self.cuts.n_columns
+        n_counted = n_bins if self.limits.min_child_rows else 0
         return {
             "level": np.array(self.level),
             "wanted": self.wanted_pairs,
@@ -178,6 +189,7 @@ class Growth:
             "parents": np.array(parents, dtype=np.int32).reshape(-1, 2),
             "parent_histograms": np.array(histograms).reshape(-1, n_bins, 2),
             "parent_missing": np.array(missing, dtype=np.int32).reshape(-1, n_columns),
+            "parent_rows": np.array(rows, dtype=np.int64).reshape(len(parents), n_counted),
         }
 
     @classmethod
@@ -197,27 +209,29 @@ class Growth:
         growth._nodes = [tree.copy() for tree in trees]
         growth._sets = CategorySets(kept("sets"), kept("set_widths"))
         growth._sums = dict(zip(_pairs(kept("summed")), kept("sums"), strict=True))
-        sums = zip(kept("parent_histograms"), kept("parent_missing"), strict=True)
+        kinds = ("histograms", "missing", "rows")
+        sums = zip(*(kept(f"parent_{kind}") for kind in kinds), strict=True)
         growth._parents = dict(zip(_pairs(kept("parents")), sums, strict=True))
         return growth
 
     def _complete(
-        self, histograms: Histogram, missing: npt.NDArray[np.int32]
-    ) -> dict[NodeId, tuple[Histogram, npt.NDArray[np.int32]]]:
+        self, histograms: Histogram, missing: npt.NDArray[np.int32], rows: Rows
+    ) -> dict[NodeId, Summed]:
         """Histograms of all open nodes: those that came, and parents less those."""
-        found = {
-            node: (histograms[place], missing[place]) for place, node in enumerate(self.wanted)
-        }
-        for parent, (total, total_missing) in self._parents.items():
+        found: dict[NodeId, Summed] = dict(
+            zip(self.wanted, zip(histograms, missing, rows, strict=True), strict=True)
+        )
+        for parent, (total, total_missing, total_rows) in self._parents.items():
             left, right = self._children(parent)
             known, other = (left, right) if left in found else (right, left)
-            found[other] = (total - found[known][0], total_missing - found[known][1])
+            own, own_missing, own_rows = found[known]
+            found[other] = total - own, total_missing - own_missing, total_rows - own_rows
         return found
 
     def _advance(
         self,
         parents: Sequence[NodeId],
-        found: dict[NodeId, tuple[Histogram, npt.NDArray[np.int32]]],
+        found: dict[NodeId, Summed],
     ) -> None:
         """Open the children of the nodes just split, if the trees may grow deeper."""
         if self.level == self.shape.max_depth:

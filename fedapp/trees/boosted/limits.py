@@ -31,6 +31,7 @@ class Limits:
     monotone : int8, shape (n_columns,): 1 where predictions may not fall as the column grows, -1
         where they may not rise, else 0; empty where no column is held.
     interactions : columns that may stand together on a path; empty: all.
+    min_child_rows : fewest rows on each side of a split; 0: any, and rows are not counted.
     """
 
     seed: int = 0
@@ -39,6 +40,7 @@ class Limits:
     bynode: float = 1.0
     monotone: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, dtype=np.int8))
     interactions: tuple[frozenset[int], ...] = ()
+    min_child_rows: int = 0
 
     def columns(
         self, level: int, places: Sequence[NodeId], trees: Sequence[Tree], allowed: Bools
