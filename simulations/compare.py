@@ -1,12 +1,14 @@
 """Strategies side by side: the same rows, several seeds or folds, one table.
 
 Every cell is an ordinary run in a folder of its own, ``<output>/<strategy>-<seed>``, with
-``-fold-<fold>`` where there are folds; a cell that is finished is not run again.
+``-fold-<fold>`` where there are folds; a cell that is finished is not run again, and one that was
+interrupted goes on from its last round.
 """
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +22,7 @@ from fedapp.housekeeping import delete_run
 from fedapp.metrics import larger_is_better
 from fedapp.report.summary import read_run
 from fedapp.report.tradeoff import Comparison, Line
-from fedapp.run_folder import RunFolder
+from fedapp.run_folder import RunFolder, State
 from simulations.baselines import BaselineKind, baselines_of, run_baselines
 from simulations.comparable import (
     changed_settings,
@@ -131,17 +133,23 @@ def _by_split(strategies: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def finished_cell(
     settings: Settings, output: Path, engine: Engine, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The summary of one run, which is made unless it is there."""
+    """The summary of one run, which is made, or gone on with, unless it is there."""
     name = f"{settings.strategy}-{_suffix({'seed': settings.seed, 'fold': settings.fold})}"
     folder = (output / name).resolve()
     if (folder / "summary.json").exists():
         _check_same(settings, folder)
         tell(f"{name}: finished before")
-    else:
-        if folder.exists():  # What is left of a run that was interrupted, or that failed.
+        return dict(read_run(folder).summary)
+    place = {"run_dir": str(folder)}
+    if folder.exists():
+        if RunFolder(folder).state is State.RESUMABLE:
+            _check_same(settings, folder)
+            place["resume"] = str(folder)
+            tell(f"{name}: goes on")
+        else:  # What is left of a run that was interrupted at once, or that failed.
             delete_run(folder)
-        engine(settings.model_copy(update={"run_dir": str(folder)}))
-        tell(f"{name}: done")
+    engine(settings.model_copy(update=place))
+    tell(f"{name}: done")
     return dict(read_run(folder).summary)
 
 
@@ -151,9 +159,9 @@ def _suffix(draw: Draw) -> str:
 
 
 def _check_same(settings: Settings, folder: Path) -> None:
-    """Hold that a finished cell was run with these settings."""
+    """Hold that a cell was begun with these settings."""
     asked = flatten(settings.as_config())
-    ran = flatten(read_run(folder).config)
+    ran = flatten(tomllib.loads((folder / "config.toml").read_text()))
     for name in sorted({*asked, *ran} - NO_MATTER):
         if asked.get(name) != ran.get(name):
             values = f"{ran.get(name)!r} as in {folder}, got {asked.get(name)!r}"

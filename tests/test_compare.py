@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.config import Settings, load_settings
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, StoppedError
 from fedapp.report.comparison_plots import compared_scores, near_range, spread_out, tradeoff
 from fedapp.report.tradeoff import Comparison, Line, fact_table, score_table, tradeoff_page
 from fedapp.run_folder import RunFolder
@@ -24,7 +24,7 @@ from fedapp.server_app import all_strategies
 from fedapp.site.store import Store
 from simulations.baselines import run_baselines
 from simulations.comparable import comparison_folder, same_rows
-from simulations.compare import compare
+from simulations.compare import compare, finished_cell
 from simulations.local import run_local
 from strategies.inference import InferenceStrategy
 
@@ -94,6 +94,33 @@ def test_an_interrupted_cell_is_run_anew(tmp_path: Path) -> None:
     engine = Counted()
     compared(tmp_path / "out", engine, n_seeds=1)
     assert engine.runs == ["pax-42"]
+
+
+def test_a_cell_that_was_stopped_after_a_round_goes_on_to_the_same_model(tmp_path: Path) -> None:
+    compared(tmp_path / "whole", Counted(), n_seeds=1, eta=0.1)
+
+    def stopped(settings: Settings) -> RunFolder:
+        return run_local(settings, on_round=lambda line: False)
+
+    output, engine = tmp_path / "out", Counted()
+    with pytest.raises(StoppedError):
+        compare(["pax"], {**SHORT, "eta": 0.1}, 1, output, stopped)
+    told: list[str] = []
+    compare(["pax"], {**SHORT, "eta": 0.1}, 1, output, engine, tell=told.append)
+    assert told[:2] == ["pax-42: goes on", "pax-42: done"]
+    models = [tmp_path / name / "pax-42" / "model.json" for name in ("whole", "out")]
+    assert models[0].read_bytes() == models[1].read_bytes()
+
+
+def test_a_stopped_cell_of_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+    settings = load_settings({**SHORT, "strategy": "pax", "eta": 0.1})
+    with pytest.raises(StoppedError):
+        finished_cell(
+            settings, tmp_path, lambda one: run_local(one, on_round=lambda line: False), print
+        )
+    match = f"^eta must be 0.1 as in {tmp_path}/pax-42, got 0.3; name another folder by --output$"
+    with pytest.raises(ConfigError, match=match):
+        finished_cell(settings.model_copy(update={"eta": 0.3}), tmp_path, run_local, print)
 
 
 def test_a_cell_that_another_process_writes_or_that_is_no_runs_stays(tmp_path: Path) -> None:
