@@ -359,7 +359,7 @@ def main(
         (output / f"{figure}.png").write_bytes(draw(figure, timed))
     tables: Row = {"table_1": first, "figure_3": third, "figures_4_to_6": timed, "notes": NOTES}
     tables |= {"verdicts": shown}
-    write_tables(output, "federated_forest", start, ["scikit-learn", "numba"], tables)
+    write_tables(output, "papers.federated_forest", start, ["scikit-learn", "numba"], tables)
 
 
 if __name__ == "__main__":

@@ -283,7 +283,7 @@ def main(
         show_table_4(heads, how)
     console.print(NOTES)
     tables: Row = {"table_2": rows, "pooled": pooled, "table_4": heads, "notes": NOTES}
-    write_tables(output, "fedxgbllr", start, ["xgboost", "torch"], tables)
+    write_tables(output, "papers.fedxgbllr", start, ["xgboost", "torch"], tables)
 
 
 if __name__ == "__main__":

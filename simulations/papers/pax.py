@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,15 @@ from fedapp.data.table import Table
 from fedapp.home import home
 from simulations.baselines import run_baselines
 from simulations.local import run_local
-from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables
+from simulations.papers.tables import (
+    Row,
+    console,
+    grouped,
+    kept,
+    mean_of,
+    new_grid,
+    write_tables,
+)
 
 DATA = ("default-credit", "ijcnn1", "cod-rna", "airline")
 BINS = ("share", "equal")
@@ -193,26 +202,39 @@ def show_partitions(rows: Sequence[Row], heading: str) -> None:
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="1 seed, 10 trees.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Draws to average over.")] = 1,
-    output: Annotated[Path, typer.Option(help="Folder to write tables.json to.")] = OUTPUT,
+    output: Annotated[Path, typer.Option(help="Finished rows in it are not made again.")] = OUTPUT,
 ) -> None:
     """Compute both tables, print them, and write every run as JSON."""
     start, drawn = time.monotonic(), range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
     how = f"{len(drawn)} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
     trees = QUICK_TREES if quick else TREES
-    scores = [row for data in DATA for seed in drawn for row in quality(data, seed, trees)]
+    (cells := output / "rows").mkdir(parents=True, exist_ok=True)
+    scores = [
+        row
+        for data in DATA
+        for seed in drawn
+        for row in kept(
+            cells / f"quality-{data}-{seed}-{trees}.json", partial(quality, data, seed, trees)
+        )
+    ]
     show_quality(scores, f"Test AUC, 3 equal parties, {trees} trees of depth 6, {how}")
     console.print(f"spread: of pooled XGBoost alone, max-bin {NEARBY_BINS[0]} to {NEARBY_BINS[-1]}")
     trees = QUICK_TREES if quick else PAPER_TREES
     table = read_source("airline")
     dealt = [
-        row for draw in DRAWS for seed in drawn for row in partitions(table, draw, seed, trees)
+        row
+        for draw in DRAWS
+        for seed in drawn
+        for row in kept(
+            cells / f"partitions-{draw}-{seed}-{trees}.json",
+            partial(partitions, table, draw, seed, trees),
+        )
     ]
     show_partitions(dealt, f"Airline, {trees} trees, {how}")
     for line in DIFFERENCES:
         console.print(line, soft_wrap=True)
     tables: Row = {"quick": quick, "quality": scores, "partitions": dealt, "differs": DIFFERENCES}
-    output.mkdir(parents=True, exist_ok=True)
-    write_tables(output, "pax", start, ["xgboost"], tables)
+    write_tables(output, "papers.pax", start, ["xgboost"], tables)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What the papers' experiments share: rows of results, tables on the screen and in a file."""
+"""What papers' experiments and benchmarks share: rows of results, tables printed and in a file."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,18 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]
     return groups
 
 
+def kept(path: Path, make: Callable[[], Sequence[Row]]) -> list[Row]:
+    """Rows that a file holds, or that are made now and written to it.
+
+    Parameters
+    ----------
+    path : named by all that decides on the rows; so a command that was interrupted goes on.
+    """
+    if not path.exists():
+        RunFolder(path.parent).write_json(path.name, {"rows": list(make())})
+    return list(json.loads(path.read_text())["rows"])
+
+
 def new_grid(heading: str, names: Sequence[str], n_texts: int) -> Grid:
     """An empty table narrow enough for 80 characters; columns after the texts are numbers."""
     grid = Grid(title=heading, box=None, padding=(0, 1, 0, 0), pad_edge=False)
@@ -42,17 +55,17 @@ def new_grid(heading: str, names: Sequence[str], n_texts: int) -> Grid:
 
 
 def write_tables(
-    output: Path, paper: str, start: float, packages: Sequence[str], tables: Mapping[str, Any]
+    output: Path, module: str, start: float, packages: Sequence[str], tables: Mapping[str, Any]
 ) -> None:
     """Write ``tables.json``: with the command, and the versions of packages; print where.
 
     Parameters
     ----------
     output : folder.
-    paper : module of ``simulations.papers``.
+    module : of the command, below ``simulations``.
     start : of the command, by ``time.monotonic``.
     """
-    command = " ".join([f"python -m simulations.papers.{paper}", *sys.argv[1:]])
+    command = " ".join([f"python -m simulations.{module}", *sys.argv[1:]])
     found = versions(("fedapp", "flwr", "numpy", *packages))
     document = {**tables, "command": command, "versions": found}
     RunFolder(output).write_json("tables.json", document)

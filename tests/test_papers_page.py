@@ -1,0 +1,115 @@
+"""The page that sets the papers' figures beside ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from simulations.papers import fed_eini, fedxgbllr, page, pax
+from simulations.papers.tables import Row, kept
+
+
+def test_shares_and_percents_differ_by_points_and_errors_by_a_ratio() -> None:
+    assert page.Compared("AUC", 0.80, 0.82, 0.8).differs
+    assert not page.Compared("AUC", 0.80, 0.805, 0.8).differs
+    assert page.Compared("accuracy", 85.0, 83.0, None, page.PERCENT).differs
+    assert page.Compared("MSE", 4.0, 3.5, None, page.TIMES, True).differs
+    assert not page.Compared("MSE", 4.0, 4.2, None, page.TIMES, True).differs
+    assert not page.Compared("AUC", None, 0.5, 0.9).differs
+
+
+def test_a_figure_shows_what_is_known_of_it() -> None:
+    assert page.Compared("a", 0.8, 0.75, 0.9).cells == ["a", "0.8", "0.75", "0.9", "-0.0500"]
+    assert page.Compared("b", 4.0, 2.0, None, 1.1, True).cells[-2:] == ["", "x 0.50"]
+    assert page.Compared("c", None, 0.5, None).cells == ["c", "", "0.5", "", ""]
+
+
+def pax_rows(seed: int, auc: float) -> list[Row]:
+    scores = dict.fromkeys(pax.METRICS, auc)
+    parties = ["pooled", 1, 2]
+    return [{"draw": "random", "partition": one, "seed": seed, **scores} for one in parties]
+
+
+@pytest.fixture
+def tables() -> dict[str, dict[str, Any]]:
+    """What the commands write, a little of each."""
+    of_credit = {"credit": "Credit 1", "method": "SecureBoost"}
+    scores = {"auc": 0.7}
+    mse = {"data": "abalone", "clients": 2, "score": 5.0, "head": "cnn"}
+    eini = {"credit": "Credit 2", "model": "boosted", "share": 10, "auc": [0.85, 0.85]}
+    return {
+        "pax": {"partitions": [*pax_rows(42, 0.9), *pax_rows(43, 0.8)], "differs": ["Label."]},
+        "fedxgbllr": {
+            "table_2": [mse],
+            "pooled": [{"data": "abalone", "test": 5.4}],
+            "table_4": [mse],
+            "notes": "Rows: other ones.",
+        },
+        "secureboost": {
+            "tables_2_and_3": [{**of_credit, "first_tree": scores, "all_trees": scores}],
+            "notes": "None at hand.",
+        },
+        "federated_forest": {
+            "table_1": [{"data": "spambase", "NonFF": [0.948, 0.006], "FF": [0.947, 0.007]}],
+            "notes": "Depth.",
+        },
+        "fed_eini": {"table_2": [eini, {**eini, "model": "forest"}], "notes": "Sets."},
+    }
+
+
+def write(folder: Path, tables: dict[str, dict[str, Any]]) -> None:
+    for name, content in tables.items():
+        (folder / name).mkdir(parents=True)
+        command = {"command": f"python -m simulations.papers.{name}"}
+        (folder / name / "tables.json").write_text(json.dumps({**content, **command}))
+
+
+def test_every_paper_is_set_beside_what_it_prints(
+    tmp_path: Path, tables: dict[str, dict[str, Any]]
+) -> None:
+    write(tmp_path, tables)
+    found = {paper.title.partition(",")[0]: paper for paper in page.read(tmp_path)}
+    assert list(found) == ["PAX", "FedXGBllr", "SecureBoost", "Federated Forest", "Fed-EINI"]
+    first = next(row for row in found["PAX"].rows if "partition 2, auc" in row.what)
+    assert (first.paper, first.ours, first.pooled) == (0.79, pytest.approx(0.85), first.ours)
+    second = found["FedXGBllr"].rows[0]
+    assert (second.paper, second.pooled) == (fedxgbllr.PAPER["abalone"][2], 5.4)
+    assert second.differs
+    assert found["Federated Forest"].rows[1].pooled == 0.948
+    boosted, forest = found["Fed-EINI"].rows
+    assert (boosted.paper, forest.paper) == (fed_eini.PRINTED["Credit 2", 10][0], None)
+
+
+def test_the_page_holds_every_figure_and_says_why(
+    tmp_path: Path, tables: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, tables)
+    page.main(tmp_path)
+    written = (tmp_path / "papers.html").read_text()
+    for text in (
+        "abalone, 2 clients, MSE",
+        "Rows: other ones.",
+        "simulations.papers.pax",
+        "Label.",
+    ):
+        assert text in written
+    assert "printed figures differ" in capsys.readouterr().out
+
+
+def test_papers_that_were_not_run_are_missing_and_none_at_all_is_an_error(
+    tmp_path: Path, tables: dict[str, dict[str, Any]]
+) -> None:
+    with pytest.raises(typer.Exit):
+        page.main(tmp_path)
+    write(tmp_path, {"pax": tables["pax"]})
+    assert len(page.read(tmp_path)) == 1
+
+
+def test_rows_that_a_file_holds_are_not_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    assert kept(path, lambda: [{"auc": 0.5}]) == [{"auc": 0.5}]
+    assert kept(path, lambda: [{"auc": 0.9}]) == [{"auc": 0.5}]
