@@ -36,7 +36,12 @@ ANSWERING = sorted(
 )
 # What may know methods by name: studies of single ones, and a command that says which one it takes
 # where none is named.
-STUDIES = ("simulations/papers/", "simulations/bench/", "simulations/notebooks/")
+STUDIES = (
+    "simulations/papers/",
+    "simulations/bench/",
+    "simulations/benchmarks/",
+    "simulations/notebooks/",
+)
 ESTIMATORS = "fedapp/sklearn.py"  # two classes a method, by its name
 FAMILIES = {"HorizontalStrategy", "VerticalStrategy", "InferenceStrategy"}
 DEFAULTS = {

@@ -1,0 +1,1 @@
+"""Benchmarks that others have published, and our own of which method to take: one module each."""

@@ -1,0 +1,222 @@
+"""Which horizontal method to take: rows that parties share unevenly, and 2 to 100 parties.
+
+Every method is run on the same rows for every way to deal them out: by chance; by label, with
+shares from a Dirichlet distribution (Hsu et al. 2019, arXiv:1909.06335, and Li et al. 2022,
+arXiv:2102.02079, use 0.1 to 1); each party with half of the rows of the one before; by a column of
+the table, so that parties differ as branches do. Beside them stand XGBoost on all rows in one place
+and on each party's alone. A run that is finished is not made again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from fedapp.config import Settings, load_settings
+from fedapp.errors import ConfigError
+from fedapp.run_folder import RunFolder
+from simulations.baselines import run_baselines
+from simulations.benchmarks.noniid_page import benchmark_page
+from simulations.benchmarks.verdict import ALONE, POOLED, verdicts
+from simulations.compare import finished_cell
+from simulations.papers.fedxgbllr import run_and_tidy
+from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables
+
+METHODS: dict[str, Row] = {
+    "pax": {"strategy": "pax"},
+    # A tenth party has a tenth of the bins of a table of its own, unless all have as many.
+    "pax, equal bins": {"strategy": "pax", "pax.bins": "equal", "max-bin": 64},
+    "fedxgbllr": {"strategy": "fedxgbllr"},
+    "bagging": {"strategy": "bagging"},
+    "cyclic": {"strategy": "cyclic"},
+    "fedavg-linear": {"strategy": "fedavg-linear"},
+}
+NATURAL = {"default-credit": "EDUCATION", "adult": "occupation"}  # what parties differ by
+N_PARTIES, COUNTS, QUICK_PARTIES, QUICK_COUNTS = 5, (2, 5, 10, 30, 100), 3, (2, 3)
+ALPHAS, QUICK_ALPHAS = (1.0, 0.3, 0.1), (0.3,)
+IID, HALVED = "by chance", "sizes halved"
+FIRST_SEED, ROUNDS, QUICK_ROUNDS = 42, 50, 5
+TEST = 0.5  # of the rows, so that the draw of them seldom moves a difference by 0.005
+QUICK: Row = {"fedxgbllr.rounds": 2, "fedxgbllr.epochs": 2, "fedxgbllr.trees": 10}
+QUICK |= {"fedavg-linear.rounds": QUICK_ROUNDS}
+OUTPUT = Path("runs/benchmarks/noniid")
+CUT = f"""\
+--quick: 1 seed, {QUICK_ROUNDS} rounds, {QUICK_PARTIES} parties and fewer ways to deal rows out; \
+FedXGBllr with {QUICK["fedxgbllr.trees"]} trees a party. So it shows what runs, not what is good."""
+NOTES = f"""\
+AUC on the same half of the rows for every line of a set; of the others a tenth validates. Default
+settings, {ROUNDS} rounds of depth 6; FedXGBllr has 500 trees of depth 8 among all parties; "equal
+bins" is pax.bins=equal with max-bin=64. Alone: the mean over the parties, by XGBoost.
+Seconds: of training, all parties on the cores of one machine, in this process. Bytes: both ways,
+all parties together. An exchange takes 0.2 to 1 s between organisations.
+Rows by a column: its values are at one party each; the column itself is no feature then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One way to deal out the rows of a set.
+
+    Parameters
+    ----------
+    data : name of the set, of two classes.
+    name : of the way, for people.
+    partition : the setting.
+    parties : how many.
+    """
+
+    data: str
+    name: str
+    partition: str
+    parties: int
+
+    @property
+    def folder(self) -> str:
+        """Of its runs; the same for the same runs."""
+        kind = self.partition.partition(":")[0] if self.name == HALVED else self.partition
+        return f"{self.data}-{kind.replace(':', '-')}-{self.parties}"
+
+
+def halved(n_parties: int) -> str:
+    """Each party has half as many rows as the one before; the setting ``partition``."""
+    sizes = 0.5 ** np.arange(n_parties)
+    return "sizes:" + ",".join(f"{size:.9f}" for size in sizes / sizes.sum())
+
+
+def skews(data: str, quick: bool) -> list[Scenario]:
+    """Ways that differ in how unlike the parties are."""
+    n = QUICK_PARTIES if quick else N_PARTIES
+    column = NATURAL[data]
+    return [
+        Scenario(data, IID, "iid", n),
+        *(
+            Scenario(data, f"dirichlet {alpha:g}", f"dirichlet:{alpha:g}", n)
+            for alpha in (QUICK_ALPHAS if quick else ALPHAS)
+        ),
+        Scenario(data, HALVED, halved(n), n),
+        Scenario(data, f"by {column.lower()}", f"column:{column}", n),
+    ]
+
+
+def counts(data: str, quick: bool, most: int) -> list[Scenario]:
+    """Rows by chance among more and more parties."""
+    found = [n for n in (QUICK_COUNTS if quick else COUNTS) if n <= most]
+    return [Scenario(data, IID, "iid", n) for n in found]
+
+
+def settings_of(scenario: Scenario, method: str, seed: int, quick: bool) -> Settings:
+    """Of one run."""
+    own: Row = {"data": scenario.data, "partition": scenario.partition, "test-fraction": TEST}
+    own |= {"parties": scenario.parties}
+    rounds = {"num-boost-round": QUICK_ROUNDS if quick else ROUNDS}
+    cut = QUICK if quick else {}
+    return load_settings({"seed": seed, **own, **rounds, **cut, **METHODS[method]})
+
+
+def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Path) -> Row:
+    """Score and costs of one run, which is made unless it is there."""
+    settings = settings_of(scenario, method, seed, quick)
+    folder = output / scenario.folder / method.replace(", ", "-").replace(" ", "-")
+    where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties, {method}:"
+    tell = partial(console.print, where)
+    summary = finished_cell(settings, folder, run_and_tidy, tell)
+    return {
+        **asdict(scenario),
+        "method": method,
+        "seed": seed,
+        "score": summary["metrics"]["test"]["auc"],
+        "exchanges": summary["exchanges"],
+        "bytes": sum(summary["bytes"].values()),
+        "seconds": summary["seconds"]["train"],
+    }
+
+
+def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list[Row]:
+    """Scores of XGBoost on all rows, and the mean of those on each party's alone."""
+    path = output / scenario.folder / f"baselines-{seed}.json"
+    if not path.exists():
+        found = run_baselines(settings_of(scenario, "pax", seed, quick))
+        kept = {"pooled": found["pooled"], "alone": found["alone"]}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        RunFolder(path.parent).write_json(path.name, kept)
+    found = json.loads(path.read_text())
+    alone = float(np.mean([scores["auc"] for scores in found["alone"].values()]))
+    row = {**asdict(scenario), "seed": seed}
+    return [
+        {**row, "method": POOLED, "score": found["pooled"]["auc"]},
+        {**row, "method": ALONE, "score": alone},
+    ]
+
+
+def run_all(
+    scenarios: Sequence[Scenario], seeds: Sequence[int], quick: bool, output: Path
+) -> list[Row]:
+    """Every method on every scenario, each once."""
+    rows = []
+    for seed in seeds:  # all of one seed before the next, so that an interrupted command has some
+        for scenario in dict.fromkeys(scenarios):
+            rows += run_beside(scenario, seed, quick, output)
+            rows += [run_cell(scenario, method, seed, quick, output) for method in METHODS]
+    return rows
+
+
+def show(rows: Sequence[Row], heading: str) -> None:
+    """Print scores, a line a scenario, and what methods cost."""
+    names = [*METHODS, POOLED, ALONE]
+    grid = new_grid(f"Test AUC, {heading}", ["data", "rows", "parties", *names], 2)
+    for (data, name, parties), group in grouped(rows, "data", "name", "parties").items():
+        of_method = grouped(group, "method")
+        scores = [f"{mean_of(of_method[(each,)], 'score'):.4f}" for each in names]
+        grid.add_row(data, name, str(parties), *scores)
+    console.print(grid)
+    costs = ["data", "rows", "parties", "method", "exchanges", "MB", "sec."]
+    grid = new_grid(f"Costs, {heading}", costs, 2)
+    federated = [row for row in rows if row["method"] in METHODS]
+    for place, group in grouped(federated, "data", "name", "parties", "method").items():
+        spent = [f"{mean_of(group, 'exchanges'):.0f}", f"{mean_of(group, 'bytes') / 1e6:.1f}"]
+        grid.add_row(*map(str, place), *spent, f"{mean_of(group, 'seconds'):.1f}")
+    console.print(grid)
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Minutes; says what is cut.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Draws to average over.")] = 1,
+    data: Annotated[str, typer.Option(help=f"Of {', '.join(NATURAL)}.")] = "default-credit",
+    most: Annotated[int, typer.Option(min=2, help="Most parties.")] = COUNTS[-1],
+    output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
+) -> None:
+    """Run all, print scores and costs, and write them as JSON and as a page with plots."""
+    start = time.monotonic()
+    sets = [name.strip() for name in data.split(",")]
+    for name in sets:
+        if name not in NATURAL:
+            raise ConfigError(f"data must be of {', '.join(NATURAL)}, got {name!r}")
+    if quick:
+        console.print(CUT)
+    drawn = range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
+    by_skew = [one for name in sets for one in skews(name, quick)]
+    by_count = [one for name in sets for one in counts(name, quick, most)]
+    folder = output / ("quick" if quick else "full")
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = run_all([*by_skew, *by_count], drawn, quick, folder)
+    heading = f"{len(drawn)} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
+    show(rows, heading)
+    found = verdicts(rows)
+    for each in found:
+        console.print(each.text, soft_wrap=True)
+    console.print(NOTES)
+    page = benchmark_page(rows, list(METHODS), found, [heading, *NOTES.splitlines()])
+    RunFolder(folder).write("noniid.html", page)
+    tables: Row = {"rows": rows, "verdicts": [asdict(each) for each in found], "notes": NOTES}
+    write_tables(folder, "benchmarks.noniid", start, ["xgboost", "torch"], tables)
+
+
+if __name__ == "__main__":
+    typer.run(main)

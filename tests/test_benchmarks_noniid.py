@@ -1,0 +1,111 @@
+"""Which horizontal method to take: ways to deal rows out, verdicts, and the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.config import load_settings
+from fedapp.data.partition import partition_rows
+from fedapp.errors import ConfigError
+from simulations.benchmarks import noniid
+from simulations.benchmarks.noniid_page import benchmark_page
+from simulations.benchmarks.verdict import ALONE, POOLED, verdicts
+from simulations.papers.tables import Row
+
+
+def test_each_party_has_half_the_rows_of_the_one_before() -> None:
+    rows = np.arange(10_230)
+    shares = partition_rows(noniid.halved(10), rows, 10, np.random.default_rng(0))
+    assert [len(share) for share in shares] == [5120 >> party for party in range(10)]
+
+
+def test_scenarios_go_from_chance_to_unlike_parties_and_from_two_to_a_hundred() -> None:
+    skews = noniid.skews("default-credit", quick=False)
+    assert [one.partition.partition(":")[0] for one in skews] == [
+        *("iid", "dirichlet", "dirichlet", "dirichlet", "sizes", "column")
+    ]
+    assert [one.parties for one in noniid.counts("adult", False, 100)] == [2, 5, 10, 30, 100]
+    assert [one.parties for one in noniid.counts("adult", False, 10)] == [2, 5, 10]
+    every = {one.folder for one in [*skews, *noniid.counts("default-credit", False, 100)]}
+    assert len(every) == 10  # rows by chance at five parties are of both kinds
+
+
+@pytest.mark.parametrize("method", noniid.METHODS)
+def test_settings_of_every_method_can_be_read(method: str) -> None:
+    for scenario in noniid.skews("adult", quick=True):
+        settings = noniid.settings_of(scenario, method, 7, quick=True)
+        assert (settings.seed, settings.parties) == (7, scenario.parties)
+        assert settings.strategy == noniid.METHODS[method]["strategy"]
+
+
+SCORES = {"pax": 0.80, "bagging": 0.797, "cyclic": 0.79, POOLED: 0.81, ALONE: 0.7}
+COSTS = {"pax": (300, 9e6), "bagging": (50, 1e6), "cyclic": (20, 1e5)}
+
+
+def rows(**more: Any) -> list[Row]:
+    scenario = {"data": "adult", "name": "by chance", "partition": "iid", "parties": 3}
+    found = []
+    for method, score in SCORES.items():
+        exchanges, n_bytes = COSTS.get(method, (None, None))
+        costs = {"exchanges": exchanges, "bytes": n_bytes, "seconds": 1.0} if exchanges else {}
+        found.append({**scenario, "method": method, "score": score, "seed": 42, **costs, **more})
+    return found
+
+
+def test_a_verdict_names_the_best_and_the_cheapest_of_those_as_good() -> None:
+    (found,) = verdicts(rows())
+    assert (found.best, found.score, found.pooled, found.alone) == ("pax", 0.80, 0.81, 0.7)
+    assert found.good == ("pax", "bagging")
+    assert (found.fewest_exchanges, found.exchanges) == ("bagging", 50)
+    assert (found.fewest_bytes, found.n_bytes) == ("bagging", 1e6)
+    assert found.text.startswith("adult, by chance, 3 parties: pax 0.8000 (pooled 0.8100, alone ")
+
+
+def test_seeds_are_averaged_and_scenarios_stand_apart() -> None:
+    worse = [{**row, "score": row["score"] - 0.1} for row in rows(seed=43)]
+    first, second = verdicts([*rows(), *worse, *rows(name="by age", partition="column:age")])
+    assert (first.score, second.score) == (pytest.approx(0.75), 0.80)
+    assert (first.name, second.name) == ("by chance", "by age")
+
+
+def test_the_page_answers_first_and_shows_every_scenario() -> None:
+    found = [*rows(), *rows(parties=5), *rows(name="by age", partition="column:age", parties=5)]
+    page = benchmark_page(found, list(COSTS), verdicts(found), ["one seed"])
+    assert page.index("Which method should I take?") < page.index("Test scores")
+    assert page.count("<svg") == 5
+    for text in ("by age", "bagging (50)", "<strong>0.8000</strong>", "one seed"):
+        assert text in page
+
+
+def test_an_unknown_set_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"^data must be of default-credit, adult, got 'wine'$"):
+        noniid.main(data="wine")
+
+
+@pytest.mark.slow
+def test_all_is_written_and_finished_runs_are_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(noniid, "NATURAL", {"breast-cancer": "mean radius"})
+    monkeypatch.setattr(
+        noniid, "METHODS", {"pax": {"strategy": "pax"}, "bagging": {"strategy": "bagging"}}
+    )
+    noniid.main(quick=True, data="breast-cancer", output=tmp_path)
+    first = json.loads((tmp_path / "quick" / "tables.json").read_text())
+    assert {row["method"] for row in first["rows"]} == {"pax", "bagging", POOLED, ALONE}
+    assert (tmp_path / "quick" / "noniid.html").read_text().startswith("<!doctype html>")
+    monkeypatch.setattr(noniid, "run_and_tidy", None)
+    capsys.readouterr()
+    noniid.main(quick=True, data="breast-cancer", output=tmp_path)
+    assert json.loads((tmp_path / "quick" / "tables.json").read_text())["rows"] == first["rows"]
+
+
+def test_the_defaults_are_the_methods_own() -> None:
+    scenario = noniid.counts("adult", False, 2)[0]
+    settings = noniid.settings_of(scenario, "fedxgbllr", 42, quick=False)
+    assert settings.sections["fedxgbllr"] == load_settings({}).sections["fedxgbllr"]
