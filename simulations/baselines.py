@@ -317,7 +317,8 @@ def _boosted(settings: Settings, rows: Pooled) -> Trained:
     kept = booster[:n_trees] if n_trees else booster
     for name, gain in kept.get_score(importance_type="total_gain").items():
         gains[int(name[1:])] = gain  # f0, f1, ...
-    center = float(base_margin(settings.objective, np.float32(parameters["base_score"])))
+    with np.errstate(divide="ignore"):  # of a party whose rows are all of one class
+        center = float(base_margin(settings.objective, np.float32(parameters["base_score"])))
     return Trained(margins, center, gains)
 
 

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from fedapp.config import load_settings
 from fedapp.data.partition import partition_rows
 from fedapp.errors import ConfigError
+from simulations.baselines import run_baselines
 from simulations.benchmarks import noniid
 from simulations.benchmarks.noniid_page import benchmark_page
 from simulations.benchmarks.verdict import ALONE, POOLED, verdicts
@@ -85,6 +88,17 @@ def test_the_page_answers_first_and_shows_every_scenario() -> None:
 def test_an_unknown_set_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"^data must be of default-credit, adult, got 'wine'$"):
         noniid.main(data="wine")
+
+
+def test_a_party_with_rows_of_one_class_scores_by_chance_alone(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=60)
+    labels = (values > 0).astype(int)
+    table = pa.table({"x": values, "site": np.array(["north", "south"])[labels], "y": labels})
+    pa.parquet.write_table(table, tmp_path / "sites.parquet")
+    given = {"data": str(tmp_path / "sites.parquet"), "label": "y", "partition": "column:site"}
+    found = run_baselines(load_settings({**given, "parties": 2, "num-boost-round": 1}))
+    assert found["pooled"]["auc"] == 1.0
+    assert {scores["auc"] for scores in found["alone"].values()} == {0.5}
 
 
 @pytest.mark.slow
