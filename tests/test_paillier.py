@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from phe.paillier import EncryptedNumber, PaillierPublicKey, generate_paillier_keypair
 
 from fedapp.crypto import sums as sums_module
-from fedapp.crypto.fixed_base import fixed_bases, square_base
+from fedapp.crypto.fixed_base import fixed_bases, random_digits, square_base
 from fedapp.crypto.integers import from_bytes_array, to_bytes_array
 from fedapp.crypto.keys import PrivateKey, PublicKey, generate_key, read_public_key
 from fedapp.crypto.masks import BASE_BYTES, OwnerMasks, PublicMasks, short_bits
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt, rerandomise
+from fedapp.crypto.rings import Residues, ring
 from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
 from fedapp.crypto.workers import Workers, n_cores, shared_workers
 
@@ -50,6 +51,11 @@ def some_rows(n_rows: int, n_outputs: int = 1) -> np.ndarray:
     rows = RNG.normal(size=(n_rows, n_outputs, 2)).astype(np.float32)
     rows[..., 1] = np.abs(rows[..., 1])
     return rows
+
+
+def numbers_of(key: PrivateKey, residues: Residues) -> list[mpz]:
+    """Residues mod n^2 as integers."""
+    return ring(key.public.n_squared).numbers(residues)
 
 
 def naive_sums(
@@ -153,7 +159,8 @@ def test_a_modulus_of_another_length_is_refused_before_it_is_read(key: PrivateKe
 
 def test_table_powers_are_plain_powers() -> None:
     modulus, bases = mpz(10**40 + 121), [mpz(987654321), mpz(2)]
-    tables = fixed_bases(bases, modulus, 5)
+    own = ring(modulus)
+    tables = fixed_bases(own, bases, 5)
     digits = RNG.integers(0, 256, (20, 10)).astype(np.uint8)
     wanted = []
     for row in digits:
@@ -161,8 +168,9 @@ def test_table_powers_are_plain_powers() -> None:
         wanted.append(
             powmod(bases[0], first, modulus) * powmod(bases[1], second, modulus) % modulus
         )
-    assert tables.powers(digits) == wanted
-    assert len(set(tables.random_powers(50))) == 50
+    assert own.numbers(tables.powers(digits)) == wanted
+    drawn = random_digits(50, tables.n_tables)
+    assert len(set(own.numbers(tables.powers(drawn)))) == 50
 
 
 def test_powers_mod_a_square_are_plain_powers(key: PrivateKey) -> None:
@@ -171,14 +179,14 @@ def test_powers_mod_a_square_are_plain_powers(key: PrivateKey) -> None:
     digits = RNG.integers(0, 256, (20, 6)).astype(np.uint8)
     digits[0] = 0
     exponents = [int.from_bytes(row.tobytes(), "little") for row in digits]
-    assert table.powers(digits) == [powmod(base, one, prime**2) for one in exponents]
-    assert len(set(table.powers(table.random_digits(50)))) == 50
+    assert list(table.powers(digits)) == [powmod(base, one, prime**2) for one in exponents]
+    assert len(set(table.powers(random_digits(50, table.n_tables)))) == 50
 
 
 def test_public_masks_are_encryptions_of_zero_and_all_differ(key: PrivateKey) -> None:
     source = PublicMasks(key.public)
     assert source.n_bases == 27
-    masks = source.draw(20) + source.draw(20) + source.draw(20)
+    masks = [mask for _ in range(3) for mask in numbers_of(key, source.draw(20))]
     assert len(set(masks)) == 60
     assert decrypt(key, to_bytes_array(masks, 128), HERE) == [0] * 60
 
@@ -188,7 +196,7 @@ def test_masks_from_tables_fall_into_every_class_of_small_characters(key: Privat
     source = PublicMasks(key.public)
     source.draw(source.n_bases)
     counts = {(left, right): 0 for left in (-1, 1) for right in (-1, 1)}
-    for mask in source.draw(800):
+    for mask in numbers_of(key, source.draw(800)):
         counts[legendre(mask, key.p), legendre(mask, key.q)] += 1
     # 200 expected; past six standard deviations.
     assert min(counts.values()) > 120
@@ -224,23 +232,29 @@ def test_exponents_are_as_long_as_said() -> None:
     sizes = (2048, 3072, 4096, 6144, 8192)
     assert [short_bits(bits) for bits in sizes] == [256, 320, 384, 512, 640]
     short = generate_key(2048)
-    assert [len(table.tables) for table in OwnerMasks(short).tables] == [32, 32]
+    assert [table.n_tables for table in OwnerMasks(short).tables] == [32, 32]
     full = OwnerMasks(replace(short, full_masks=True))
-    assert [len(table.tables) for table in full.tables] == [136, 136]
+    assert [table.n_tables for table in full.tables] == [136, 136]
 
 
 def test_short_masks_are_one_power_of_a_square_and_full_ones_of_any(key: PrivateKey) -> None:
     short, full = OwnerMasks(key), OwnerMasks(replace(key, full_masks=True))
     for masks, signs in ((short, {(1, 1)}), (full, set(product((-1, 1), repeat=2)))):
-        found = {(legendre(p, key.p), legendre(q, key.q)) for p, q in masks.draw(100)}
-        assert found == signs
-    left, right = short.tables
-    digits = left.random_digits(1)
-    exponent = int.from_bytes(digits.tobytes(), "little")
-    ((p_power,), (q_power,)) = left.powers(digits), right.powers(digits)
-    bases = [table.tables[0][0][1] for table in (left, right)]  # residues of the first power
-    assert p_power % key.p == powmod(bases[0], exponent, key.p)
-    assert q_power % key.q == powmod(bases[1], exponent, key.q)
+        drawn = numbers_of(key, masks.draw(100))
+        assert {(legendre(one, key.p), legendre(one, key.q)) for one in drawn} == signs
+
+
+def test_a_short_mask_is_a_power_of_one_base_modulo_both_primes(
+    key: PrivateKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = OwnerMasks(key)
+    n_tables = short.tables[0].n_tables
+    digits = np.zeros((3, n_tables), np.uint8)
+    digits[0, 0], digits[1], digits[2, 3] = 1, random_digits(1, n_tables)[0], 7
+    monkeypatch.setattr("fedapp.crypto.masks.random_digits", lambda *_: digits)
+    base, *powers = numbers_of(key, short.draw(3))
+    exponents = [int.from_bytes(row.tobytes(), "little") for row in digits[1:]]
+    assert powers == [powmod(base, one, key.public.n_squared) for one in exponents]
 
 
 def test_keys_survive_the_disk(key: PrivateKey) -> None:
@@ -287,17 +301,17 @@ def test_sums_equal_the_sums_row_by_row(
     wanted = naive_sums(fields, codes, nodes, n_nodes)
     np.testing.assert_array_equal(found, scale.decode(wanted, 1))
     filled = [any(pair) for pair in wanted]
-    assert [value is not None for value in sums] == filled
+    assert [value != 1 for value in numbers_of(key, sums)] == filled
 
 
 def test_no_rows_make_sums_without_ciphertexts(key: PrivateKey, two: Workers) -> None:
     none, nodes = encrypt(key, [], two), np.zeros(0, np.int32)
     sums = sum_rows(key.public, none, some_codes(0), OFFSETS, nodes, 2, two)
-    assert sums == [None] * 80
+    assert numbers_of(key, sums) == [1] * 80
     layout, scale = PairLayout(512, 1), FixedPoint((0, 0))
     reply = pack_sums(key.public, sums, layout, two)
     assert (read_sums(key, reply, layout, scale, 80, two) == 0).all()
-    assert pack_sums(key.public, [], layout, two).shape == (0, 128)
+    assert pack_sums(key.public, sums[:0], layout, two).shape == (0, 128)
 
 
 def test_columns_of_few_bins_are_summed_together() -> None:
@@ -351,7 +365,7 @@ def test_a_reply_under_another_key_is_refused(key: PrivateKey) -> None:
     layout, scale = PairLayout(512, 3), FixedPoint((0, 0))
     # Under the smaller key, so that it may pass for a ciphertext under the other.
     small, large = sorted([key, other], key=lambda one: one.public.n)
-    reply = pack_sums(small.public, [None], layout, HERE)
+    reply = pack_sums(small.public, ring(small.public.n_squared).ones(1), layout, HERE)
     with pytest.raises(ValueError, match=r"^(sums|plaintexts) must be"):
         read_sums(large, reply, layout, scale, 1, HERE)
 

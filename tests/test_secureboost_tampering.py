@@ -17,6 +17,7 @@ from fedapp.config import Settings
 from fedapp.crypto.keys import generate_key
 from fedapp.crypto.packing import grouped_layouts
 from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.rings import ring
 from fedapp.crypto.workers import Workers
 from fedapp.messages.fields import Letter
 from fedapp.messages.parcels import Parcel
@@ -144,7 +145,7 @@ def test_sums_of_rows_that_are_too_many_stop_the_run_by_the_partys_name(
     honest = secureboost_passive.sum_rows
 
     def inflated(key: Any, *given: Any) -> Any:
-        return [one and pow(one, 1 << 40, key.n_squared) for one in honest(key, *given)]
+        return ring(key.n_squared).squares(honest(key, *given), 40)
 
     monkeypatch.setattr(secureboost_passive, "sum_rows", inflated)
     refuses("^party-2.*: EncryptedSums.ciphertexts .*must be", made())

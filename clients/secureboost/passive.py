@@ -283,7 +283,7 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
         slots = slots_by_node(inside[tree], wanted)[inside[tree]]
         own = store["ciphertexts"][group * len(drawn) : (group + 1) * len(drawn)]
         sums = sum_rows(key, own, codes, offsets, slots, len(wanted), workers)
-        kept = [one for place, one in enumerate(sums) if present[place % len(present)]]
+        kept = sums[np.tile(present, len(wanted))]
         packed.append(pack_sums(key, kept, layouts[group], workers))
     missing = _n_missing(codes == widths, inside, trees, nodes)
     return EncryptedSums(store.facts["round"], level, missing, np.concatenate(packed))

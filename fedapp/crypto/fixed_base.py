@@ -22,6 +22,7 @@ import numpy as np
 from gmpy2 import mpz
 
 from fedapp.crypto.integers import Bytes
+from fedapp.crypto.rings import PlainRing, Residues, Ring
 
 # A byte a digit: at 2048 bits a table of powers mod n^2 takes 140 kB, and 12 bits would save a
 # third of the products for eleven times the memory.
@@ -30,38 +31,40 @@ DIGIT_BITS = 8
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FixedBases:
-    """Powers of some bases, laid out for exponents of some number of bytes each."""
+    """Powers of some bases, laid out for exponents of some number of bytes each.
 
-    modulus: mpz
-    tables: tuple[list[mpz], ...]
+    Parameters
+    ----------
+    ring : in which the bases are.
+    tables : residues, shape (n_bases * n_bytes, 256) of them.
+    """
 
-    def powers(self, digits: Bytes) -> list[mpz]:
+    ring: Ring
+    tables: Residues
+
+    @property
+    def n_tables(self) -> int:
+        """Bytes of the exponents of all bases."""
+        return len(self.tables)
+
+    def powers(self, digits: Bytes) -> Residues:
         """Products of powers.
 
         Parameters
         ----------
-        digits : uint8, shape (n, len(tables)): the exponents' bytes, a base after the other, lowest
+        digits : uint8, shape (n, n_tables): the exponents' bytes, a base after the other, lowest
             byte first.
 
         Returns
         -------
-        n integers, > 0 and < modulus.
+        n residues.
         """
-        # All rows through one table before the next: a table fits in the cache, all do not.
-        products = [mpz(1)] * len(digits)
-        for table, column in zip(self.tables, digits.T.tolist(), strict=True):
-            entries = [table[digit] for digit in column]
-            products = _products(products, entries, self.modulus)
-        return products
-
-    def random_powers(self, n_powers: int) -> list[mpz]:
-        """Products with independent uniform exponents, from the system's randomness."""
-        return self.powers(_random_digits(n_powers, len(self.tables)))
+        return self.ring.table_products(self.tables, digits)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SquareBase:
-    """Powers of one base modulo a prime's square, at little more than half the cost.
+    """Powers of one base modulo a prime's square by gmpy2, at little more than half the cost.
 
     A unit w mod p^2 is r (1 + p u) for its residue r = w mod p and one u mod p, and
 
@@ -78,7 +81,7 @@ class SquareBase:
     prime: mpz
     tables: tuple[tuple[list[mpz], list[mpz]], ...]
 
-    def powers(self, digits: Bytes) -> list[mpz]:
+    def powers(self, digits: Bytes) -> Residues:
         """Powers mod p^2.
 
         Parameters
@@ -87,7 +90,7 @@ class SquareBase:
 
         Returns
         -------
-        n integers, > 0 and < p^2.
+        n residues of ``PlainRing``.
         """
         prime, modulus, columns = self.prime, self.prime**2, digits.T.tolist()
         products, totals = [mpz(1)] * len(digits), [mpz(0)] * len(digits)
@@ -103,11 +106,14 @@ class SquareBase:
                 total + (terms[one] + more[two])
                 for total, (one, two) in zip(totals, rows, strict=True)
             ]
-        return _products(products, [1 + prime * total for total in totals], modulus)
+        pairs = zip(products, totals, strict=True)
+        powers = [product * (1 + prime * total) % modulus for product, total in pairs]
+        return PlainRing(modulus).take(powers)
 
-    def random_digits(self, n_powers: int) -> Bytes:
-        """Uniform exponents for ``powers``, from the system's randomness."""
-        return _random_digits(n_powers, len(self.tables))
+    @property
+    def n_tables(self) -> int:
+        """Bytes of an exponent."""
+        return len(self.tables)
 
 
 def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
@@ -119,7 +125,7 @@ def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
     n_bytes : int, >= 1: length of the exponent; an odd one becomes one more.
     """
     tables = []
-    for table in fixed_bases([base], prime**2, n_bytes + n_bytes % 2).tables:
+    for table in fixed_bases(PlainRing(prime**2), [base], n_bytes + n_bytes % 2).tables:
         inverses = _table(gmpy2.invert(table[1], prime), prime)
         pairs = zip(table, inverses, strict=True)
         terms = [power // prime * inverse % prime for power, inverse in pairs]
@@ -127,20 +133,35 @@ def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
     return SquareBase(prime, tuple(tables))
 
 
-def fixed_bases(bases: Sequence[mpz], modulus: mpz, n_bytes: int) -> FixedBases:
+def fixed_bases(ring: Ring, bases: Sequence[mpz], n_bytes: int) -> FixedBases:
     """Lay out the powers of some bases.
 
     Parameters
     ----------
+    ring : modulo which to reckon.
     bases : integers, >= 1 and < modulus.
     n_bytes : int, >= 1: length of the exponent of each base.
     """
-    tables = []
-    for base in bases:
-        for _ in range(n_bytes):
-            tables.append(_table(base, modulus))
-            base = tables[-1][-1] * base % modulus
-    return FixedBases(modulus, tuple(tables))
+    by_byte = [ring.take(bases)]
+    for _ in range(n_bytes - 1):
+        by_byte.append(ring.squares(by_byte[-1], DIGIT_BITS))
+    # A base after the other, its bytes in turn.
+    firsts = np.stack(by_byte, axis=1).reshape(-1, *by_byte[0].shape[1:])
+    powers = [ring.ones(len(firsts)), firsts]
+    while len(powers) < 1 << DIGIT_BITS:
+        powers.append(ring.multiply(powers[-1], firsts))
+    return FixedBases(ring, np.stack(powers, axis=1))
+
+
+def random_digits(n_powers: int, n_tables: int) -> Bytes:
+    """Independent uniform exponents, from the system's randomness.
+
+    Returns
+    -------
+    uint8, shape (n_powers, n_tables).
+    """
+    digits = np.frombuffer(secrets.token_bytes(n_powers * n_tables), dtype=np.uint8)
+    return digits.reshape(n_powers, n_tables)
 
 
 def _table(base: mpz, modulus: mpz) -> list[mpz]:
@@ -149,14 +170,3 @@ def _table(base: mpz, modulus: mpz) -> list[mpz]:
     for _ in range((1 << DIGIT_BITS) - 1):
         table.append(table[-1] * base % modulus)
     return table
-
-
-def _random_digits(n_powers: int, n_digits: int) -> Bytes:
-    """Uniform bytes, shape (n_powers, n_digits)."""
-    digits = np.frombuffer(secrets.token_bytes(n_powers * n_digits), dtype=np.uint8)
-    return digits.reshape(n_powers, n_digits)
-
-
-def _products(left: list[mpz], right: list[mpz], modulus: mpz) -> list[mpz]:
-    """Product of each pair."""
-    return [first * second % modulus for first, second in zip(left, right, strict=True)]

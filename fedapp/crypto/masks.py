@@ -47,12 +47,21 @@ from __future__ import annotations
 import functools
 import math
 import secrets
+import threading
 
 import gmpy2
+import numpy as np
 from gmpy2 import mpz, powmod
 
-from fedapp.crypto.fixed_base import FixedBases, fixed_bases, square_base
+from fedapp.crypto.fixed_base import (
+    FixedBases,
+    SquareBase,
+    fixed_bases,
+    random_digits,
+    square_base,
+)
 from fedapp.crypto.keys import PrivateKey, PublicKey
+from fedapp.crypto.rings import Residues, has_lanes, ring
 
 # Of the exponents e_j.
 BASE_BYTES = 3
@@ -65,42 +74,48 @@ SMALL_PRIME_BOUND = 1 << 16
 
 
 class PublicMasks:
-    """Masks under a public key: fresh ones first, then products of powers of those."""
+    """Masks under a public key: fresh ones first, then products of powers of those.
+
+    Threads may draw at the same time.
+    """
 
     def __init__(self, key: PublicKey) -> None:
         self.n_bases = -(-(key.bits + SLACK_BITS) // (8 * BASE_BYTES))
-        self._key = key
+        self._key, self._ring = key, ring(key.n_squared)
         self._bases: list[mpz] = []
+        self._tables: FixedBases | None = None
+        self._lock = threading.Lock()
 
-    def draw(self, n_masks: int) -> list[mpz]:
-        """Masks within 2^-45 of uniform and independent, at 2048 bits."""
-        fresh = [self._fresh() for _ in range(min(n_masks, self.n_bases - len(self._bases)))]
-        self._bases += fresh
-        if len(fresh) == n_masks:
-            return fresh
-        return fresh + self._tables.random_powers(n_masks - len(fresh))
+    def draw(self, n_masks: int) -> Residues:
+        """Masks within 2^-45 of uniform and independent at 2048 bits, residues mod n^2."""
+        with self._lock:
+            fresh = self._fresh(min(n_masks, self.n_bases - len(self._bases)))
+            self._bases += self._ring.numbers(fresh)
+            if len(fresh) == n_masks:
+                return fresh
+            if self._tables is None:
+                self._tables = fixed_bases(self._ring, self._bases, BASE_BYTES)
+        digits = random_digits(n_masks - len(fresh), self._tables.n_tables)
+        return np.concatenate([fresh, self._tables.powers(digits)])
 
-    @functools.cached_property
-    def _tables(self) -> FixedBases:
-        """Powers of the first masks."""
-        return fixed_bases(self._bases, self._key.n_squared, BASE_BYTES)
-
-    def _fresh(self) -> mpz:
-        """r^n mod n^2 for a uniform unit r."""
-        while True:
-            unit = mpz(secrets.randbelow(int(self._key.n)))
-            if gmpy2.gcd(unit, self._key.n) == 1:
-                return powmod(unit, self._key.n, self._key.n_squared)
+    def _fresh(self, n_masks: int) -> Residues:
+        """r^n mod n^2 for uniform units r."""
+        n, units = self._key.n, list[mpz]()
+        while len(units) < n_masks:
+            unit = mpz(secrets.randbelow(int(n)))
+            if gmpy2.gcd(unit, n) == 1:
+                units.append(unit)
+        return self._ring.power(self._ring.take(units), n)
 
 
 @functools.lru_cache(maxsize=1)
-def public_masks(key: PublicKey) -> PublicMasks:
+def _public_masks(key: PublicKey) -> PublicMasks:
     """This process's masks under a key, kept for the next call."""
     return PublicMasks(key)
 
 
 class OwnerMasks:
-    """Masks under a private key: powers of a base, by their residues mod p^2 and mod q^2."""
+    """Masks under a private key: powers of a base mod p^2 and mod q^2, joined mod n^2."""
 
     def __init__(self, key: PrivateKey) -> None:
         self._is_full = key.full_masks
@@ -108,28 +123,57 @@ class OwnerMasks:
         if not key.full_masks:
             n_bits = min(n_bits, short_bits(key.public.bits))
         power, n_bytes = 1 if key.full_masks else 2, -(-n_bits // 8)
-        self.tables = tuple(
-            square_base(powmod(_residue(p, q), power, p**2), p, n_bytes)
-            for p, q in ((key.p, key.q), (key.q, key.p))
-        )
+        pairs = (key.p, key.q), (key.q, key.p)
+        self._ring = ring(key.public.n_squared)
+        self._rings = [ring(one**2) for one, _ in pairs]
+        self.tables = [
+            power_tables(powmod(_residue(one, other), power, one**2), one, n_bytes)
+            for one, other in pairs
+        ]
+        # 1 modulo one prime's square and 0 modulo the other's.
+        self._units = [
+            self._ring.take([other**2 * gmpy2.invert(other**2, one**2)]) for one, other in pairs
+        ]
 
-    def draw(self, n_masks: int) -> list[tuple[mpz, mpz]]:
-        """Fresh masks, independent of each other."""
-        left, right = self.tables
-        digits = left.random_digits(n_masks)
-        others = right.random_digits(n_masks) if self._is_full else digits
-        return list(zip(left.powers(digits), right.powers(others), strict=True))
+    def draw(self, n_masks: int) -> Residues:
+        """Fresh masks, independent of each other, residues mod n^2."""
+        digits = random_digits(n_masks, self.tables[0].n_tables)
+        others = random_digits(*digits.shape) if self._is_full else digits
+        left, right = (
+            self._ring.multiply(self._ring.lift(table.powers(given), own), unit)
+            for table, given, own, unit in zip(
+                self.tables, (digits, others), self._rings, self._units, strict=True
+            )
+        )
+        return self._ring.add(left, right)
+
+
+@functools.lru_cache(maxsize=1)
+def _owner_masks(key: PrivateKey) -> OwnerMasks:
+    """This process's masks under a key of its own, kept for the next call."""
+    return OwnerMasks(key)
+
+
+# Of several threads that need new masks, one lays out their tables.
+_LOCK = threading.Lock()
+
+
+def masks_of(key: PublicKey | PrivateKey) -> PublicMasks | OwnerMasks:
+    """This process's masks under a key: its owner's, or those of anybody else."""
+    with _LOCK:
+        return _owner_masks(key) if isinstance(key, PrivateKey) else _public_masks(key)
+
+
+def power_tables(base: mpz, prime: mpz, n_bytes: int) -> FixedBases | SquareBase:
+    """Powers of a base modulo a prime's square, whichever way is faster here."""
+    if has_lanes():
+        return fixed_bases(ring(prime**2), [base], n_bytes)
+    return square_base(base, prime, n_bytes)
 
 
 def short_bits(key_bits: int) -> int:
     """Bits of a short exponent for a modulus n of so many bits."""
     return SHORT_BITS + MORE_SHORT_BITS * max(0, math.ceil(key_bits / 1024) - 2)
-
-
-@functools.lru_cache(maxsize=1)
-def owner_masks(key: PrivateKey) -> OwnerMasks:
-    """This process's masks under a key of its own, kept for the next call."""
-    return OwnerMasks(key)
 
 
 def _residue(p: mpz, q: mpz) -> mpz:

@@ -12,15 +12,17 @@ from collections.abc import Sequence
 
 import gmpy2
 import numpy as np
-from gmpy2 import mpz, powmod
+import numpy.typing as npt
+from gmpy2 import mpz
 
 from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
 from fedapp.crypto.keys import PrivateKey, PublicKey
-from fedapp.crypto.masks import owner_masks, public_masks
+from fedapp.crypto.masks import masks_of
+from fedapp.crypto.rings import N_LANES, has_lanes, product, ring, share
 from fedapp.crypto.workers import Workers
 
-# Calls a process, so that none waits long for the last.
-CALLS_PER_WORKER = 4
+# Calls a process, so that none waits long for the last, and rows of one, for which there is memory.
+CALLS_PER_WORKER, MOST_ROWS = 4, 4096
 
 
 def encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int], workers: Workers) -> Bytes:
@@ -45,9 +47,9 @@ def encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int], workers: Wor
     n_wrong = sum(not -limit <= plaintext <= limit for plaintext in plaintexts)
     if n_wrong:
         raise ValueError(f"plaintexts must be within n / 2, got {n_wrong} that are not")
-    function = _encrypt_owned if isinstance(key, PrivateKey) else _encrypt_public
     shares = share_out(len(plaintexts), workers)
-    chunks = workers.run(function, [(key, plaintexts[first:last]) for first, last in shares])
+    calls = [(key, plaintexts[first:last]) for first, last in shares]
+    chunks = share(workers, _encrypt, calls)
     return _stack(chunks, public)
 
 
@@ -64,7 +66,8 @@ def rerandomise(key: PublicKey, ciphertexts: Bytes, workers: Workers) -> Bytes:
     uint8, shape (n, ciphertext_bytes).
     """
     shares = share_out(len(ciphertexts), workers)
-    chunks = workers.run(_rerandomise, [(key, ciphertexts[first:last]) for first, last in shares])
+    calls = [(key, ciphertexts[first:last]) for first, last in shares]
+    chunks = share(workers, _rerandomise, calls)
     return _stack(chunks, key)
 
 
@@ -81,7 +84,8 @@ def decrypt(key: PrivateKey, ciphertexts: Bytes, workers: Workers) -> list[int]:
     Integers m, -n / 2 < m < n / 2 for the modulus n, as given to ``encrypt``.
     """
     shares = share_out(len(ciphertexts), workers)
-    chunks = workers.run(_decrypt, [(key, ciphertexts[first:last]) for first, last in shares])
+    calls = [(key, ciphertexts[first:last]) for first, last in shares]
+    chunks = share(workers, _decrypt, calls)
     return [plaintext for chunk in chunks for plaintext in chunk]
 
 
@@ -100,23 +104,39 @@ def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
     if ciphertexts.dtype != np.uint8 or len(shape) != 2 or shape[1] != width:
         found = f"{ciphertexts.dtype} of shape {shape}"
         raise ValueError(f"ciphertexts must be uint8 of shape (n, {width}), got {found}")
-    values, n, n_squared = from_bytes_array(ciphertexts), key.n, key.n_squared
-    n_wrong = sum(not 0 < value < n_squared for value in values)
+    limit = to_bytes_array([key.n_squared], width)[0]
+    n_wrong, common = 0, mpz(1)
+    for first in range(0, len(ciphertexts), MOST_ROWS):
+        rows = np.asarray(ciphertexts[first : first + MOST_ROWS])
+        n_wrong += len(rows) - int((_are_below(rows, limit) & rows.any(axis=1)).sum())
+        if not n_wrong:
+            own = ring(key.n_squared)
+            common = common * product(own, own.read(rows)) % key.n
     if n_wrong:
         raise ValueError(f"ciphertexts must be > 0 and < n^2, got {n_wrong} that are not")
-    product = mpz(1)
-    for value in values:
-        product = product * value % n
-    if gmpy2.gcd(product, n) != 1:
-        n_wrong = sum(gmpy2.gcd(value, n) != 1 for value in values)
+    if gmpy2.gcd(common, key.n) != 1:
+        n_wrong = sum(gmpy2.gcd(value, key.n) != 1 for value in from_bytes_array(ciphertexts))
         raise ValueError(f"ciphertexts must be prime to n, got {n_wrong} that are not")
 
 
+def _are_below(rows: Bytes, limit: Bytes) -> npt.NDArray[np.bool_]:
+    """Which numbers are below another one of as many bytes."""
+    differs = rows != limit
+    places = differs.argmax(axis=1)
+    below: npt.NDArray[np.bool_] = rows[np.arange(len(rows)), places] < limit[places]
+    below &= differs.any(axis=1)
+    return below
+
+
 def share_out(n_rows: int, workers: Workers) -> list[tuple[int, int]]:
-    """First row, and the one after the last, of each call: few calls, but more than workers."""
-    n_calls = min(n_rows, workers.n_workers * CALLS_PER_WORKER)
-    ends = [n_rows * call // n_calls for call in range(n_calls + 1)] if n_rows else []
-    return list(itertools.pairwise(ends))
+    """First row, and the one after the last, of each call: few calls, but more than workers, and
+    no rows apart that could be multiplied side by side."""
+    unit = N_LANES if has_lanes() else 1
+    n_units = -(-n_rows // unit)
+    n_calls = max(workers.n_workers * CALLS_PER_WORKER, -(-n_rows // MOST_ROWS))
+    n_calls = min(n_units, n_calls)
+    ends = [min(unit * (n_units * call // n_calls), n_rows) for call in range(1, n_calls + 1)]
+    return list(itertools.pairwise([0, *ends]))
 
 
 def _stack(chunks: Sequence[Bytes], key: PublicKey) -> Bytes:
@@ -124,34 +144,20 @@ def _stack(chunks: Sequence[Bytes], key: PublicKey) -> Bytes:
     return np.concatenate([np.empty((0, key.ciphertext_bytes), np.uint8), *chunks])
 
 
-def _encrypt_public(key: PublicKey, plaintexts: Sequence[int]) -> Bytes:
+def _encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int]) -> Bytes:
     """One call's ciphertexts."""
-    n, n_squared = key.n, key.n_squared
-    masks = public_masks(key).draw(len(plaintexts))
-    pairs = zip(plaintexts, masks, strict=True)
-    values = [(1 + plaintext * n) * mask % n_squared for plaintext, mask in pairs]
-    return to_bytes_array(values, key.ciphertext_bytes)
-
-
-def _encrypt_owned(key: PrivateKey, plaintexts: Sequence[int]) -> Bytes:
-    """One call's ciphertexts, mod p^2 and q^2."""
-    n, squares = key.p * key.q, (key.p**2, key.q**2)
-    masks = owner_masks(key).draw(len(plaintexts))
-    inverse = gmpy2.invert(*squares)
-    values = []
-    for plaintext, pair in zip(plaintexts, masks, strict=True):
-        body = 1 + plaintext * n
-        left, right = (body * mask % square for mask, square in zip(pair, squares, strict=True))
-        values.append(left + squares[0] * ((right - left) * inverse % squares[1]))
-    return to_bytes_array(values, key.public.ciphertext_bytes)
+    public = key.public if isinstance(key, PrivateKey) else key
+    n, own = public.n, ring(public.n_squared)
+    bodies = own.take([1 + plaintext % n * n for plaintext in plaintexts])
+    values = own.multiply(bodies, masks_of(key).draw(len(plaintexts)))
+    return own.write(values, public.ciphertext_bytes)
 
 
 def _rerandomise(key: PublicKey, ciphertexts: Bytes) -> Bytes:
     """One call's ciphertexts under fresh masks."""
-    n_squared, masks = key.n_squared, public_masks(key).draw(len(ciphertexts))
-    pairs = zip(from_bytes_array(ciphertexts), masks, strict=True)
-    values = [value * mask % n_squared for value, mask in pairs]
-    return to_bytes_array(values, key.ciphertext_bytes)
+    own = ring(key.n_squared)
+    values = own.multiply(own.read(ciphertexts), masks_of(key).draw(len(ciphertexts)))
+    return own.write(values, key.ciphertext_bytes)
 
 
 def _decrypt(key: PrivateKey, ciphertexts: Bytes) -> list[int]:
@@ -159,10 +165,14 @@ def _decrypt(key: PrivateKey, ciphertexts: Bytes) -> list[int]:
     p, q, n = key.p, key.q, key.p * key.q
     # (1 + n)^(p - 1) = 1 + (p - 1) n mod p^2, so Paillier's h_p is the inverse of -q mod p.
     scale_p, scale_q, inverse = gmpy2.invert(-q, p), gmpy2.invert(-p, q), gmpy2.invert(p, q)
+    values, powers = from_bytes_array(ciphertexts), []
+    for prime in (p, q):
+        own = ring(prime**2)
+        residues = own.take([value % prime**2 for value in values])
+        powers.append(own.numbers(own.power(residues, prime - 1)))
     plaintexts = []
-    for value in from_bytes_array(ciphertexts):
-        left = powmod(value, p - 1, p**2) // p * scale_p % p
-        right = powmod(value, q - 1, q**2) // q * scale_q % q
+    for power_p, power_q in zip(*powers, strict=True):
+        left, right = power_p // p * scale_p % p, power_q // q * scale_q % q
         plaintext = left + p * ((right - left) * inverse % q)
         plaintexts.append(int(plaintext if plaintext <= n // 2 else plaintext - n))
     return plaintexts

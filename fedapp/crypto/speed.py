@@ -9,8 +9,8 @@ from statistics import median
 
 from gmpy2 import mpz, powmod
 
-from fedapp.crypto.fixed_base import square_base
-from fedapp.crypto.masks import short_bits
+from fedapp.crypto.fixed_base import random_digits
+from fedapp.crypto.masks import power_tables, short_bits
 from fedapp.crypto.psi import draw_scalar, hash_to_group, mask
 from fedapp.crypto.workers import n_cores
 
@@ -54,11 +54,11 @@ def seconds_to_encrypt(n_plaintexts: int, key_bits: int) -> float:
     """
     odd = mpz(secrets.randbits(key_bits // 2)) | 1
     unit = powmod(2, secrets.randbits(key_bits // 2), odd**2)
-    base = square_base(unit, odd, TRIAL_BYTES)
+    base = power_tables(unit, odd, TRIAL_BYTES)
     trials = []
     for _ in range(TRIALS):
         began = time.perf_counter()
-        base.powers(base.random_digits(TRIAL_POWERS))
+        base.powers(random_digits(TRIAL_POWERS, TRIAL_BYTES))
         trials.append(time.perf_counter() - began)
     per_byte = median(trials) / TRIAL_POWERS / TRIAL_BYTES
     n_bytes = 2 * short_bits(key_bits) / 8

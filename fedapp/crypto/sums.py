@@ -11,17 +11,15 @@ the bins of either column.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from gmpy2 import mpz, powmod
 
-from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
+from fedapp.crypto.integers import Bytes
 from fedapp.crypto.keys import PrivateKey, PublicKey
-from fedapp.crypto.masks import public_masks
+from fedapp.crypto.masks import masks_of
 from fedapp.crypto.packing import FixedPoint, PairLayout, SumLayout
 from fedapp.crypto.paillier import (
     CALLS_PER_WORKER,
@@ -31,14 +29,13 @@ from fedapp.crypto.paillier import (
     rerandomise,
     share_out,
 )
+from fedapp.crypto.rings import Residues, Ring, products_by_place, ring, share
 from fedapp.crypto.workers import Workers
 
 Ints = npt.NDArray[np.int64]
-# None where no row falls: a sum without a ciphertext, which is packed as 0.
-Sums = list[mpz | None]
 
-# Fewer rows than this are not worth a message to another process.
-FEWEST_ROWS = 256
+# Fewer rows than this are not worth a message to another process; more are not summed at once.
+FEWEST_ROWS, MOST_ROWS = 256, 1 << 15
 
 
 def sum_rows(
@@ -49,7 +46,7 @@ def sum_rows(
     nodes: npt.NDArray[np.int32],
     n_nodes: int,
     workers: Workers,
-) -> Sums:
+) -> Residues:
     """Sum encrypted rows per tree node, column and bin.
 
     Parameters
@@ -65,8 +62,9 @@ def sum_rows(
 
     Returns
     -------
-    ``n_nodes * offsets[-1]`` sums, the bins of a node one after the other; they must be packed, or
-    re-randomised, before they leave.
+    ``n_nodes * offsets[-1]`` sums, the bins of a node one after the other, residues mod n^2. Where
+    no row falls it is 1, the encryption of 0 without a mask: all must be packed, or re-randomised,
+    before they leave.
 
     Raises
     ------
@@ -74,15 +72,17 @@ def sum_rows(
     """
     _check_rows(len(ciphertexts), codes, offsets, nodes, n_nodes)
     rows = np.flatnonzero(nodes >= 0)
-    n_chunks = min(workers.n_workers, max(1, len(rows) // FEWEST_ROWS))
-    calls = [
-        (key.n_squared, ciphertexts[chunk], codes[chunk], offsets, nodes[chunk], n_nodes)
-        for chunk in np.array_split(rows, n_chunks)
-    ]
-    first, *others = workers.run(_sum_rows_of, calls)
-    sums: Sums = first
-    for other in others:
-        _multiply_into(sums, range(len(other)), other, key.n_squared)
+    own, sums = ring(key.n_squared), ring(key.n_squared).ones(n_nodes * int(offsets[-1]))
+    most = MOST_ROWS * workers.n_workers
+    for first in range(0, len(rows), most):
+        some = rows[first : first + most]
+        n_chunks = min(workers.n_workers, max(1, len(some) // FEWEST_ROWS))
+        calls = [
+            (key, ciphertexts[chunk], codes[chunk], offsets, nodes[chunk], n_nodes)
+            for chunk in np.array_split(some, n_chunks)
+        ]
+        for found in share(workers, _sum_rows_of, calls):
+            sums = own.multiply(sums, found)
     return sums
 
 
@@ -107,13 +107,13 @@ def choose(
 
 
 def pack_sums(
-    key: PublicKey, sums: Sums, layout: PairLayout | SumLayout, workers: Workers
+    key: PublicKey, sums: Residues, layout: PairLayout | SumLayout, workers: Workers
 ) -> Bytes:
     """Put sums side by side in few ciphertexts, each under a fresh mask: fit to leave.
 
     Parameters
     ----------
-    sums : n sums; None stands for 0.
+    sums : n residues mod n^2.
     workers : processes to share the work.
 
     Returns
@@ -123,8 +123,8 @@ def pack_sums(
     slots = layout.n_slots
     shares = share_out(layout.n_plaintexts(len(sums)), workers)
     calls = [(key, sums[first * slots : last * slots], layout) for first, last in shares]
-    packed = workers.run(_pack, calls)
-    return to_bytes_array(itertools.chain.from_iterable(packed), key.ciphertext_bytes)
+    packed = share(workers, _pack, calls)
+    return np.concatenate([np.empty((0, key.ciphertext_bytes), np.uint8), *packed])
 
 
 def read_sums(
@@ -199,7 +199,7 @@ def pack_terms(
     n_calls = CALLS_PER_WORKER * workers.n_workers
     for first in range(0, len(jobs), n_calls):
         own = [_own_rows(ciphertexts, job) for job in jobs[first : first + n_calls]]
-        packed += workers.run(_pack_terms, [(key, *rows, layout) for rows in own])
+        packed += share(workers, _pack_terms, [(key, *rows, layout) for rows in own])
     return np.concatenate(packed)
 
 
@@ -333,64 +333,51 @@ def group_columns(bin_ids: Ints) -> list[Cells]:
 
 
 def _sum_rows_of(
-    n_squared: mpz,
+    key: PublicKey,
     ciphertexts: Bytes,
     codes: npt.NDArray[np.uint8 | np.uint16],
     offsets: Ints,
     nodes: npt.NDArray[np.int32],
     n_nodes: int,
-) -> Sums:
+) -> Residues:
     """Sums of some of the rows."""
-    rows = from_bytes_array(ciphertexts)
+    own = ring(key.n_squared)
+    rows, sums = own.read(ciphertexts), own.ones(n_nodes * int(offsets[-1]))
     bin_ids = nodes[:, None].astype(np.int64) * offsets[-1] + offsets[:-1] + codes
-    sums: Sums = [None] * (n_nodes * int(offsets[-1]))
     for group in group_columns(bin_ids):
-        cells: Sums = [None] * len(group.first_rows)
-        _multiply_into(cells, group.cell_ids.tolist(), rows, n_squared)
+        _, cells = products_by_place(own, rows, group.cell_ids)
         for column in group.columns:
-            places = bin_ids[group.first_rows, column].tolist()
-            _multiply_into(sums, places, cells, n_squared)
+            places, found = products_by_place(own, cells, bin_ids[group.first_rows, column])
+            sums[places] = found
     return sums
 
 
-def _multiply_into(sums: Sums, places: Sequence[int], values: Sums, modulus: mpz) -> None:
-    """Multiply each value into the sum at its place."""
-    for place, value in zip(places, values, strict=True):
-        old = sums[place]
-        if old is None:
-            sums[place] = value
-        elif value is not None:
-            sums[place] = old * value % modulus
-
-
-def _pack(key: PublicKey, sums: Sums, layout: PairLayout | SumLayout) -> list[mpz]:
+def _pack(key: PublicKey, sums: Residues, layout: PairLayout | SumLayout) -> Bytes:
     """One call's ciphertexts, each of several sums and under a fresh mask."""
-    groups = [sums[first : first + layout.n_slots] for first in range(0, len(sums), layout.n_slots)]
-    masks, n_squared = public_masks(key).draw(len(groups)), key.n_squared
-    return [
-        _side_by_side(group, layout.slot_bits, n_squared) * mask % n_squared
-        for group, mask in zip(groups, masks, strict=True)
-    ]
+    own, n_ciphertexts = ring(key.n_squared), layout.n_plaintexts(len(sums))
+    packed = _side_by_side(own, sums, min(layout.n_slots, len(sums)), layout.slot_bits)
+    masked = own.multiply(packed, masks_of(key).draw(n_ciphertexts))
+    return own.write(masked, key.ciphertext_bytes)
 
 
 def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: Terms, layout: SumLayout) -> Bytes:
     """One job's sums."""
-    n_squared = key.n_squared
-    sums: Sums = [None] * terms.n_sums
-    pairs = zip(from_bytes_array(ciphertexts), terms.counts.tolist(), strict=True)
-    rows = [row if count == 1 else powmod(row, count, n_squared) for row, count in pairs]
-    _multiply_into(
-        sums, terms.places.tolist(), [rows[row] for row in terms.rows.tolist()], n_squared
-    )
-    return to_bytes_array(_pack(key, sums, layout), key.ciphertext_bytes)
+    own = ring(key.n_squared)
+    rows, sums = own.read(ciphertexts), own.ones(terms.n_sums)
+    for count in np.unique(terms.counts):
+        counted = terms.counts == count
+        rows[counted] = own.power(rows[counted], int(count))
+    where, which = terms.places.astype(np.int64), terms.rows.astype(np.int64)
+    places, found = products_by_place(own, rows, where, which)
+    sums[places] = found
+    return _pack(key, sums, layout)
 
 
-def _side_by_side(sums: Sums, slot_bits: int, n_squared: mpz) -> mpz:
-    """Sums in one ciphertext, the first in the lowest slot, by Horner's rule."""
-    shift, packed = mpz(1) << slot_bits, mpz(1)
-    for value in reversed(sums):
-        if packed != 1:
-            packed = powmod(packed, shift, n_squared)
-        if value is not None:
-            packed = packed * value % n_squared
+def _side_by_side(own: Ring, sums: Residues, n_slots: int, slot_bits: int) -> Residues:
+    """Sums in few ciphertexts, the first in the lowest slot of each, by Horner's rule."""
+    padded = np.concatenate([sums, own.ones(-len(sums) % n_slots)])
+    slots = padded.reshape(-1, n_slots, *padded.shape[1:])
+    packed = slots[:, -1]
+    for slot in range(n_slots - 2, -1, -1):
+        packed = own.multiply(own.squares(packed, slot_bits), slots[:, slot])
     return packed

@@ -41,7 +41,7 @@ from clients.secureboost import passive as secureboost_passive
 from clients.secureboost import round as secureboost_round
 from fedapp.config import Settings, load_settings
 from fedapp.crypto.keys import PrivateKey, PublicKey
-from fedapp.crypto.masks import BASE_BYTES, PublicMasks, owner_masks
+from fedapp.crypto.masks import BASE_BYTES, OwnerMasks, PublicMasks
 from fedapp.crypto.packing import PairLayout
 from fedapp.crypto.sums import group_columns
 from fedapp.crypto.workers import n_cores
@@ -194,7 +194,7 @@ def run_both(settings: Settings) -> tuple[int, Path]:
 
 def count_encrypt(key: PrivateKey, plaintexts: Sequence[int], *_: Any) -> Counts:
     """Of each row: a mask's products mod p^2 and mod q^2, two plaintexts, one remainder."""
-    n_tables = sum(len(table.tables) for table in owner_masks(key).tables)
+    n_tables = sum(table.n_tables for table in OwnerMasks(key).tables)
     return Counter({"p^2": len(plaintexts) * (n_tables + 3)})
 
 
@@ -223,9 +223,7 @@ def count_sums(
     return Counter({"n^2": n_products})
 
 
-def count_packing(
-    key: PublicKey, sums: Sequence[mpz | None], layout: PairLayout, *_: Any
-) -> Counts:
+def count_packing(key: PublicKey, sums: Sequence[Any], layout: PairLayout, *_: Any) -> Counts:
     """Of each ciphertext: shifts and products of its slots, and a mask."""
     n_ciphertexts = layout.n_plaintexts(len(sums))
     n_shifts = len(sums) - n_ciphertexts

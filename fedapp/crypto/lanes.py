@@ -1,0 +1,172 @@
+"""Eight 64-bit integers side by side, for numba: AVX-512's products of 52 bits by 52 (IFMA).
+
+A kernel of these functions works on eight big integers at once, with a limb of each in a lane::
+
+    register    limb j of number 0 | limb j of number 1 | ... | limb j of number 7
+
+Processors have the instructions since Intel's Ice Lake (2019) and AMD's Zen 4 (2022).
+
+Source: Gueron and Krasnov, Accelerating big integer arithmetic using Intel IFMA extensions, 2016.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numba.extending
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
+from numba.extending import models, register_model
+
+N_LANES = 8
+LIMB_BITS = 52
+
+# numba has no types for what follows.
+config: Any = numba.config
+
+_WORD = ir.IntType(64)
+_REGISTER = ir.VectorType(_WORD, N_LANES)
+
+
+@functools.cache
+def supported() -> bool:
+    """Whether the code that numba makes here may use these instructions."""
+    features = config.CPU_FEATURES or get_host_cpu_features()  # type: ignore[no-untyped-call]
+    has_all = {"+avx512f", "+avx512ifma"} <= set(str(features).split(","))
+    return has_all and not config.DISABLE_JIT
+
+
+class _Lanes(types.Type):
+    """Numba's type of a register."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Lanes")
+
+
+LANES: Any = _Lanes()
+
+
+@register_model(_Lanes)
+class _LanesModel(models.PrimitiveModel):
+    """What LLVM keeps it in."""
+
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _REGISTER)  # type: ignore[no-untyped-call]
+
+
+def _operation(function: Callable[..., Any]) -> Any:
+    """What numba compiles a call of the function's name into."""
+    return numba.extending.intrinsic(function)
+
+
+def _pointer(context: Any, builder: Any, kind: Any, array: Any, place: Any) -> Any:
+    """Where the register ``place`` of an array begins."""
+    data = context.make_array(kind)(context, builder, array).data
+    word = builder.gep(data, [builder.mul(place, ir.Constant(_WORD, N_LANES))])
+    return builder.bitcast(word, _REGISTER.as_pointer())
+
+
+def _is_flat(array: Any) -> bool:
+    """Whether an array is one run of 64-bit words."""
+    words = isinstance(array, types.Array) and array.dtype == types.uint64
+    return words and array.ndim == 1 and array.layout == "C"
+
+
+@_operation
+def load(_: Any, array: Any, place: Any) -> Any:
+    """Words ``8 * place`` to ``8 * place + 7`` of a flat uint64 array."""
+    if not _is_flat(array):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(_pointer(context, builder, signature.args[0], *arguments), align=8)
+
+    return LANES(array, types.intp), generate
+
+
+@_operation
+def store(_: Any, array: Any, place: Any, lanes: Any) -> Any:
+    """Write a register over words ``8 * place`` to ``8 * place + 7``."""
+    if not _is_flat(array):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        *target, value = arguments
+        builder.store(value, _pointer(context, builder, signature.args[0], *target), align=8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, LANES), generate
+
+
+@_operation
+def spread(_: Any, word: Any) -> Any:
+    """The same word in all lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first = ir.Constant(ir.IntType(32), 0)
+        single = builder.insert_element(ir.Constant(_REGISTER, ir.Undefined), arguments[0], first)
+        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), N_LANES), None)
+        return builder.shuffle_vector(single, ir.Constant(_REGISTER, ir.Undefined), everywhere)
+
+    return LANES(types.uint64), generate
+
+
+def _fused(name: str) -> Any:
+    """A multiplication that adds to its first operand."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_REGISTER, [_REGISTER] * 3)
+        find: Any = cgutils.get_or_insert_function
+        function = find(builder.module, kind, name)
+        return builder.call(function, arguments)
+
+    return LANES(LANES, LANES, LANES), generate
+
+
+@_operation
+def add_low(_: Any, total: Any, left: Any, right: Any) -> Any:
+    """``total`` plus the lower 52 bits of the product of the factors' lower 52 bits."""
+    return _fused("llvm.x86.avx512.vpmadd52l.uq.512")
+
+
+@_operation
+def add_high(_: Any, total: Any, left: Any, right: Any) -> Any:
+    """``total`` plus the upper 52 bits of the product of the factors' lower 52 bits."""
+    return _fused("llvm.x86.avx512.vpmadd52h.uq.512")
+
+
+@_operation
+def add(_: Any, left: Any, right: Any) -> Any:
+    """Sums modulo 2^64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.add(*arguments)
+
+    return LANES(LANES, LANES), generate
+
+
+@_operation
+def limb_of(_: Any, lanes: Any) -> Any:
+    """The lower 52 bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        mask = ir.Constant(_WORD, (1 << LIMB_BITS) - 1)
+        return builder.and_(arguments[0], ir.Constant(_REGISTER, [mask] * N_LANES))
+
+    return LANES(LANES), generate
+
+
+@_operation
+def carry_of(_: Any, lanes: Any) -> Any:
+    """What is above the lower 52 bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = ir.Constant(_WORD, LIMB_BITS)
+        return builder.lshr(arguments[0], ir.Constant(_REGISTER, [bits] * N_LANES))
+
+    return LANES(LANES), generate
