@@ -35,6 +35,8 @@ from fedapp.trees.objective import gradients, is_regression
 from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.sides import pack_bits
 
+ROWS_AT_ONCE = 1 << 15  # that are packed and encrypted
+
 Done = tuple[dict[str, float], dict[str, float], list[float]]  # scores, validation scores, purities
 
 
@@ -104,16 +106,26 @@ def _encrypt(view: View, pairs: Array, columns: dict[str, Ints]) -> Letters:
     scale = FixedPoint.covering(pairs[drawn])
     facts = view.store.facts
     facts["scale"] = list(scale.exponents)
-    integers, first, encrypted = scale.encode(pairs[drawn]), 0, []
-    for layout in view.layouts:
-        group = integers[:, first : first + layout.n_outputs]
-        encrypted.append(encrypt(view.key, layout.pack(group), shared_workers()))
-        first += layout.n_outputs
-    ciphertexts, bits = np.concatenate(encrypted), np.packbits(drawn)
+    ciphertexts, bits = _encrypted(view, scale.encode(pairs[drawn])), np.packbits(drawn)
     return [
         (name, EncryptedGradients(facts["n_rounds"], bits, own, ciphertexts[: _all_if(own)]))
         for name, own in columns.items()
     ]
+
+
+def _encrypted(view: View, fields: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """All rows under the first layout, then under the next; few are Python's integers at once."""
+    width, n_rows = view.key.public.ciphertext_bytes, len(fields)
+    ciphertexts = np.empty((len(view.layouts) * n_rows, width), dtype=np.uint8)
+    first = end = 0
+    for layout in view.layouts:
+        group = fields[:, first : first + layout.n_outputs]
+        first += layout.n_outputs
+        for start in range(0, n_rows, ROWS_AT_ONCE):
+            plaintexts = layout.pack(group[start : start + ROWS_AT_ONCE])
+            start, end = end, end + len(plaintexts)
+            ciphertexts[start:end] = encrypt(view.key, plaintexts, shared_workers())
+    return ciphertexts
 
 
 def _all_if(columns: Ints) -> int | None:

@@ -355,7 +355,8 @@ def _sum_rows_of(
 def _pack(key: PublicKey, sums: Residues, layout: PairLayout | SumLayout) -> Bytes:
     """One call's ciphertexts, each of several sums and under a fresh mask."""
     own, n_ciphertexts = ring(key.n_squared), layout.n_plaintexts(len(sums))
-    packed = _side_by_side(own, sums, min(layout.n_slots, len(sums)), layout.slot_bits)
+    n_slots = max(1, min(layout.n_slots, len(sums)))
+    packed = _side_by_side(own, sums, n_slots, layout.slot_bits)
     masked = own.multiply(packed, masks_of(key).draw(n_ciphertexts))
     return own.write(masked, key.ciphertext_bytes)
 

@@ -4,6 +4,9 @@ The active party encrypts a packed pair of gradient and hessian a row; a passive
 level, packs the sums and re-randomises them; the active party checks, decrypts and unpacks. Every
 run's sums are compared with those of the plain integers. phe encrypts, adds and decrypts a few
 numbers in this process, and its times are scaled to as many as are needed.
+
+With ``--workers 1`` seconds are those of the processor, which other programs change less. With
+``NUMBA_ENABLE_AVX=0`` in the environment the same steps go by gmpy2's integers, one by one.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from phe.paillier import EncryptedNumber
 from fedapp.crypto.keys import PrivateKey, generate_key
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import check_ciphertexts, encrypt
+from fedapp.crypto.rings import has_lanes
 from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.packages import versions
@@ -69,14 +73,16 @@ def plain_sums(rows: Rows, scale: FixedPoint) -> npt.NDArray[np.float64]:
     return scale.decode(sums.tolist(), 1)
 
 
-def time_tree(key: PrivateKey, rows: Rows, workers: Workers) -> dict[str, float]:
+def time_tree(
+    key: PrivateKey, rows: Rows, workers: Workers, clock: Callable[[], float]
+) -> dict[str, float]:
     """Seconds of every step of one root level, whose sums are checked."""
     seconds: dict[str, float] = {}
 
     def timed(step: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        start = time.perf_counter()
+        start = clock()
         result = function(*arguments)
-        seconds[step] = time.perf_counter() - start
+        seconds[step] = clock() - start
         return result
 
     public, layout = key.public, PairLayout(key.public.bits, N_ROWS)
@@ -120,7 +126,8 @@ def measure(key_bits: int, n_workers: int) -> dict[str, Any]:
     key = generate_key(key_bits, insecure_small_key=True)
     self_test(key)
     with Workers(n_workers) as workers:
-        cold, *warm = [time_tree(key, rows, workers) for _ in range(REPEATS + 1)]
+        clock = time.process_time if n_workers == 1 else time.perf_counter
+        cold, *warm = [time_tree(key, rows, workers, clock) for _ in range(REPEATS + 1)]
     seconds = {step: statistics.median(one[step] for one in warm) for step in cold}
     layout, phe = PairLayout(key_bits, N_ROWS), time_phe(key, rows.n_sums)
     width = key.public.ciphertext_bytes
@@ -136,6 +143,8 @@ def measure(key_bits: int, n_workers: int) -> dict[str, Any]:
         "repeats": REPEATS,
         "seconds": seconds,
         "cold_seconds": cold,
+        "clock": "cpu" if n_workers == 1 else "wall",
+        "side_by_side": has_lanes(),
         "phe_seconds": phe,
         "phe_ratio": {step: phe[step] / seconds[step] for step in phe},
         "bytes": {"rows": N_ROWS * width, "reply": layout.n_plaintexts(rows.n_sums) * width},
