@@ -37,6 +37,7 @@ ANSWERING = sorted(
 # What may know methods by name: studies of single ones, and a command that says which one it takes
 # where none is named.
 STUDIES = (
+    "simulations/attacks/",
     "simulations/papers/",
     "simulations/bench/",
     "simulations/benchmarks/",

@@ -1,0 +1,222 @@
+"""Which way rows went through another's splits, from Fed-EINI's sums.
+
+The active party knows all leaf values, and which leaves its own splits leave open to a row. It gets
+their sum alone, in 53 bits and more: which values add up to it is a subset sum. The values of each
+half of the trees are added up in all ways; one list is sorted, and of the other each entry says
+what is missing (Horowitz and Sahni 1974). That takes the square root of the number of ways, up to
+``MOST`` a half; what a lattice could do beyond is not tried.
+
+Success is the share of rows of which one way alone gives the sum, and is the true one, through all
+trees; chance, that of guessing one of those open.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv
+
+from clients.eini.active import Plan, plan_of
+from clients.inference import own_part
+from fedapp.config import load_settings
+from fedapp.crypto.keys import PrivateKey
+from fedapp.crypto.packing import SumLayout
+from fedapp.crypto.paillier import decrypt
+from fedapp.crypto.workers import shared_workers
+from fedapp.data.datasets import read_source
+from fedapp.messages.eini import Structure, Totals
+from fedapp.site.answer import Site
+from fedapp.trees.divided.candidates import candidates
+from simulations.attacks.frame import Attack, Outcome, Overrides, command
+from simulations.attacks.heard import Heard, listening, trained
+from simulations.attacks.shared_nodes import ACTIVE, COMMON, PASSIVE
+from simulations.local import run_local
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+MOST, ROWS = 2**18, 100
+
+
+class Curious:
+    """An active party that keeps sums, and what it knows of the rows.
+
+    Of the passive party it also keeps the truth, which the attack is judged by and does not use.
+    """
+
+    def __init__(self) -> None:
+        self.sums = np.empty(0)
+        self.terms: list[Ints] = []  # of each tree, shape (n_rows, n_entries), in multiples
+        self.open: list[Bools] = []  # to a row by the own splits, in the same shape
+        self.theirs: list[Bools] = []  # by those of the passive party: the truth
+        self.slack = 0  # of a sum that is rounded once, in multiples
+
+    def note(self, heard: Heard) -> None:
+        """Keep what a message adds."""
+        site = heard.site
+        if structure := heard.mail.all(Structure).get(ACTIVE):
+            self.theirs = _open_by_passive(site, structure)
+        for _, letter in heard.mail.each(Totals):
+            self._take(site, letter)
+
+    def _take(self, site: Site, letter: Totals) -> None:
+        store, plan = site.store, plan_of(site)
+        key = PrivateKey.from_array(store["key"])
+        layout = SumLayout(key.public.bits, *store.facts["layout"])
+        plain = decrypt(key, letter.ciphertexts, shared_workers())
+        unit = layout.precision - layout.exponent
+        sums = layout.unpack(plain, letter.n_rows)[:, 0]
+        self.sums = np.concatenate((self.sums, np.ldexp(sums, unit)))
+        self.slack = layout.n_terms
+        self.open, self.terms = [], []
+        for tree in plan.shared:
+            mine, terms = _open_by_active(site, plan, tree)
+            self.open.append(mine)
+            self.terms.append(np.rint(np.ldexp(terms, unit)).astype(np.int64))
+
+
+def _open_by_active(site: Site, plan: Plan, tree: int) -> tuple[Bools, npt.NDArray[np.float64]]:
+    """Entries that the own splits leave open to rows, and what these would add."""
+    values, found = site.store["values"], plan.skeletons[tree]
+    mine = candidates(found.lefts, plan.own_sides(site, tree, values), len(values))
+    terms = np.zeros(mine.shape)
+    for place, entry in enumerate(found.sources[found.entries]):
+        rows = mine[:, place]
+        terms[rows, place] = plan.terms_below(tree, int(entry), values[rows])[:, 0]
+    return mine, terms
+
+
+def _open_by_passive(site: Site, letter: Structure) -> list[Bools]:
+    """Entries of each tree that the passive party's splits leave open to rows."""
+    lookup, values = own_part(site).lookup, site.store["values"]
+    found = []
+    for lefts, records in zip(
+        np.split(letter.lefts, letter.ends[:-1]),
+        np.split(letter.records, letter.ends[:-1]),
+        strict=True,
+    ):
+        own = np.flatnonzero(records >= 0).tolist()
+        sides = {node: lookup.sides(records[node], values) for node in own}
+        found.append(candidates(lefts, sides, len(values)))
+    return found
+
+
+def the_way(options: Sequence[Ints], total: int, slack: int, most: int = MOST) -> list[int] | None:
+    """Which option of each list adds up to a total; None where none, several, or too many may.
+
+    Parameters
+    ----------
+    options : int64, shape (n_options,) each.
+    slack : how far a sum may be off.
+    most : ways through a half of the lists that are tried.
+    """
+    halves: list[list[int]] = [[], []]
+    sizes = [1, 1]
+    for place in np.argsort([-len(each) for each in options], kind="stable").tolist():
+        half = int(sizes[1] < sizes[0])
+        halves[half].append(place)
+        sizes[half] *= len(options[place])
+    if max(sizes) > most:
+        return None
+    first, second = ([options[place] for place in half] for half in halves)
+    left, right = _all_sums(first), _all_sums(second)
+    order = np.argsort(left)
+    missing = total - right
+    starts = np.searchsorted(left[order], missing - slack, side="left")
+    ends = np.searchsorted(left[order], missing + slack, side="right")
+    if (ends - starts).sum() != 1:
+        return None
+    at = int(np.argmax(ends - starts))
+    chosen = _places(halves[0], options, int(order[starts[at]]))
+    chosen |= _places(halves[1], options, at)
+    return [chosen[place] for place in range(len(options))]
+
+
+def _places(lists: Sequence[int], options: Sequence[Ints], number: int) -> dict[int, int]:
+    """Which option of each list a sum of ``_all_sums`` is made of, by the list's place."""
+    found = {}
+    for place in reversed(lists):
+        number, found[place] = divmod(number, len(options[place]))
+    return found
+
+
+def _all_sums(options: Sequence[Ints]) -> Ints:
+    """Sums of one option of each list, those of the last list next to each other."""
+    sums = np.zeros(1, dtype=np.int64)
+    for each in options:
+        sums = np.add.outer(sums, each).ravel()
+    return sums
+
+
+def predicted(overrides: Overrides, model: str, curious: Curious) -> None:
+    """Predict ``ROWS`` rows of the data set with a model, encrypted."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = read_source(overrides["data"])
+        drawn = np.random.default_rng(overrides["seed"]).permutation(table.n_rows)[:ROWS]
+        columns = np.ascontiguousarray(table.take(drawn).values.T)
+        named = dict(zip(table.columns, columns, strict=True))
+        path = Path(folder) / "rows.csv"
+        pa.csv.write_csv(pa.table({"id": [f"row-{row}" for row in drawn], **named}), path)
+        settings = load_settings(
+            {
+                "strategy": "eini",
+                "data": str(path),
+                "id": "id",
+                "model": model,
+                "run-dir": f"{folder}/run",
+                "eini.key-bits": 512,
+                "eini.insecure-small-key": True,
+                "eini.unguarded": True,
+                **{name: overrides[name] for name in ("columns", "parties", "align", "seed")},
+            }
+        )
+        with listening([ACTIVE, PASSIVE], curious.note):
+            run_local(settings)
+
+
+def attacked(overrides: Overrides) -> Outcome:
+    """Train, predict, and look for the way of each row."""
+    given, curious = {**COMMON, **overrides}, Curious()
+    with trained(given, [], curious.note) as run:
+        predicted(given, run.summary["model_id"], curious)
+        n_found, guessed = 0, 0.0
+        for row, total in enumerate(curious.sums):
+            own = [each[row] for each in curious.open]
+            options = [
+                terms[row][is_open] for terms, is_open in zip(curious.terms, own, strict=True)
+            ]
+            guessed += float(np.exp(-np.log([len(each) for each in options]).sum()))
+            way = the_way(options, int(total), curious.slack)
+            if way is not None:
+                reached = [
+                    np.flatnonzero(is_open)[one] for is_open, one in zip(own, way, strict=True)
+                ]
+                n_found += all(
+                    theirs[row, entry]
+                    for theirs, entry in zip(curious.theirs, reached, strict=True)
+                )
+        return Outcome(n_found / len(curious.sums), guessed / len(curious.sums), run.score)
+
+
+ATTACK = Attack(
+    name="eini_paths",
+    holder="the active party of Fed-EINI, from the sums of leaves that it decrypts",
+    measure="share of rows whose way through all trees is found; chance: one of those open",
+    data={
+        "spambase": {"data": "spambase", "columns": "sizes:37,20", "test-fraction": 0.5},
+        "default-credit": {
+            "data": "default-credit",
+            "columns": "sizes:12,11",
+            "test-fraction": 0.95,
+        },
+    },
+    ways={f"{n} trees": {"num-boost-round": n} for n in (5, 10, 20, 40)},
+    run=attacked,
+)
+
+if __name__ == "__main__":
+    command(ATTACK)

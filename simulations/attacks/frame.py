@@ -1,0 +1,131 @@
+"""What every attack tells of itself: what the attacker holds, and how far it gets against chance.
+
+An attack is run on data sets, under settings that might stop it. Its success stands beside what the
+attacker would reach without the messages (``chance``), and beside the test AUC of the model, which
+is what a setting costs. Each attack is a command (``python -m simulations.attacks.NAME``), and
+``python -m simulations.attacks`` runs all of them and prints one table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Overrides = Mapping[str, Any]
+PLAIN = "default"  # the setting that changes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How far an attack got on one run.
+
+    Parameters
+    ----------
+    success, chance : in the attack's measure; without the messages, and with them.
+    score : AUC of the model's test rows.
+    """
+
+    success: float
+    chance: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """What is attacked, and how.
+
+    Parameters
+    ----------
+    name : of the module and the command.
+    holder : who attacks, and from what.
+    measure : what ``success`` counts.
+    data : what a run config says for each data set.
+    ways : what it says for each setting that is tried.
+    run : the attack on a run of these settings.
+    quick : what ``--quick`` changes.
+    """
+
+    name: str
+    holder: str
+    measure: str
+    data: Mapping[str, Overrides]
+    ways: Mapping[str, Overrides]
+    run: Callable[[Overrides], Outcome]
+    quick: Overrides = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A line of the table: means over the seeds; seconds of one run and its attack."""
+
+    attack: str
+    data: str
+    setting: str
+    success: float
+    chance: float
+    score: float
+    seconds: float
+
+
+def results(
+    attack: Attack, seeds: int, quick: bool = False, data: Sequence[str] = ()
+) -> Iterator[Result]:
+    """The attack on each data set under each setting; ``quick``: the first set and two settings.
+
+    Parameters
+    ----------
+    seeds : runs of each; every seed holds other rows back.
+    data : the sets; empty: all.
+    """
+    sets = list(data or attack.data)[: 1 if quick else None]
+    ways = list(attack.ways)[: 2 if quick else None]
+    for name in sets:
+        for way in ways:
+            given = {**attack.data[name], **attack.ways[way], **(attack.quick if quick else {})}
+            start = time.perf_counter()
+            found = [attack.run({**given, "seed": seed}) for seed in range(seeds)]
+            seconds = (time.perf_counter() - start) / seeds
+            success, chance, score = (
+                statistics.mean(getattr(each, part) for each in found)
+                for part in ("success", "chance", "score")
+            )
+            yield Result(attack.name, name, way, success, chance, score, seconds)
+
+
+def table(lines: Iterable[Result]) -> str:
+    """Results as a table of Markdown."""
+    rows = [
+        f"| {one.attack} | {one.data} | {one.setting} | {one.success:.3f} | {one.chance:.3f} "
+        f"| {one.score:.3f} | {one.seconds:.1f} |"
+        for one in lines
+    ]
+    head = "| attack | data | setting | success | chance | test AUC | seconds |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *rows])
+
+
+def command(*attacks: Attack) -> None:
+    """Run attacks: a line of JSON for each result, then the table."""
+    parser = argparse.ArgumentParser(description="Attacks on runs of honest parties.")
+    if len(attacks) > 1:
+        names = [attack.name for attack in attacks]
+        parser.add_argument("--only", nargs="+", choices=names, default=names)
+    else:
+        parser.add_argument("--data", nargs="+", choices=list(attacks[0].data), default=())
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="one data set, two settings")
+    given = vars(parser.parse_args())
+    chosen = [one for one in attacks if one.name in given.get("only", [one.name])]
+    lines = []
+    for attack in chosen:
+        for line in results(attack, given["seeds"], given["quick"], given.get("data", ())):
+            print(json.dumps(asdict(line)), flush=True)
+            lines.append(line)
+    print()
+    for attack in chosen:
+        print(f"{attack.name}: {attack.holder}. Success: {attack.measure}.")
+    print(f"\n{table(lines)}")

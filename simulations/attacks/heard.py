@@ -1,0 +1,119 @@
+"""Runs of honest parties in this process, of whose messages somebody keeps what it may read.
+
+A party opens the letters that are for it with its own key, and reads its own state; the coordinator
+has requests and replies, and opens nothing. Nobody sends anything else than it would anyway.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from fedapp import client_app
+from fedapp.config import Settings, load_settings
+from fedapp.home import home
+from fedapp.messages.fields import Request
+from fedapp.site.answer import Site, answer, find_handler
+from fedapp.site.config import SiteConfig
+from fedapp.site.mail import Mail, open_mail
+from fedapp.site.stores import Stores
+from fedapp.wire.codec import Envelope
+from fedapp.wire.content import Content, enclosed, put_together
+from simulations.local import run_local
+
+Overrides = Mapping[str, Any]
+COORDINATOR = ""  # the name under which it listens
+NOTHING = Content("", {}, {})
+Note = Callable[["Heard"], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heard:
+    """One message, to whoever listens.
+
+    Parameters
+    ----------
+    site : who answers, as it is before it does; of it the coordinator knows the name alone.
+    request : what the coordinator sends.
+    reply : what it gets, if it listens; else nothing.
+    mail : the letters that came with the request, opened by a party that listens.
+    """
+
+    site: Site
+    request: Request
+    reply: Content
+    mail: Mail
+
+
+@contextmanager
+def listening(listeners: Collection[str], note: Note) -> Iterator[None]:
+    """Tell ``note`` of every message to some parties, or to all where the coordinator listens.
+
+    Parameters
+    ----------
+    listeners : names of parties, or ``COORDINATOR``.
+    """
+    everything = COORDINATOR in listeners
+
+    def answering(
+        config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores
+    ) -> Content:
+        if not everything and config.name not in listeners:
+            return answer(config, kind, envelope, content, stores)
+        request_class, _ = find_handler(kind, config.name)
+        request = put_together(request_class, content, config.name)
+        folder = home() / "sites" / config.name / envelope.model_id
+        site = Site(config, stores.open(folder, lasting=False).copy())
+        if everything:
+            reply = answer(config, kind, envelope, content, stores)
+            note(Heard(site, request, reply, Mail(config.name, [])))
+            return reply
+        parcels = enclosed(content) if request.carries_letters else []
+        mail = open_mail(config.name, site.store, envelope, parcels) if parcels else Mail("", [])
+        # Before it answers: an answer that ends a run deletes what the state was.
+        note(Heard(site, request, NOTHING, mail))
+        return answer(config, kind, envelope, content, stores)
+
+    with patch.object(client_app, "answer", answering):
+        yield
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """A finished run.
+
+    Parameters
+    ----------
+    settings, summary : of the run.
+    model : text of ``model.json``.
+    """
+
+    settings: Settings
+    summary: dict[str, Any]
+    model: str
+
+    @property
+    def score(self) -> float:
+        """AUC of the test rows."""
+        return float(self.summary["metrics"]["test"]["auc"])
+
+
+@contextmanager
+def trained(overrides: Overrides, listeners: Collection[str], note: Note) -> Iterator[Trained]:
+    """One run, of which no file is left in the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = load_settings({**overrides, "run-dir": str(Path(folder) / "run")})
+        with listening(listeners, note):
+            run = run_local(settings)
+        summary = run.summary
+        try:
+            yield Trained(settings, summary, (run.path / "model.json").read_text())
+        finally:
+            for party in summary["parties"]:
+                shutil.rmtree(home() / "sites" / party["name"] / summary["model_id"])

@@ -1,0 +1,71 @@
+"""What parties of SecureBoost find out about each other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulations.attacks import eini_paths, reverse_sums, shared_nodes, solved_bins
+
+SMALL = {"data": "breast-cancer", "columns": "sizes:25,5", "test-fraction": 0.8, "max-bin": 8}
+SMALL |= {"secureboost.key-bits": 384, "num-boost-round": 2, "max-depth": 3, "seed": 1}
+ALONE = {"secureboost.first-trees": 2}
+
+
+def test_rows_that_share_nodes_tell_labels_and_none_where_no_round_is_shared() -> None:
+    found = shared_nodes.attacked({**SMALL, "columns": "sizes:28,2"})
+    assert found.success > found.chance + 0.1
+    alone = shared_nodes.attacked({**SMALL, "columns": "sizes:28,2", **ALONE})
+    assert (alone.success, alone.chance) == (0.5, found.chance)
+
+
+def test_rows_in_the_same_nodes_are_embedded_alike() -> None:
+    nodes = np.array([[1, 1, 2, 2, 3, 3], [5, 5, 6, 6, 6, 6]], dtype=np.int32)
+    found = shared_nodes.embedded([nodes[:1], nodes[1:]])
+    assert np.allclose(found[::2], found[1::2])
+    assert not np.allclose(found[0], found[2])
+
+
+def test_sums_tell_bins_of_rows_and_none_where_no_round_is_shared() -> None:
+    found = solved_bins.attacked(SMALL)
+    assert found.success > found.chance + 0.1
+    alone = solved_bins.attacked({**SMALL, **ALONE})
+    assert alone.success == alone.chance == found.chance
+
+
+def test_bins_are_solved_for_where_sums_are_as_many_as_rows() -> None:
+    rng = np.random.default_rng(3)
+    # Of the second column the third bin is that of missing values.
+    widths, codes = np.array([3, 2]), rng.integers(0, 3, size=(40, 2))
+    coefficients = rng.normal(size=(40, 40))
+    coefficients[1] = 0.25
+    columns = zip(codes.T, widths.tolist(), strict=True)
+    members = np.hstack([own[:, None] == np.arange(width) for own, width in columns])
+    found = solved_bins.solved(coefficients, coefficients @ members, widths)
+    assert np.array_equal(found, codes)
+
+
+def test_rows_written_into_gradients_are_read_in_every_column() -> None:
+    found = reverse_sums.attacked(SMALL)
+    assert found.success == 1.0
+    assert found.chance < 0.6
+    # Two rounds have turns for 120 rows, more than there are.
+    first = reverse_sums.attacked({**SMALL, "num-boost-round": 1})
+    assert found.chance == first.chance < first.success < 1.0
+
+
+def test_the_way_of_a_row_is_found_where_one_alone_gives_the_sum() -> None:
+    rng = np.random.default_rng(5)
+    options = [rng.integers(-(2**50), 2**50, size=n) for n in (3, 1, 4, 2, 5)]
+    chosen = [2, 0, 3, 1, 0]
+    total = sum(int(each[one]) for each, one in zip(options, chosen, strict=True))
+    assert eini_paths.the_way(options, total + 1, slack=1) == chosen
+    assert eini_paths.the_way(options, total + 2, slack=1) is None
+    assert eini_paths.the_way(options, total, slack=1, most=11) is None
+    options[4][1] = options[4][0]
+    assert eini_paths.the_way(options, total, slack=1) is None
+
+
+def test_sums_of_leaves_tell_the_ways_of_rows() -> None:
+    found = eini_paths.attacked({**SMALL, "num-boost-round": 4})
+    assert found.success > 0.9
+    assert found.chance < 0.5
