@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fedapp.crypto import masks, rings
 from fedapp.crypto.keys import PrivateKey, generate_key
+from fedapp.crypto.lane_ring import LaneRing
 from fedapp.crypto.lanes import supported
-from fedapp.crypto.montgomery import LaneRing
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import decrypt, encrypt, share_out
 from fedapp.crypto.rings import PlainRing, Ring, products_by_place
@@ -121,7 +121,10 @@ def test_entries_of_tables_are_multiplied(kind: Kind) -> None:
 def test_an_integer_is_lifted_into_a_larger_ring(kind: Kind) -> None:
     small, large = kind(MODULI[4]), kind(MODULI[7])
     values = some_numbers(small.modulus, 10)
-    lifted = large.lift(small.multiply(small.take(values), small.ones(1)), small)
+    residues = small.take(values)
+    nothing = small.add(residues, small.multiply(residues, small.take([small.modulus - 1])))
+    assert large.numbers(large.lift(nothing, small)) == [0] * len(values)
+    lifted = large.lift(small.multiply(residues, small.ones(1)), small)
     assert large.numbers(large.multiply(lifted, large.take([mpz(10)]))) == [
         10 * value for value in values
     ]

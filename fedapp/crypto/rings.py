@@ -26,7 +26,7 @@ N_LANES = 8
 
 
 class Ring(Protocol):
-    """Arithmetic modulo a number; see ``fedapp.crypto.montgomery.LaneRing``."""
+    """Arithmetic modulo a number; see ``fedapp.crypto.lane_ring.LaneRing``."""
 
     modulus: mpz
 
@@ -127,7 +127,7 @@ def ring(modulus: mpz) -> Ring:
     """The faster ring of an odd modulus, kept for the next call."""
     if not has_lanes():
         return PlainRing(modulus)
-    from fedapp.crypto.montgomery import LaneRing
+    from fedapp.crypto.lane_ring import LaneRing
 
     return LaneRing(modulus)
 

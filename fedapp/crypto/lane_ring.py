@@ -1,0 +1,216 @@
+"""Arithmetic modulo an odd number on rows of limbs, eight rows at a time.
+
+The kernels and their bounds are in ``fedapp.crypto.montgomery``; what is handed to them is checked
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gmpy2
+import numpy as np
+import numpy.typing as npt
+from gmpy2 import mpz
+
+from fedapp.crypto import montgomery
+from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
+from fedapp.crypto.lanes import LIMB_BITS, N_LANES
+
+Limbs = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.int64]
+
+SLACK_BITS = 4  # R >= 16 N
+MOST_LIMBS = 1023
+WORD_BYTES = 8
+WINDOW_BITS = 4
+
+
+class LaneRing:
+    """Arithmetic modulo an odd number; residues are uint64, shape (n, n_limbs).
+
+    Raises
+    ------
+    ValueError : the modulus is even, below 3, or has more than 53,000 bits.
+    """
+
+    def __init__(self, modulus: mpz) -> None:
+        self.n_limbs = -(-(modulus.bit_length() + SLACK_BITS) // LIMB_BITS)
+        if modulus < 3 or modulus % 2 == 0 or self.n_limbs > MOST_LIMBS:
+            raise ValueError("modulus must be odd, >= 3 and of at most 53,000 bits, got another")
+        self.modulus = modulus
+        size, base = mpz(1) << (LIMB_BITS * self.n_limbs), mpz(1) << LIMB_BITS
+        self._limbs = self._split([modulus])[0]
+        self._inverse = np.uint64(int(base - gmpy2.invert(modulus, base)))
+        self._one, self._to, self._from = self._split([size % modulus, size**2 % modulus, mpz(1)])
+        self._given = self._limbs, self._inverse
+
+    def read(self, rows: Bytes) -> Limbs:
+        """Residues of integers.
+
+        Parameters
+        ----------
+        rows : uint8, shape (n, width), big endian.
+
+        Raises
+        ------
+        ValueError : an integer is no number of ``n_limbs`` limbs.
+        """
+        return self.multiply(self._read_limbs(rows), self._to[None])
+
+    def write(self, residues: Limbs, width: int) -> Bytes:
+        """The integers >= 0 and < N; the inverse of ``read``, uint8, shape (n, width)."""
+        if width < self._n_bytes:
+            raise ValueError(f"width must be >= {self._n_bytes} bytes, got {width}")
+        limbs = self.multiply(residues, self._from[None])
+        words = np.empty((len(limbs), -(-width // WORD_BYTES)), dtype=np.uint64)
+        montgomery.write_words(limbs, self._limbs, words)
+        data = words[:, ::-1].astype(">u8").view(np.uint8)
+        return np.ascontiguousarray(data[:, data.shape[1] - width :])
+
+    def take(self, numbers: Sequence[mpz]) -> Limbs:
+        """Residues of integers >= 0 and < N."""
+        return self.read(to_bytes_array(numbers, self._n_bytes))
+
+    def numbers(self, residues: Limbs) -> list[mpz]:
+        """The inverse of ``take``."""
+        return from_bytes_array(self.write(residues, self._n_bytes))
+
+    def ones(self, n: int) -> Limbs:
+        """The residue 1, n times."""
+        return np.tile(self._one, (n, 1))
+
+    def multiply(
+        self,
+        left: Limbs,
+        right: Limbs,
+        left_rows: Rows | None = None,
+        right_rows: Rows | None = None,
+    ) -> Limbs:
+        """Products of rows of two arrays.
+
+        Parameters
+        ----------
+        left, right : residues; a single row stands for as many as there are on the other side.
+        left_rows, right_rows : int64, shape (n,): which rows, in order where there is None.
+
+        Returns
+        -------
+        n residues, in memory of their own.
+        """
+        left_rows, right_rows = _same_length(left, right, left_rows, right_rows)
+        out = np.empty((len(left_rows), self.n_limbs), dtype=np.uint64)
+        left, right = self._checked(left, left_rows), self._checked(right, right_rows)
+        montgomery.multiply(out, left, left_rows, right, right_rows, *self._given, self._scratch(3))
+        return out
+
+    def add(self, left: Limbs, right: Limbs) -> Limbs:
+        """Sums of two products each; a sum must be multiplied, or written, before it is added."""
+        sums = left + right
+        montgomery.carry_over(sums)
+        return sums
+
+    def power(self, residues: Limbs, exponent: int) -> Limbs:
+        """Powers by a common exponent, >= 0; each of its digits costs the same."""
+        exponent, digits = int(exponent), []
+        while exponent:
+            digits.append(exponent % (1 << WINDOW_BITS))
+            exponent >>= WINDOW_BITS
+        residues = self._checked(residues)
+        out = np.empty_like(residues)
+        scratch = self._scratch(2 + (1 << WINDOW_BITS))
+        found = np.array(digits[::-1], dtype=np.int64)
+        montgomery.power(out, residues, found, self._one, *self._given, scratch)
+        return out
+
+    def squares(self, residues: Limbs, times: int) -> Limbs:
+        """Powers by 2^times."""
+        residues = self._checked(residues)
+        out = np.empty_like(residues)
+        montgomery.squares(out, residues, times, *self._given, self._scratch(2))
+        return out
+
+    def table_products(self, tables: Limbs, digits: Bytes) -> Limbs:
+        """Products of one entry a table.
+
+        Parameters
+        ----------
+        tables : uint64, shape (n_tables, 256, n_limbs).
+        digits : uint8, shape (n, n_tables).
+        """
+        if tables.shape != (digits.shape[1], 256, self.n_limbs) or digits.dtype != np.uint8:
+            raise ValueError(f"tables must fit {digits.shape} digits, got {tables.shape}")
+        out = np.empty((len(digits), self.n_limbs), dtype=np.uint64)
+        tables, digits = np.ascontiguousarray(tables), np.ascontiguousarray(digits)
+        montgomery.table_products(out, tables, digits, self._one, *self._given, self._scratch(3))
+        return out
+
+    def lift(self, residues: Limbs, ring: LaneRing) -> Limbs:
+        """Residues of another ring, each as the integer below its modulus, as residues of this."""
+        limbs = ring.multiply(residues, ring._from[None])
+        limbs[(limbs == ring._limbs).all(axis=1)] = 0
+        wide = np.zeros((len(limbs), self.n_limbs), dtype=np.uint64)
+        wide[:, : ring.n_limbs] = limbs
+        return self.multiply(wide, self._to[None])
+
+    @property
+    def _n_bytes(self) -> int:
+        return int(self.modulus.bit_length() + 7) // 8
+
+    def _split(self, numbers: Sequence[mpz]) -> Limbs:
+        """Limbs of integers as they are."""
+        width = -(-LIMB_BITS * self.n_limbs // 8)
+        return self._read_limbs(to_bytes_array(numbers, width))
+
+    def _read_limbs(self, rows: Bytes) -> Limbs:
+        """Limbs of integers as they are."""
+        n_words = (
+            -(-LIMB_BITS * self.n_limbs // 64) + 1
+        )  # a word more, which the last limb looks at
+        if rows.shape[1] > WORD_BYTES * n_words:
+            rule = f"at most {WORD_BYTES * n_words} bytes"
+            raise ValueError(f"integers must be of {rule}, got {rows.shape[1]}")
+        data = np.zeros((len(rows), WORD_BYTES * n_words), dtype=np.uint8)
+        data[:, WORD_BYTES * n_words - rows.shape[1] :] = rows
+        words = np.ascontiguousarray(data.view(">u8")[:, ::-1].astype(np.uint64))
+        limbs = np.empty((len(rows), self.n_limbs), dtype=np.uint64)
+        if not montgomery.read_words(words, limbs):
+            raise ValueError(f"integers must be below 2^{LIMB_BITS * self.n_limbs}, got a larger")
+        return limbs
+
+    def _checked(self, residues: Limbs, rows: Rows | None = None) -> Limbs:
+        """Residues in one run of memory, once it is clear that they are ones and have all rows."""
+        if residues.dtype != np.uint64 or residues.shape[1:] != (self.n_limbs,):
+            found = f"{residues.dtype} of shape {residues.shape}"
+            raise ValueError(f"residues must be uint64 of shape (n, {self.n_limbs}), got {found}")
+        if rows is not None and len(rows) and not 0 <= rows.min() <= rows.max() < len(residues):
+            raise ValueError(f"rows must be 0 to {len(residues) - 1}, got others")
+        return np.ascontiguousarray(residues)
+
+    def _scratch(self, n_numbers: int) -> Limbs:
+        """Registers for the limbs of so many numbers, on lines of the cache."""
+        size = n_numbers * N_LANES * self.n_limbs
+        memory = np.empty(size + N_LANES, dtype=np.uint64)
+        first = -(memory.ctypes.data // WORD_BYTES) % N_LANES
+        return memory[first : first + size]
+
+
+def _same_length(
+    left: Limbs, right: Limbs, left_rows: Rows | None, right_rows: Rows | None
+) -> tuple[Rows, Rows]:
+    """Rows of both sides, as many."""
+    sizes = [
+        len(array) if rows is None else len(rows)
+        for array, rows in ((left, left_rows), (right, right_rows))
+    ]
+    n = sizes[1] if sizes[0] == 1 and left_rows is None else sizes[0]
+    found = []
+    for size, rows in zip(sizes, (left_rows, right_rows), strict=True):
+        if rows is None and size == 1:
+            rows = np.zeros(n, dtype=np.int64)
+        elif rows is None:
+            rows = np.arange(size)
+        if len(rows) != n:
+            raise ValueError(f"factors must be as many on both sides, got {sizes}")
+        found.append(np.ascontiguousarray(rows, dtype=np.int64))
+    return found[0], found[1]
