@@ -100,6 +100,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         "versions": tuple(told_versions()),
         "notes": _notes(config, subsets["train"], rounded),
         **told_categories(config, subsets),
+        "merges_bins": config.least_bin_rows > 0,
     }
     return _reply(config.name, told), subsets
 

@@ -189,8 +189,10 @@ class PAX(HorizontalStrategy):
         except ValueError as error:
             raise ConfigError(str(error)) from error
         shares = settings.colsample_bylevel, settings.colsample_bynode
+        # The sums of a child do not follow from its parent's where bins are merged node by node.
+        both = any(hello.merges_bins for hello in self.parties.values())
         fewest = settings.min_child_rows
-        return Limits(settings.seed, 0, *shares, monotone, interactions, fewest)
+        return Limits(settings.seed, 0, *shares, monotone, interactions, fewest, both)
 
     def _round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[bool]:
         """Lines 12 to 26: one round. False where it begins anew, or training stops before it.

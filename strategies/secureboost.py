@@ -91,7 +91,7 @@ class SecureBoost(VerticalStrategy):
         | BASE_MARGIN
         | INIT_MODEL
         | HELD_BACK
-        | {"objective", "allow-export"}
+        | {"objective", "allow-export", "least-bin-rows"}
     )
     history: History
 

@@ -23,7 +23,7 @@ from fedapp.trees.model import load_model
 from simulations.local import run_local
 from tests.conftest import MakeSettings
 from tests.pooled import made_columns, write_rows
-from tests.transcript import arrays_of, listen, summary_of
+from tests.transcript import arrays_of, listen, scalars_of, summary_of
 
 RNG = np.random.default_rng(3)
 LEAST = 5
@@ -134,6 +134,18 @@ def test_a_floor_of_one_row_changes_nothing_under_masks(made: MakeRun, objective
     runs = [run_local(made(least_bin_rows=least, **more)) for least in (0, 1, LEAST)]
     models = [(folder.path / "model.json").read_bytes() for folder in runs]
     assert models[0] == models[1] != models[2]
+
+
+@pytest.mark.parametrize("floor", [0, LEAST])
+def test_both_children_are_asked_for_where_a_party_merges_bins(made: MakeRun, floor: int) -> None:
+    """Those of the larger one do not follow: its parent was told in other groups."""
+    _, app = listen(made(least_bin_rows=floor))
+    asked = [message for message, _ in app.of_kind("pax_grow")]
+    below = [arrays_of(message) for message in asked if scalars_of(message)["level"]]
+    assert len(below) > 3
+    for one in below:
+        children = len(one["wanted_nodes"]) // (2 if floor else 1)
+        assert children == len(one["split_lefts"])
 
 
 def test_a_party_of_fewer_rows_tells_nothing_of_its_gradients(made: MakeRun) -> None:

@@ -75,7 +75,7 @@ def letter(**changed: Any) -> ColumnBins:
     given = held([2, -1, 0], [0, 1, -1], {0, 2}, {1}).fields()
     widths, flags = np.full(3, 4, dtype=np.int64), np.zeros(3, dtype=np.uint8)
     part = np.empty(0, dtype=np.uint8)
-    return ColumnBins(widths, flags, (), False, part, **{**given, **changed})
+    return ColumnBins(widths, flags, (), False, False, part, **{**given, **changed})
 
 
 def test_a_letter_tells_what_its_owner_holds() -> None:

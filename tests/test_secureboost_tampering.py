@@ -213,7 +213,9 @@ def test_too_few_thresholds_stop_the_run_by_the_partys_name(
     monkeypatch.setattr(
         secureboost_passive,
         "Records",
-        lambda a, b, c, *rest, **more: honest(a[:-1], b[:-1], c[:-1], *rest, **more),
+        lambda a, b, c, d, *rest, **more: honest(
+            *(one[:-1] for one in (a, b, c, d)), *rest, **more
+        ),
     )
     refuses(r"^party-2.*: Records.thresholds must be \d+ at least, got \d+$", made())
 

@@ -217,7 +217,7 @@ def _meet(site: Site, mail: Mail) -> None:
     widths = {site.name: np.diff(store["offsets"]).tolist()}
     categorical = {site.name: (store["set_widths"] > 0).tolist()}
     names = {site.name: list(store.facts["columns"]) if site.config.shares_names else []}
-    allows, boost = site.config.allows_export, store.facts["boost"]
+    allows, boost, merged = site.config.allows_export, store.facts["boost"], False
     wanted = Wanted.of(boost["monotone_constraints"], boost["interaction_constraints"])
     held = {site.name: own_constraints(site, wanted)}
     for name in site.others:
@@ -237,13 +237,14 @@ def _meet(site: Site, mail: Mail) -> None:
         widths[name], names[name] = bins.widths.tolist(), list(bins.names)
         categorical[name] = by_category.tolist()
         held[name] = told_constraints(name, bins, len(wanted.names), n_columns)
-        allows = allows and bins.allows_export
+        allows, merged = allows and bins.allows_export, merged or bins.merges_bins
     peers = store.facts["peers"]
     store.facts["widths"] = {name: widths[name] for name in peers}
     store.facts["categorical"] = {name: categorical[name] for name in peers}
     joint = joint_constraints(wanted, {name: held[name] for name in peers}, categorical)
     store.facts["monotone"], store.facts["interactions"] = joint
     store.facts["shared_names"], store.facts["export"] = names, allows
+    store.facts["merged"] = merged
 
 
 def _rows(lists: list[list[float]]) -> npt.NDArray[np.float64]:

@@ -118,7 +118,6 @@ def _records(view: View, mail: Mail, party: str) -> tuple[Lookup, list[str], Cat
     if len(letter.names) != n_columns:
         rule = f"must be {n_columns}, got {len(letter.names)}"
         raise ProtocolError(party, "Records", "names", rule)
-    defaults = np.zeros(len(letter.columns), dtype=np.uint8)  # the structure has them
     categories = read_categories(party, letter, n_columns)
     by_set = np.where(view.joint.categorical[party], view.joint.widths[party], 0)
     told = np.array_equal(category_counts(categories, n_columns), by_set)
@@ -129,7 +128,8 @@ def _records(view: View, mail: Mail, party: str) -> tuple[Lookup, list[str], Cat
         raise ProtocolError(party, "Records", "widths", rule)
     with blaming(party, "Records", "set_bits"):
         sets = CategorySets(letter.set_bits, letter.widths[letter.widths > 0])
-    lookup = Lookup.of(letter.columns, letter.thresholds, defaults, letter.widths, sets)
+    splits = letter.columns, letter.thresholds, letter.defaults, letter.widths
+    lookup = Lookup.of(*splits, sets)
     return lookup, list(letter.names), categories
 
 

@@ -13,6 +13,7 @@ from clients.inference import own_digest, own_part
 from clients.secureboost.begun import INIT_MODEL, begin_lookup
 from clients.secureboost.coding import code_categories, keep_cuts
 from clients.secureboost.constraints import own_constraints, wanted_of
+from clients.secureboost.floors import begin_round, between_groups, divide, told_codes
 from clients.secureboost.phases import SET_UP, SUMMED, TOLD
 from clients.secureboost.splits import nodes_after, own_sides
 from clients.walking import answers
@@ -76,6 +77,7 @@ def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
         categorical=(categories > 0).astype(np.uint8),
         names=tuple(store.facts["columns"]) if site.config.shares_names else (),
         allows_export=site.config.allows_export,
+        merges_bins=site.config.least_bin_rows > 0,
         part=part,
         **own_constraints(site, wanted_of(site, request)).fields(),
     )
@@ -130,7 +132,7 @@ def hand_over(site: Site, request: HandOverRequest, mail: Mail) -> tuple[SentRep
     active, digest = store.facts["active"], np.frombuffer(part_digest(store.folder), np.uint8)
     letters: Letters = [(active, PartKept(digest))]
     if site.config.allows_export:
-        splits = lookup.columns, lookup.thresholds, lookup.widths, lookup.set_bits
+        splits = lookup.columns, lookup.thresholds, lookup.defaults, lookup.widths, lookup.set_bits
         letters.append((active, Records(*splits, names, **pack_categories(categories))))
     store.forget()
     return SentReply(), letters
@@ -188,6 +190,8 @@ def _begin(site: Site, letter: EncryptedGradients) -> None:
     store.facts["round"], store.facts["level"] = letter.round_id, 0
     roots = np.arange(n_outputs, dtype=np.int32)
     store["wanted.trees"], store["wanted.nodes"] = roots, np.zeros_like(roots)
+    if site.config.least_bin_rows:
+        begin_round(site, n_outputs)
 
 
 def _take_splits(site: Site, letter: Splits) -> Letters:
@@ -200,6 +204,9 @@ def _take_splits(site: Site, letter: Splits) -> Letters:
     own = np.flatnonzero(letter.columns >= 0)
     if not len(own):
         return []
+    sets = _sets(store, letter)
+    if site.config.least_bin_rows:
+        letter, sets = between_groups(site, letter, own, sets)
     sides, records = own_sides(
         store,
         letter.trees[own],
@@ -207,7 +214,7 @@ def _take_splits(site: Site, letter: Splits) -> Letters:
         letter.columns[own],
         letter.first_rights[own],
         letter.defaults[own],
-        _sets(store, letter),
+        sets,
     )
     bits, level = pack_bits(sides), letter.level
     store["own_bits"] = bits
@@ -264,6 +271,8 @@ def _move(site: Site, mail: Mail) -> None:
             raise ProtocolError(sender, "Partition", "level", "must be the one being split")
         sources.append((sender, letter.bits_of, letter.bits))
     store["nodes"] = nodes_after(store["nodes"], splits.trees, splits.nodes, splits.lefts, sources)
+    if site.config.least_bin_rows:
+        divide(site, splits)
 
 
 def _encrypted_sums(site: Site) -> EncryptedSums:
@@ -274,6 +283,9 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
     widths = np.diff(store["offsets"])[columns]
     offsets = np.concatenate(([0], np.cumsum(widths + 1)))  # with the bins of missing values
     codes = np.ascontiguousarray(store["codes"][drawn][:, columns])
+    told = dict.fromkeys(trees.tolist(), codes)
+    if site.config.least_bin_rows:
+        told = {tree: told_codes(store, tree, columns) for tree in told}
     inside = store["nodes"][:, drawn]
     present = np.ones(offsets[-1], dtype=bool)
     present[offsets[1:] - 1] = False
@@ -282,26 +294,25 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
     for group, tree, wanted in sum_jobs(layouts, level, trees, nodes) if len(columns) else ():
         slots = slots_by_node(inside[tree], wanted)[inside[tree]]
         own = store["ciphertexts"][group * len(drawn) : (group + 1) * len(drawn)]
-        sums = sum_rows(key, own, codes, offsets, slots, len(wanted), workers)
+        sums = sum_rows(key, own, told[tree], offsets, slots, len(wanted), workers)
         kept = sums[np.tile(present, len(wanted))]
         packed.append(pack_sums(key, kept, layouts[group], workers))
-    missing = _n_missing(codes == widths, inside, trees, nodes)
+    missing = np.zeros((len(nodes), len(columns)), dtype=np.int32)
+    for tree, known in told.items():
+        missing[trees == tree] = _n_missing(known == widths, inside[tree], nodes[trees == tree])
     return EncryptedSums(store.facts["round"], level, missing, np.concatenate(packed))
 
 
-def _n_missing(absent: Array, inside: Array, trees: Array, nodes: Array) -> Array:
-    """Rows without a value; int32, shape (n_wanted, n_columns).
+def _n_missing(absent: Array, inside: Array, nodes: Array) -> Array:
+    """Rows without a value in nodes of a tree; int32, shape (n_nodes, n_columns).
 
     Parameters
     ----------
     absent : bool, shape (n_rows, n_columns).
-    inside : int32, shape (n_trees, n_rows): the node a row is in.
+    inside : int32, shape (n_rows,): the node a row is in.
     """
     missing = np.zeros((len(nodes), absent.shape[1]), dtype=np.int32)
     rows, columns = np.nonzero(absent)
-    for tree in np.unique(trees):
-        wanted = np.flatnonzero(trees == tree)
-        slots = slots_by_node(inside[tree], nodes[wanted])[inside[tree][rows]]
-        known = slots >= 0
-        np.add.at(missing, (wanted[slots[known]], columns[known]), 1)
+    slots = slots_by_node(inside, nodes)[inside[rows]]
+    np.add.at(missing, (slots[slots >= 0], columns[slots >= 0]), 1)
     return missing

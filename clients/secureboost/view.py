@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -96,13 +96,14 @@ class View:
 
     @property
     def limits(self) -> Limits:
-        """Draws of columns for the levels and nodes of the round that is under way, and the
-        constraints of columns."""
+        """Draws of columns for the levels and nodes of the round that is under way, the
+        constraints of columns, and whether a party merges bins."""
         boost, facts = self.boost, self.store.facts
         shares = boost["colsample_bylevel"], boost["colsample_bynode"]
         monotone = np.array(facts["monotone"], dtype=np.int8)
         interactions = tuple(map(frozenset, facts["interactions"]))
-        return Limits(boost["seed"], facts["n_rounds"], *shares, monotone, interactions)
+        held = Limits(boost["seed"], facts["n_rounds"], *shares, monotone, interactions)
+        return replace(held, both_children=facts["merged"])
 
     def keep(self, growth: Growth) -> None:
         """Keep how far the round is."""

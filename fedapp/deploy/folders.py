@@ -236,7 +236,7 @@ def _node_config(site: SiteConfig, data: str) -> str:
         "# min-rows = 100                # the fewest rows to train, to validate and to test on",
         "# least-parties = 3             # rows enter sums over so many parties, nothing else",
         "# most-epsilon = 1              # what is told of its rows has noise that keeps it",
-        "# least-bin-rows = 5            # PAX merges bins of gradients with fewer of the rows",
+        "# least-bin-rows = 5            # PAX, SecureBoost: bins of fewer rows are merged",
         "# min-child-rows = 20           # PAX trains no leaf of fewer rows, over all sites",
         "# share-column-names = true     # between parties with different columns",
         "# share-categories = false      # others learn no category names; a schema must give them",

@@ -70,6 +70,7 @@ class HelloReply(Introduction):
     untrained: Annotated[tuple[str, ...], Range(0, 1000)]  # classes that no training row has
     digests: Names  # a column with categories: of the names if its schema gives them, else empty
     since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party had answered
+    merges_bins: bool = False  # of fewer rows than its node config has it, in every node
 
     @property
     def n_rows(self) -> int:

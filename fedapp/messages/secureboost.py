@@ -35,6 +35,11 @@ Reveals:
   and how many of the categories it sends which way, by bin. Thresholds and names stay with their
   owner. Every sum is an equation in which rows are in a bin, with coefficients that it knows: once
   there are about as many as rows, it can solve for the bin of every row.
+- With ``least-bin-rows`` in a passive party's node config each bin that it tells of a node, and
+  each side of its splits, has so many of the rows that the round has drawn, or none; the active
+  party learns that it merges bins. That lowers what sums show, not what they can be solved for: few
+  sets of rows have a sum that is known to all its bits, and an active party that breaks the rules
+  chooses gradients that name their rows.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, LossFields, TreeParameters
 from fedapp.messages.vertical import FinalScores
 
-METHOD = Method("vertical", holds_columns=True, takes_margins=True)
+METHOD = Method("vertical", holds_columns=True, takes_margins=True, merges_bins=True)
 LONGEST_CONSTRAINTS = 2**20  # letters
 
 Places = Annotated[Array, Form("int32", "n_splits", low=0, high=MOST_NODES)]
@@ -203,6 +208,7 @@ class ColumnBins(Letter):
     categorical: Annotated[Array, Form("uint8", "n_flags", low=0, high=1)]  # 1: of categories
     names: Annotated[tuple[str, ...], Range(0, 10**6)]
     allows_export: bool
+    merges_bins: bool  # of fewer rows than its node config has it, in every node
     part: Annotated[Array, Form("uint8", "n_digest_bytes")]  # digest of that of the initial model
     # The own column of each name in the run's constraints, -1 where it is not its own or not told.
     named: Annotated[Array, Form("int64", "n_names", low=-1)]
@@ -275,11 +281,12 @@ class PartKept(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records(Letter):
-    """Passive to active, where both allow the export: thresholds and sets of the splits, and the
-    names of columns and categories."""
+    """Passive to active, where both allow the export: thresholds, default sides and sets of the
+    splits, and the names of columns and categories."""
 
     columns: Annotated[Array, Form("int64", "n_records", low=0)]
     thresholds: Annotated[Array, Form("float32", "n_records")]
+    defaults: Annotated[Array, Form("uint8", "n_records", high=1)]  # 1: missing goes left
     widths: Annotated[Array, Form("int64", "n_widths", low=0, high=MOST_CATEGORIES)]
     set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]
     names: Annotated[tuple[str, ...], Range(0, 10**6)]

@@ -53,7 +53,7 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
             f"monotone-constraints and interaction-constraints {rule} (secureboost), got {method}"
         )
     if config.least_bin_rows and not (declared and (declared.merges_bins or not declared.trains)):
-        rule = "must be 0 in the node config, or strategy one that merges bins (pax)"
+        rule = "must be 0 in the node config, or strategy one that merges bins (pax, secureboost)"
         raise ConfigError(f"least-bin-rows {rule}, got {method}")
     if config.floors["min-child-rows"] and not (
         declared and (declared.counts_rows or not declared.trains)

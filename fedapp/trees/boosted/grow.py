@@ -66,8 +66,8 @@ class Growth:
     """The trees of one boosting round, all grown together.
 
     ``wanted`` are the nodes whose histograms are needed next: the roots first, then the smaller
-    child of each pair, the other one being the difference to the parent. ``split`` takes them and
-    returns the splits it made.
+    child of each pair, the other one being the difference to the parent, or both where the limits
+    say so. ``split`` takes them and returns the splits it made.
 
     Parameters
     ----------
@@ -223,6 +223,8 @@ class Growth:
         )
         for parent, (total, total_missing, total_rows) in self._parents.items():
             left, right = self._children(parent)
+            if left in found and right in found:
+                continue
             known, other = (left, right) if left in found else (right, left)
             own, own_missing, own_rows = found[known]
             found[other] = total - own, total_missing - own_missing, total_rows - own_rows
@@ -241,6 +243,9 @@ class Growth:
         for parent in parents:
             left, right = self._children(parent)
             self._open += [left, right]
+            if self.limits.both_children:
+                self.wanted += [left, right]
+                continue
             # XGBoost's rule: sum over the child of smaller hessian, the left one of equals.
             fewer_right = self._sums[right][1] < self._sums[left][1]
             self.wanted.append(right if fewer_right else left)

@@ -32,6 +32,8 @@ class Limits:
         where they may not rise, else 0; empty where no column is held.
     interactions : columns that may stand together on a path; empty: all.
     min_child_rows : fewest rows on each side of a split; 0: any, and rows are not counted.
+    both_children : whether sums of both children of a split are wanted, as those of the larger one
+        do not follow where bins are merged node by node.
     """
 
     seed: int = 0
@@ -41,6 +43,7 @@ class Limits:
     monotone: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, dtype=np.int8))
     interactions: tuple[frozenset[int], ...] = ()
     min_child_rows: int = 0
+    both_children: bool = False
 
     def columns(
         self, level: int, places: Sequence[NodeId], trees: Sequence[Tree], allowed: Bools

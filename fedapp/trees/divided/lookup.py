@@ -240,11 +240,11 @@ def joined(
     columns: Sequence[str],
     categories: Categories = (),
 ) -> Ensemble:
-    """The model with all thresholds and sets in it.
+    """The model with all thresholds, default sides and sets in it.
 
     Parameters
     ----------
-    model : its splits have no thresholds.
+    model : its splits have no thresholds, and default sides that their owners may have changed.
     records : of each tree, int64, shape (n_nodes,): record id of each split.
     owners : of each tree: number of the party of each split.
     lookups : of each party.
@@ -260,6 +260,7 @@ def joined(
         for node in np.flatnonzero(tree["left"] != LEAF):
             party, record = parties[node], record_ids[node]
             copy["threshold"][node] = lookups[party].thresholds[record]
+            copy["default_left"][node] = lookups[party].defaults[record]
             if numbers[party][record] != NO_SET:
                 copy["set"][node] = firsts[party] + numbers[party][record]
         trees.append(copy)
