@@ -151,8 +151,9 @@ def claim_folder(
     asked, path = {**_identity(settings, engine), **(more or {})}, output / COMPARED
     there = json.loads(path.read_text()) if path.exists() else asked
     for name in sorted({*asked, *there}, key=lambda name: (name == "table", name)):
-        if asked.get(name) != there.get(name):
-            values = f"{there.get(name)!r} as in {output}, got {asked.get(name)!r}"
+        before = there.get(name, defaults().get(name))  # the default of one they do not know
+        if asked.get(name) != before:
+            values = f"{before!r} as in {output}, got {asked.get(name)!r}"
             if name == "table":
                 values = f"that of the runs in {output}, got one with another content"
             raise ConfigError(f"{name} must be {values}; name another folder by --output")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import Settings, Value, flatten, load_settings
+from fedapp.config import Settings, Value, defaults, flatten, load_settings
 from fedapp.errors import ConfigError
 from fedapp.housekeeping import delete_run
 from fedapp.metrics import larger_is_better
@@ -159,9 +159,9 @@ def _suffix(draw: Draw) -> str:
 
 
 def _check_same(settings: Settings, folder: Path) -> None:
-    """Hold that a cell was begun with these settings."""
+    """Hold that a cell was begun with these settings; one it does not know had its default."""
     asked = flatten(settings.as_config())
-    ran = flatten(tomllib.loads((folder / "config.toml").read_text()))
+    ran = {**defaults(), **flatten(tomllib.loads((folder / "config.toml").read_text()))}
     for name in sorted({*asked, *ran} - NO_MATTER):
         if asked.get(name) != ran.get(name):
             values = f"{ran.get(name)!r} as in {folder}, got {asked.get(name)!r}"

@@ -123,6 +123,20 @@ def test_a_stopped_cell_of_other_settings_is_not_gone_on_with(tmp_path: Path) ->
         finished_cell(settings.model_copy(update={"eta": 0.3}), tmp_path, run_local, print)
 
 
+def test_a_cell_made_before_a_setting_existed_is_taken_where_that_has_its_default(
+    tmp_path: Path,
+) -> None:
+    output, engine = tmp_path / "out", Counted()
+    compared(output, Counted(), n_seeds=1)
+    for path in (output / "pax-42" / "config.toml", output / "compared.json"):
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join(line for line in lines if "gamma" not in line))
+    compared(output, engine, n_seeds=1)
+    assert not engine.runs
+    with pytest.raises(ConfigError, match=r"^gamma must be 0\.0 as in "):
+        compared(output, engine, n_seeds=1, gamma=1.0)
+
+
 def test_a_cell_that_another_process_writes_or_that_is_no_runs_stays(tmp_path: Path) -> None:
     output, engine = tmp_path / "out", Counted()
     compared(output, engine, n_seeds=1)
