@@ -8,6 +8,8 @@ from matplotlib.ticker import NullFormatter
 
 from fedapp.report.canvas import add_legend_below, line_style, new_canvas, new_pens, plain, to_svg
 
+_LEVEL = 6  # characters of a category's name that fit beside its neighbours'
+
 
 def lines(
     values: Mapping[str, Sequence[float]],
@@ -28,7 +30,11 @@ def lines(
     places = range(len(categories))
     for (name, found), (color, dash) in zip(values.items(), new_pens(), strict=False):
         ax.plot(places, found, dash, color=color, label=plain(name), **line_style(found))
-    ax.set_xticks(places, [plain(name) for name in categories], parse_math=False)
+    names = [plain(name) for name in categories]
+    ax.set_xticks(places, names, parse_math=False)
+    if max(map(len, names)) > _LEVEL:
+        for text in ax.get_xticklabels():
+            text.set(rotation=30, ha="right", rotation_mode="anchor")
     ax.set(xlabel=labels[0], ylabel=labels[1])
     if in_words:
         shown = in_words

@@ -32,8 +32,9 @@ from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, 
 
 METHODS: dict[str, Row] = {
     "pax": {"strategy": "pax"},
-    # A tenth party has a tenth of the bins of a table of its own, unless all have as many.
+    # A party with a tenth of the rows has a tenth of the bins, unless all have as many.
     "pax, equal bins": {"strategy": "pax", "pax.bins": "equal", "max-bin": 64},
+    "pax, secure": {"strategy": "pax", "pax.aggregation": "secure"},
     "fedxgbllr": {"strategy": "fedxgbllr"},
     "bagging": {"strategy": "bagging"},
     "cyclic": {"strategy": "cyclic"},
@@ -54,7 +55,8 @@ FedXGBllr with {QUICK["fedxgbllr.trees"]} trees a party. So it shows what runs, 
 NOTES = f"""\
 AUC on the same half of the rows for every line of a set; of the others a tenth validates. Default
 settings, {ROUNDS} rounds of depth 6; FedXGBllr has 500 trees of depth 8 among all parties; "equal
-bins" is pax.bins=equal with max-bin=64. Alone: the mean over the parties, by XGBoost.
+bins" is pax.bins=equal with max-bin=64; "secure" is pax.aggregation=secure, whose cuts are those of
+all rows. Alone: the mean over the parties, by XGBoost.
 Seconds: of training, all parties on the cores of one machine, in this process. Bytes: both ways,
 all parties together. An exchange takes 0.2 to 1 s between organisations.
 Rows by a column: its values are at one party each; the column itself is no feature then."""
