@@ -1,0 +1,268 @@
+"""Vertical methods over VertiBench's splits of columns: scores must not move, costs do.
+
+Source: Wu, Hou and He 2024 (arXiv:2307.02040). Four parties, the first of which has the labels;
+alpha says how unevenly columns are dealt out by importance, beta how correlated parties are. Both
+methods grow what one table would grow, so every score is held against the same model pooled. A
+score moves with the order of columns alone: two splits of equal gain go to the first of them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from fedapp.config import Settings, load_settings
+from fedapp.data.datasets import find_dataset, read_source
+from fedapp.data.table import Table
+from fedapp.report.markup import escaped, figures, page, section, table
+from fedapp.report.summary import human_bytes, human_seconds
+from fedapp.run_folder import RunFolder
+from simulations.baselines import run_baselines
+from simulations.benchmarks.lines import lines
+from simulations.benchmarks.splits import (
+    Split,
+    column_order,
+    correlation_split,
+    importance_split,
+    inter_correlation,
+    rank_correlations,
+)
+from simulations.compare import finished_cell
+from simulations.papers.federated_forest import warned_once
+from simulations.papers.fedxgbllr import OBJECTIVES, run_and_tidy
+from simulations.papers.one_round import write_rows
+from simulations.papers.tables import Row, console, grouped, new_grid, write_tables
+
+DATA, QUICK_DATA = ("default-credit", "give-me-some-credit", "waveform"), ("waveform",)
+ALPHAS, BETAS = (0.1, 1.0, 10.0, 100.0), (0.0, 0.3, 0.6, 1.0)
+N_PARTIES, ROWS, QUICK_ROWS, SEED = 4, 4000, 500, 42
+KEY_BITS, QUICK_BITS, TREES, QUICK_TREES, DEPTH, BINS = 2048, 512, 10, 2, 4, 32
+COMMON: Row = {"parties": N_PARTIES, "align": "ordered", "label": "y", "seed": SEED}
+COMMON |= {"valid-fraction": 0.0, "max-bin": BINS}
+FOREST_TREES, FOREST_DEPTH = 32, 8
+METHODS: dict[str, Row] = {
+    "SecureBoost": {"strategy": "secureboost", "max-depth": DEPTH},
+    # All columns are looked at in every node, or the draw would follow the order of the columns.
+    "Federated Forest": {
+        "strategy": "federated-forest",
+        "federated-forest.trees": FOREST_TREES,
+        "federated-forest.max-depth": FOREST_DEPTH,
+        "federated-forest.max-features": "all",
+    },
+}
+SCORES = {"binary": "auc", "multiclass": "accuracy"}
+KINDS = {"importance": "alpha", "correlation": "beta"}
+DRAWN = {"score": None, "seconds": human_seconds, "bytes": human_bytes}
+OUTPUT = Path("runs/benchmarks/vertibench")
+NOTES = f"""\
+{N_PARTIES} parties; {ROWS:,} rows drawn of each set, a fifth of which tests. SecureBoost: {TREES}
+trees of depth {DEPTH}, {BINS} bins. Federated Forest: {FOREST_TREES} trees of depth {FOREST_DEPTH},
+coded labels, all columns in every node. Pooled: XGBoost, or scikit-learn's forest, whose draws of
+rows are its own, on the joined table. largest difference: of the scores of a method on a set, over
+all splits. alpha small: one party has nearly all columns. beta 0: columns that are correlated are
+at one party, 1: spread. Splits follow the published definitions of VertiBench; its package is not
+needed. letter and covtype are not at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One split of the columns of a set.
+
+    Parameters
+    ----------
+    data : name of the set.
+    kind : "importance" or "correlation".
+    value : alpha, or beta.
+    """
+
+    data: str
+    kind: str
+    value: float
+
+    @property
+    def name(self) -> str:
+        """For a file."""
+        return f"{self.data}-{KINDS[self.kind]}-{self.value:g}"
+
+
+def points(sets: Sequence[str], quick: bool) -> list[Point]:
+    """All splits; with --quick the ends of each kind."""
+    step = len(ALPHAS) - 1 if quick else 1
+    return [
+        Point(data, kind, value)
+        for data in sets
+        for kind, values in (("importance", ALPHAS), ("correlation", BETAS))
+        for value in values[::step]
+    ]
+
+
+def drawn_table(data: str, n_rows: int) -> Table:
+    """So many rows of a set by chance, in the order of the set."""
+    whole = read_source(data)
+    rows = np.random.default_rng(SEED).permutation(whole.n_rows)[:n_rows]
+    return whole.take(np.sort(rows))
+
+
+def split_of(point: Point, found: Table) -> Split:
+    """The columns of each party."""
+    rng = np.random.default_rng(SEED)
+    if point.kind == "importance":
+        return importance_split(len(found.columns), N_PARTIES, point.value, rng)
+    return correlation_split(rank_correlations(found.values), N_PARTIES, point.value, rng)
+
+
+def settings_of(point: Point, method: str, path: str, columns: str, quick: bool) -> Settings:
+    """Of one run."""
+    bits = QUICK_BITS if quick else KEY_BITS
+    own: Row = {"data": path, "columns": columns, **METHODS[method]}
+    own |= {"objective": OBJECTIVES[find_dataset(point.data).task]}
+    own |= {"num-boost-round": QUICK_TREES if quick else TREES, "secureboost.key-bits": bits}
+    return load_settings({**COMMON, **own, "secureboost.insecure-small-key": bits < KEY_BITS})
+
+
+def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row]:
+    """Scores and costs of both methods on one split, whose runs are made unless they are there."""
+    split = split_of(point, whole)
+    order, columns = column_order(split)
+    names = tuple(whole.columns[place] for place in order)
+    ordered = replace(whole, columns=names, values=np.ascontiguousarray(whole.values[:, order]))
+    path = output / f"{point.name}.parquet"
+    data = write_rows(path, ordered, np.arange(ordered.n_rows))
+    metric = SCORES[find_dataset(point.data).task]
+    icor = inter_correlation(rank_correlations(whole.values), split)
+    rows = []
+    for method in METHODS:
+        settings = settings_of(point, method, data, columns, quick)
+        folder = output / point.name
+        tell = partial(console.print, f"{point.data}, {KINDS[point.kind]} {point.value:g}:")
+        summary = finished_cell(settings, folder, run_and_tidy, tell)
+        beside = folder / f"pooled-{settings.strategy}.json"
+        if not beside.exists():
+            RunFolder(folder).write_json(beside.name, run_baselines(settings)["pooled"])
+        rows.append(
+            {
+                "data": point.data,
+                "kind": point.kind,
+                "value": point.value,
+                "method": method,
+                "columns": [len(party) for party in split],
+                "icor": icor,
+                "metric": metric,
+                "score": summary["metrics"]["test"][metric],
+                "pooled": json.loads(beside.read_text())[metric],
+                "seconds": summary["seconds"]["train"],
+                "bytes": sum(summary["bytes"].values()),
+                "exchanges": summary["exchanges"],
+            }
+        )
+    path.unlink()
+    return rows
+
+
+def differences(rows: Sequence[Row]) -> list[Row]:
+    """Of each set and method: how far scores of all splits are apart, and from the pooled ones."""
+    return [
+        {
+            "data": data,
+            "method": method,
+            "between_splits": float(np.ptp([row["score"] for row in group])),
+            "from_pooled": max(abs(row["score"] - row["pooled"]) for row in group),
+        }
+        for (data, method), group in grouped(rows, "data", "method").items()
+    ]
+
+
+def show(rows: Sequence[Row], found: Sequence[Row]) -> None:
+    """Print every run, and the largest differences."""
+    names = ["data", "method", "split", "columns", "Icor", "score", "pooled"]
+    grid = new_grid("VertiBench", [*names, "sec.", "MB", "exchanges"], 4)
+    for row in rows:
+        split = f"{KINDS[row['kind']]} {row['value']:g}"
+        sizes = "/".join(map(str, row["columns"]))
+        scores = f"{row['icor']:+.3f}", f"{row['score']:.6f}", f"{row['pooled']:.6f}"
+        spent = f"{row['seconds']:.1f}", f"{row['bytes'] / 1e6:.1f}", str(row["exchanges"])
+        grid.add_row(row["data"], row["method"], split, sizes, *scores, *spent)
+    console.print(grid)
+    grid = new_grid("Largest differences", ["data", "method", "between splits", "from pooled"], 2)
+    for row in found:
+        apart = f"{row['between_splits']:.1e}", f"{row['from_pooled']:.1e}"
+        grid.add_row(row["data"], row["method"], *apart)
+    console.print(grid)
+
+
+def benchmark_page(rows: Sequence[Row], found: Sequence[Row]) -> str:
+    """Scores, differences and plots of costs, as HTML."""
+    header = ["data", "method", "between splits", "from pooled"]
+    apart = [
+        [
+            row["data"],
+            row["method"],
+            f"{row['between_splits']:.1e}",
+            f"{row['from_pooled']:.1e}",
+        ]
+        for row in found
+    ]
+    notes = f'<p class="quiet">{escaped(NOTES)}</p>'
+    sections = [section("Scores: largest differences", table(header, apart, n_texts=2) + notes)]
+    for (data,), group in grouped(rows, "data").items():
+        sections.append(section(data, figures(_figures(group))))
+    sets = " · ".join(dict.fromkeys(str(row["data"]) for row in rows))
+    return page("VertiBench: scores stay, costs move", sets, sections)
+
+
+def _figures(rows: Sequence[Row]) -> dict[str, str]:
+    drawn = {}
+    for (kind,), group in grouped(rows, "kind").items():
+        letter = KINDS[str(kind)]
+        categories = [f"{value:g}" for (value,) in grouped(group, "value")]
+        methods = grouped(group, "method").items()
+        for field, in_words in (
+            ("score", None),
+            ("seconds", human_seconds),
+            ("bytes", human_bytes),
+        ):
+            values = {str(name): [row[field] for row in own] for (name,), own in methods}
+            label = group[0]["metric"] if field == "score" else field
+            caption = f"{label.capitalize()} by {letter}, the split by {kind}"
+            drawn[caption] = lines(values, categories, (letter, label), in_words)
+    return drawn
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Few rows, small keys.")] = False,
+    data: Annotated[str, typer.Option(help="Names of sets with classes.")] = "",
+    output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
+) -> None:
+    """Run both methods on all splits, print scores and costs, write them as JSON and a page."""
+    start = time.monotonic()
+    if quick:
+        console.print(f"--quick: {QUICK_ROWS} rows, {QUICK_TREES} trees, {QUICK_BITS}-bit keys")
+    sets = [name.strip() for name in data.split(",") if name.strip()]
+    sets = sets or list(QUICK_DATA if quick else DATA)
+    tables = {name: drawn_table(name, QUICK_ROWS if quick else ROWS) for name in sets}
+    folder = output / ("quick" if quick else "full")
+    folder.mkdir(parents=True, exist_ok=True)
+    with warned_once():
+        rows = [
+            row
+            for point in points(sets, quick)
+            for row in run_point(point, tables[point.data], quick, folder)
+        ]
+    found = differences(rows)
+    show(rows, found)
+    console.print(NOTES)
+    RunFolder(folder).write("vertibench.html", benchmark_page(rows, found))
+    written: Row = {"rows": rows, "differences": found, "notes": NOTES}
+    write_tables(folder, "benchmarks.vertibench", start, ["gmpy2", "xgboost"], written)
+
+
+if __name__ == "__main__":
+    typer.run(main)
