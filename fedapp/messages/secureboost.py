@@ -18,7 +18,9 @@ Reveals:
   in which of their nodes, which rows a round has drawn, which splits are its own, and nothing of
   labels, gradients, leaf weights or who else made a split. In the last level it sees its own
   splits alone. Rows without weight are never drawn. With ``goss`` the rows drawn are mostly those
-  of large gradients, which tells something of labels.
+  of large gradients, which tells something of labels. It is told no label, but rows that share
+  nodes tend to share one: with some labels known, others follow with a good chance, from any
+  rounds (``simulations.attacks.shared_nodes``).
 - With ``init-model`` the rows first walk down the trees of that model, as in predictions (see
   ``walking``): of rows that were not trained on then, a passive party learns which reach its
   splits, and the active party which of these go left.

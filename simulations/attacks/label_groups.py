@@ -1,0 +1,140 @@
+"""How many training rows a passive party of a Federated Forest can group by label, unread.
+
+With ``labels=paillier`` a passive party is told no label, but the structure of the trees and which
+rows are where. CART splits a node above ``max-depth`` that is impure wherever some column differs
+in it, so one that stays whole, though a column of the party's own differs in it, has one label.
+Rows of such nodes are joined, tree after tree.
+
+Success is the accuracy of who knows one label of either of the two largest groups, gives it to the
+group, and takes all other rows for the larger class; chance, that of taking all rows for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.messages.federated_forest import PartitionRequest
+from fedapp.trees.forest.cart import fewest_rows
+from fedapp.trees.forest.levels import Splits
+from fedapp.trees.model import LEAF
+from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command
+from simulations.attacks.heard import Heard, trained
+from simulations.attacks.shared_nodes import PASSIVE
+from simulations.baselines import join_tables
+
+Ints = npt.NDArray[np.int64]
+Labels = npt.NDArray[np.float32]
+NOWHERE = -1  # the leaf of a row that was split once more, nobody says where to
+COMMON = {
+    "strategy": "federated-forest",
+    "objective": "binary:logistic",
+    "parties": 2,
+    "align": "ordered",
+    "valid-fraction": 0.0,
+    "federated-forest.trees": 30,
+    "federated-forest.labels": "paillier",
+    "federated-forest.key-bits": 512,
+    "federated-forest.insecure-small-key": True,
+}
+
+
+class Passive:
+    """A passive party that joins rows when the forest is grown."""
+
+    def __init__(self) -> None:
+        self.groups = np.empty(0, dtype=np.int64)  # of each training row
+
+    def note(self, heard: Heard) -> None:
+        """Look at the structure, and at who is where, before the rows are forgotten."""
+        request, store = heard.request, heard.site.store
+        if not isinstance(request, PartitionRequest) or not request.last:
+            return
+        n_train, forest = store.facts["n_train"], store.facts["forest"]
+        rules = fewest_rows(forest["min_samples_split"], forest["min_samples_leaf"])
+        splits = store.record(Splits, "splits")
+        lefts = splits.spread(splits.lefts, np.asarray(store["n_nodes"]), LEAF)
+        self.groups = np.arange(n_train)
+        for number, tree in enumerate(lefts):
+            leaves = np.array(store["nodes"][number, :n_train])
+            leaves[np.isin(leaves, request.nodes[request.trees == number])] = NOWHERE
+            drawn, values = store["counts"][number] > 0, np.asarray(store["values"][:n_train])
+            for members in pure_nodes(tree, leaves, drawn, values, rules):
+                self.groups = joined(self.groups, members)
+
+
+def pure_nodes(
+    lefts: Ints,
+    leaves: npt.NDArray[np.int32],
+    drawn: npt.NDArray[np.bool_],
+    values: npt.NDArray[np.float32],
+    fewest: int,
+) -> Iterator[Ints]:
+    """Drawn rows of each leaf that would have been split, were it not pure.
+
+    Parameters
+    ----------
+    lefts : left child of each node above ``max-depth`` of a tree, ``LEAF`` at one.
+    leaves : shape (n_rows,): leaf of each row.
+    drawn : which rows the tree draws.
+    values : float32, shape (n_rows, n_columns): the passive party's columns.
+    fewest : rows that a node must have to be split.
+    """
+    for leaf in np.flatnonzero(lefts == LEAF):
+        members = np.flatnonzero((leaves == leaf) & drawn)
+        known = np.nan_to_num(values[members], nan=-np.inf)  # missing is a value of its own
+        if len(members) >= fewest and (known != known[:1]).any():
+            yield members
+
+
+def joined(groups: Ints, members: Ints) -> Ints:
+    """Groups with those of some rows made one."""
+    found = groups[members]
+    return np.where(np.isin(groups, found), found.min(), groups)
+
+
+def guessed(groups: Ints, labels: Labels) -> tuple[float, float]:
+    """Accuracy by the two largest groups, and without any."""
+    larger = float(labels.mean() > 0.5)
+    guesses = np.full(len(labels), larger)
+    names, sizes = np.unique(groups, return_counts=True)
+    for name in names[np.argsort(sizes)[-2:]]:
+        members = groups == name
+        guesses[members] = labels[members][0]
+    return float((guesses == labels).mean()), float((labels == larger).mean())
+
+
+def attacked(overrides: Overrides) -> Outcome:
+    """Join rows as the passive party can."""
+    passive = Passive()
+    with trained({**COMMON, **overrides}, [PASSIVE], passive.note) as run:
+        table, _, _ = join_tables(run.settings)
+        found = guessed(passive.groups, table.labels[table.split.train])
+        return Outcome(*found, run.score)
+
+
+ATTACK = Attack(
+    name="label_groups",
+    holder="a passive party of a Federated Forest with labels=paillier, from nodes that stay whole",
+    measure="accuracy of guessed labels; chance: the larger class",
+    data={
+        "breast-cancer": {"data": "breast-cancer", "columns": "sizes:15,15"},
+        "default-credit": {
+            "data": "default-credit",
+            "columns": "sizes:5,18",
+            "test-fraction": 0.95,
+        },
+    },
+    ways={
+        PLAIN: {},
+        "10 trees": {"federated-forest.trees": 10},
+        "max-depth=3": {"federated-forest.max-depth": 3},
+        "min-samples-leaf=10": {"federated-forest.min-samples-leaf": 10},
+    },
+    run=attacked,
+)
+
+if __name__ == "__main__":
+    command(ATTACK)
