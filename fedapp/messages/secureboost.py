@@ -35,8 +35,9 @@ Reveals:
   together on a path. For every node, column and bin of theirs it learns the sums of
   gradients and hessians, and how many values are missing; which rows a split of theirs sends left,
   and how many of the categories it sends which way, by bin. Thresholds and names stay with their
-  owner. Every sum is an equation in which rows are in a bin, with coefficients that it knows: once
-  there are about as many as rows, it can solve for the bin of every row.
+  owner. Every sum is an equation in which rows are in a bin, with coefficients that it knows: it
+  can solve for the bins of rows, with half as many equations as rows for nearly all of them
+  (``simulations.attacks.solved_bins``).
 - With ``least-bin-rows`` in a passive party's node config each bin that it tells of a node, and
   each side of its splits, has so many of the rows that the round has drawn, or none; the active
   party learns that it merges bins. That lowers what sums show, not what they can be solved for: few
