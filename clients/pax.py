@@ -32,7 +32,7 @@ from fedapp.errors import ProtocolError, blaming
 from fedapp.histograms.bins import digitise, with_categories
 from fedapp.histograms.build import build_all_histograms
 from fedapp.histograms.floor import merge_sketch
-from fedapp.histograms.sketch import own_cuts, sketch_table, used_categories
+from fedapp.histograms.sketch import own_cuts, sketch_and_code, used_categories
 from fedapp.messages.fields import Array, Request
 from fedapp.messages.pax import (
     CountRequest,
@@ -68,12 +68,14 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
     store.facts[MIN_CHILD_ROWS] = request.min_child_rows
     values, weights = store["train.values"], store["train.weights"]
     categories = category_counts(kept_categories(store), values.shape[1])
-    summary = sketch_table(values, weights, request.n_bins, categories)
+    summary, codes, missing_code = sketch_and_code(values, weights, request.n_bins, categories)
     if least := site.config.least_bin_rows:
         summary, values = merge_sketch(summary, values, weights, least)
     whole = summary.with_categories(categories)
-    cuts = with_categories(own_cuts(whole), categories, used_categories([whole], categories))
-    store["codes"], store.facts["missing_code"] = digitise(values, cuts)
+    if least or categories.any():
+        cuts = with_categories(own_cuts(whole), categories, used_categories([whole], categories))
+        codes, missing_code = digitise(values, cuts)
+    store["codes"], store.facts["missing_code"] = codes, missing_code
     store["representatives"], store["offsets"] = whole.representatives, whole.offsets
     store["set_widths"] = categories
     store.drop("train.values")

@@ -17,10 +17,10 @@ from flwr.clientapp import ClientApp
 
 from fedapp.deploy.bundle import check_bundle
 from fedapp.errors import FedappError, ProtocolError, WaitingError
-from fedapp.site.answer import ON_DISK, answer
-from fedapp.site.config import site_config
+from fedapp.site.answer import ON_DISK, answered
+from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.stores import Stores
-from fedapp.wire.codec import FAILED, REFUSED, WAITING, from_records, to_records
+from fedapp.wire.codec import FAILED, REFUSED, WAITING, from_records, records_of
 
 log = logging.getLogger("fedapp.site")
 
@@ -44,20 +44,21 @@ class SiteApp(ClientApp):
     ) -> None:
         super().__init__()
         self._bundle, self.stores, self._frames = bundle, stores, frames
+        self._known: dict[int, tuple[Context, SiteConfig]] = {}
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; an error goes back as its text, without a traceback."""
         kind, name = message.metadata.message_type, str(context.node_config.get("name", "site"))
         try:
-            config = site_config(context.node_config, context.run_config)
+            config = self._config_of(context)
             name = config.name
             if name in self._frames:
                 config = replace(config, frame=self._frames[name])
             if self._bundle is not None:
                 check_bundle(config, self._bundle)
             envelope, content = from_records(message.content, name)
-            reply = answer(config, kind, envelope, content, self.stores)
-            return Message(to_records(reply, envelope), reply_to=message)
+            reply = answered(config, kind, envelope, content, self.stores)
+            return Message(records_of(reply, envelope), reply_to=message)
         except FedappError as error:
             log.error("%s: %s", kind, error)
             text = str(error) if isinstance(error, ProtocolError) else f"{name}: {error}"
@@ -67,6 +68,14 @@ class SiteApp(ClientApp):
             log.exception("%s failed", kind)
             reason = f"{name}: {_told(error)} in {kind}; the site's own log says more"
             return Message(Error(FAILED, reason), reply_to=message)
+
+    def _config_of(self, context: Context) -> SiteConfig:
+        """What a site's configs say; read once where all its messages come with one context."""
+        known, config = self._known.get(context.node_id, (None, None))
+        if config is None or known is not context:
+            config = site_config(context.node_config, context.run_config)
+            self._known[context.node_id] = context, config
+        return config
 
 
 def _told(error: Exception) -> str:

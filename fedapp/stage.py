@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fedapp.messages.fields import Request
 
 PACE_ROUNDS = 5  # the last ones tell how long the next takes
+BRIEF = 0.1  # seconds; nobody sees a stage that lasts no longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,13 @@ class Stages:
         self._took: dict[tuple[str, int], float] = {}
         self._places: Counter[str] = Counter()
         self._round, self._round_began = 0, 0.0
+        self._noted = ("", 0)  # what the parties do, and the round
         self._paces: deque[float] = deque(maxlen=PACE_ROUNDS)
 
     def wait(self, doing: str) -> None:
         """Something else than an exchange."""
         self._phase, self._phase_began = doing, self._clock()
+        self._noted = ("", 0)
         self._note(Stage(doing, self._phase_began))
 
     def begin(
@@ -83,9 +86,13 @@ class Stages:
             left = self._rounds_seconds(n_rounds, now)
             # A round more than there are: the last one's scores come with its first exchange.
             number = min(round_id, n_rounds)
-            self._phase = ""
-            self._note(Stage(request.doing, now, expected, number, n_rounds, left))
+            self._phase, noted = "", (request.doing, number)
+            # Of a round's exchanges that will be brief the first stands for all.
+            if noted != self._noted or expected is None or expected >= BRIEF:
+                self._note(Stage(request.doing, now, expected, number, n_rounds, left))
+            self._noted = noted
         else:
+            self._noted = ("", 0)
             # Exchanges of one phase follow each other, and its time goes on.
             if request.doing != self._phase:
                 self._phase, self._phase_began = request.doing, now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +21,7 @@ from fedapp.site.stores import LiveStores
 from fedapp.watch import OnRound
 
 SERVER_NODE = 1
+PULL_SECONDS = 0.01  # that a pull waits for a reply where none is there
 
 
 class LocalGrid(Grid):
@@ -74,9 +75,11 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies that are there."""
-        done = [one for one in message_ids if one in self._running and self._running[one].done()]
-        return [self._running.pop(message_id).result() for message_id in done]
+        """Replies that are there, or come within a moment."""
+        asked = {one: self._running[one] for one in message_ids if one in self._running}
+        done, _ = wait(asked.values(), PULL_SECONDS, FIRST_COMPLETED)
+        found = [message_id for message_id, reply in asked.items() if reply in done]
+        return [self._running.pop(message_id).result() for message_id in found]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -45,9 +45,10 @@ from fedapp.run_state import RunState
 from fedapp.stage import Stages
 from fedapp.trees.objective import AUTO, Objective
 from fedapp.watch import OnRound, RoundInfo
-from fedapp.wire.codec import WAITING, Envelope, to_records
-from fedapp.wire.content import Content, take_apart
+from fedapp.wire.codec import WAITING, Envelope, records_of
+from fedapp.wire.content import take_apart
 from fedapp.wire.delivery import Courier, Patience
+from fedapp.wire.layout import to_bytes
 from fedapp.wire.ledger import Ledger
 from fedapp.wire.replies import read_reply
 from strategies.meeting import check_steps, check_tables, check_texts, meet, oddities
@@ -146,9 +147,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     ) -> Iterable[Message]:
         """The messages of the pending exchange."""
         assert self._pending is not None
+        laid_out = dict[int, bytes]()  # of requests that all parties get alike
         return [
             Message(
-                to_records(self._content(party, request), self._envelope(party)),
+                records_of(self._laid_out(party, request, laid_out), self._envelope(party)),
                 self._addresses[party],
                 request.kind,
                 group_id=str(server_round),
@@ -156,11 +158,20 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             for party, request in self._pending.requests.items()
         ]
 
-    def _content(self, party: str, request: Request) -> Content:
-        """A request with the letters that wait for the party, where it carries any."""
+    def _laid_out(self, party: str, request: Request, known: dict[int, bytes]) -> bytes:
+        """A request as bytes, with the letters that wait for the party where it carries any.
+
+        Parameters
+        ----------
+        known : requests without letters that are laid out already, by ``id``.
+        """
         assert self._pending is not None
-        relay = self._pending.relay if request.carries_letters else None
-        return take_apart(request, party, relay.take(party) if relay else ())
+        if request.carries_letters:
+            relay = self._pending.relay
+            return to_bytes(take_apart(request, party, relay.take(party) if relay else ()))
+        if id(request) not in known:
+            known[id(request)] = to_bytes(take_apart(request, party))
+        return known[id(request)]
 
     def _envelope(self, party: str) -> Envelope:
         """What a message to a party carries beside its content."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedapp.config import app_folder
 
 # The site's own table, as the text of an error.
-ANSWER = "reply = answer(config, kind, envelope, content, self.stores)"
+ANSWER = "reply = answered(config, kind, envelope, content, self.stores)"
 TABLE = "raise FedappError(open(config.data).read())"
 
 

@@ -17,4 +17,4 @@ def test_without_the_federated_plugin_the_benchmark_times_nothing(
     monkeypatch.setattr(pax_speed, "write_table", read)
     monkeypatch.setattr(xgboost, "build_info", lambda: {"USE_FEDERATED": False})
     with pytest.raises(SystemExit, match=r"federated plugin.* pip install xgboost==3\.2\.0"):
-        pax_speed.main()
+        pax_speed.main([])

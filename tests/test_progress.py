@@ -330,6 +330,16 @@ def test_an_exchange_may_take_as_long_as_its_like_of_the_round_before() -> None:
     assert timed.exchange(GrowRequest, 1, round_id=5).round == 4
 
 
+def test_of_the_brief_exchanges_of_a_round_the_first_stands_for_all() -> None:
+    timed = Timed()
+    for round_id in (1, 2):
+        for takes in (0.01, 0.01, 0.2):
+            timed.exchange(GrowRequest, takes, round_id=round_id)
+    # Nothing is known of the first round's; of the second's the first and the long one are told.
+    assert [stage.round for stage in timed.noted] == [1, 1, 1, 2, 2]
+    assert timed.noted[-1].seconds == pytest.approx(0.2)
+
+
 def test_the_time_of_a_phase_goes_on_through_its_exchanges() -> None:
     timed = Timed()
     assert timed.exchange(MaskRequest, 5) == Stage("aligning the rows", START)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.histograms.search import any_missing, find_bins
+
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8 | np.uint16]
@@ -123,30 +125,13 @@ def digitise(values: Floats, cuts: Cuts) -> tuple[Codes, int]:
     codes : uint8 (uint16 past 256 codes), shape (n_rows, n_columns).
     missing_code : the code that stands for a missing value, or -1 where no value is missing.
     """
-    absent = [
-        _absent(column, width if by_category else None)
-        for column, width, by_category in zip(values.T, cuts.widths, cuts.by_category, strict=True)
-    ]
-    any_missing = any(bool(missing.any()) for missing in absent)
-    kind, missing_code = code_type(int(cuts.widths.max(initial=0)), any_missing)
+    widths = cuts.widths
+    limits = np.where(cuts.by_category, widths, 0)
+    # A column of numbers without bins has values of rows without weight alone.
+    limits[(widths == 0) & ~cuts.by_category] = -1
+    is_missing = any_missing(values, limits)
+    kind, missing_code = code_type(int(widths.max(initial=0)), is_missing)
     codes: Codes = np.empty(values.shape, dtype=kind)
-    for column_id in range(cuts.n_columns):
-        column, edges = values[:, column_id], cuts.column(column_id)
-        bins = np.minimum(np.searchsorted(edges, column, side="right"), len(edges) - 1)
-        codes[:, column_id] = (
-            np.where(absent[column_id], missing_code, bins) if any_missing else bins
-        )
+    columns = [cuts.column(column_id)[:-1] for column_id in range(cuts.n_columns)]
+    find_bins(values, columns, limits, missing_code, codes)
     return codes, missing_code
-
-
-def _absent(column: Floats, n_codes: int | None) -> npt.NDArray[np.bool_]:
-    """Rows without a value in one column.
-
-    Parameters
-    ----------
-    n_codes : bins of a column of categories; None for one of numbers.
-    """
-    missing: npt.NDArray[np.bool_] = np.isnan(column)
-    if n_codes is not None:
-        missing |= (column < 0) | (column >= n_codes)
-    return missing

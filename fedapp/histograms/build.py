@@ -45,7 +45,9 @@ def build_histograms(
     kind = np.int64 if gradients.dtype == np.int64 else np.float64
     histograms = np.zeros((len(wanted), int(widths.sum()), 2), dtype=kind)
     missing = np.zeros((len(wanted), len(columns)), dtype=np.int32)
-    _accumulate(codes, missing_code, columns, starts, gradients, nodes, slots, histograms, missing)
+    rows, ends = _rows_by_slot(gradients, nodes, slots, len(wanted))
+    cells = codes, missing_code, columns, starts.astype(np.uint64)
+    _accumulate(*cells, gradients, rows, ends, histograms.reshape(len(wanted), -1), missing)
     return histograms, missing
 
 
@@ -97,30 +99,56 @@ def slots_by_node(
 
 
 @numba.njit(cache=True, nogil=True)
+def _rows_by_slot(gradients: Any, nodes: Any, slots: Any, n_slots: int) -> Any:
+    """Rows of each slot that count, in their order, one slot after the other; and where they end.
+
+    ``rows[ends[s] : ends[s + 1]]`` are those of slot s.
+    """
+    ends = np.zeros(n_slots + 1, dtype=np.int64)
+    for row in range(nodes.shape[0]):
+        slot = slots[nodes[row]]
+        if slot >= 0 and (gradients[row, 0] != 0 or gradients[row, 1] != 0):
+            ends[slot + 1] += 1
+    for slot in range(n_slots):
+        ends[slot + 1] += ends[slot]
+    places, rows = ends[:-1].copy(), np.empty(ends[-1], dtype=np.int64)
+    for row in range(nodes.shape[0]):
+        slot = slots[nodes[row]]
+        if slot >= 0 and (gradients[row, 0] != 0 or gradients[row, 1] != 0):
+            rows[places[slot]] = row
+            places[slot] += 1
+    return rows, ends
+
+
+@numba.njit(cache=True, nogil=True)
 def _accumulate(
     codes: Any,
     missing_code: int,
     columns: Any,
     starts: Any,
     gradients: Any,
-    nodes: Any,
-    slots: Any,
+    rows: Any,
+    ends: Any,
     histograms: Any,
     missing: Any,
 ) -> None:
-    """Rows in their order, so that the same rows always give the same sums."""
-    for row in range(codes.shape[0]):
-        slot = slots[nodes[row]]
-        gradient, hessian = gradients[row, 0], gradients[row, 1]
-        if slot < 0 or (gradient == 0 and hessian == 0):
-            continue
-        for place in range(columns.shape[0]):
-            code = codes[row, columns[place]]
-            if code == missing_code:
-                missing[slot, place] += 1
-            else:
-                histograms[slot, starts[place] + code, 0] += gradient
-                histograms[slot, starts[place] + code, 1] += hessian
+    """Node by node, so that its bins stay in the cache; rows in their order, so that the same rows
+    always give the same sums. Gradient and hessian of bin b are at 2 b and 2 b + 1."""
+    one = np.uint64(1)
+    for slot in range(ends.shape[0] - 1):
+        sums, absent = histograms[slot], missing[slot]
+        for place_of_row in range(ends[slot], ends[slot + 1]):
+            row = rows[place_of_row]
+            gradient, hessian = gradients[row, 0], gradients[row, 1]
+            for place in range(columns.shape[0]):
+                code = codes[row, columns[place]]
+                if code == missing_code:
+                    absent[place] += 1
+                else:
+                    # Without a sign, so that numba need not ask whether it counts from the end.
+                    cell = (starts[place] + np.uint64(code)) << one
+                    sums[cell] += gradient
+                    sums[cell + one] += hessian
 
 
 @numba.njit(cache=True, nogil=True)

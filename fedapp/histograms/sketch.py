@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Codes, Cuts, Floats, Ints, numbers_alone, ragged
+from fedapp.histograms.bins import Codes, Cuts, Floats, Ints, digitise, numbers_alone, ragged
+from fedapp.histograms.search import column_ranges, sum_weights
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -102,7 +103,17 @@ def quantile_cuts(values: Floats, weights: Floats | None, max_bin: int) -> Cuts:
 def sketch_table(
     values: Floats, weights: Floats, max_bin: int, categories: Ints | None = None
 ) -> Sketch:
-    """Summarise a table by the quantile bins of its columns.
+    """Summarise a table by the quantile bins of its columns; arguments as of ``sketch_and_code``.
+
+    Source: Ong et al. 2020 (PAX), Algorithm 1, line 7.
+    """
+    return sketch_and_code(values, weights, max_bin, categories)[0]
+
+
+def sketch_and_code(
+    values: Floats, weights: Floats, max_bin: int, categories: Ints | None = None
+) -> tuple[Sketch, Codes, int]:
+    """The same, and the number of each value's bin.
 
     Parameters
     ----------
@@ -111,34 +122,32 @@ def sketch_table(
     max_bin : most bins a column may have, >= 2.
     categories : as in ``Cuts``; None: all columns hold numbers.
 
-    Source: Ong et al. 2020 (PAX), Algorithm 1, line 7.
+    Returns
+    -------
+    sketch : of the table.
+    codes, missing_code : as from ``digitise``, by the cuts of the sketch; columns of categories are
+        missing throughout.
     """
-    if categories is not None:
-        highest = _highest_codes(values, categories)
-        values = numbers_alone(values, categories)
+    by_category = np.zeros(values.shape[1], dtype=np.int64) if categories is None else categories
+    highest = _highest_codes(values, by_category)
+    values = numbers_alone(values, by_category)
     cuts = quantile_cuts(values, weights, max_bin)
-    representatives, masses = [], []
-    maxima = np.full(cuts.n_columns, np.nan, dtype=np.float32)
-    for column_id in range(cuts.n_columns):
-        # Rows without weight are none, as in XGBoost's sketch.
-        present = ~np.isnan(values[:, column_id]) & (weights > 0)
-        column = values[present, column_id]
-        if not len(column):
-            representatives.append(np.empty(0, dtype=np.float32))
-            masses.append(np.empty(0, dtype=np.float32))
-            continue
-        # The lowest edge of a bin is a value of the column: XGBoost cuts at values.
-        lowest = np.concatenate(([column.min()], cuts.column(column_id)[:-1]))
-        lowest = np.unique(lowest)
-        bins = np.maximum(np.searchsorted(lowest, column, side="right") - 1, 0)
-        mass = np.bincount(bins, weights=weights[present], minlength=len(lowest))
-        representatives.append(lowest.astype(np.float32))
-        masses.append(mass.astype(np.float32))
-        maxima[column_id] = column.max()
-    if categories is not None:
-        maxima = np.where(categories > 0, highest, maxima)
-    flat, offsets = ragged(representatives)
-    return Sketch(flat, ragged(masses)[0], offsets, maxima)
+    # Rows without weight are none, as in XGBoost's sketch.
+    lows, maxima = column_ranges(values, weights)
+    # The lowest edge of a bin is a value of the column: XGBoost cuts at values.
+    lowest = [
+        np.empty(0, dtype=np.float32)
+        if np.isnan(low)
+        else np.unique(np.concatenate(([low], cuts.column(column_id)[:-1]))).astype(np.float32)
+        for column_id, low in enumerate(lows)
+    ]
+    points, offsets = ragged(lowest)
+    found = Sketch(points, np.zeros(len(points), dtype=np.float32), offsets, maxima)
+    codes, missing_code = digitise(values, own_cuts(found))
+    masses = np.zeros(len(points))
+    sum_weights(codes, missing_code, weights, offsets[:-1], masses)
+    maxima = np.where(by_category > 0, highest, maxima)
+    return Sketch(points, masses.astype(np.float32), offsets, maxima), codes, missing_code
 
 
 def _highest_codes(values: Floats, categories: Ints) -> Floats:

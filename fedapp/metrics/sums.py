@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.metrics.adders import DOUBLES, Adder
-from fedapp.metrics.row_losses import extra_sums
+from fedapp.metrics.row_losses import extra_sums, summed
 from fedapp.trees.objective import LOSSES, check_objective, exact_predictions, is_regression
 
 Array: TypeAlias = NDArray[np.float64]
@@ -105,8 +106,12 @@ def statistics(
         raise ValueError(f"n_bins must be >= 2, got {n_bins}")
     if objective == "multi:softprob":
         return _multi_statistics(margins64, labels64, weights64, n_bins, fewest, adder)
-    predictions = exact_predictions(objective, margins64)[:, 0]
-    if objective == "binary:logistic":
+    is_binary, needs_sums = objective == "binary:logistic", bool(summed(objective, extra))
+    if is_binary and not needs_sums:  # which go by margins alone
+        predictions = margins64[:, 0]
+    else:
+        predictions = exact_predictions(objective, margins64)[:, 0]
+    if is_binary:
         given = margins64[:, 0], labels64, weights64, n_bins, center, fewest
         sums, histogram = _binary_sums_and_cells(*given, adder)
     else:
@@ -154,6 +159,7 @@ def confusion(sums: Array) -> Array:
     return sums[2:].reshape(n_classes, n_classes)
 
 
+@lru_cache(maxsize=8)
 def margin_edges(n_bins: int) -> Array:
     """Where a histogram's bins begin, but for the first one, as distances from its centre.
 
@@ -161,6 +167,7 @@ def margin_edges(n_bins: int) -> Array:
     """
     places = 2.0 * np.arange(1, n_bins) / n_bins - 1.0
     edges: Array = _NEAR * np.sinh(places * np.arcsinh(_FAR / _NEAR))
+    edges.flags.writeable = False
     return edges
 
 

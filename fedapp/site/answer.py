@@ -100,7 +100,14 @@ ON_DISK = Stores()
 def answer(
     config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores = ON_DISK
 ) -> Content:
-    """Answer one message.
+    """Answer one message; see ``answered``."""
+    return from_bytes(answered(config, kind, envelope, content, stores), config.name)
+
+
+def answered(
+    config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores = ON_DISK
+) -> bytes:
+    """Answer one message, with the reply as ``wire.layout`` lays it out.
 
     A repeated step gets the stored reply. A server that was started again may go back to its last
     checkpoint; any other step out of order is refused.
@@ -132,7 +139,7 @@ def answer(
         kept = stores.open(folder, lasting=not config.simulated)
         store = _at_step(kept, envelope, config.name, content.name)
         if store.step == envelope.step:
-            return from_bytes(store.last_reply(), config.name)
+            return store.last_reply()
         _hold_method(store, envelope.method, config.name, content.name)
         reply = _told_before(store, kind, envelope, content, config.name)
         if reply is None:
@@ -143,9 +150,10 @@ def answer(
                 _keep(store, request, envelope, content, reply)
         if store.finished:
             end_session(store)
-        store.commit(envelope.step, envelope.attempt, to_bytes(reply))
+        laid_out = to_bytes(reply)
+        store.commit(envelope.step, envelope.attempt, laid_out)
         stores.committed(store)
-    return reply
+    return laid_out
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from flwr.app import Array as FlowerArray
@@ -62,7 +63,24 @@ def to_records(content: Content, envelope: Envelope) -> RecordDict:
     ------
     ProtocolError : a scalar or an array is of a kind that no message has.
     """
-    head = ConfigRecord(
+    return records_of(to_bytes(content), envelope)
+
+
+def records_of(data: bytes, envelope: Envelope) -> RecordDict:
+    """The same, of a message that is laid out as bytes already."""
+    # Messages of one exchange, and their replies, have mostly the same envelope.
+    head = _head(envelope).copy()
+    if len(data) <= MOST_WITH_ENVELOPE:
+        head[CONTENT] = data
+        return RecordDict({ENVELOPE: head})
+    array = FlowerArray(dtype=BYTES, shape=(len(data),), stype=RAW, data=data)
+    return RecordDict({ENVELOPE: head, CONTENT: ArrayRecord({CONTENT: array})})
+
+
+@lru_cache(maxsize=8)
+def _head(envelope: Envelope) -> ConfigRecord:
+    """An envelope as Flower's record; to be copied, as Flower checks each value that is set."""
+    return ConfigRecord(
         {
             "format": WIRE_FORMAT,
             "model-id": envelope.model_id,
@@ -73,12 +91,6 @@ def to_records(content: Content, envelope: Envelope) -> RecordDict:
             "method": envelope.method,
         }
     )
-    data = to_bytes(content)
-    if len(data) <= MOST_WITH_ENVELOPE:
-        head[CONTENT] = data
-        return RecordDict({ENVELOPE: head})
-    array = FlowerArray(dtype=BYTES, shape=(len(data),), stype=RAW, data=data)
-    return RecordDict({ENVELOPE: head, CONTENT: ArrayRecord({CONTENT: array})})
 
 
 def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:
@@ -93,13 +105,13 @@ def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:
     ProtocolError : records are missing or of another format, or the bytes are no message.
     """
     try:
-        head = records.config_records[ENVELOPE]
+        head = _envelope_of(records)
         if head["format"] != WIRE_FORMAT:
             rule = f"must be {WIRE_FORMAT}, got {head['format']!r}; update fedapp at all parties"
             raise ProtocolError(party, "message", "format", rule)
         steps = {key: _whole(head[key]) for key in ("step", "checkpoint", "attempt", "gap")}
         envelope = Envelope(str(head["model-id"]), **steps, method=_method(head["method"]))
-        data = _content(records)
+        data = _content(records, head)
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(
             party, "message", "records", f"must be fedapp's, got {error!r}"
@@ -112,10 +124,23 @@ def n_bytes(records: RecordDict) -> int:
 
     Flower's own ``count_bytes`` would add its names for things.
     """
-    arrays = sum(len(a.data) for r in records.array_records.values() for a in r.values())
-    values = [value for r in records.config_records.values() for value in r.values()]
-    texts = [value.encode() if isinstance(value, str) else value for value in values]
-    return arrays + sum(len(text) if isinstance(text, bytes) else 8 for text in texts)
+    found = 0
+    for record in records.values():
+        for value in record.values():
+            if isinstance(value, FlowerArray):
+                found += len(value.data)
+            else:
+                text = value.encode() if isinstance(value, str) else value
+                found += len(text) if isinstance(text, bytes) else 8
+    return found
+
+
+def _envelope_of(records: RecordDict) -> dict[str, Any]:
+    """The values of the envelope; Flower's ``config_records`` would copy and check all records."""
+    head = records[ENVELOPE]
+    if not isinstance(head, ConfigRecord):
+        raise KeyError(ENVELOPE)
+    return dict(head.items())
 
 
 def _whole(value: Any) -> int:
@@ -132,15 +157,18 @@ def _method(value: Any) -> str:
     return value
 
 
-def _content(records: RecordDict) -> bytes:
+def _content(records: RecordDict, head: dict[str, Any]) -> bytes:
     """The bytes with the envelope, or of the one array there is."""
-    data = records.config_records[ENVELOPE].get(CONTENT)
-    if isinstance(data, bytes) and set(records) == {ENVELOPE}:
+    data = head.get(CONTENT)
+    if isinstance(data, bytes) and len(records) == 1:
         return data
     if data is not None:
         raise ValueError("more records or arrays, or content of another type")
-    array = records.array_records[CONTENT][CONTENT]
-    if set(records) != {ENVELOPE, CONTENT} or len(records.array_records[CONTENT]) != 1:
+    arrays = records[CONTENT]
+    if not isinstance(arrays, ArrayRecord):
+        raise KeyError(CONTENT)
+    array = arrays[CONTENT]
+    if len(records) != 2 or len(arrays) != 1:
         raise ValueError("more records or arrays")
     form = (array.stype, array.dtype, tuple(array.shape))
     if form != (RAW, BYTES, (len(array.data),)):

@@ -131,22 +131,36 @@ def _broken_array(value: Any, form: Form, sizes: dict[str, int]) -> str:
         return f"must be {form.dtype}, got {getattr(value, 'dtype', type(value).__name__)}"
     if value.ndim != len(form.shape):
         return f"must have {len(form.shape)} dimensions, got {value.ndim}"
-    for place, (size, wanted) in enumerate(zip(value.shape, form.shape, strict=True), start=1):
+    for wanted, size in zip(form.shape, value.shape, strict=True):
         known = wanted if isinstance(wanted, int) else sizes.setdefault(wanted, size)
         if size != known:
-            name = "" if isinstance(wanted, int) else f" ({wanted})"
-            return f"must have size {known}{name} in dimension {place}, got {size}"
+            return _broken_size(value, form, sizes)
     if not value.size:
         return ""
     if value.dtype.kind == "f":
-        finite = np.isfinite(value) | np.isnan(value) if form.nan else np.isfinite(value)
+        finite = np.isfinite(value)
+        if form.nan:
+            finite |= np.isnan(value)
         if not finite.all():
             return "must be finite"
-    if form.low is not None and (value < form.low).any():
-        return f"must be >= {form.low}, got {np.nanmin(value)}"
-    if form.high is not None and (value > form.high).any():
-        return f"must be <= {form.high}, got {np.nanmax(value)}"
+    # The least and the largest one: a NaN, where it may be, hides them, and is neither.
+    least = np.fmin.reduce if form.nan else np.minimum.reduce
+    largest = np.fmax.reduce if form.nan else np.maximum.reduce
+    if form.low is not None and (found := least(value, axis=None)) < form.low:
+        return f"must be >= {form.low}, got {found}"
+    if form.high is not None and (found := largest(value, axis=None)) > form.high:
+        return f"must be <= {form.high}, got {found}"
     return ""
+
+
+def _broken_size(value: Array, form: Form, sizes: Mapping[str, int]) -> str:
+    """The first dimension that has not the size it must have."""
+    for place, (wanted, size) in enumerate(zip(form.shape, value.shape, strict=True), start=1):
+        known = wanted if isinstance(wanted, int) else sizes[wanted]
+        if size != known:
+            name = "" if isinstance(wanted, int) else f" ({wanted})"
+            return f"must have size {known}{name} in dimension {place}, got {size}"
+    raise AssertionError("some dimension has another size")
 
 
 def _broken_text(texts: tuple[str, ...]) -> str:

@@ -18,6 +18,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ DTYPE = re.compile(r"\|[ui]1|[<>](?:[ui][248]|f[248])")
 INT64 = range(-(2**63), 2**63)
 HEADER_KEYS = {"name", "scalars", "arrays"}
 MOST_DIMENSIONS = 8
+
+MOST_HEADERS, LONGEST_HEADER = 64, 2**14  # that are read once; bytes
 
 Layout = Sequence[tuple[str, str, Sequence[int]]]  # name, dtype and shape of each array
 
@@ -78,11 +81,13 @@ def from_bytes(data: bytes, party: str) -> Content:
     if not PREFIX_BYTES < start <= len(data):
         raise ProtocolError(party, "message", "header", f"must be whole, got {len(data)} bytes")
     try:
-        name, scalars, layout = _read_header(data[PREFIX_BYTES:start])
+        text = data[PREFIX_BYTES:start]
+        read = _read_once if len(text) <= LONGEST_HEADER else _read_header
+        name, scalars, layout = read(text)
     except (ValueError, RecursionError) as error:
         rule = f"must be fedapp's, got {error}"
         raise ProtocolError(party, "message", "header", rule) from error
-    return Content(name, scalars, _views(data, start, layout, party, name))
+    return Content(name, dict(scalars), _views(data, start, layout, party, name))
 
 
 def _views(data: bytes, start: int, layout: Layout, party: str, message: str) -> dict[str, Array]:
@@ -135,6 +140,12 @@ def _read_header(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
     if _header(name, scalars, layout) != text:
         raise ValueError("another spelling")
     return name, scalars, layout
+
+
+@lru_cache(MOST_HEADERS)
+def _read_once(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
+    """The same; messages of one exchange have mostly the same header."""
+    return _read_header(text)
 
 
 def _is_scalar(value: Any) -> bool:

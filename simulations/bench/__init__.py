@@ -1,11 +1,27 @@
-"""How fast and how large: the result is held against a reference first, then measured."""
+"""How fast and how large: the result is held against a reference first, then measured.
+
+A bench is a module with sizes and seed at the top and a ``main(words)``, which prints a table and
+JSON lines: ``tell`` writes one. ``simulations.bench.all`` runs them all.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import resource
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Grid
+
+from fedapp.packages import versions
 
 STATUS = Path("/proc/self/status")
+WIDTH = 160  # letters of a line that no terminal shows
 
 
 def peak_bytes() -> int:
@@ -17,3 +33,36 @@ def peak_bytes() -> int:
         lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
         return int(lines["VmHWM"].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process, all its threads and the processes that it has waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def show(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table, whose first column is of words and the others of numbers."""
+    grid = Grid(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for place, name in enumerate(header):
+        grid.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        grid.add_row(*row)
+    console = Console()
+    # A file is as wide as the table.
+    console = console if console.is_terminal else Console(width=WIDTH)
+    console.print(grid)
+
+
+def tell(bench: str, packages: Iterable[str], **found: Any) -> None:
+    """Print a bench's JSON line.
+
+    Parameters
+    ----------
+    packages : whose versions matter.
+    found : sizes and figures. Of several lines each is a dict in ``lines``, and ``by`` names the
+        entries that tell one from another.
+    """
+    # Above the number of cores, somebody else had them as well.
+    line = {"bench": bench, **found, "load": os.getloadavg()[0], "versions": versions(packages)}
+    print(json.dumps(line), flush=True)

@@ -67,6 +67,11 @@ class Trained:
     margins: Rows
 
 
+def has_plugin() -> bool:
+    """Whether the installed XGBoost was built with the plugin."""
+    return bool(xgboost.build_info().get("USE_FEDERATED"))
+
+
 def check_plugin() -> None:
     """Hold, before anything is timed, that the installed XGBoost was built with the plugin.
 
@@ -74,11 +79,11 @@ def check_plugin() -> None:
     ------
     SystemExit : it was not; says how to get one that was.
     """
-    if not xgboost.build_info().get("USE_FEDERATED"):
+    if not has_plugin():
         raise SystemExit(
             "xgboost must be built with the federated plugin, which the wheel of xgboost-cpu "
             "lacks. In an environment of its own, which has fedapp: pip uninstall xgboost-cpu, "
-            f"then pip install {WITH_PLUGIN}"
+            f"then pip install {WITH_PLUGIN}. --without-plugin measures the rest"
         )
 
 

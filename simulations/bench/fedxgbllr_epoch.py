@@ -8,12 +8,13 @@ peak is all that the process ever held, the server of the run and all libraries 
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,9 @@ from rich.console import Console
 from torch import nn
 
 from fedapp.config import load_settings
-from fedapp.packages import versions
 from fedapp.trees.stacked.fit import HeadRows, Training, fit_head
 from fedapp.trees.stacked.head import Floats, HeadShape, Kind, initial_weights, split_weights
-from simulations.bench import peak_bytes
+from simulations.bench import peak_bytes, tell
 from simulations.local import run_local
 
 N_ROWS, N_TREES, N_COLUMNS = 50_000, 500, 20
@@ -38,7 +38,7 @@ REPEATS, EPOCHS = 5, 1
 WORST_RATIO, MOST_BYTES = 1.2, 1 << 30
 KINDS: tuple[Kind, ...] = ("cnn", "cnn3", "fcnn")
 # 64 channels at each of 500 trees are 32,000 numbers a row.
-ROWS_OF: dict[Kind, int] = {"cnn": N_ROWS, "cnn3": N_ROWS // 20, "fcnn": N_ROWS}
+PARTS_OF: dict[Kind, int] = {"cnn": 1, "cnn3": 20, "fcnn": 1}
 
 console = Console()
 
@@ -109,11 +109,11 @@ def seconds_of(work: Callable[[], Floats]) -> float:
     return time.perf_counter() - start
 
 
-def measure_epoch(kind: Kind) -> dict[str, float]:
+def measure_epoch(kind: Kind, all_rows: int) -> dict[str, float]:
     """Seconds of an epoch, ours and the plain one's, medians taken in turn after a warm-up."""
     torch.set_num_threads(1)
     shape = HeadShape(kind, N_PARTIES, N_TREES // N_PARTIES, 1, CHANNELS)
-    rng, n_rows = np.random.default_rng(SEED), ROWS_OF[kind]
+    rng, n_rows = np.random.default_rng(SEED), all_rows // PARTS_OF[kind]
     outputs = rng.normal(scale=0.1, size=(n_rows, N_TREES)).astype(np.float32)
     labels = (outputs[:, :50].sum(axis=1) > 0).astype(np.float32)
     ones, zero, one = np.ones_like(labels), np.float32(0), np.float32(1)
@@ -139,12 +139,12 @@ def measure_epoch(kind: Kind) -> dict[str, float]:
     return found
 
 
-def train_party(connection: Connection) -> None:
+def train_party(connection: Connection, n_rows: int) -> None:
     """One run of one party with all rows, in this process; sends what it took."""
     with tempfile.TemporaryDirectory() as folder:
         rng = np.random.default_rng(SEED)
-        values = rng.standard_normal((N_COLUMNS, N_ROWS), dtype=np.float32)
-        labels = values[0] - 0.5 * values[1] + values[2] * values[3] > rng.normal(size=N_ROWS)
+        values = rng.standard_normal((N_COLUMNS, n_rows), dtype=np.float32)
+        labels = values[0] - 0.5 * values[1] + values[2] * values[3] > rng.normal(size=n_rows)
         columns = {f"x{place}": column for place, column in enumerate(values)}
         path = Path(folder) / "rows.parquet"
         pa.parquet.write_table(pa.table({**columns, "label": labels.astype(np.float64)}), path)
@@ -157,11 +157,11 @@ def train_party(connection: Connection) -> None:
     connection.send({"peak_bytes": peak_bytes(), "seconds": summary["seconds"]["train"]})
 
 
-def measure_memory() -> dict[str, Any]:
+def measure_memory(n_rows: int) -> dict[str, Any]:
     """The party's peak, from a process of its own."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=train_party, args=(there,))
+    process = context.Process(target=train_party, args=(there, n_rows))
     process.start()
     there.close()
     found: dict[str, Any] = here.recv()
@@ -172,27 +172,29 @@ def measure_memory() -> dict[str, Any]:
     return found
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Print the figures and one JSON line."""
-    memory = measure_memory()
-    epochs = {kind: measure_epoch(kind) for kind in KINDS}
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=N_ROWS)
+    n_rows = parser.parse_args(words).rows
+    memory = measure_memory(n_rows)
+    epochs = {kind: measure_epoch(kind, n_rows) for kind in KINDS}
     worst = max(found["ratio"] for found in epochs.values())
     within = "within" if worst <= WORST_RATIO else "ABOVE"
     console.print(f"the worst ratio is {within} {WORST_RATIO}")
-    result = {
-        "bench": "fedxgbllr_epoch",
-        "rows": N_ROWS,
-        "trees": N_TREES,
-        "parties": N_PARTIES,
-        "batch": BATCH,
-        "seed": SEED,
-        "repeats": REPEATS,
-        "outputs_bytes": 4 * N_ROWS * N_TREES,
+    tell(
+        "fedxgbllr_epoch",
+        ("fedapp", "torch", "xgboost", "numpy"),
+        rows=n_rows,
+        trees=N_TREES,
+        parties=N_PARTIES,
+        batch=BATCH,
+        seed=SEED,
+        repeats=REPEATS,
+        outputs_bytes=4 * n_rows * N_TREES,
         **memory,
-        "epochs": epochs,
-        "versions": versions(("fedapp", "torch", "xgboost", "numpy")),
-    }
-    print(json.dumps(result))
+        epochs=epochs,
+    )
 
 
 if __name__ == "__main__":

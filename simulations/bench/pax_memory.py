@@ -8,29 +8,26 @@ model node for node, its peak and its time.
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table as Grid
 
 from fedapp.config import Settings, load_settings
 from fedapp.data.schema import Roles
 from fedapp.histograms.bins import code_type
-from fedapp.packages import versions
-from simulations.bench import peak_bytes
+from simulations.bench import cpu_seconds, peak_bytes, show, tell
 from simulations.bench.same_trees import count_same_nodes
 
 N_ROWS, N_COLUMNS = 1_000_000, 28
@@ -50,6 +47,8 @@ class Measured:
     peak : bytes, of the whole process.
     ready : bytes, peak before the first row was read: Python and its libraries.
     seconds : of training, sketch included.
+    cpu : CPU seconds of all threads, from the start of the run to its end; of XGBoost those of
+        training alone.
     tree_seconds : of each tree; empty where it is not known.
     sent : exchanges, messages and bytes of the run; empty for XGBoost.
     model : in XGBoost's JSON.
@@ -58,18 +57,19 @@ class Measured:
     peak: int
     ready: int
     seconds: float
+    cpu: float
     tree_seconds: list[float]
     sent: dict[str, int]
     model: str
 
 
-def write_table(path: Path) -> None:
+def write_table(path: Path, n_rows: int) -> None:
     """Rows by chance, written a piece at a time."""
     rng = np.random.default_rng(SEED)
     names = [f"x{place}" for place in range(N_COLUMNS)]
     schema = pa.schema([*((name, pa.float32()) for name in names), ("label", pa.float64())])
     with pa.parquet.ParquetWriter(path, schema) as writer:
-        for _ in range(N_ROWS // CHUNK_ROWS):
+        for _ in range(n_rows // CHUNK_ROWS):
             values = rng.standard_normal((N_COLUMNS, CHUNK_ROWS), dtype=np.float32)
             margins = values[0] - 0.5 * values[1] + values[2] * values[3]
             labels = rng.random(CHUNK_ROWS) < 1 / (1 + np.exp(-margins))
@@ -100,8 +100,9 @@ def train_pax(path: Path, run_dir: Path) -> Measured:
     from fedapp.home import home
     from simulations.local import run_local
 
-    ready = peak_bytes()
+    ready, began = peak_bytes(), cpu_seconds()
     run = run_local(settings_of(path, run_dir))
+    used = cpu_seconds() - began
     summary = json.loads((run.path / "summary.json").read_text())
     rounds = [json.loads(line) for line in run.rounds.read_text().splitlines()]
     sent = {
@@ -110,9 +111,10 @@ def train_pax(path: Path, run_dir: Path) -> Measured:
         "bytes": sum(summary["bytes"].values()),
     }
     shutil.rmtree(home() / "sites" / summary["parties"][0]["name"] / summary["model_id"])
-    seconds = [line["seconds"] for line in rounds]
+    each = [line["seconds"] for line in rounds]
     model = (run.path / "model.xgb.json").read_text()
-    return Measured(peak_bytes(), ready, summary["seconds"]["train"], seconds, sent, model)
+    seconds = summary["seconds"]["train"]
+    return Measured(peak_bytes(), ready, seconds, used, each, sent, model)
 
 
 def train_pooled(path: Path, run_dir: Path) -> Measured:
@@ -125,11 +127,11 @@ def train_pooled(path: Path, run_dir: Path) -> Measured:
     settings, ready = settings_of(path, run_dir), peak_bytes()
     table = read_source(str(path), Roles(label="label"))
     parameters = xgboost_parameters(settings, table.labels, np.ones(table.n_rows), table.labels)
-    start = time.perf_counter()
+    start, began = time.perf_counter(), cpu_seconds()
     matrix = xgboost.QuantileDMatrix(table.values, table.labels, max_bin=MAX_BIN)
     booster = xgboost.train(parameters, matrix, N_TREES)
-    seconds = time.perf_counter() - start
-    return Measured(peak_bytes(), ready, seconds, [], {}, booster.save_raw("json").decode())
+    seconds, used = time.perf_counter() - start, cpu_seconds() - began
+    return Measured(peak_bytes(), ready, seconds, used, [], {}, booster.save_raw("json").decode())
 
 
 def in_process(train: Callable[[Path, Path], Measured], path: Path, run_dir: Path) -> Measured:
@@ -139,62 +141,65 @@ def in_process(train: Callable[[Path, Path], Measured], path: Path, run_dir: Pat
         return pool.apply(train, (path, run_dir))
 
 
-def show(party: Measured, pooled: Measured) -> None:
+def print_both(party: Measured, pooled: Measured, n_rows: int) -> None:
     """Print both, and what the table takes."""
-    title = f"{N_ROWS:,} x {N_COLUMNS} at one party, {N_TREES} trees of depth {DEPTH}"
-    grid = Grid(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("", "peak MiB", "of it libraries", "seconds"):
-        grid.add_column(name, justify="right" if name else "left", no_wrap=True)
+    rows = []
     for method, one in (("PAX, one party and server", party), ("XGBoost, pooled", pooled)):
         peaks = [f"{n_bytes / 2**20:.0f}" for n_bytes in (one.peak, one.ready)]
-        grid.add_row(method, *peaks, f"{one.seconds:.2f}")
-    console.print(grid)
+        ratio = f"{one.seconds / pooled.seconds:.2f}"
+        rows.append([method, *peaks, f"{one.seconds:.2f}", f"{one.cpu:.2f}", ratio])
+    title = f"{n_rows:,} x {N_COLUMNS} at one party, {N_TREES} trees of depth {DEPTH}"
+    show(title, ("", "peak MiB", "of it libraries", "seconds", "CPU", "/ pooled"), rows)
     seconds = ", ".join(f"{one:.2f}" for one in party.tree_seconds)
-    console.print(f"binned table {binned_bytes() / 2**20:.0f} MiB; seconds a tree {seconds}")
+    console.print(f"binned table {binned_bytes(n_rows) / 2**20:.0f} MiB; seconds a tree {seconds}")
     console.print("the first tree's include the sketch")
     within = "below" if party.peak < MOST_BYTES else "ABOVE"
     console.print(f"peak memory is {within} {MOST_BYTES / 2**30:.0f} GiB")
 
 
-def binned_bytes() -> int:
+def binned_bytes(n_rows: int) -> int:
     """Size of the table as a party keeps it while it trains; no value is missing."""
     kind, _ = code_type(MAX_BIN, any_missing=False)
-    return N_ROWS * N_COLUMNS * np.dtype(kind).itemsize
+    return n_rows * N_COLUMNS * np.dtype(kind).itemsize
 
 
-def json_line(party: Measured, pooled: Measured, n_nodes: int) -> dict[str, Any]:
-    """Everything measured."""
-    return {
-        "bench": "pax_memory",
-        "rows": N_ROWS,
-        "columns": N_COLUMNS,
-        "trees": N_TREES,
-        "depth": DEPTH,
-        "max_bin": MAX_BIN,
-        "seed": SEED,
-        "same_nodes": n_nodes,
-        "peak_bytes": party.peak,
-        "library_bytes": party.ready,
-        "binned_bytes": binned_bytes(),
-        "seconds": party.seconds,
-        "tree_seconds": statistics.median(party.tree_seconds),
-        **party.sent,
-        "pooled": {"peak_bytes": pooled.peak, "seconds": pooled.seconds},
-        "versions": versions(("fedapp", "xgboost", "numpy", "flwr")),
-    }
-
-
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Print the table and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=N_ROWS, help=f"a multiple of {CHUNK_ROWS}")
+    given = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
-        write_table(path)
+        write_table(path, given.rows)
         pooled = in_process(train_pooled, path, Path(folder))
         party = in_process(train_pax, path, Path(folder) / "run")
     n_nodes = count_same_nodes(json.loads(party.model), json.loads(pooled.model))
     console.print(f"the party's model equals pooled XGBoost in all {n_nodes} nodes")
-    show(party, pooled)
-    print(json.dumps(json_line(party, pooled, n_nodes)))
+    print_both(party, pooled, given.rows)
+    tell(
+        "pax_memory",
+        ("fedapp", "xgboost", "numpy", "flwr"),
+        rows=given.rows,
+        columns=N_COLUMNS,
+        trees=N_TREES,
+        depth=DEPTH,
+        max_bin=MAX_BIN,
+        seed=SEED,
+        same_nodes=n_nodes,
+        peak_bytes=party.peak,
+        library_bytes=party.ready,
+        binned_bytes=binned_bytes(given.rows),
+        seconds=party.seconds,
+        cpu_seconds=party.cpu,
+        tree_seconds=statistics.median(party.tree_seconds),
+        **party.sent,
+        pooled={
+            "peak_bytes": pooled.peak,
+            "seconds": pooled.seconds,
+            "cpu_seconds": pooled.cpu,
+            "ratio": party.seconds / pooled.seconds,
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ table.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 import xgboost
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table as Grid
 
 from fedapp import metrics
 from fedapp.config import Settings, load_settings
@@ -34,10 +33,9 @@ from fedapp.data.datasets import find_dataset, locate, read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
 from fedapp.home import home
-from fedapp.packages import versions
 from fedapp.site.rows import share_rows
 from simulations.baselines import xgboost_parameters
-from simulations.bench import peak_bytes
+from simulations.bench import peak_bytes, show, tell
 from simulations.bench.federated_plugin import Work, check_plugin, train_federated
 from simulations.bench.same_trees import count_same_nodes
 from simulations.local import run_local
@@ -69,11 +67,18 @@ class Subsets:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One line of the result."""
+    """One line of the result.
+
+    Parameters
+    ----------
+    cpu_seconds : of all threads: of PAX from reading the table to the written summary, of pooled
+        XGBoost of what ``seconds`` counts, of the plugin not known.
+    """
 
     method: str
     depth: int
     seconds: float
+    cpu_seconds: float | None
     auc: float
     messages: int = 0
     n_bytes: int = 0
@@ -130,45 +135,49 @@ def read_rows(settings: Settings) -> Subsets:
 
 
 def run_pax(settings: Settings) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """One run: its summary, its model as XGBoost's JSON, the number of its messages."""
+    """One run: its summary, with its CPU seconds, its model as XGBoost's JSON, the number of its
+    messages."""
+    began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         run_dir = str(Path(folder) / "run")
         run = run_local(settings.model_copy(update={"run_dir": run_dir}))
         summary = json.loads((run.path / "summary.json").read_text())
         model = json.loads((run.path / "model.xgb.json").read_text())
         n_messages = len(run.ledger.read_text().splitlines())
+    summary["cpu_seconds"] = time.process_time() - began
     for party in summary["parties"]:
         shutil.rmtree(home() / "sites" / party["name"] / summary["model_id"])
     return summary, model, n_messages
 
 
-def measure_pax(settings: Settings) -> Measured:
-    """Median of the runs after a warm-up."""
-    runs = [run_pax(settings) for _ in range(REPEATS + 1)][1:]
+def measure_pax(settings: Settings, repeats: int) -> Measured:
+    """Medians of the runs after a warm-up."""
+    runs = [run_pax(settings) for _ in range(repeats + 1)][1:]
     summary, _, n_messages = runs[-1]
     seconds = statistics.median(summary["seconds"]["train"] for summary, _, _ in runs)
+    used = statistics.median(summary["cpu_seconds"] for summary, _, _ in runs)
     method = f"PAX, {settings.sections['pax']['bins']}"
     auc = summary["metrics"]["test"]["auc"]
     n_bytes = sum(summary["bytes"].values())
-    return Measured(method, settings.max_depth, seconds, auc, n_messages, n_bytes)
+    return Measured(method, settings.max_depth, seconds, used, auc, n_messages, n_bytes)
 
 
-def train_pooled(parameters: Mapping[str, Any], rows: Subsets) -> tuple[float, Any]:
-    """Seconds, and the booster of all parties' rows."""
+def train_pooled(parameters: Mapping[str, Any], rows: Subsets) -> tuple[float, float, Any]:
+    """Seconds, CPU seconds, and the booster of all parties' rows."""
     values, labels = np.concatenate(rows.values), np.concatenate(rows.labels)
-    start = time.perf_counter()
+    start, began = time.perf_counter(), time.process_time()
     matrix = xgboost.QuantileDMatrix(values, labels, max_bin=parameters["max_bin"], nthread=THREADS)
     booster = xgboost.train(dict(parameters), matrix, N_TREES)
-    return time.perf_counter() - start, booster
+    return time.perf_counter() - start, time.process_time() - began, booster
 
 
-def measure_pooled(settings: Settings, rows: Subsets) -> Measured:
-    """Median of the runs after a warm-up."""
+def measure_pooled(settings: Settings, rows: Subsets, repeats: int) -> Measured:
+    """Medians of the runs after a warm-up."""
     parameters = parameters_of(settings, rows)
-    runs = [train_pooled(parameters, rows) for _ in range(REPEATS + 1)][1:]
-    seconds = statistics.median(seconds for seconds, _ in runs)
-    margins = runs[-1][1].predict(xgboost.DMatrix(rows.test_values), output_margin=True)
-    return Measured(POOLED, settings.max_depth, seconds, test_auc(margins, rows))
+    runs = [train_pooled(parameters, rows) for _ in range(repeats + 1)][1:]
+    seconds, used = (statistics.median(run[place] for run in runs) for place in (0, 1))
+    margins = runs[-1][2].predict(xgboost.DMatrix(rows.test_values), output_margin=True)
+    return Measured(POOLED, settings.max_depth, seconds, used, test_auc(margins, rows))
 
 
 def parameters_of(settings: Settings, rows: Subsets, threads: int = THREADS) -> dict[str, Any]:
@@ -189,13 +198,13 @@ def check_against_xgboost(data: str, depth: int) -> int:
     """Hold one party's model against pooled XGBoost node for node; returns the number of nodes."""
     settings = settings_of(data, depth, "equal", parties=1)
     whole = read_rows(settings)
-    _, booster = train_pooled(parameters_of(settings, whole), whole)
+    *_, booster = train_pooled(parameters_of(settings, whole), whole)
     _, model, _ = run_pax(settings)
     return count_same_nodes(model, json.loads(booster.save_raw("json")))
 
 
 def measure_plugin(
-    all_settings: Mapping[int, Settings], rows: Subsets
+    all_settings: Mapping[int, Settings], rows: Subsets, repeats: int
 ) -> tuple[list[Measured], int]:
     """XGBoost's federated plugin at every depth, and the peak memory of a worker in bytes."""
     parameters = {
@@ -203,12 +212,12 @@ def measure_plugin(
         for depth, settings in all_settings.items()
     }
     works = [
-        Work(values, labels, rows.test_values, parameters, N_TREES, MAX_BIN, REPEATS)
+        Work(values, labels, rows.test_values, parameters, N_TREES, MAX_BIN, repeats)
         for values, labels in zip(rows.values, rows.labels, strict=True)
     ]
     trained, peak = train_federated(works)
     lines = [
-        Measured(PLUGIN, depth, one.seconds, test_auc(one.margins, rows))
+        Measured(PLUGIN, depth, one.seconds, None, test_auc(one.margins, rows))
         for depth, one in trained.items()
     ]
     return lines, peak
@@ -219,7 +228,7 @@ def pooled_auc(settings: Settings, rows: Subsets) -> float:
     parameters = parameters_of(settings, rows)
     found = []
     for n_bins in NEARBY_BINS:
-        _, booster = train_pooled({**parameters, "max_bin": n_bins}, rows)
+        *_, booster = train_pooled({**parameters, "max_bin": n_bins}, rows)
         margins = booster.predict(xgboost.DMatrix(rows.test_values), output_margin=True)
         found.append(test_auc(margins, rows))
     return float(np.mean(found))
@@ -234,22 +243,29 @@ def check_score(line: Measured, auc: float) -> None:
         raise RuntimeError(f"AUC must be within {limit} of pooled, got {difference:+.5f}")
 
 
-def show(lines: Sequence[Measured], heading: str) -> None:
-    """Print times, and their ratios to XGBoost's at the same depth."""
+def ratios(lines: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Lines with their ratios to XGBoost's at the same depth, None where that was not measured."""
     times = {(line.method, line.depth): line.seconds for line in lines}
-    grid = Grid(title=heading, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("method", "depth", "sec.", "/ pooled", "/ plugin", "AUC", "messages", "MB"):
-        grid.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    found = []
     for line in lines:
-        others = [times.get((method, line.depth), np.nan) for method in (POOLED, PLUGIN)]
-        ratios = [f"{line.seconds / other:.2f}" for other in others]
-        sent = [str(line.messages), f"{line.n_bytes / 1e6:.1f}"] if line.messages else []
-        row = [line.method, str(line.depth), f"{line.seconds:.3f}", *ratios, f"{line.auc:.5f}"]
-        grid.add_row(*row, *sent)
-    console.print(grid)
+        others = [times.get((method, line.depth)) for method in (POOLED, PLUGIN)]
+        each = [other and line.seconds / other for other in others]
+        found.append({**asdict(line), **dict(zip(("/ pooled", "/ plugin"), each, strict=True))})
+    return found
 
 
-def measure(data: str) -> tuple[list[Measured], int]:
+def rows_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Lines as a table has them."""
+    for line in lines:
+        each = [line[ratio] and f"{line[ratio]:.2f}" for ratio in ("/ pooled", "/ plugin")]
+        sent = [str(line["messages"]), f"{line['n_bytes'] / 1e6:.1f}"] if line["messages"] else []
+        used = line["cpu_seconds"] and f"{line['cpu_seconds']:.3f}"
+        times = [f"{line['seconds']:.3f}", used or ""]
+        measured = [*times, *(one or "" for one in each), f"{line['auc']:.5f}"]
+        yield [line["method"], str(line["depth"]), *measured, *sent]
+
+
+def measure(data: str, repeats: int, with_plugin: bool) -> tuple[list[Measured], int | None]:
     """Check, then time, every method at every depth."""
     lines = []
     every = {depth: settings_of(data, depth, "share") for depth in DEPTHS}
@@ -257,41 +273,48 @@ def measure(data: str) -> tuple[list[Measured], int]:
     for depth, settings in every.items():
         n_nodes = check_against_xgboost(data, depth)
         console.print(f"depth {depth}: one party equals pooled XGBoost in all {n_nodes} nodes")
-        lines.append(measure_pooled(settings, rows))
+        lines.append(measure_pooled(settings, rows, repeats))
         auc = pooled_auc(settings, rows)
         for bins in ("share", "equal"):
-            lines.append(measure_pax(settings_of(data, depth, bins)))
+            lines.append(measure_pax(settings_of(data, depth, bins), repeats))
             check_score(lines[-1], auc)
-    plugin, peak = measure_plugin(every, rows)
+    plugin, peak = measure_plugin(every, rows, repeats) if with_plugin else ([], None)
     return [*lines, *plugin], peak
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Print the table and one JSON line."""
-    check_plugin()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--without-plugin", action="store_true")
+    given = parser.parse_args(words)
+    if not given.without_plugin:
+        check_plugin()
     with tempfile.TemporaryDirectory() as folder:
         data, name = write_table(Path(folder))
-        lines, plugin_peak = measure(data)
+        lines, plugin_peak = measure(data, given.repeats, not given.without_plugin)
     lines.sort(key=lambda line: line.depth)
+    found = ratios(lines)
     sizes = f"{N_PARTIES} parties, {N_TRAIN} x {N_COLUMNS}, {N_TREES} trees, {MAX_BIN} bins"
-    show(lines, f"{name}: {sizes}, median of {REPEATS}")
-    result = {
-        "bench": "pax_speed",
-        "data": name,
-        "parties": N_PARTIES,
-        "rows": N_TRAIN,
-        "columns": N_COLUMNS,
-        "trees": N_TREES,
-        "max_bin": MAX_BIN,
-        "seed": SEED,
-        "repeats": REPEATS,
-        "lines": [asdict(line) for line in lines],
+    header = ["method", "depth", "sec.", "CPU", "/ pooled", "/ plugin", "AUC", "messages", "MB"]
+    show(f"{name}: {sizes}, median of {given.repeats}", header, rows_of(found))
+    tell(
+        "pax_speed",
+        ("fedapp", "xgboost", "numpy", "flwr"),
+        data=name,
+        parties=N_PARTIES,
+        rows=N_TRAIN,
+        columns=N_COLUMNS,
+        trees=N_TREES,
+        max_bin=MAX_BIN,
+        seed=SEED,
+        repeats=given.repeats,
+        by=["method", "depth"],
+        lines=found,
         # Of this process: the server, three parties, and pooled XGBoost.
-        "peak_bytes": peak_bytes(),
-        "plugin_worker_peak_bytes": plugin_peak,
-        "versions": versions(("fedapp", "xgboost", "numpy", "flwr")),
-    }
-    print(json.dumps(result))
+        peak_bytes=peak_bytes(),
+        plugin_worker_peak_bytes=plugin_peak,
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,187 @@
+"""Every bench, one after the other, and what they found in one folder.
+
+``python -m simulations.bench.all --quick`` takes minutes, by small tables and keys; ``--full``
+takes an hour or so and is what ``simulations/README.md`` quotes. For each bench the folder
+(``--folder``, by default ``runs/bench-quick`` or ``runs/bench-full``) receives
+
+- ``NAME.jsonl``: a line for each figure: ``bench``, ``run`` (the words it was asked with), ``of``
+  (what tells it from others of its name), ``figure``, ``value``;
+- ``NAME.md``: the same as a table, with the ratios to peers that are installed;
+- ``NAME.txt``: what it printed.
+
+Each bench runs in a process of its own. One that has finished with the same words is not run again:
+a repeated command goes on with the others. ``--only NAME ...`` runs these alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedapp.home import write_whole
+from simulations.bench.federated_plugin import has_plugin
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A module of this package: the words that it is asked with, a run each.
+
+    Parameters
+    ----------
+    full : of the figures that are quoted.
+    quick : of a run that takes a minute at most; none where there is no such run.
+    """
+
+    full: tuple[str, ...] = ("",)
+    quick: tuple[str, ...] = ("",)
+
+
+BENCHES: Mapping[str, Bench] = {
+    "pax_speed": Bench(quick=("--repeats 1",)),
+    "pax_memory": Bench(quick=("--rows 100000",)),
+    "pax_secure": Bench(("--parties 3", "--parties 10"), ("--rows 2000 --trees 4 --repeats 1",)),
+    "pax_floor": Bench(quick=("--data breast-cancer --rounds 5",)),
+    "parties": Bench(quick=("--quick",)),
+    "secureboost": Bench(
+        ("--key-bits 2048", "--key-bits 1024"), ("--key-bits 512 --checked-trees 1",)
+    ),
+    "paillier": Bench(("--key-bits 2048", "--key-bits 1024"), ("--key-bits 512",)),
+    "federated_forest": Bench(("--align ordered", "--align psi")),
+    "label_groups": Bench(),
+    "fedxgbllr_epoch": Bench(quick=("--rows 2000",)),
+    "serve": Bench(quick=("--seconds 2 --rounds 10",)),
+    "exchange": Bench(quick=("--rounds 3",)),
+    "across": Bench(quick=()),
+}
+# Entries of a JSON line that are no figures.
+NO_FIGURES = {"bench", "by", "lines", "sizes", "seed", "versions"}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the benches that have not finished yet; ends with status 1 where one failed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--quick", action="store_true", help="minutes")
+    how.add_argument("--full", action="store_true", help="an hour or so")
+    parser.add_argument("--only", nargs="+", choices=BENCHES, default=list(BENCHES), metavar="NAME")
+    parser.add_argument("--folder", type=Path)
+    given = parser.parse_args(words)
+    size = "quick" if given.quick else "full"
+    folder = given.folder or Path("runs") / f"bench-{size}"
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = [name for name in given.only if not carried_out(name, size, folder)]
+    print(f"tables and figures lie in {folder}")
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}; NAME.txt says why")
+
+
+def carried_out(name: str, size: str, folder: Path) -> bool:
+    """Run a bench, unless it has finished; False where it failed."""
+    runs = runs_of(name, size)
+    if not runs or finished(folder / f"{name}.jsonl") == runs:
+        return True
+    began, lines, printed = time.monotonic(), list[tuple[str, Record]](), list[str]()
+    for asked in runs:
+        print(f"{name} {asked}".rstrip(), flush=True)
+        command = [sys.executable, "-m", f"simulations.bench.{name}", *shlex.split(asked)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        printed += [f"$ {shlex.join(command[1:])}", done.stdout]
+        if done.returncode:
+            printed.append(done.stderr)
+            break
+        lines += [(asked, line) for line in json_lines(done.stdout)]
+    write_whole(folder / f"{name}.txt", "\n".join(printed).encode())
+    if done.returncode:
+        print(f"  failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+        return False
+    write_whole(folder / f"{name}.md", table(name, lines).encode())
+    told = [json.dumps(figure) + "\n" for asked, line in lines for figure in figures(asked, line)]
+    write_whole(folder / f"{name}.jsonl", "".join(told).encode())  # last: it says that all is done
+    print(f"  {time.monotonic() - began:.0f} s")
+    return True
+
+
+def runs_of(name: str, size: str) -> list[str]:
+    """The words of each run of a bench; without a peer that is not installed."""
+    runs: tuple[str, ...] = getattr(BENCHES[name], size)
+    alone = " --without-plugin" if name == "pax_speed" and not has_plugin() else ""
+    return [f"{asked}{alone}".strip() for asked in runs]
+
+
+def finished(path: Path) -> list[str]:
+    """The runs whose figures a file has, in their order."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return list(dict.fromkeys(json.loads(line)["run"] for line in lines))
+
+
+def json_lines(printed: str) -> list[Record]:
+    """The JSON objects among the lines that a bench has printed."""
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Numbers and texts of a JSON value, by their paths."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if name or key not in NO_FIGURES:
+                yield from flat(inner, f"{name}, {key}" if name else key)
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from flat(inner, f"{name}, {place}")
+    elif value is not None:
+        yield name, value
+
+
+def figures(asked: str, line: Record) -> Iterator[Record]:
+    """A record for each number of a JSON line."""
+    common = {"bench": line.get("bench", ""), "run": asked}
+    by = line.get("by", [])
+    parts = [("", line)]
+    for each in line.get("lines", []):
+        of = ", ".join(f"{key} {each[key]}" for key in by)
+        parts.append((of, {key: value for key, value in each.items() if key not in by}))
+    for of, part in parts:
+        for name, value in flat(part):
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                yield {**common, "of": of, "figure": name, "value": value}
+
+
+def table(name: str, lines: Sequence[tuple[str, Record]]) -> str:
+    """A Markdown table of a bench: a row for each line that it tells, or, where it tells of a run
+    as a whole, a row for each figure and a column for each run."""
+    told = [(asked, each) for asked, line in lines for each in line.get("lines", [])]
+    if not told and len(lines) > 2:
+        told = [(asked, dict(flat(line))) for asked, line in lines]
+    if told:
+        keys = list(dict.fromkeys(key for _, each in told for key in each))
+        rows = [[asked, *(each.get(key, "") for key in keys)] for asked, each in told]
+        return f"# {name}\n\n{markdown(['run', *keys], rows)}"
+    found = [dict(flat(line)) for _, line in lines]
+    keys = list(dict.fromkeys(key for each in found for key in each))
+    rows = [[key, *(each.get(key, "") for each in found)] for key in keys]
+    return f"# {name}\n\n{markdown(['figure', *(asked or name for asked, _ in lines)], rows)}"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table in Markdown; numbers with four digits that count."""
+    lines = [header, ["---"] * len(header), *([shown(each) for each in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def shown(value: Any) -> str:
+    """A value as a table has it."""
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    main()
