@@ -68,6 +68,13 @@ def test_a_figure_is_a_line_and_a_bench_a_table(tmp_path: Path, asked: list[list
     assert "a table" in (tmp_path / "pax_speed.txt").read_text()
 
 
+def test_lines_of_one_run_are_told_apart() -> None:
+    line = {"bench": "rows", "method": "psi", "rows": 10, "seconds": {"total": 2.0}, "auc": None}
+    (found,) = every.figures("", line, every.BENCHES["rows"].by)
+    assert found["of"] == "method psi, rows 10"
+    assert (found["figure"], found["value"]) == ("seconds, total", 2.0)
+
+
 def test_a_run_without_lines_is_a_column(asked: list[list[str]]) -> None:
     runs = [("--a", {"bench": "x", "seconds": {"train": 2}}), ("--b", {"seconds": {"train": 3}})]
     assert every.table("x", runs).splitlines()[2:] == [

@@ -39,29 +39,33 @@ class Bench:
     Parameters
     ----------
     full : of the figures that are quoted.
-    quick : of a run that takes a minute at most; none where there is no such run.
+    quick : of a run that takes a minute or so; none where there is no such run.
+    by : entries that tell one JSON line from another, of a bench that prints several.
     """
 
     full: tuple[str, ...] = ("",)
     quick: tuple[str, ...] = ("",)
+    by: tuple[str, ...] = ()
 
 
 BENCHES: Mapping[str, Bench] = {
     "pax_speed": Bench(quick=("--repeats 1",)),
     "pax_memory": Bench(quick=("--rows 100000",)),
     "pax_secure": Bench(("--parties 3", "--parties 10"), ("--rows 2000 --trees 4 --repeats 1",)),
-    "pax_floor": Bench(quick=("--data breast-cancer --rounds 5",)),
+    "pax_floor": Bench(
+        quick=("--data breast-cancer --rounds 5",), by=("data", "aggregation", "least_bin_rows")
+    ),
     "parties": Bench(quick=("--quick",)),
     "secureboost": Bench(
         ("--key-bits 2048", "--key-bits 1024"), ("--key-bits 512 --checked-trees 1",)
     ),
     "paillier": Bench(("--key-bits 2048", "--key-bits 1024"), ("--key-bits 512",)),
     "federated_forest": Bench(("--align ordered", "--align psi")),
-    "label_groups": Bench(),
+    "rows": Bench(quick=("--rows 500 2000 --trees 2",), by=("method", "rows")),
     "fedxgbllr_epoch": Bench(quick=("--rows 2000",)),
     "serve": Bench(quick=("--seconds 2 --rounds 10",)),
     "exchange": Bench(quick=("--rounds 3",)),
-    "across": Bench(quick=()),
+    "across": Bench(quick=(), by=("strategy",)),
 }
 # Entries of a JSON line that are no figures.
 NO_FIGURES = {"bench", "by", "lines", "sizes", "seed", "versions"}
@@ -105,7 +109,10 @@ def carried_out(name: str, size: str, folder: Path) -> bool:
         print(f"  failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
         return False
     write_whole(folder / f"{name}.md", table(name, lines).encode())
-    told = [json.dumps(figure) + "\n" for asked, line in lines for figure in figures(asked, line)]
+    by = BENCHES[name].by
+    told = [
+        json.dumps(figure) + "\n" for asked, line in lines for figure in figures(asked, line, by)
+    ]
     write_whole(folder / f"{name}.jsonl", "".join(told).encode())  # last: it says that all is done
     print(f"  {time.monotonic() - began:.0f} s")
     return True
@@ -142,16 +149,19 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def figures(asked: str, line: Record) -> Iterator[Record]:
-    """A record for each number of a JSON line."""
+def figures(asked: str, line: Record, own: Sequence[str] = ()) -> Iterator[Record]:
+    """A record for each number of a JSON line.
+
+    Parameters
+    ----------
+    asked : the words of the run.
+    own : entries that tell the line from others of the run.
+    """
     common = {"bench": line.get("bench", ""), "run": asked}
-    by = line.get("by", [])
-    parts = [("", line)]
-    for each in line.get("lines", []):
-        of = ", ".join(f"{key} {each[key]}" for key in by)
-        parts.append((of, {key: value for key, value in each.items() if key not in by}))
-    for of, part in parts:
-        for name, value in flat(part):
+    parts = [(own, line), *((line["by"], each) for each in line.get("lines", []))]
+    for by, part in parts:
+        of = ", ".join(f"{key} {part[key]}" for key in by)
+        for name, value in flat({key: part[key] for key in part if key not in by}):
             if isinstance(value, int | float) and not isinstance(value, bool):
                 yield {**common, "of": of, "figure": name, "value": value}
 
