@@ -85,6 +85,21 @@ def test_the_page_answers_first_and_shows_every_scenario() -> None:
         assert text in page
 
 
+def test_every_method_has_a_line_and_baselines_send_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(noniid, "METHODS", COSTS)
+    noniid.show(rows(), "one seed")
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split()[4:] for line in lines] == [
+        ["pax", "0.8000", "300", "9.0", "1.0"],
+        ["bagging", "0.7970", "50", "1.0", "1.0"],
+        ["cyclic", "0.7900", "20", "0.1", "1.0"],
+        ["pooled", "0.8100"],
+        ["alone", "0.7000"],
+    ]
+
+
 def test_an_unknown_set_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"^data must be of default-credit, adult, got 'wine'$"):
         noniid.main(data="wine")

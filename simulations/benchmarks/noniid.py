@@ -170,20 +170,22 @@ def run_all(
 
 
 def show(rows: Sequence[Row], heading: str) -> None:
-    """Print scores, a line a scenario, and what methods cost."""
-    names = [*METHODS, POOLED, ALONE]
-    grid = new_grid(f"Test AUC, {heading}", ["data", "rows", "parties", *names], 2)
-    for (data, name, parties), group in grouped(rows, "data", "name", "parties").items():
-        of_method = grouped(group, "method")
-        scores = [f"{mean_of(of_method[(each,)], 'score'):.4f}" for each in names]
-        grid.add_row(data, name, str(parties), *scores)
-    console.print(grid)
-    costs = ["data", "rows", "parties", "method", "exchanges", "MB", "sec."]
-    grid = new_grid(f"Costs, {heading}", costs, 2)
-    federated = [row for row in rows if row["method"] in METHODS]
-    for place, group in grouped(federated, "data", "name", "parties", "method").items():
-        spent = [f"{mean_of(group, 'exchanges'):.0f}", f"{mean_of(group, 'bytes') / 1e6:.1f}"]
-        grid.add_row(*map(str, place), *spent, f"{mean_of(group, 'seconds'):.1f}")
+    """Print what each method scores and costs on each scenario, the baselines below the methods."""
+    names = ["data", "rows", "parties", "method", "AUC", "exchanges", "MB", "sec."]
+    grid = new_grid(heading, names, 2)
+    order = [*METHODS, POOLED, ALONE]
+    for (data, name, parties), scenario in grouped(rows, "data", "name", "parties").items():
+        groups = grouped(scenario, "method")
+        for method in order:
+            group = groups[(method,)]
+            shown = [data, name, str(parties), method, f"{mean_of(group, 'score'):.4f}"]
+            if method in METHODS:
+                shown += [f"{mean_of(group, 'exchanges'):.0f}"]
+                shown += [
+                    f"{mean_of(group, 'bytes') / 1e6:.1f}",
+                    f"{mean_of(group, 'seconds'):.1f}",
+                ]
+            grid.add_row(*shown)
     console.print(grid)
 
 
