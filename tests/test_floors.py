@@ -148,6 +148,23 @@ def test_both_children_are_asked_for_where_a_party_merges_bins(made: MakeRun, fl
         assert children == len(one["split_lefts"])
 
 
+def test_a_nodes_sums_are_those_told_of_it(made: MakeRun) -> None:
+    """Not those that its parent was split into, between bins that rows were not told in."""
+    folder, app = listen(made(least_bin_rows=LEAST, parties=1, num_boost_round=1))
+    (tree,) = load_model(folder.path / "model.json").trees
+    n_held = 0
+    for message, reply in app.of_kind("pax_grow"):
+        told, nodes = arrays_of(reply), arrays_of(message)["wanted_nodes"]
+        for node, histogram, missing in zip(
+            nodes, told["histograms"], told["missing"], strict=True
+        ):
+            # The hessian of a row is 1; each column tells of all rows, as one has no missing ones.
+            n_rows = (histogram[:, 1].sum() + missing.sum()) / len(missing)
+            n_held += n_rows > 0
+            assert not n_rows or tree["hessian"][node] == n_rows
+    assert n_held > 5
+
+
 def test_a_party_of_fewer_rows_tells_nothing_of_its_gradients(made: MakeRun) -> None:
     run_settings = made(least_bin_rows=20, partition="sizes:0.9,0.1", pax__aggregation="plain")
     _, app = listen(run_settings)

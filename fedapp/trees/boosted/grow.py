@@ -130,6 +130,8 @@ class Growth:
         fewest = self.limits.min_child_rows
         counts = rows if fewest else np.broadcast_to(NO_ROWS, (len(self.wanted), 0))
         found = self._complete(histograms, missing, counts)
+        if self.limits.both_children and self.level:
+            self._weigh_anew(found)
         open_histograms = np.stack([found[node][0] for node in self._open])
         splits = best_splits(
             open_histograms,
@@ -229,6 +231,20 @@ class Growth:
             own, own_missing, own_rows = found[known]
             found[other] = total - own, total_missing - own_missing, total_rows - own_rows
         return found
+
+    def _weigh_anew(self, found: Mapping[NodeId, Summed]) -> None:
+        """Take what is told of the open nodes in place of what their parents were told to split
+        into: where bins are merged, a split need not go where they were."""
+        for place, (histogram, missing, _) in found.items():
+            tree, node = place
+            whole = self.allowed[tree] & (missing == 0) & (self.cuts.widths > 0)
+            if whole.any():
+                column = int(np.argmax(whole))
+                own = slice(self.cuts.offsets[column], self.cuts.offsets[column + 1])
+                total = histogram[own].sum(axis=0)
+                if total[1] > 0:
+                    self._sums[place] = total
+                    self._weigh(place, self.limits.bounds(self._nodes[tree], node))
 
     def _advance(
         self,
