@@ -193,7 +193,7 @@ def main(
         printed = [one for one in paper.rows if one.paper is not None]
         differing = [one for one in printed if one.differs]
         heading = f"{paper.title}: {len(differing)} of {len(printed)} printed figures differ"
-        grid = new_grid(heading, ["", "paper", "ours", "pooled", "ours/paper"], 1)
+        grid = new_grid(heading, ["", "paper", "ours", "pooled", "difference"], 1)
         for one in differing:
             grid.add_row(*one.cells)
         console.print(grid)
