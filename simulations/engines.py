@@ -28,7 +28,7 @@ from fedapp.deploy.folders import registered_sites
 from fedapp.errors import RunFailedError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from simulations.flower_errors import GONE, check_programs, failed
+from simulations.flower_errors import GONE, check_programs, failed, without_passwords
 
 SUPERLINK_START_SECONDS = 60
 # Asking for a run's status takes a process and a second of CPU: seldom while the run goes on.
@@ -324,4 +324,4 @@ def _log_lines(run_id: str, name: str, environment: dict[str, str]) -> list[str]
     """The last lines of a run's log."""
     command = ["flwr", "log", run_id, name, "--show"]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    return shown.stdout.splitlines()[-LOG_LINES:]
+    return without_passwords(shown.stdout).splitlines()[-LOG_LINES:]

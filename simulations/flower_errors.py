@@ -27,6 +27,11 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "not; at the coordinator: fedapp federation user FOLDER NAME",
     ),
     (
+        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)502 Bad Gateway",
+        "the SuperLink '{name}' must answer behind {0}, got its nginx alone (502): it is starting, "
+        "or is gone; at the coordinator: FOLDER/start-superlink.sh",
+    ),
+    (
         r"Failed to read certificate file `([^`]+)`",
         "the certificate of the SuperLink '{name}' must be readable, got {0}",
     ),
@@ -56,9 +61,14 @@ def sentence_for(printed: str, name: str) -> str:
     return ""
 
 
+def without_passwords(printed: str) -> str:
+    """A text without the names and passwords before the hosts of its addresses."""
+    return re.sub(r"(\(|//)[^\s()/@]+@", r"\1", printed)
+
+
 def failed(printed: str, name: str, otherwise: str) -> RunFailedError:
     """The error for a failed command: the sentence alone, or else its last lines; no password."""
-    printed = re.sub(r"\(\S+@", "(", printed)
+    printed = without_passwords(printed)
     if sentence := sentence_for(printed, name):
         return RunFailedError(sentence, [])
     return RunFailedError(otherwise, printed.splitlines()[-LOG_LINES:])

@@ -125,6 +125,7 @@ def test_the_process_that_reads_a_sites_rows_has_no_way_out_and_the_other_one_no
     document = composed(folder)
     supernode, superexec = (document["services"][name] for name in ("supernode", "superexec"))
     assert superexec["networks"] == ["inside"]
+    assert superexec["dns"] == ["127.0.0.1"]
     assert document["networks"]["inside"] == {
         "internal": True,
         "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},

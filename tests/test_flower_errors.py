@@ -13,7 +13,7 @@ from fedapp.cli import cli
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, RunFailedError
 from simulations import engines
-from simulations.flower_errors import check_programs, sentence_for
+from simulations.flower_errors import check_programs, failed, sentence_for
 
 MakeSettings = Callable[..., Settings]
 CONFIG = """\
@@ -62,6 +62,26 @@ def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch, settings: MakeS
         monkeypatch.setattr(engines, "free_ports", lambda n: [port] * n)
         with pytest.raises(RunFailedError, match=rf"^port {port} of 127.0.0.1 must be free"):
             engines.run_simulation(settings())
+
+
+def test_an_nginx_whose_superlink_is_gone_is_named_and_no_password_is_printed() -> None:
+    printed = (
+        "Using SuperLink: hospitals (ann:s3cret@fed:9093)\n\nServer error '{0}' for url "
+        "'https://ann:s3cret@fed:9093/v1/control/start-run'"
+    )
+    gone = failed(printed.format("502 Bad Gateway"), "hospitals", "no run")
+    assert str(gone).startswith("the SuperLink 'hospitals' must answer behind fed:9093, got its")
+    assert gone.log_lines == []
+    other = failed(printed.format("500 Internal Server Error"), "hospitals", "no run")
+    assert (str(other), other.log_lines) == (
+        "no run",
+        [
+            "Using SuperLink: hospitals (fed:9093)",
+            "",
+            "Server error '500 Internal Server Error' for url "
+            "'https://fed:9093/v1/control/start-run'",
+        ],
+    )
 
 
 def test_a_certificate_that_is_not_there_is_named() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedapp.deploy import nginx
 from fedapp.deploy.machine import PUBLIC, Machine, Texts, as_yaml
-from fedapp.deploy.processes import Federation, Site, sealed_environment
+from fedapp.deploy.processes import LOOPBACK, Federation, Site, sealed_environment
 
 _FEDERATION = """\
 # docker compose up --detach; on the host's network, where all but nginx listens on the loopback.
@@ -68,6 +68,10 @@ def compose_site(machine: Machine, site: Site) -> Texts:
     superexec = _service(machine) | {
         "depends_on": ["supernode"],
         "networks": ["inside"],
+        # Before 23.0.11 and 25.0.5 Docker asks a host's name server on the loopback, as systemd's,
+        # whatever a container asks: a way out (CVE-2024-29018). Nobody answers at the container's
+        # own loopback, and Docker itself knows the SuperNode's name.
+        "dns": [LOOPBACK],
         "volumes": [_both(home), _both(flower), *(_read_only(path) for path in files)],
         "command": _words(site.superexec(folder, supernode="supernode")),
     }
