@@ -44,6 +44,32 @@ def test_bins_are_solved_for_where_sums_are_as_many_as_rows() -> None:
     assert np.array_equal(found, codes)
 
 
+def test_bins_are_solved_for_where_some_nodes_merge_them() -> None:
+    rng = np.random.default_rng(4)
+    codes = rng.integers(0, 4, size=(30, 1))
+    coefficients = rng.normal(size=(60, 30))
+    coefficients[1::2] = rng.uniform(0.1, 1, size=(30, 30))
+    coefficients[1] = 0.25
+    sums = coefficients @ (codes == np.arange(4))
+    merged = np.arange(10, 60)
+    for first, last in ((0, 1), (2, 3)):
+        sums[merged, last] += sums[merged, first]
+        sums[merged, first] = 0
+    found = solved_bins.solved_between(coefficients, sums, np.array([4]))
+    # All nodes tell who is above the second bin, ten equations who is above the others.
+    assert np.array_equal(found > 1, codes > 1)
+    assert 0.4 < float((found == codes).mean()) < 1
+    again = solved_bins.solved_between(
+        coefficients, coefficients @ (codes == np.arange(4)), np.array([4])
+    )
+    assert np.array_equal(again, codes)
+
+
+def test_a_floor_lowers_what_sums_tell() -> None:
+    found = solved_bins.attacked({**SMALL, "least-bin-rows": 10})
+    assert found.success < solved_bins.attacked(SMALL).success
+
+
 def test_rows_written_into_gradients_are_read_in_every_column() -> None:
     found = reverse_sums.attacked(SMALL)
     assert found.success == 1.0

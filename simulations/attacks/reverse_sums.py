@@ -135,6 +135,7 @@ ATTACK = Attack(
         "50 rounds": {"num-boost-round": 50},
         "max-bin=8": {"max-bin": 8},
         "first-trees=5": {"secureboost.first-trees": 5},
+        "least-bin-rows=20": {"least-bin-rows": 20},
     },
     run=attacked,
 )

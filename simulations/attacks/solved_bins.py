@@ -6,6 +6,10 @@ these rows are in the bin. Rounds have other gradients, so equations add up. The
 each bin is looked for that fits all of them, by accelerated projected gradients (Beck and Teboulle
 2009), from the shares of the bins on, which the first round tells: there all hessians are alike.
 
+Where the passive party merges bins (``least-bin-rows``), a node tells sums between the ends of its
+groups alone, of which those of the roots are the finest. Of each such end is looked for which rows
+lie above it, from the nodes that tell it: the solution nearest to the share of all rows.
+
 Success is the share of values (rows times columns) whose bin has the largest share in the end;
 chance, that of guessing the largest bin of each column. Rows that have been in the same leaves of
 all trees have one gradient, and nobody can tell them apart by sums.
@@ -113,6 +117,36 @@ def _to_shares(values: Array) -> Array:
     return nearest
 
 
+def solved_between(coefficients: Array, sums: Array, widths: Ints) -> Ints:
+    """The same where nodes merge bins: of each group of a root, its last bin; no value is missing.
+
+    Parameters
+    ----------
+    coefficients, sums : gradients and hessians in turn; the first two are of the first root.
+    """
+    scale = np.sqrt((coefficients**2).sum(axis=1)).clip(1e-300)
+    left = coefficients / scale[:, None]
+    products, totals = left @ left.T, left.sum(axis=1)
+    of_hessians = np.arange(len(sums)) | 1
+    found = []
+    for own in np.split(sums, np.cumsum(widths)[:-1], axis=1):
+        above = own[:, ::-1].cumsum(axis=1)[:, ::-1] - own
+        told = own[of_hessians] > 0  # a bin with rows ends a group
+        ends = np.flatnonzero(told[0])
+        shares = [np.ones(left.shape[1])]
+        for end in ends[:-1].tolist():
+            known = np.flatnonzero(told[:, end])
+            share = above[1, end] / coefficients[1].sum()
+            rest = above[known, end] / scale[known] - share * totals[known]
+            values, vectors = np.linalg.eigh(products[np.ix_(known, known)])
+            kept = vectors[:, values > RANK * values[-1]]
+            weights = kept @ ((kept.T @ rest) / values[values > RANK * values[-1]])
+            shares.append(share + weights @ left[known])
+        lying = np.stack([*shares, np.zeros(left.shape[1])], axis=1)
+        found.append(ends[(lying[:, :-1] - lying[:, 1:]).argmax(axis=1)])
+    return np.stack(found, axis=1)
+
+
 def attacked(overrides: Overrides) -> Outcome:
     """Solve for the bins of the passive party's training rows."""
     active = Active()
@@ -122,7 +156,8 @@ def attacked(overrides: Overrides) -> Outcome:
         if not active.sums:  # all rounds were grown alone
             return Outcome(chance, chance, run.score)
         sums = np.concatenate(active.coefficients), np.concatenate(active.sums)
-        success = float((solved(*sums, active.widths) == truth).mean())
+        solve = solved_between if run.settings.least_bin_rows else solved
+        success = float((solve(*sums, active.widths) == truth).mean())
         return Outcome(success, chance, run.score)
 
 
@@ -145,6 +180,9 @@ ATTACK = Attack(
         "max-bin=8": {"max-bin": 8},
         "first-trees=5": {"secureboost.first-trees": 5},
         "goss": {"secureboost.goss": True},
+        "least-bin-rows=5": {"least-bin-rows": 5},
+        "least-bin-rows=20": {"least-bin-rows": 20},
+        "least-bin-rows=20, 50 rounds": {"least-bin-rows": 20, "num-boost-round": 50},
     },
     run=attacked,
 )
