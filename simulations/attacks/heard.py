@@ -1,7 +1,7 @@
-"""Runs of honest parties in this process, of whose messages somebody keeps what it may read.
+"""Runs of honest parties in this process, of whose messages some keep what they may read.
 
-A party opens the letters that are for it with its own key, and reads its own state; the coordinator
-has requests and replies, and opens nothing. Nobody sends anything else than it would anyway.
+A party opens the letters that are for it with its own key, and reads its own state. Nobody sends
+anything else than it would anyway.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedapp import client_app
 from fedapp.config import Settings, load_settings
 from fedapp.home import home
 from fedapp.messages.fields import Request
-from fedapp.site.answer import Site, answer, find_handler
+from fedapp.site.answer import Site, answered, find_handler
 from fedapp.site.config import SiteConfig
 from fedapp.site.mail import Mail, open_mail
 from fedapp.site.stores import Stores
@@ -28,8 +28,6 @@ from fedapp.wire.content import Content, enclosed, put_together
 from simulations.local import run_local
 
 Overrides = Mapping[str, Any]
-COORDINATOR = ""  # the name under which it listens
-NOTHING = Content("", {}, {})
 Note = Callable[["Heard"], None]
 
 
@@ -39,48 +37,41 @@ class Heard:
 
     Parameters
     ----------
-    site : who answers, as it is before it does; of it the coordinator knows the name alone.
+    site : who answers, as it is before it does: an answer that ends a run deletes what it was.
     request : what the coordinator sends.
-    reply : what it gets, if it listens; else nothing.
-    mail : the letters that came with the request, opened by a party that listens.
+    mail : the letters that came with the request, opened.
     """
 
     site: Site
     request: Request
-    reply: Content
     mail: Mail
 
 
 @contextmanager
 def listening(listeners: Collection[str], note: Note) -> Iterator[None]:
-    """Tell ``note`` of every message to some parties, or to all where the coordinator listens.
+    """Tell ``note`` of every message to some parties, before they answer it.
 
     Parameters
     ----------
-    listeners : names of parties, or ``COORDINATOR``.
+    listeners : names of the parties.
     """
-    everything = COORDINATOR in listeners
 
     def answering(
         config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores
-    ) -> Content:
-        if not everything and config.name not in listeners:
-            return answer(config, kind, envelope, content, stores)
-        request_class, _ = find_handler(kind, config.name)
-        request = put_together(request_class, content, config.name)
-        folder = home() / "sites" / config.name / envelope.model_id
-        site = Site(config, stores.open(folder, lasting=False).copy())
-        if everything:
-            reply = answer(config, kind, envelope, content, stores)
-            note(Heard(site, request, reply, Mail(config.name, [])))
-            return reply
-        parcels = enclosed(content) if request.carries_letters else []
-        mail = open_mail(config.name, site.store, envelope, parcels) if parcels else Mail("", [])
-        # Before it answers: an answer that ends a run deletes what the state was.
-        note(Heard(site, request, NOTHING, mail))
-        return answer(config, kind, envelope, content, stores)
+    ) -> bytes:
+        if config.name in listeners:
+            request_class, _ = find_handler(kind, config.name)
+            request = put_together(request_class, content, config.name)
+            folder = home() / "sites" / config.name / envelope.model_id
+            site = Site(config, stores.open(folder, lasting=False).copy())
+            parcels = enclosed(content) if request.carries_letters else []
+            mail = (
+                open_mail(config.name, site.store, envelope, parcels) if parcels else Mail("", [])
+            )
+            note(Heard(site, request, mail))
+        return answered(config, kind, envelope, content, stores)
 
-    with patch.object(client_app, "answer", answering):
+    with patch.object(client_app, "answered", answering):
         yield
 
 
