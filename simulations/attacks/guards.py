@@ -270,6 +270,20 @@ GUARDS = (
         "if False:",
         "tests/test_shares.py",
     ),
+    Guard(
+        "a run may make leaves of fewer rows than a site asks for",
+        "fedapp/site/policy.py",
+        "if (value := getattr(request, name)) < (least := config.floors[floor.setting]):",
+        "if (value := getattr(request, name)) < (least := 0):",
+        "tests/test_min_child_rows.py",
+    ),
+    Guard(
+        "the active party splits a column so that few rows are on one side",
+        "clients/secureboost/floors.py",
+        "if min(counts[is_right].sum(), counts[~is_right].sum()) < least:",
+        "if False:",
+        "tests/test_secureboost_floors.py",
+    ),
 )
 
 
