@@ -434,7 +434,7 @@ def test_a_daemonic_process_may_have_workers(key: PrivateKey) -> None:
     ours, theirs = context.Pipe()
     process = context.Process(target=_encrypt_in_a_daemon, args=(theirs, key), daemon=True)
     process.start()
-    assert ours.poll(20)
+    assert ours.poll(120)
     assert decrypt(key, ours.recv(), HERE) == [1, 2, 3, 4]
     process.join()
     ours.close()

@@ -199,10 +199,10 @@ class PairLayout:
             raise ValueError(f"fields must be at most 2^{self.precision}, got {n_large} above")
         # The hessian first: it is the lower of a pair.
         columns = fields[:, :, ::-1].reshape(len(fields), self.n_fields).T
-        plaintexts = [0] * len(fields)
+        plaintexts, width = [0] * len(fields), self.field_bits
         for column in columns[::-1]:
             pairs = zip(plaintexts, column.tolist(), strict=True)
-            plaintexts = [(high << self.field_bits) + low for high, low in pairs]
+            plaintexts = [(high << width) + low for high, low in pairs]
         return plaintexts
 
     def unpack(self, plaintexts: Sequence[int], n_sums: int) -> list[list[int]]:

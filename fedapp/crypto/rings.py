@@ -8,6 +8,7 @@ integers in an array, and processes share it. What is written is the same.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from fedapp.crypto.workers import Call, Workers
 # One residue a row: objects, shape (n,), or uint64, shape (n, n_limbs).
 Residues = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
+LANES, FEATURE = "fedapp.crypto.lanes", "avx512ifma"
 # Of a register, as in ``fedapp.crypto.lanes``.
 N_LANES = 8
 
@@ -115,16 +117,20 @@ class PlainRing:
         return residues
 
 
+@functools.cache
 def has_lanes() -> bool:
     """Whether big integers are multiplied side by side here."""
-    from fedapp.crypto import lanes  # numba takes a moment to load
+    processor: Any = importlib.import_module("llvmlite.binding")
+    try:
+        features = processor.get_host_cpu_features()
+    except RuntimeError:  # LLVM does not know the processor
+        return False
+    # numba takes a moment to load, which a worker of another processor need not wait for.
+    return bool(features.get(FEATURE)) and importlib.import_module(LANES).supported()
 
-    return lanes.supported()
 
-
-@functools.lru_cache(maxsize=16)
 def ring(modulus: mpz) -> Ring:
-    """The faster ring of an odd modulus, kept for the next call."""
+    """The faster ring of an odd modulus; none is kept, as a modulus may be secret."""
     if not has_lanes():
         return PlainRing(modulus)
     from fedapp.crypto.lane_ring import LaneRing
