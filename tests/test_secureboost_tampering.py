@@ -98,8 +98,8 @@ def test_false_sums_of_a_passive_party_stop_the_run_by_its_name(
 def test_false_gradients_of_the_active_party_stop_the_run_by_its_name(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], rule: str
 ) -> None:
-    honest = secureboost_round.encrypt
-    monkeypatch.setattr(secureboost_round, "encrypt", lambda *given: change(honest(*given)))
+    honest = secureboost_round._encrypted
+    monkeypatch.setattr(secureboost_round, "_encrypted", lambda *given: change(honest(*given)))
     refuses(rf"^party-1.*: EncryptedGradients.ciphertexts .*{rule}", made())
 
 
