@@ -16,7 +16,8 @@ from fedapp.config import Settings
 from fedapp.errors import FedappError
 from fedapp.messages.fields import Request
 from fedapp.site.mail import Letters, write_letters
-from fedapp.wire.content import Content, enclose
+from fedapp.wire.content import enclose
+from fedapp.wire.layout import from_bytes, to_bytes
 from strategies.base import TreeStrategy
 from tests.network import run
 
@@ -68,15 +69,17 @@ def keep_letters_back(
     ----------
     first : number of requests that still bring what they should.
     """
-    honest, n_seen = TreeStrategy._content, itertools.count()
+    honest, n_seen = TreeStrategy._laid_out, itertools.count()
 
-    def content(self: TreeStrategy[Any], party: str, sent: Request) -> Content:
-        found = honest(self, party, sent)
+    def laid_out(
+        self: TreeStrategy[Any], party: str, sent: Request, known: dict[int, bytes]
+    ) -> bytes:
+        found = honest(self, party, sent, known)
         if isinstance(sent, request) and party == receiver and next(n_seen) >= first:
-            return enclose(found, [])
+            return to_bytes(enclose(from_bytes(found, party), []))
         return found
 
-    monkeypatch.setattr(TreeStrategy, "_content", content)
+    monkeypatch.setattr(TreeStrategy, "_laid_out", laid_out)
 
 
 def set_last_bit(packed: Any) -> Any:

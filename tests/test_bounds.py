@@ -26,15 +26,16 @@ def asks(
     monkeypatch: pytest.MonkeyPatch, request: type, change: Callable[[Any], Any], skip: int = 0
 ) -> None:
     """Have the server send other requests of a class than the strategy made, after so many."""
-    honest, seen = TreeStrategy._content, [0]
+    honest, seen = TreeStrategy._laid_out, [0]
 
-    def content(self: TreeStrategy[Any], party: str, sent: Any) -> Any:
+    def laid_out(self: TreeStrategy[Any], party: str, sent: Any, known: dict[int, bytes]) -> bytes:
         if isinstance(sent, request):
             seen[0] += 1
-            sent = change(sent) if seen[0] > skip else sent
-        return honest(self, party, sent)
+            if seen[0] > skip:
+                return honest(self, party, change(sent), {})
+        return honest(self, party, sent, known)
 
-    monkeypatch.setattr(TreeStrategy, "_content", content)
+    monkeypatch.setattr(TreeStrategy, "_laid_out", laid_out)
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def document(**changes: Any) -> Callable[[EvaluateRequest], EvaluateRequest]:
         {"base_score": float("nan")},
         {"columns": 7},
     ],
-    ids=str,
+    ids=lambda changes: str(changes)[:40],
 )
 def test_a_model_of_other_columns_classes_or_objective_is_refused(
     pax: Settings, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
