@@ -74,9 +74,9 @@ def test_the_page_shows_scores_and_costs_of_both_kinds(
     rows: list[Row], capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = bench.differences(rows)
-    page = bench.benchmark_page(rows, found)
+    page = bench.benchmark_page(rows, found, "400 rows")
     assert page.count("<svg") == 6
-    for text in ("1.0e-02", "Seconds by alpha", "Bytes by beta"):
+    for text in ("0.0100", "Seconds by alpha", "Bytes by beta"):
         assert text in page
     bench.show(rows, found)
     assert "importance" not in capsys.readouterr().out  # alpha says it

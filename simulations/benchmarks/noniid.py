@@ -210,7 +210,7 @@ def main(
     folder = output / ("quick" if quick else "full")
     folder.mkdir(parents=True, exist_ok=True)
     rows = run_all([*by_skew, *by_count], drawn, quick, folder)
-    heading = f"{len(drawn)} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
+    heading = f"Seeds: {', '.join(map(str, drawn))}.{' --quick.' if quick else ''}"
     show(rows, heading)
     found = verdicts(rows)
     for each in found:
