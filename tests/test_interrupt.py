@@ -187,7 +187,8 @@ def test_the_total_time_is_that_of_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_interrupted_while_it_is_imported_ends_quietly(number: int) -> None:
     code = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 class Interrupting:
     def find_spec(self, name, *more):
         if name == "fedapp.config":
@@ -205,6 +206,7 @@ main()
 # holder is asked to encrypt its third tree.
 CTRL_C = """
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 from fedapp.cli import main
 from simulations.local import LocalGrid
 
