@@ -288,7 +288,8 @@ def test_rows_held_back_choose_the_epoch() -> None:
     assert loss(fit(11, 1)) == pytest.approx(min(by_epoch[:first_rise]))
 
 
-def test_a_row_counts_by_its_weight() -> None:
+@pytest.mark.parametrize("objective", [BINARY, "count:poisson"])
+def test_a_row_counts_by_its_weight(objective: Any) -> None:
     shape = HeadShape("cnn", 1, 4, 1, 8)
     rng = np.random.default_rng(5)
     outputs, truth = rng.normal(size=(40, 4)).astype(np.float32), np.float32([0, 1] * 20)
@@ -296,7 +297,9 @@ def test_a_row_counts_by_its_weight() -> None:
     weights = np.float32([0, 3] * 20)  # as if the rows of class 0 were not there
     training = Training(5, 40, 0.01, 0.5, 0.999, 0, "cpu")
     found = [
-        fit_head(BINARY, shape, initial_weights(shape, 0), rows, training, np.random.default_rng(0))
+        fit_head(
+            objective, shape, initial_weights(shape, 0), rows, training, np.random.default_rng(0)
+        )
         for rows in (
             HeadRows(outputs, truth, weights, base, one),
             HeadRows(outputs[1::2], truth[1::2], np.ones(20, np.float32), base, one),

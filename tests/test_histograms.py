@@ -171,6 +171,7 @@ def test_few_representatives_are_all_kept() -> None:
 
 def test_pruning_cuts_at_the_quantiles() -> None:
     assert prune(np.ones(100), 4).tolist() == [25, 50, 75]
+    assert prune(np.array([1.0, 2.0, 1.0]), 2).tolist() == [2]  # as near as 1: the upper one
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -28,6 +28,15 @@ def test_a_search_tree_counts_the_edges_that_are_not_above(n_edges: int) -> None
     np.testing.assert_array_equal(codes[:, 0], np.searchsorted(edges, values, side="right"))
 
 
+def test_a_code_beyond_those_of_a_columns_categories_is_missing() -> None:
+    values = np.array([-1, 0, 1, 2, 3, np.nan], dtype=np.float32)[:, None]
+    edges, limits = np.array([1, 2], dtype=np.float32), np.array([3])
+    codes = np.empty((len(values), 1), dtype=np.uint16)
+    search.find_bins(values, [edges], limits, 999, codes)
+    assert codes[:, 0].tolist() == [999, 0, 1, 2, 999, 999]
+    assert [search.any_missing(values[row : row + 1], limits) for row in (2, 3, 4)] == [0, 0, 1]
+
+
 @pytest.mark.parametrize("fewest_cells", [1, 2**40], ids=["threads", "alone"])
 def test_codes_are_those_of_numpy(fewest_cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "FEWEST_CELLS", fewest_cells)
