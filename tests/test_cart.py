@@ -341,6 +341,15 @@ def test_no_division_of_the_categories_is_better_than_the_one_that_is_found(n_cl
     assert found == pytest.approx(best, rel=1e-9)
 
 
+@pytest.mark.parametrize("n_classes", [0, 2, 3])
+def test_both_sides_of_a_division_have_as_many_rows_as_they_must(n_classes: int) -> None:
+    x = np.repeat(np.float32([0, 1, 2]), [40, 8, 7])[:, None]
+    y = x[:, 0].astype(np.float64) % (n_classes or 3)
+    for least, n_sets in ((15, 1), (16, 0)):
+        limits = Limits("gini" if n_classes else "variance", 1, min_samples_leaf=least)
+        assert len(one_tree(x, y, limits, categories=(tuple("abc"),)).sets) == n_sets
+
+
 def test_a_category_that_no_row_of_the_node_has_goes_where_missing_values_go() -> None:
     x, y = labelled_categories(2)
     model = one_tree(x, y, Limits("gini", 1), categories=(tuple("abcdef"),))
