@@ -30,6 +30,7 @@ MODULI = [
     mpz(2**52 + 21),
     mpz(2**104 - 1),
     mpz(2**255 - 19),
+    mpz(2**330 + 9),  # a word of 64 bits ends in its last limb
     mpz(2**1024 - 105),
     mpz(2**1024 + 643),
     mpz(2**4096 - 2549),
