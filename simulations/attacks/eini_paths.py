@@ -34,7 +34,7 @@ from fedapp.site.answer import Site
 from fedapp.trees.divided.candidates import candidates
 from simulations.attacks.frame import Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, listening, trained
-from simulations.attacks.shared_nodes import ACTIVE, COMMON, PASSIVE
+from simulations.attacks.targets import ACTIVE, CREDIT, PASSIVE, SECUREBOOST
 from simulations.local import run_local
 
 Bools = npt.NDArray[np.bool_]
@@ -180,7 +180,7 @@ def predicted(overrides: Overrides, model: str, curious: Curious) -> None:
 
 def attacked(overrides: Overrides) -> Outcome:
     """Train, predict, and look for the way of each row."""
-    given, curious = {**COMMON, **overrides}, Curious()
+    given, curious = {**SECUREBOOST, **overrides}, Curious()
     with trained(given, [], curious.note) as run:
         predicted(given, run.summary["model_id"], curious)
         n_found, guessed = 0, 0.0
@@ -208,11 +208,7 @@ ATTACK = Attack(
     measure="share of rows whose way through all trees is found; chance: one of those open",
     data={
         "spambase": {"data": "spambase", "columns": "sizes:37,20", "test-fraction": 0.5},
-        "default-credit": {
-            "data": "default-credit",
-            "columns": "sizes:12,11",
-            "test-fraction": 0.95,
-        },
+        "default-credit": CREDIT,
     },
     ways={f"{n} trees": {"num-boost-round": n} for n in (5, 10, 20, 40)},
     run=attacked,

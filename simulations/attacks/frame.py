@@ -26,7 +26,7 @@ class Outcome:
 
     Parameters
     ----------
-    success, chance : in the attack's measure; without the messages, and with them.
+    success, chance : in the attack's measure; with the messages, and without them.
     score : AUC of the model's test rows.
     """
 

@@ -22,18 +22,15 @@ from fedapp.trees.forest.levels import Splits
 from fedapp.trees.model import LEAF
 from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, trained
-from simulations.attacks.shared_nodes import PASSIVE
+from simulations.attacks.targets import CREDIT, PASSIVE, VERTICAL
 from simulations.baselines import join_tables
 
 Ints = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]
 NOWHERE = -1  # the leaf of a row that was split once more, nobody says where to
 COMMON = {
+    **VERTICAL,
     "strategy": "federated-forest",
-    "objective": "binary:logistic",
-    "parties": 2,
-    "align": "ordered",
-    "valid-fraction": 0.0,
     "federated-forest.trees": 30,
     "federated-forest.labels": "paillier",
     "federated-forest.key-bits": 512,
@@ -121,11 +118,7 @@ ATTACK = Attack(
     measure="accuracy of guessed labels; chance: the larger class",
     data={
         "breast-cancer": {"data": "breast-cancer", "columns": "sizes:15,15"},
-        "default-credit": {
-            "data": "default-credit",
-            "columns": "sizes:5,18",
-            "test-fraction": 0.95,
-        },
+        "default-credit": {**CREDIT, "columns": "sizes:5,18"},
     },
     ways={
         PLAIN: {},

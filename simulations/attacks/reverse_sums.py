@@ -25,7 +25,14 @@ from fedapp.crypto.packing import PRECISION, FixedPoint
 from fedapp.messages.secureboost import SplitRequest
 from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, trained
-from simulations.attacks.shared_nodes import ACTIVE, COMMON, PASSIVE
+from simulations.attacks.targets import (
+    ACTIVE,
+    CREDIT,
+    IONOSPHERE,
+    PASSIVE,
+    SECUREBOOST,
+    true_bins,
+)
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -48,11 +55,10 @@ class Writer:
 
     def note(self, heard: Heard) -> None:
         """Note the columns; and the truth."""
-        store = heard.site.store
-        if heard.site.name == PASSIVE and "codes" in store:
-            self.codes = np.asarray(store["codes"]).astype(np.int64)
+        if (codes := true_bins(heard)) is not None:
+            self.codes = codes
         if isinstance(heard.request, SplitRequest):
-            self.widths = np.array(store.facts["widths"][PASSIVE])
+            self.widths = np.array(heard.site.store.facts["widths"][PASSIVE])
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -109,7 +115,10 @@ def _digits(sums: Sequence[Sequence[int]]) -> npt.NDArray[np.bool_]:
 def attacked(overrides: Overrides) -> Outcome:
     """Write and read rows; where one has had no turn, take the bin that is largest by others."""
     writer = Writer()
-    with writer.writing(), trained({**COMMON, **overrides}, [ACTIVE, PASSIVE], writer.note) as run:
+    with (
+        writer.writing(),
+        trained({**SECUREBOOST, **overrides}, [ACTIVE, PASSIVE], writer.note) as run,
+    ):
         truth, found = writer.codes, writer.codes_read(len(writer.codes))
         largest = np.array([np.bincount(column).argmax() for column in truth.T])
         guesses = np.where(found == UNKNOWN, largest, found)
@@ -122,12 +131,8 @@ ATTACK = Attack(
     holder="an active party of SecureBoost that breaks the rules, from sums of what it makes up",
     measure="share of a passive party's values whose bin is found; chance: the largest bin",
     data={
-        "ionosphere": {"data": "ionosphere", "columns": "sizes:17,17"},
-        "default-credit": {
-            "data": "default-credit",
-            "columns": "sizes:12,11",
-            "test-fraction": 0.95,
-        },
+        "ionosphere": IONOSPHERE,
+        "default-credit": CREDIT,
     },
     ways={
         PLAIN: {},

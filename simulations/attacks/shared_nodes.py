@@ -32,23 +32,11 @@ from fedapp.site.store import Store
 from fedapp.trees.sides import Nodes, slots_of, unpack_bits
 from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, trained
+from simulations.attacks.targets import CREDIT, PASSIVE, SECUREBOOST
 from simulations.baselines import join_tables
 
 Array = npt.NDArray[np.float64]
-ACTIVE, PASSIVE = "party-1", "party-2"
 KNOWN, DRAWS, DIMENSIONS = 40, 5, 16
-COMMON = {
-    "strategy": "secureboost",
-    "objective": "binary:logistic",
-    "parties": 2,
-    "align": "ordered",
-    "num-boost-round": 10,
-    "max-depth": 4,
-    "max-bin": 32,
-    "valid-fraction": 0.0,
-    "secureboost.key-bits": 512,
-    "secureboost.insecure-small-key": True,
-}
 
 
 class Passive:
@@ -119,7 +107,7 @@ def guessed(features: Array, labels: npt.NDArray[np.float32], seed: int) -> floa
 def attacked(overrides: Overrides) -> Outcome:
     """Guess labels by what the passive party has seen, and by its own columns."""
     passive = Passive()
-    with trained({**COMMON, **overrides}, [PASSIVE], passive.note) as run:
+    with trained({**SECUREBOOST, **overrides}, [PASSIVE], passive.note) as run:
         table, _, active_columns = join_tables(run.settings)
         train = table.split.train
         own = np.delete(table.values[train], np.arange(table.values.shape[1])[active_columns], 1)
@@ -135,11 +123,7 @@ ATTACK = Attack(
     measure="AUC of guessed labels; chance: of its own columns",
     data={
         "spambase": {"data": "spambase", "columns": "sizes:37,20", "test-fraction": 0.7},
-        "default-credit": {
-            "data": "default-credit",
-            "columns": "sizes:12,11",
-            "test-fraction": 0.95,
-        },
+        "default-credit": CREDIT,
     },
     ways={
         PLAIN: {},

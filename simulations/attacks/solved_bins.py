@@ -27,7 +27,14 @@ from fedapp.messages.secureboost import SplitRequest
 from fedapp.site.phases import phase_of
 from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, trained
-from simulations.attacks.shared_nodes import ACTIVE, COMMON, PASSIVE
+from simulations.attacks.targets import (
+    ACTIVE,
+    CREDIT,
+    IONOSPHERE,
+    PASSIVE,
+    SECUREBOOST,
+    true_bins,
+)
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -49,8 +56,8 @@ class Active:
 
     def note(self, heard: Heard) -> None:
         """Decrypt what has come, as the party itself is about to."""
-        if heard.site.name == PASSIVE and "codes" in heard.site.store:
-            self.codes = np.asarray(heard.site.store["codes"]).astype(np.int64)
+        if (codes := true_bins(heard)) is not None:
+            self.codes = codes
         if not isinstance(heard.request, SplitRequest):
             return
         view = View.read(heard.site)
@@ -150,7 +157,7 @@ def solved_between(coefficients: Array, sums: Array, widths: Ints) -> Ints:
 def attacked(overrides: Overrides) -> Outcome:
     """Solve for the bins of the passive party's training rows."""
     active = Active()
-    with trained({**COMMON, **overrides}, [ACTIVE, PASSIVE], active.note) as run:
+    with trained({**SECUREBOOST, **overrides}, [ACTIVE, PASSIVE], active.note) as run:
         truth = active.codes
         chance = float(np.mean([np.bincount(own).max() / len(own) for own in truth.T]))
         if not active.sums:  # all rounds were grown alone
@@ -166,12 +173,8 @@ ATTACK = Attack(
     holder="the active party of SecureBoost, from the sums that it decrypts",
     measure="share of a passive party's values whose bin is found; chance: the largest bin",
     data={
-        "ionosphere": {"data": "ionosphere", "columns": "sizes:17,17"},
-        "default-credit": {
-            "data": "default-credit",
-            "columns": "sizes:12,11",
-            "test-fraction": 0.95,
-        },
+        "ionosphere": IONOSPHERE,
+        "default-credit": CREDIT,
     },
     ways={
         PLAIN: {},

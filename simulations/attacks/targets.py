@@ -1,0 +1,41 @@
+"""The runs that are attacked: two parties with different columns, small keys and few rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simulations.attacks.heard import Heard
+
+ACTIVE, PASSIVE = "party-1", "party-2"
+VERTICAL: dict[str, Any] = {
+    "objective": "binary:logistic",
+    "parties": 2,
+    "align": "ordered",
+    "valid-fraction": 0.0,
+}
+SECUREBOOST = {
+    **VERTICAL,
+    "strategy": "secureboost",
+    "num-boost-round": 10,
+    "max-depth": 4,
+    "max-bin": 32,
+    "secureboost.key-bits": 512,
+    "secureboost.insecure-small-key": True,
+}
+CREDIT = {"data": "default-credit", "columns": "sizes:12,11", "test-fraction": 0.95}
+IONOSPHERE = {"data": "ionosphere", "columns": "sizes:17,17"}
+
+
+def true_bins(heard: Heard) -> npt.NDArray[np.int64] | None:
+    """The bin of each training row in each column of the passive party, one more for missing
+    values; None where a message is not to that party, or comes before it has bins.
+
+    Attacks are judged by them and do not use them.
+    """
+    store = heard.site.store
+    if heard.site.name != PASSIVE or "codes" not in store:
+        return None
+    return np.asarray(store["codes"]).astype(np.int64)
