@@ -15,7 +15,8 @@ from gmpy2 import mpz
 
 from fedapp.crypto import montgomery
 from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
-from fedapp.crypto.lanes import LIMB_BITS, N_LANES
+from fedapp.crypto.lanes import LIMB_BITS
+from fedapp.crypto.rings import N_LANES
 
 Limbs = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]

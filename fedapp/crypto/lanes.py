@@ -23,7 +23,8 @@ from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import models, register_model
 
-N_LANES = 8
+from fedapp.crypto.rings import N_LANES
+
 LIMB_BITS = 52
 
 # numba has no types for what follows.

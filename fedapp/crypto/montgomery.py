@@ -119,10 +119,12 @@ def _fill(lanes: Any, lane: Any, number: Any) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _empty(lanes: Any, lane: Any, number: Any) -> Any:
-    """Take a number out of a lane."""
-    for place in range(len(number)):
-        number[place] = lanes[8 * place + lane]
+def _empty(lanes: Any, out: Any, start: Any) -> Any:
+    """Take the numbers out of the lanes, as many as there are rows from ``start`` on."""
+    for lane in range(min(8, len(out) - start)):
+        number = out[start + lane]
+        for place in range(len(number)):
+            number[place] = lanes[8 * place + lane]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -145,8 +147,7 @@ def multiply(
             _fill(first, lane, left[left_rows[row]])
             _fill(second, lane, right[right_rows[row]])
         _product(total, first, second, modulus, inverse)
-        for lane in range(min(8, n_rows - start)):
-            _empty(total, lane, out[start + lane])
+        _empty(total, out, start)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -165,8 +166,7 @@ def table_products(
                 row = min(start + lane, n_rows - 1)
                 _fill(entry, lane, tables[table, digits[row, table]])
             _product(total, before, entry, modulus, inverse)
-        for lane in range(min(8, n_rows - start)):
-            _empty(total, lane, out[start + lane])
+        _empty(total, out, start)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -192,8 +192,7 @@ def power(
             total, before = before, total
             factor = powers[digit * size : (digit + 1) * size]
             _product(total, before, factor, modulus, inverse)
-        for lane in range(min(8, n_rows - start)):
-            _empty(total, lane, out[start + lane])
+        _empty(total, out, start)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -207,5 +206,4 @@ def squares(out: Any, values: Any, times: Any, modulus: Any, inverse: Any, scrat
         for _ in range(times):
             total, before = before, total
             _product(total, before, before, modulus, inverse)
-        for lane in range(min(8, n_rows - start)):
-            _empty(total, lane, out[start + lane])
+        _empty(total, out, start)

@@ -104,13 +104,12 @@ def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
     if ciphertexts.dtype != np.uint8 or len(shape) != 2 or shape[1] != width:
         found = f"{ciphertexts.dtype} of shape {shape}"
         raise ValueError(f"ciphertexts must be uint8 of shape (n, {width}), got {found}")
-    limit = to_bytes_array([key.n_squared], width)[0]
+    own, limit = ring(key.n_squared), to_bytes_array([key.n_squared], width)[0]
     n_wrong, common = 0, mpz(1)
     for first in range(0, len(ciphertexts), MOST_ROWS):
         rows = np.asarray(ciphertexts[first : first + MOST_ROWS])
         n_wrong += len(rows) - int((_are_below(rows, limit) & rows.any(axis=1)).sum())
         if not n_wrong:
-            own = ring(key.n_squared)
             common = common * product(own, own.read(rows)) % key.n
     if n_wrong:
         raise ValueError(f"ciphertexts must be > 0 and < n^2, got {n_wrong} that are not")

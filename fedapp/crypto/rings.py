@@ -23,8 +23,7 @@ from fedapp.crypto.workers import Call, Workers
 Residues = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 LANES, FEATURE = "fedapp.crypto.lanes", "avx512ifma"
-# Of a register, as in ``fedapp.crypto.lanes``.
-N_LANES = 8
+N_LANES = 8  # of a register
 
 
 class Ring(Protocol):

@@ -72,8 +72,8 @@ def sum_rows(
     """
     _check_rows(len(ciphertexts), codes, offsets, nodes, n_nodes)
     rows = np.flatnonzero(nodes >= 0)
-    own, sums = ring(key.n_squared), ring(key.n_squared).ones(n_nodes * int(offsets[-1]))
-    most = MOST_ROWS * workers.n_workers
+    own, most = ring(key.n_squared), MOST_ROWS * workers.n_workers
+    sums = own.ones(n_nodes * int(offsets[-1]))
     for first in range(0, len(rows), most):
         some = rows[first : first + most]
         n_chunks = min(workers.n_workers, max(1, len(some) // FEWEST_ROWS))
