@@ -29,7 +29,7 @@ from fedapp.errors import ConfigError
 from fedapp.messages.fields import MOST_FOLDS
 from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
-from fedapp.names import near_setting
+from fedapp.names import listed, near_setting
 from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.objective import AUTO, LOSSES, Objective, check_base_margin
@@ -223,7 +223,7 @@ class Settings(Section):
     @property
     def eval_metrics(self) -> tuple[str, ...]:
         """What is scored in every round beside the objective's own scores."""
-        asked = tuple(name.strip() for name in self.eval_metric.split(",") if name.strip())
+        asked = listed(self.eval_metric)
         return asked or own_metrics(self.objective, self.tweedie_variance_power)
 
     @property
@@ -240,12 +240,12 @@ class Settings(Section):
     @property
     def logs(self) -> tuple[str, ...]:
         """Where the run is logged beside its folder."""
-        return tuple(name.strip() for name in self.log.split(",") if name.strip())
+        return listed(self.log)
 
     @property
     def dropped(self) -> tuple[str, ...]:
         """Columns that are not features."""
-        return tuple(name.strip() for name in self.drop_columns.split(",") if name.strip())
+        return listed(self.drop_columns)
 
     @property
     def holdout(self) -> Holdout:

@@ -58,6 +58,11 @@ LEAST_ALIKE = 0.6  # of difflib's ratio, which is 1 for the same name
 LEAST_STEM = 4  # letters with which a name must begin to be meant by a shorter one
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """Names separated by commas; none in an empty text."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def near(name: str, known: Iterable[str], prefix: str = "") -> str:
     """``; did you mean X?`` for the name spelled most alike or that begins so, or an empty text.
 

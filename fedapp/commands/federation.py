@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedapp.commands.help import Command
 from fedapp.commands.targets import Target, how_started
+from fedapp.names import listed
 
 federation_app = typer.Typer(help="A coordinator: write what it needs.", no_args_is_help=True)
 
@@ -36,8 +37,7 @@ def init_command(
     from fedapp.deploy.folders import write_federation
     from fedapp.deploy.processes import Federation
 
-    names = [site.strip() for site in sites.split(",") if site.strip()]
-    ports = (public_port, users_port, port)
+    names, ports = listed(sites), (public_port, users_port, port)
     write_federation(folder, Federation(name, host, *ports, names, certificate, key), target)
     say = Console(soft_wrap=True, highlight=False).print
     say(f"Written to {folder}. Next:")

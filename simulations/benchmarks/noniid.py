@@ -9,7 +9,6 @@ and on each party's alone. A run that is finished is not made again.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +27,7 @@ from simulations.benchmarks.noniid_page import benchmark_page
 from simulations.benchmarks.verdict import ALONE, POOLED, verdicts
 from simulations.compare import finished_cell
 from simulations.papers.fedxgbllr import run_and_tidy
-from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables
+from simulations.papers.tables import Row, console, grouped, kept, mean_of, new_grid, write_tables
 
 METHODS: dict[str, Row] = {
     "pax": {"strategy": "pax"},
@@ -143,12 +142,12 @@ def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Pa
 def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list[Row]:
     """Scores of XGBoost on all rows, and the mean of those on each party's alone."""
     path = output / scenario.folder / f"baselines-{seed}.json"
-    if not path.exists():
+
+    def baselines() -> list[Row]:
         found = run_baselines(settings_of(scenario, "pax", seed, quick))
-        kept = {"pooled": found["pooled"], "alone": found["alone"]}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        RunFolder(path.parent).write_json(path.name, kept)
-    found = json.loads(path.read_text())
+        return [{"pooled": found["pooled"], "alone": found["alone"]}]
+
+    (found,) = kept(path, baselines)
     alone = float(np.mean([scores["auc"] for scores in found["alone"].values()]))
     row = {**asdict(scenario), "seed": seed}
     return [

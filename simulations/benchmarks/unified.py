@@ -23,6 +23,7 @@ from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import NOT_PUBLIC, locate
 from fedapp.data.registry import DataFile
 from fedapp.errors import ConfigError, DataError
+from fedapp.names import listed
 from fedapp.trees.objective import REGRESSION
 from simulations.baselines import join_tables, xgboost_parameters
 from simulations.compare import finished_cell
@@ -233,7 +234,7 @@ def chosen(names: str) -> list[Scenario]:
     ConfigError : there is no such scenario.
     """
     known = {one.name: one for one in SCENARIOS}
-    asked = [name.strip() for name in names.split(",") if name.strip()]
+    asked = listed(names)
     for name in asked:
         if name not in known:
             raise ConfigError(f"scenarios must be of {', '.join(known)}, got {name!r}")

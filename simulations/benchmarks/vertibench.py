@@ -8,7 +8,6 @@ score moves with the order of columns alone: two splits of equal gain go to the 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ import typer
 from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.table import Table
+from fedapp.names import listed
 from fedapp.report.markup import escaped, figures, page, section, table
 from fedapp.report.summary import human_bytes, human_seconds
 from fedapp.run_folder import RunFolder
@@ -39,7 +39,7 @@ from simulations.compare import finished_cell
 from simulations.papers.federated_forest import warned_once
 from simulations.papers.fedxgbllr import OBJECTIVES, run_and_tidy
 from simulations.papers.one_round import write_rows
-from simulations.papers.tables import Row, console, grouped, new_grid, write_tables
+from simulations.papers.tables import Row, console, grouped, kept, new_grid, write_tables
 
 DATA, QUICK_DATA = ("default-credit", "give-me-some-credit", "waveform"), ("waveform",)
 ALPHAS, BETAS = (0.1, 1.0, 10.0, 100.0), (0.0, 0.3, 0.6, 1.0)
@@ -145,9 +145,7 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
         folder = output / point.name
         tell = partial(console.print, f"{point.data}, {KINDS[point.kind]} {point.value:g}:")
         summary = finished_cell(settings, folder, run_and_tidy, tell)
-        beside = folder / f"pooled-{settings.strategy}.json"
-        if not beside.exists():
-            RunFolder(folder).write_json(beside.name, run_baselines(settings)["pooled"])
+        pooled = pooled_scores(settings, folder / f"pooled-{settings.strategy}.json")
         rows.append(
             {
                 "data": point.data,
@@ -158,7 +156,7 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
                 "icor": icor,
                 "metric": metric,
                 "score": summary["metrics"]["test"][metric],
-                "pooled": json.loads(beside.read_text())[metric],
+                "pooled": pooled[metric],
                 "seconds": summary["seconds"]["train"],
                 "bytes": sum(summary["bytes"].values()),
                 "exchanges": summary["exchanges"],
@@ -166,6 +164,12 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
         )
     path.unlink()
     return rows
+
+
+def pooled_scores(settings: Settings, path: Path) -> Row:
+    """Scores of the model of the joined table, worked out unless the file is there."""
+    (found,) = kept(path, lambda: [run_baselines(settings)["pooled"]])
+    return found
 
 
 def differences(rows: Sequence[Row]) -> list[Row]:
@@ -256,8 +260,7 @@ def main(
         f"{n_rows:,} rows of each set, a fifth of which tests; {n_trees} rounds, {bits}-bit keys"
     )
     console.print(given)
-    sets = [name.strip() for name in data.split(",") if name.strip()]
-    sets = sets or list(QUICK_DATA if quick else DATA)
+    sets = listed(data) or tuple(QUICK_DATA if quick else DATA)
     tables = {name: drawn_table(name, n_rows) for name in sets}
     folder = output / ("quick" if quick else "full")
     folder.mkdir(parents=True, exist_ok=True)
