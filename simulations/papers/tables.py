@@ -42,6 +42,7 @@ def kept(path: Path, make: Callable[[], Sequence[Row]]) -> list[Row]:
     path : named by all that decides on the rows; so a command that was interrupted goes on.
     """
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         RunFolder(path.parent).write_json(path.name, {"rows": list(make())})
     return list(json.loads(path.read_text())["rows"])
 
