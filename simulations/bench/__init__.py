@@ -7,6 +7,7 @@ JSON lines: ``tell`` writes one. ``simulations.bench.all`` runs them all.
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import time
@@ -39,6 +40,11 @@ def cpu_seconds() -> float:
     """CPU seconds of this process, all its threads and the processes that it has waited for."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def exponent(figures: tuple[float, float], sizes: tuple[float, float]) -> float:
+    """By which a figure grows with a size, from before to after: 1 where it doubles with it."""
+    return math.log(figures[1] / figures[0]) / math.log(sizes[1] / sizes[0])
 
 
 def show(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

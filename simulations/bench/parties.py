@@ -12,7 +12,6 @@ rows, trees and bits of the key.
 from __future__ import annotations
 
 import argparse
-import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.config import Settings, load_settings
-from simulations.bench import cpu_seconds, show, tell
+from simulations.bench import cpu_seconds, exponent, show, tell
 from simulations.bench.federated_forest import run_once
 from simulations.bench.pax_secure import write_rows
 
@@ -114,8 +113,8 @@ def measure(method: str, sizes: Sizes) -> Iterator[Line]:
 
 def growth(before: Line, after: Line, what: str) -> float:
     """The exponent of the number of parties by which a figure grows from one line to another."""
-    more = getattr(after, what) / getattr(before, what)
-    return math.log(more) / math.log(after.parties / before.parties)
+    figures = getattr(before, what), getattr(after, what)
+    return exponent(figures, (before.parties, after.parties))
 
 
 def grown(lines: Sequence[Line]) -> list[dict[str, Any]]:

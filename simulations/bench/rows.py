@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
 import shutil
@@ -30,7 +29,7 @@ import pyarrow.parquet
 from fedapp.config import load_settings
 from fedapp.crypto.workers import n_cores
 from fedapp.packages import versions
-from simulations.bench import peak_bytes
+from simulations.bench import exponent, peak_bytes
 
 ROWS = (10_000, 100_000, 1_000_000)
 COLUMNS = (10, 10)  # active, passive
@@ -93,7 +92,7 @@ def train(method: str, n_rows: int, n_trees: int, key_bits: int) -> Line:
         write_table(folder / "rows.parquet", n_rows)
         ready, began = peak_bytes(), time.process_time()
         run = run_local(load_settings(config_of(method, n_trees, key_bits, folder)))
-        summary = json.loads((run.path / "summary.json").read_text())
+        summary = run.summary
         seconds = [json.loads(line)["seconds"] for line in run.rounds.read_text().splitlines()]
         ledger = [json.loads(line) for line in run.ledger.read_text().splitlines()]
         shutil.rmtree(folder / "home")
@@ -129,9 +128,9 @@ def exponents(lines: Sequence[Line]) -> list[Line]:
     """Lines of one method with how each grew from the one before."""
     found = [lines[0]]
     for before, line in pairwise(lines):
-        step = math.log(line["rows"] / before["rows"])
+        sizes = before["rows"], line["rows"]
         grown = {
-            f"exponent_of_{what}": math.log(line[what] / before[what]) / step
+            f"exponent_of_{what}": exponent((before[what], line[what]), sizes)
             for what in ("seconds", "cpu_seconds", "peak_bytes", "bytes")
         }
         found.append({**line, **grown})
