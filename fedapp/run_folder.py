@@ -124,7 +124,7 @@ class RunFolder:
         with (self.path / arrays).open("wb") as file:
             np.savez(file, allow_pickle=False, **checkpoint.arrays)
         facts = {**state.to_json(), "arrays": arrays, "facts": checkpoint.facts}
-        self.write_json("checkpoint.json", facts)
+        self.write("checkpoint.json", _compact(facts))
         self._drop_checkpoints(keep=arrays)
 
     def saved(self) -> tuple[Checkpoint, RunState] | None:
@@ -249,6 +249,14 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _compact(value: Mapping[str, Any]) -> str:
+    """JSON for programs; NaN becomes null."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(without_nan(value))
 
 
 def _indented(value: Any, margin: str = "") -> str:

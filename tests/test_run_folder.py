@@ -47,7 +47,7 @@ def test_arrays_are_those_of_the_facts_where_a_step_is_saved_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "write_json", killed)
+        patch.setattr(RunFolder, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             folder.save(Checkpoint({"margins": np.ones(2)}, {"trees": 2}), STATE)
     saved = folder.saved()
