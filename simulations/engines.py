@@ -28,13 +28,14 @@ from fedapp.deploy.folders import registered_sites
 from fedapp.errors import RunFailedError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from simulations.flower_errors import GONE, check_programs, failed, without_passwords
+from simulations.flower_errors import GONE, SILENT, check_programs, failed, without_passwords
 
 SUPERLINK_START_SECONDS = 60
 # Asking for a run's status takes a process and a second of CPU: seldom while the run goes on.
 STATUS_POLL_SECONDS, ENDING_POLL_SECONDS = 10.0, 1.0
 STOP_SECONDS = 10
-MOST_STATUS_FAILURES = 10
+# A SuperLink that is killed and started again answers after some 20 s, on a busy machine later.
+LONGEST_SILENCE = 120.0
 LOG_LINES = 20
 UNKNOWN = "unknown"  # status of a run that cannot be asked for
 STOPPED = {"SystemExit", "KeyboardInterrupt"}  # in the ServerApp's process, from outside
@@ -250,7 +251,9 @@ def _flwr_run(
         lines = _log_lines(run_id, name, environment)
         if cause := _logged_cause(lines):
             raise RunFailedError(cause, [])
-        gone = GONE.format(name=name) if status == UNKNOWN else f"Flower says {status}"
+        gone = f"Flower says {status}"
+        if status == UNKNOWN:
+            gone = GONE.format(name=name, seconds=LONGEST_SILENCE)
         raise RunFailedError(gone, lines)
 
 
@@ -274,8 +277,8 @@ def _wait_for(
 ) -> str:
     """Ask for a run's status until it has ended; tell of it where the run's folder does not."""
     command = ["flwr", "list", name, "--run-id", run_id, "--format", "json"]
-    n_failures, told = 0, ""
-    while n_failures < MOST_STATUS_FAILURES:
+    told, answered = "", time.monotonic()
+    while time.monotonic() - answered < LONGEST_SILENCE:
         asked = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False
         )
@@ -283,12 +286,14 @@ def _wait_for(
         status = str(runs[0].get("status", UNKNOWN))
         if status.startswith("finished"):
             return status
+        is_silent = status == UNKNOWN
+        answered = answered if is_silent else time.monotonic()
         says_more = folder is not None and (folder.stage is not None or folder.has_ended())
         if status != told and not says_more:
-            tell(f"the run is {status}, says Flower")
+            silent = SILENT.format(name=name, seconds=LONGEST_SILENCE)
+            tell(silent if is_silent else f"the run is {status}, says Flower")
             told = status
-        n_failures = n_failures + 1 if status == UNKNOWN else 0
-        _pause(ENDING_POLL_SECONDS if n_failures else STATUS_POLL_SECONDS, folder)
+        _pause(ENDING_POLL_SECONDS if is_silent else STATUS_POLL_SECONDS, folder)
         if folder and folder.has_ended() and told != "ended":
             tell("waiting for Flower to end the run")
             told = "ended"

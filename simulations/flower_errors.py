@@ -41,9 +41,10 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
 )
 GONE = (
-    "the SuperLink '{name}' must answer until the run has ended, got no status; started again, "
-    "by FOLDER/start-superlink.sh at the coordinator, it resumes the run"
+    "the SuperLink '{name}' must answer until the run has ended, got no status for {seconds:.0f} "
+    "s; started again, by FOLDER/start-superlink.sh at the coordinator, it resumes the run"
 )
+SILENT = "the SuperLink '{name}' gives no status of the run; it is asked again for {seconds:.0f} s"
 
 
 def sentence_for(printed: str, name: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -121,3 +123,43 @@ def test_an_engine_that_there_is_not_is_refused_at_once_with_those_there_are(
     known = f"local, simulation, hospitals, or another SuperLink in {tmp_path}/flower/config.toml"
     assert str(error) == f"engine must be {known}, got {engine!r}; {hint}"
     assert not (tmp_path / "runs").exists()
+
+
+def asked(
+    monkeypatch: pytest.MonkeyPatch, statuses: list[str], pause: float = 10.0
+) -> tuple[str, list[str]]:
+    """What a run's status is found to be, and what is told meanwhile; "" is no answer."""
+    clock, left = [0.0], iter(statuses)
+
+    def flwr_list(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
+        status = next(left, "")
+        runs = f'{{"runs": [{{"status": "{status}"}}]}}' if status else "Connection refused"
+        return subprocess.CompletedProcess(command, 0, runs, "")
+
+    monkeypatch.setattr(engines, "subprocess", SimpleNamespace(run=flwr_list))
+    monkeypatch.setattr(engines, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(engines, "_pause", lambda *given: clock.append(clock.pop() + pause))
+    told: list[str] = []
+    status = engines._wait_for(
+        "7", "hospitals", {}, None, lambda doing, ends=False: told.append(doing)
+    )
+    return status, told
+
+
+def test_a_superlink_that_is_restarted_is_asked_again_and_the_run_is_not_called_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    statuses = ["running", *[""] * 8, "running", *[""] * 8, "finished:completed"]
+    status, told = asked(monkeypatch, statuses)
+    assert status == "finished:completed"
+    running = "the run is running, says Flower"
+    silent = "the SuperLink 'hospitals' gives no status of the run; it is asked again for 120 s"
+    assert told == [running, silent, running, silent]
+
+
+def test_a_superlink_that_stays_silent_is_given_up_after_two_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    status, told = asked(monkeypatch, ["running"])
+    assert status == engines.UNKNOWN
+    assert len(told) == 2
