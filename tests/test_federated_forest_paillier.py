@@ -22,6 +22,7 @@ from tests.transcript import lines_of, summary_of
 
 MakeSettings = Callable[..., Settings]
 Simulate = Callable[[Settings], RunFolder]
+ACTIVE = "clients.federated_forest.paillier_active"
 BINARY, CLASSES, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
 
 
@@ -188,3 +189,13 @@ def test_a_site_that_wants_its_labels_encrypted_refuses_codes(
         run(settings(**given), contexts)
     hidden = settings(**given, **small, federated_forest__labels="paillier")
     assert summary_of(run(hidden, contexts))["trees"] == 2
+
+
+def test_more_rows_than_a_letter_carries_are_refused_before_they_are_encrypted(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{ACTIVE}.LARGEST_CONTENT", 2**24 + 6400)
+    monkeypatch.setattr(f"{ACTIVE}.encrypt", None)
+    rule = "rows must be <= 100 with labels=paillier and key-bits=256, got more: they travel in"
+    with pytest.raises(PartyError, match=rf"^party-1 \(step 5\): {rule} one letter; secureboost "):
+        run(made())

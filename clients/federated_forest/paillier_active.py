@@ -21,9 +21,10 @@ from clients.keys import draw_key
 from fedapp.crypto.keys import PrivateKey, PublicKey
 from fedapp.crypto.packing import SumLayout, whole_layout
 from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.sealed import LARGEST_CONTENT
 from fedapp.crypto.sums import read_terms
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.messages.federated_forest import (
     ColumnSums,
     EncryptedLabels,
@@ -44,6 +45,8 @@ from fedapp.trees.sets import sets_of_rows
 
 # Labels
 
+SPARE_BYTES = 2**24  # for all of a letter but its ciphertexts, such as a bit a row
+
 
 def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
     """A key that holds what a row adds to sums, tried out; the rows under it, afresh for each."""
@@ -53,12 +56,27 @@ def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
     layout = _layout(key.public, fields)
     store["key"], store["worth"] = key.to_array(), np.zeros((0, 3))
     weighted = store["row_weights"] > 0
+    _check_fits(int(weighted.sum()), key.public)
     plaintexts, workers = layout.pack(fields.numbers[weighted]), shared_workers()
     n_fields, bits = fields.numbers.shape[1], fields.bits
     told = key.public.to_array(), n_fields, bits, np.packbits(weighted)
     return [
         (name, EncryptedLabels(*told, encrypt(key, plaintexts, workers))) for name in site.others
     ]
+
+
+def _check_fits(n_rows: int, key: PublicKey) -> None:
+    """Hold that one letter has room for the rows, before they are encrypted.
+
+    Raises
+    ------
+    DataError : it has not.
+    """
+    most = (LARGEST_CONTENT - SPARE_BYTES) // key.ciphertext_bytes
+    if n_rows > most:
+        rule = f"rows must be <= {most} with labels=paillier and key-bits={key.bits}, got more"
+        way_out = "secureboost sends its rows in blocks, and labels=encoded sends none"
+        raise DataError(f"{rule}: they travel in one letter; {way_out}")
 
 
 # A level
