@@ -9,6 +9,8 @@ With one passive party a level takes two exchanges, because which rows a split s
 with the next level's sums; with several a third tells all of them. One more begins the round, and
 with one passive party one more ends it where that party has splits in the last level: a round takes
 ``2 + 2 max_depth`` exchanges at most with one passive party, ``1 + 3 max_depth`` with several.
+Encrypted gradients that are more than one message carries take one more for each further block:
+while the passive parties check and keep one, the active party makes the next.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
 from fedapp.errors import ConfigError
+from fedapp.messages.fields import Request
 from fedapp.messages.parameters import loss_fields, parameters_of
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     AnswerRequest,
     BeginReply,
     BeginRequest,
+    EncryptRequest,
     FinishReply,
     FinishRequest,
     HandOverRequest,
@@ -36,8 +40,10 @@ from fedapp.messages.secureboost import (
     SplitReply,
     SplitRequest,
     SumRequest,
+    TakeRequest,
     WalkReply,
     WalkRequest,
+    block_rows,
 )
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.run_folder import RunFolder
@@ -135,7 +141,7 @@ class SecureBoost(VerticalStrategy):
         else:
             self._restore(saved, mailbox)
         n_rounds = self.begun.n_rounds + self.settings.num_boost_round
-        seconds = self._encryption_seconds()
+        seconds = self._encryption_seconds(len(mailbox.passive))
         while not self.trained:
             yield self._checkpoint(mailbox)
             wanted = 0 if self.history.stops else n_rounds
@@ -148,14 +154,16 @@ class SecureBoost(VerticalStrategy):
                 # What may have begun is grown no further.
                 mailbox.clear()
             else:
+                yield from self._send_on(mailbox, replies[active].n_blocks, seconds)
                 yield from self._grow(mailbox)
         return (yield from self._finish(mailbox))
 
-    def _encryption_seconds(self) -> float:
-        """Of the gradients of a round, if the active party's machine is like this one; a guess."""
+    def _encryption_seconds(self, n_receivers: int) -> float:
+        """Of a block of gradients, if the active party's machine is like this one; a guess."""
         own, share = self.own, self.settings.subsample
         share = own.top_rate + own.other_rate if own.goss else share
-        return seconds_to_encrypt(round(share * self.rows["train"]), own.key_bits)
+        most = block_rows(own.key_bits // 4, n_receivers)
+        return seconds_to_encrypt(min(round(share * self.rows["train"]), most), own.key_bits)
 
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
         """Rows in one order, columns in bins, a key."""
@@ -187,6 +195,13 @@ class SecureBoost(VerticalStrategy):
             yield from mailbox.relay(AnswerRequest, passive, SentReply)
             reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
         self.begun = Begun(reply.n_rounds, reply.n_trees)
+
+    def _send_on(self, mailbox: Mailbox, n_blocks: int, seconds: float) -> Conversation[None]:
+        """The gradients that the first message had no room for, a block at a time."""
+        for _ in range(n_blocks):
+            requests: dict[str, Request] = dict.fromkeys(mailbox.passive, TakeRequest())
+            requests[mailbox.active] = EncryptRequest()
+            yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
 
     def _grow(self, mailbox: Mailbox) -> Conversation[None]:
         """The trees of a round, level by level."""

@@ -76,6 +76,7 @@ def reached(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> set[str]:
 def test_a_run_of_secureboost_goes_through_all_phases(
     vertical: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fedapp.messages.secureboost.BLOCK_BYTES", 2**15)
     begun = vertical(parties=3, num_boost_round=2, secureboost__first_trees=1)
     found = reached(monkeypatch, begun)
     goes_on = begun.model_copy(update={"init_model": begun.run_dir, "run_dir": str(tmp_path)})

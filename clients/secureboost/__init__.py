@@ -10,12 +10,14 @@ from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     AnswerRequest,
     BeginRequest,
+    EncryptRequest,
     FinishRequest,
     HandOverRequest,
     PartitionRequest,
     SetupRequest,
     SplitRequest,
     SumRequest,
+    TakeRequest,
     WalkRequest,
 )
 from fedapp.site.answer import Site
@@ -35,6 +37,8 @@ HANDLERS = in_order(
         WalkRequest: active.walk,
         AnswerRequest: passive.answer,
         BeginRequest: active.begin,
+        EncryptRequest: active.send_on,
+        TakeRequest: passive.take,
         SumRequest: passive.sum_nodes,
         SplitRequest: active.split,
         PartitionRequest: passive.partition,

@@ -34,13 +34,24 @@ from clients.secureboost.constraints import (
     told_constraints,
     wanted_of,
 )
-from clients.secureboost.phases import BEGUN, CHOSEN, GROWN, IDLE, SET_UP, TO_WALK, WALKED
+from clients.secureboost.phases import (
+    BEGUN,
+    CHOSEN,
+    ENCRYPTING,
+    GROWN,
+    IDLE,
+    SET_UP,
+    TO_WALK,
+    WALKED,
+)
 from clients.secureboost.round import (
     Done,
     choose,
     finish_round,
     grow_alone,
     make_splits,
+    more_gradients,
+    n_blocks_left,
     new_round,
     read_party_sums,
     tell_splits,
@@ -58,6 +69,7 @@ from fedapp.messages.secureboost import (
     BeginReply,
     BeginRequest,
     ColumnBins,
+    EncryptRequest,
     PublicKey,
     SetupRequest,
     SplitReply,
@@ -140,9 +152,11 @@ def begin(site: Site, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Le
         if not letters:
             grow_alone(view)
             done.append(finish_round(view, alone=True))
-    enter(store, BEGUN if letters else IDLE)
+    n_blocks = n_blocks_left(view) if letters else 0
+    enter(store, (ENCRYPTING if n_blocks else BEGUN) if letters else IDLE)
     reply = BeginReply(
         begun=bool(letters),
+        n_blocks=n_blocks,
         n_trees=len(store["model.offsets"]) - 1,
         n_leaves=store.facts["n_leaves"],
         score_names=tuple(done[0][0]) if done else (),
@@ -151,6 +165,14 @@ def begin(site: Site, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Le
         purities=_rows([views for _, _, views in done]),
     )
     return reply, letters
+
+
+def send_on(site: Site, request: EncryptRequest, mail: Mail) -> tuple[SentReply, Letters]:
+    """The next block of the round's gradients."""
+    view = View.read(site)
+    letters = more_gradients(view)
+    enter(site.store, ENCRYPTING if n_blocks_left(view) else BEGUN)
+    return SentReply(), letters
 
 
 def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:

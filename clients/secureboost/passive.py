@@ -11,16 +11,17 @@ import numpy as np
 from clients.dictionary import kept_categories
 from clients.inference import own_digest, own_part
 from clients.secureboost.begun import INIT_MODEL, begin_lookup
+from clients.secureboost.blocks import ENDS, begin_blocks, blocks_of, check_whole, keep_block
 from clients.secureboost.coding import code_categories, keep_cuts
 from clients.secureboost.constraints import own_constraints, wanted_of
 from clients.secureboost.floors import begin_round, between_groups, divide, told_codes
-from clients.secureboost.phases import SET_UP, SUMMED, TOLD
+from clients.secureboost.phases import SET_UP, SUMMED, TAKING, TOLD
 from clients.secureboost.splits import nodes_after, own_sides
 from clients.walking import answers
 from fedapp.crypto.keys import PublicKey as Key
 from fedapp.crypto.keys import read_public_key
 from fedapp.crypto.packing import PairLayout, grouped_layouts
-from fedapp.crypto.paillier import check_ciphertexts
+from fedapp.crypto.rings import Residues, ring
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, blaming
@@ -36,6 +37,7 @@ from fedapp.messages.secureboost import (
     EncryptedGradients,
     EncryptedSums,
     HandOverRequest,
+    MoreGradients,
     Partition,
     PartitionRequest,
     PartKept,
@@ -44,6 +46,7 @@ from fedapp.messages.secureboost import (
     SetupRequest,
     Splits,
     SumRequest,
+    TakeRequest,
 )
 from fedapp.messages.walking import Answers, Questions
 from fedapp.site.answer import Site
@@ -99,15 +102,25 @@ def answer(site: Site, request: AnswerRequest, mail: Mail) -> tuple[SentReply, L
     return SentReply(), [(active, Answers(own_digest(site, store.facts[INIT_MODEL]), bits))]
 
 
+def take(site: Site, request: TakeRequest, mail: Mail) -> tuple[SentReply, Letters]:
+    """Begin the round with the first block of its gradients, or keep another one."""
+    store, active = site.store, site.store.facts["active"]
+    if phase_of(store) == SET_UP:
+        _meet(store, mail)
+    if phase_of(store) != TAKING:
+        _begin(site, mail.one(EncryptedGradients, active))
+    elif more := mail.only(MoreGradients, active):
+        _go_on(store, more)
+    return SentReply(), []
+
+
 def sum_nodes(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Algorithm 1: begin the round where it is new, make the last level's splits, sum."""
     store, active, phase = site.store, site.store.facts["active"], phase_of(site.store)
     letters: Letters = []
-    if phase == SET_UP:
-        _meet(store, mail)
-        _begin(site, mail.one(EncryptedGradients, active))
-    elif gradients := mail.only(EncryptedGradients, active):
-        _begin(site, gradients)
+    if phase in (SET_UP, TAKING) or mail.only(EncryptedGradients, active):
+        take(site, TakeRequest(), mail)
+        check_whole(store)
     else:
         if phase == SUMMED:
             letters = _take_splits(site, mail.one(Splits, active))
@@ -174,17 +187,9 @@ def _begin(site: Site, letter: EncryptedGradients) -> None:
     if (letter.columns >= n_columns).any() or (np.diff(letter.columns) < 1).any():
         rule = f"must be < {n_columns} and ascending, each once"
         raise ProtocolError(active, "EncryptedGradients", "columns", rule)
-    wanted = len(drawn) * len(layouts) if len(letter.columns) else 0
-    if len(letter.ciphertexts) != wanted:
-        rule = f"must be {wanted}, for {len(drawn)} rows and {len(letter.columns)} columns"
-        raise ProtocolError(active, "EncryptedGradients", "ciphertexts", rule)
-    with blaming(active, "EncryptedGradients", "ciphertexts"):
-        check_ciphertexts(_key(store), letter.ciphertexts)
-    store["ciphertexts"], store["drawn"], store["columns"] = (
-        letter.ciphertexts,
-        drawn,
-        letter.columns,
-    )
+    begin_blocks(store, len(drawn) * len(layouts) if len(letter.columns) else 0)
+    keep_block(store, _key(store), letter)
+    store["drawn"], store["columns"] = drawn, letter.columns
     n_outputs, n_all = store.facts["packing"][1], len(store["values"])
     store["nodes"] = np.zeros((n_outputs, n_all), dtype=np.int32)
     store.facts["round"], store.facts["level"] = letter.round_id, 0
@@ -192,6 +197,15 @@ def _begin(site: Site, letter: EncryptedGradients) -> None:
     store["wanted.trees"], store["wanted.nodes"] = roots, np.zeros_like(roots)
     if site.config.least_bin_rows:
         begin_round(site, n_outputs)
+
+
+def _go_on(store: Store, letter: MoreGradients) -> None:
+    """More gradients of the round."""
+    due = store.facts["round"], store.facts[ENDS][-1]
+    if (letter.round_id, letter.start) != due:
+        rule = f"must be {due[1]}, the first of round {due[0]} that is missing"
+        raise ProtocolError(store.facts["active"], "MoreGradients", "start", rule)
+    keep_block(store, _key(store), letter)
 
 
 def _take_splits(site: Site, letter: Splits) -> Letters:
@@ -293,14 +307,27 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
     packed = [np.empty((0, key.ciphertext_bytes), dtype=np.uint8)]
     for group, tree, wanted in sum_jobs(layouts, level, trees, nodes) if len(columns) else ():
         slots = slots_by_node(inside[tree], wanted)[inside[tree]]
-        own = store["ciphertexts"][group * len(drawn) : (group + 1) * len(drawn)]
-        sums = sum_rows(key, own, told[tree], offsets, slots, len(wanted), workers)
+        sums = _sum_blocks(store, group, told[tree], offsets, slots, len(wanted))
         kept = sums[np.tile(present, len(wanted))]
         packed.append(pack_sums(key, kept, layouts[group], workers))
     missing = np.zeros((len(nodes), len(columns)), dtype=np.int32)
     for tree, known in told.items():
         missing[trees == tree] = _n_missing(known == widths, inside[tree], nodes[trees == tree])
     return EncryptedSums(store.facts["round"], level, missing, np.concatenate(packed))
+
+
+def _sum_blocks(
+    store: Store, group: int, codes: Array, offsets: Array, slots: Array, n_nodes: int
+) -> Residues:
+    """Sums of the drawn rows under the layout of a group of trees; see ``sum_rows``."""
+    key, n_rows, first = _key(store), len(slots), 0
+    sums = ring(key.n_squared).ones(n_nodes * int(offsets[-1]))
+    for own in blocks_of(store, group * n_rows, (group + 1) * n_rows):
+        rows = slice(first, first + len(own))
+        given = key, own, codes[rows], offsets, slots[rows], n_nodes
+        sums = ring(key.n_squared).multiply(sums, sum_rows(*given, shared_workers()))
+        first += len(own)
+    return sums
 
 
 def _n_missing(absent: Array, inside: Array, nodes: Array) -> Array:

@@ -23,7 +23,14 @@ from fedapp.errors import ProtocolError, blaming
 from fedapp.histograms.build import Histogram, build_all_histograms
 from fedapp.histograms.joint import sum_jobs
 from fedapp.messages.fields import Array
-from fedapp.messages.secureboost import EncryptedGradients, EncryptedSums, Partition, Splits
+from fedapp.messages.secureboost import (
+    EncryptedGradients,
+    EncryptedSums,
+    MoreGradients,
+    Partition,
+    Splits,
+    block_rows,
+)
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.boosted.grow import Growth, Shape
@@ -58,7 +65,8 @@ class Chosen:
 
 
 def new_round(view: View) -> Letters:
-    """Gradients of the rows that are drawn; letters for the others, none if it is grown alone."""
+    """Gradients of the rows that are drawn; letters for the others with the first block of them,
+    none if it is grown alone."""
     store, boost, joint = view.store, view.boost, view.joint
     rows, round_id = slice(view.n_train), store.facts["n_rounds"]
     labels, weights = store["labels"][rows], store["weights"][rows]
@@ -104,28 +112,59 @@ def _encrypt(view: View, pairs: Array, columns: dict[str, Ints]) -> Letters:
     """The same ciphertexts for every party that has columns in this round."""
     drawn = (pairs != 0).any(axis=(1, 2))
     scale = FixedPoint.covering(pairs[drawn])
-    facts = view.store.facts
+    store, facts = view.store, view.store.facts
     facts["scale"] = list(scale.exponents)
-    ciphertexts, bits = _encrypted(view, scale.encode(pairs[drawn])), np.packbits(drawn)
+    store["unsent"], facts["sent"] = scale.encode(pairs[drawn]), 0
+    _, ciphertexts = _next_block(view, sum(len(own) > 0 for own in columns.values()))
+    bits = np.packbits(drawn)
     return [
         (name, EncryptedGradients(facts["n_rounds"], bits, own, ciphertexts[: _all_if(own)]))
         for name, own in columns.items()
     ]
 
 
-def _encrypted(view: View, fields: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """All rows under the first layout, then under the next; few are Python's integers at once."""
-    width, n_rows = view.key.public.ciphertext_bytes, len(fields)
-    ciphertexts = np.empty((len(view.layouts) * n_rows, width), dtype=np.uint8)
-    first = end = 0
-    for layout in view.layouts:
-        group = fields[:, first : first + layout.n_outputs]
-        first += layout.n_outputs
-        for start in range(0, n_rows, ROWS_AT_ONCE):
-            plaintexts = layout.pack(group[start : start + ROWS_AT_ONCE])
-            start, end = end, end + len(plaintexts)
-            ciphertexts[start:end] = encrypt(view.key, plaintexts, shared_workers())
-    return ciphertexts
+def more_gradients(view: View) -> Letters:
+    """The next block of the round's gradients, for those who have columns in it."""
+    receivers = [name for name in view.passive if len(view.drawn(name))]
+    start, ciphertexts = _next_block(view, len(receivers))
+    letter = MoreGradients(view.store.facts["n_rounds"], start, ciphertexts)
+    return [(name, letter) for name in receivers]
+
+
+def n_blocks_left(view: View) -> int:
+    """Messages that the rest of the round's gradients takes."""
+    if "unsent" not in view.store:
+        return 0
+    n_receivers = sum(len(view.drawn(name)) > 0 for name in view.passive)
+    n_left = len(view.layouts) * len(view.store["unsent"]) - int(view.store.facts["sent"])
+    return -(-n_left // block_rows(view.key.public.ciphertext_bytes, n_receivers))
+
+
+def _next_block(view: View, n_receivers: int) -> tuple[int, npt.NDArray[np.uint8]]:
+    """Ciphertexts that go out with this message, and how many have gone before."""
+    store, width = view.store, view.key.public.ciphertext_bytes
+    fields, start = store["unsent"], store.facts["sent"]
+    n_all = len(view.layouts) * len(fields)
+    stop = store.facts["sent"] = min(n_all, start + block_rows(width, n_receivers))
+    if stop == n_all:
+        store.drop("unsent")
+    return start, _encrypted(view, fields, start, stop)
+
+
+def _encrypted(
+    view: View, fields: npt.NDArray[np.int64], start: int, stop: int
+) -> npt.NDArray[np.uint8]:
+    """Some of the ciphertexts of all rows under the first layout, then under the next; few are
+    Python's integers at once."""
+    firsts = np.cumsum([0, *(layout.n_outputs for layout in view.layouts)]).tolist()
+    found = [np.empty((0, view.key.public.ciphertext_bytes), dtype=np.uint8)]
+    while start < stop:
+        group, row = divmod(start, len(fields))
+        end = min(len(fields), row + min(ROWS_AT_ONCE, stop - start))
+        own = fields[row:end, firsts[group] : firsts[group + 1]]
+        found.append(encrypt(view.key, view.layouts[group].pack(own), shared_workers()))
+        start += end - row
+    return np.concatenate(found)
 
 
 def _all_if(columns: Ints) -> int | None:

@@ -4,14 +4,15 @@ Source: Cheng et al. 2019, "SecureBoost: A Lossless Federated Learning Framework
 (arXiv:1901.08755), Algorithms 1 and 2.
 
 What parties tell each other goes in letters (the classes of ``Letter``), which the server passes on
-sealed.
+sealed. The encrypted gradients of a round travel in as many messages as they need: none carries
+more of them than ``BLOCK_BYTES``.
 
 Reveals:
 
-- The server learns sizes (rows, trees, levels, bytes, and from these which passive party had splits
-  to make), the scores and leaf purities of every round, of two classes at the end also a threshold,
-  half way between the margins of two validation rows, and the scores at it, and no more; with
-  ``share-column-names`` of all parties also the importance of the columns, and with
+- The server learns sizes (rows, trees, levels, blocks, bytes, and from these which passive party
+  had splits to make), the scores and leaf purities of every round, of two classes at the end also
+  a threshold, half way between the margins of two validation rows, and the scores at it, and no
+  more; with ``share-column-names`` of all parties also the importance of the columns, and with
   ``allow-export`` of all the whole model, in it the name of the column of base margins if there is
   one. Base margins themselves never leave the active party.
 - A passive party learns the structure of the trees down to the last level but one, which rows are
@@ -59,11 +60,19 @@ from fedapp.messages.vertical import FinalScores
 
 METHOD = Method("vertical", holds_columns=True, takes_margins=True, merges_bins=True)
 LONGEST_CONSTRAINTS = 2**20  # letters
+# Of ciphertexts in one message, for all who receive them. A party and the server hold some five
+# copies of a message at once, as it is sealed, laid out and opened.
+BLOCK_BYTES = 2**25
 
 Places = Annotated[Array, Form("int32", "n_splits", low=0, high=MOST_NODES)]
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 Scores = Annotated[Array, Form("float64", "n_rounds", "n_scores", nan=True)]
 ValidScores = Annotated[Array, Form("float64", "n_rounds", "n_valid_scores", nan=True)]
+
+
+def block_rows(ciphertext_bytes: int, n_receivers: int) -> int:
+    """Ciphertexts that each of so many parties receives in one message, at most."""
+    return max(1, BLOCK_BYTES // (ciphertext_bytes * max(1, n_receivers)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +117,24 @@ class BeginRequest(Request, letters=True):
     doing: ClassVar[str] = "encrypting the gradients"
     each_round: ClassVar[bool] = True
     n_rounds: Annotated[int, Range(0, 10**6)]  # rounds wanted in all; none begins past them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncryptRequest(Request, letters=True):
+    """To the active party: send the next block of the round's gradients."""
+
+    kind: ClassVar[str] = "train.secureboost_encrypt"
+    doing: ClassVar[str] = "encrypting the gradients"
+    each_round: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TakeRequest(Request, letters=True):
+    """To a passive party: keep a block of the round's gradients; others follow."""
+
+    kind: ClassVar[str] = "train.secureboost_take"
+    doing: ClassVar[str] = "encrypting the gradients"
+    each_round: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,6 +195,7 @@ class BeginReply(Reply, letters=True):
     """Scores of the rounds finished since the last reply, and whether another has begun."""
 
     begun: bool
+    n_blocks: Annotated[int, Range(0, 2**31)]  # of the round's gradients that are to be asked for
     n_trees: Annotated[int, Range(0, 10**9)]
     n_leaves: Annotated[int, Range(0, 10**9)]  # of the trees of the last finished round
     score_names: Annotated[tuple[str, ...], Range(0, 20)]
@@ -223,12 +251,22 @@ class ColumnBins(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncryptedGradients(Letter):
-    """Active to passive: gradients and hessians of the rows that a round has drawn."""
+    """Active to passive: gradients and hessians of the rows that a round has drawn; the first
+    block of them."""
 
     round_id: Annotated[int, Range(0, 10**6)]
     drawn: Annotated[Array, Form("uint8", "n_drawn_bytes")]  # bits, a training row each
     columns: Annotated[Array, Form("int64", "n_columns", low=0)]  # of the receiver
     ciphertexts: Ciphertexts  # rows of the first group of trees, then of the next
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MoreGradients(Letter):
+    """Active to passive: a later block of them."""
+
+    round_id: Annotated[int, Range(0, 10**6)]
+    start: Annotated[int, Range(1, 2**40)]  # ciphertexts in the blocks before
+    ciphertexts: Ciphertexts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -38,6 +38,7 @@ import numpy.typing as npt
 import xgboost
 from gmpy2 import mpz
 
+from clients.secureboost import blocks as secureboost_blocks
 from clients.secureboost import passive as secureboost_passive
 from clients.secureboost import round as secureboost_round
 from fedapp.config import Settings, load_settings
@@ -63,7 +64,7 @@ N_TREES, DEPTH = 7, 3
 PRODUCTS, ROUNDS = 2000, 20  # of the bare cost: so many at once, the median of so many times
 PARTS = {  # function of ``fedapp.crypto``, where it is called
     "encrypt": secureboost_round,
-    "check_ciphertexts": secureboost_passive,
+    "check_ciphertexts": secureboost_blocks,
     "sum_rows": secureboost_passive,
     "pack_sums": secureboost_passive,
     "read_sums": secureboost_round,
