@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from clients.dictionary import kept_categories
-from clients.labels import CLASSES, keep_coding, loss_parameters
-from clients.secure import join
-from fedapp.crypto.fixed_point import Bounds, Whole, power_above, to_whole
+from clients.labels import keep_coding, loss_parameters
+from clients.secure import join, label_sums
+from fedapp.crypto.fixed_point import Bounds, Whole, to_whole
 from fedapp.crypto.pairwise import SIZES
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.histograms.bins import Cuts, digitise, with_categories
@@ -25,7 +25,7 @@ from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Site
 from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.store import Store
-from fedapp.trees.objective import is_regression, whole_gradients
+from fedapp.trees.objective import whole_gradients
 from fedapp.trees.sets import category_counts
 
 # That the counts of a run fit in, among a store's facts.
@@ -136,19 +136,6 @@ def lower_edges(cuts: Cuts) -> Array:
     begins = np.roll(cuts.edges, 1)
     begins[firsts] = cuts.minima[filled]
     return begins
-
-
-def label_sums(store: Store, bounds: Bounds) -> Whole:
-    """Weighted sum of the training labels, and sum of the weights; int64, shape (2,)."""
-    labels, weights = (store[f"train.{name}"].astype(np.float64) for name in ("labels", "weights"))
-    power = label_power(store.facts["objective"], len(store.facts[CLASSES]), bounds)
-    terms = to_whole(labels * weights, bounds.exponent(power))
-    return np.array([terms.sum(), to_whole(weights, bounds.exponent(0)).sum()], dtype=np.int64)
-
-
-def label_power(objective: str, n_classes: int, bounds: Bounds) -> int:
-    """No label, or id of a class, is beyond 2 to this power."""
-    return bounds.largest if is_regression(objective) else power_above(n_classes)
 
 
 def whole_weights(store: Store, bounds: Bounds) -> Whole:

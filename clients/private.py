@@ -14,9 +14,9 @@ import numpy as np
 from clients.dictionary import kept_categories
 from clients.labels import CLASSES, keep_coding, loss_parameters
 from clients.margins import begin_margins, told_trees
-from clients.pax_sums import COUNT_BYTES, check_offsets, label_sums, whole_weights
+from clients.pax_sums import COUNT_BYTES, check_offsets, whole_weights
 from clients.scoring import score_subsets
-from clients.secure import join
+from clients.secure import join, label_sums
 from fedapp.crypto.fixed_point import power_above
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError, ProtocolError

@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 import numpy as np
 
-from fedapp.crypto.fixed_point import Bounds, power_above
+from clients.labels import CLASSES
+from fedapp.crypto.fixed_point import Bounds, Whole, power_above, to_whole
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
@@ -102,6 +103,19 @@ def _largest(store: Store) -> int:
         return 0
     sizes = [np.abs(store[f"{subset}.labels"]).max(initial=0) for subset in SUBSETS]
     return power_above(float(np.max(sizes)))
+
+
+def label_sums(store: Store, bounds: Bounds) -> Whole:
+    """Weighted sum of the training labels, and sum of the weights; int64, shape (2,)."""
+    labels, weights = (store[f"train.{name}"].astype(np.float64) for name in ("labels", "weights"))
+    power = label_power(store.facts["objective"], len(store.facts[CLASSES]), bounds)
+    terms = to_whole(labels * weights, bounds.exponent(power))
+    return np.array([terms.sum(), to_whole(weights, bounds.exponent(0)).sum()], dtype=np.int64)
+
+
+def label_power(objective: str, n_classes: int, bounds: Bounds) -> int:
+    """No label, or id of a class, is beyond 2 to this power."""
+    return bounds.largest if is_regression(objective) else power_above(n_classes)
 
 
 HANDLERS: Mapping[type[Request], Handler] = {

@@ -36,13 +36,11 @@ from fedapp.messages.pax import (
     InitRequest,
     check_grow,
 )
-from fedapp.metrics import is_custom
 from fedapp.run_folder import RunFolder
 from fedapp.trees.boosted.constraints import check_without_categories, constraints_of
 from fedapp.trees.boosted.grow import Growth, Rows, Shape
 from fedapp.trees.boosted.limits import Limits
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
-from fedapp.trees.custom import CUSTOM
 from fedapp.trees.objective import LossParameters, base_margin
 from fedapp.trees.packed import pack_trees
 from strategies.base import Summary
@@ -56,6 +54,7 @@ from strategies.scoring import (
     check_scores,
     evaluate,
 )
+from strategies.secured import check_secured
 from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS, INIT_MODEL, OR_FUNCTION
 from strategies.warm_start import Begun
 
@@ -100,18 +99,12 @@ class PAX(HorizontalStrategy):
 
         Raises
         ------
-        ConfigError : sums under masks cannot do without so many parties.
+        ConfigError : sums under masks are not to be had; see ``check_secured``.
         """
         own = check(PaxSettings, settings.sections["pax"], "pax.")
         privacy_settings(settings, own.aggregation)
-        if own.aggregation == "secure" and settings.min_parties:
-            _check_losses(settings)
-        has_function = settings.objective == CUSTOM or any(map(is_custom, settings.eval_metrics))
-        if own.aggregation == "secure" and has_function:
-            raise ConfigError(
-                "pax.aggregation must be plain where objective or eval-metric is a function, whose "
-                "sums have no known bounds, got secure"
-            )
+        if own.aggregation == "secure":
+            check_secured(settings, "pax.aggregation")
         return own
 
     def conversation(
@@ -350,23 +343,6 @@ class PAX(HorizontalStrategy):
 
 
 STRATEGY = PAX
-
-
-def _check_losses(settings: Settings) -> None:
-    """Hold that sums under masks may go on without some parties.
-
-    Raises
-    ------
-    ConfigError : without so many they may not; or the best round's scores would be told with a
-        party that is lost later, and again without it.
-    """
-    fewest = settings.parties // 2 + 1
-    if settings.min_parties < fewest:
-        rule = f"must be 0 or >= {fewest} of {settings.parties} with pax.aggregation=secure"
-        raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
-    if settings.early_stopping_rounds:
-        rule = "must be 0 with pax.aggregation=secure and early-stopping-rounds"
-        raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
 
 
 def _drawn(growth: Growth) -> npt.NDArray[np.int32]:

@@ -9,17 +9,16 @@ are quantiles of all rows, at ``max-bin`` bins a column, so each party's share c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, Parties
-from fedapp.crypto.fixed_point import Bounds, Whole, from_whole, power_above
+from fedapp.crypto.fixed_point import Bounds, Whole, from_whole
 from fedapp.crypto.pairwise import SIZES
-from fedapp.data.partition import SUBSETS, WATCHED
+from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.descent import BASE, N_DIGITS, Descent
@@ -32,24 +31,20 @@ from fedapp.messages.pax import (
     GrowSumsRequest,
     OpenRequest,
 )
-from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
+from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secure import EVERYONE
-from fedapp.metrics.adders import WholeNumbers, read_sums
 from fedapp.trees.boosted.rounds import Boosting
 from fedapp.trees.objective import (
     LossParameters,
     gradient_exponents,
-    is_regression,
-    n_outputs,
 )
 from fedapp.trees.sets import category_counts
 from strategies.horizontal import CommonTable
 from strategies.pax_plain import PaxSettings
-from strategies.secure import MaskedSums, ask_who_is_left, exchange_keys
+from strategies.secured import SecuredRun
 
 WEIGHT_BITS = 12
 MOST_COUNTED = 2**30  # bytes of a party's counts in one exchange
-FEWEST_PRIVATE = 3  # parties, without which each sees what is the other's
 
 
 class SecureSums:
@@ -61,30 +56,23 @@ class SecureSums:
     def __init__(
         self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
     ) -> None:
-        self._settings, self._warn = settings, warn
+        self._settings = settings
+        self._run = SecuredRun(settings, "pax.aggregation", warn)
         self.places: dict[str, Ints] = {}
-        self._bounds, self._told, self._n_classes = Bounds(1), False, 0
-        self._sums = MaskedSums()
+        self._told = False
 
     def begin(
         self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Meet, sum the labels, and go down to the quantiles of every column."""
-        if len(parties) < FEWEST_PRIVATE:
-            self._warn(
-                f"pax.aggregation=secure hides little among {len(parties)}: the coordinator and "
-                "all parties but one see what that one sends; three or more hide it better"
-            )
-        threshold = self._settings().min_parties
-        roster, self._bounds, weighted = yield from exchange_keys(parties, threshold)
-        self._sums = MaskedSums(roster["names"], threshold)
+        roster, weighted = yield from self._run.meet(parties, len(table.classes))
+        bounds, sums_of = self._run.bounds, self._run.sums
         categories = category_counts(table.categories, len(table.columns))
-        self._n_classes = len(table.classes)
-        n_bytes = _count_bytes(self._bounds, weighted)
+        n_bytes = _count_bytes(bounds, weighted)
         # Without weights it is known what a row alone counts.
-        lightest = 0 if weighted else 2 ** self._bounds.exponent(0, n_bytes)
+        lightest = 0 if weighted else 2 ** bounds.exponent(0, n_bytes)
         descent = Descent(categories == 0, self._settings().max_bin, lightest)
-        sums, unseen, by_category, counts = yield from self._sums.ask(
+        sums, unseen, by_category, counts = yield from sums_of.ask(
             parties,
             OpenRequest(
                 count_bytes=n_bytes,
@@ -105,13 +93,11 @@ class SecureSums:
             shape = len(prefixes), BASE
             _check_size(len(prefixes) * BASE * n_bytes)
             # Parts of the counts before: a party that is lost here ends the run.
-            (counts,) = yield from self._sums.ask(
-                parties, request, shape, n_bytes=n_bytes, may_fail=0
-            )
+            (counts,) = yield from sums_of.ask(parties, request, shape, n_bytes=n_bytes, may_fail=0)
             descent.take(counts)
         cuts = with_categories(descent.cuts(), categories, _used(by_category, categories))
         self.places = {EVERYONE: np.arange(len(cuts.edges))}
-        return {EVERYONE: self._labels(sums, unseen)}, cuts
+        return {EVERYONE: self._run.labels(sums, unseen)}, cuts
 
     def grow(
         self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting, check: Check
@@ -122,10 +108,10 @@ class SecureSums:
         n_roots = request.n_trees if request.level == 0 else 0
         n_bins = int(cuts.widths[request.columns].sum())
         n_counted = n_wanted if self._settings().min_child_rows else 0
-        scores = self._score_shapes(WATCHED, request.score_bins) if n_roots else _NO_SCORES
+        scores = self._run.score_shapes(WATCHED, request.score_bins) if n_roots else _NO_SCORES
         if request.level == 0:
-            self._sums.without_lost(parties)
-        summed = yield from self._sums.ask(
+            self._run.sums.without_lost(parties)
+        summed = yield from self._run.sums.ask(
             parties,
             self._with_cuts(request, cuts),
             (n_wanted, n_bins, 2),
@@ -139,13 +125,13 @@ class SecureSums:
             return {}
         histograms, missing, rows, root_sums, *of_scores = summed
         parameters = LossParameters.of(self._settings())
-        exponents = np.array(gradient_exponents(boosting.objective, self._bounds, parameters))
+        exponents = np.array(gradient_exponents(boosting.objective, self._run.bounds, parameters))
         reply = GrowReply(
             from_whole(histograms, exponents),
             missing.astype(np.int32),
             rows,
             from_whole(root_sums, exponents),
-            *self._scores(of_scores),
+            *self._run.scores(of_scores),
         )
         check(EVERYONE, reply)
         return {EVERYONE: reply}
@@ -154,42 +140,24 @@ class SecureSums:
         self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
     ) -> Conversation[dict[str, EvaluateReply]]:
         """Sums of the finished model's scores."""
-        told = {field.name: getattr(request, field.name) for field in fields(request)}
-        shapes = self._score_shapes(SUBSETS, request.score_bins)
-        scoring = SumScoresRequest(**told, among=self._sums.among)
-        found = yield from self._sums.ask(parties, scoring, *shapes)
-        reply = EvaluateReply(*self._scores(found))
-        check(EVERYONE, reply)
-        return {EVERYONE: reply}
+        return (yield from self._run.score(parties, request, check))
 
     def goes_on(self, parties: Mapping[str, HelloReply]) -> bool:
         """Whether all are there still whose rows are in the last sum."""
-        return not self._sums.threshold or set(self._sums.names) <= set(parties)
+        return not self._run.sums.threshold or set(self._run.sums.names) <= set(parties)
 
     def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
         """Go on with those who were there when the last start of the server ended."""
-        if self._sums.threshold:
-            for name in (yield from ask_who_is_left(parties)):
-                self._warn(f"{name} was lost before the run was resumed, and stays excluded")
+        yield from self._run.resume(parties)
 
     def facts(self) -> dict[str, Any]:
         """What follows from what the parties have said of their rows, and who they are."""
-        told = {"bounds": asdict(self._bounds), "n_classes": self._n_classes}
-        return {**told, "names": self._sums.names, "threshold": self._sums.threshold}
+        return self._run.facts()
 
     def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
-        """Undo ``facts``; the parties were told the cuts.
-
-        Raises
-        ------
-        ConfigError : the run has begun with another ``min-parties``.
-        """
+        """Undo ``facts``; the parties were told the cuts."""
         self.places, self._told = places, True
-        self._sums = MaskedSums(tuple(facts["names"]), facts["threshold"])
-        if (fewest := self._settings().min_parties) != self._sums.threshold:
-            rule = f"must be {self._sums.threshold}, as when sums began to be masked, got {fewest}"
-            raise ConfigError(f"min-parties {rule}")
-        self._bounds, self._n_classes = Bounds(**facts["bounds"]), facts["n_classes"]
+        self._run.restore(facts)
 
     def _with_cuts(self, request: GrowRequest, cuts: Cuts) -> GrowSumsRequest:
         """A request for sums, with the cuts where they are not told yet."""
@@ -198,36 +166,9 @@ class SecureSums:
         if self._told:
             edges, offsets = edges[:0], offsets[:0]
         self._told = True
-        return GrowSumsRequest(**told, among=self._sums.among, edges=edges, edge_offsets=offsets)
-
-    def _labels(self, sums: Whole, unseen: Whole) -> LabelsReply:
-        """What the labels come to."""
-        regression = is_regression(self._settings().objective)
-        power = self._bounds.largest if regression else power_above(self._n_classes)
-        exponents = np.array([self._bounds.exponent(power), self._bounds.exponent(0)])
-        label_sum, weight_sum = from_whole(sums, exponents).tolist()
-        return LabelsReply(label_sum, weight_sum, unseen)
-
-    def _form(self, n_bins: int) -> tuple[metrics.Statistics, WholeNumbers]:
-        """Sums of no rows, and what has added them."""
-        settings, adder = self._settings(), WholeNumbers(self._bounds)
-        width = n_outputs(settings.objective, self._n_classes)
-        nothing = np.empty((0, width), np.float32), *(np.empty(0, np.float32),) * 2
-        extra = settings.eval_metrics
-        form = metrics.statistics(settings.objective, *nothing, n_bins, extra=extra, adder=adder)
-        return form, adder
-
-    def _score_shapes(self, subsets: tuple[str, ...], n_bins: int) -> list[tuple[int, ...]]:
-        form, _ = self._form(n_bins)
-        return [form.sums.shape, form.histogram.shape] * len(subsets)
-
-    def _scores(self, found: list[Whole]) -> list[Any]:
-        """Score sums and histograms as doubles; without any, those of a level that tells none."""
-        if not found[0].size:
-            return [np.empty(each.shape) for each in found]
-        _, adder = self._form(n_bins=2)
-        pairs = zip(found[::2], found[1::2], strict=True)
-        return [each for sums, cells in pairs for each in read_sums(sums, adder, cells)]
+        return GrowSumsRequest(
+            **told, among=self._run.sums.among, edges=edges, edge_offsets=offsets
+        )
 
 
 def _count_bytes(bounds: Bounds, weighted: bool) -> int:

@@ -1,0 +1,177 @@
+"""What runs whose sums the server sees of all parties together alone have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+
+from fedapp import metrics
+from fedapp.config import Settings
+from fedapp.conversation import Check, Conversation, Parties
+from fedapp.crypto.fixed_point import Bounds, Whole, from_whole, power_above
+from fedapp.data.partition import SUBSETS
+from fedapp.errors import ConfigError
+from fedapp.messages.hello import HelloReply
+from fedapp.messages.labels import LabelsReply
+from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
+from fedapp.messages.secure import EVERYONE
+from fedapp.metrics import is_custom
+from fedapp.metrics.adders import WholeNumbers, read_sums
+from fedapp.trees.custom import CUSTOM
+from fedapp.trees.objective import is_regression, n_outputs
+from strategies.secure import MaskedSums, ask_who_is_left, exchange_keys
+
+FEWEST_PRIVATE = 3  # parties, without which each sees what is the other's
+
+
+def check_secured(settings: Settings, setting: str) -> None:
+    """Hold that a run's sums may be masked.
+
+    Parameters
+    ----------
+    setting : that wants it so, as ``pax.aggregation``.
+
+    Raises
+    ------
+    ConfigError : without so many parties they may not; or the best round's scores would be told
+        with a party that is lost later, and again without it; or terms have no known bounds.
+    """
+    fewest, masked = settings.parties // 2 + 1, f"{setting}=secure"
+    if settings.min_parties:
+        if settings.min_parties < fewest:
+            rule = f"must be 0 or >= {fewest} of {settings.parties} with {masked}"
+            raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
+        if settings.early_stopping_rounds:
+            rule = f"must be 0 with {masked} and early-stopping-rounds"
+            raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
+    if settings.objective == CUSTOM or any(map(is_custom, settings.eval_metrics)):
+        raise ConfigError(
+            f"{setting} must be plain where objective or eval-metric is a function, whose "
+            "sums have no known bounds, got secure"
+        )
+
+
+class SecuredRun:
+    """A run's masks, from the meeting of its parties to the scores of its model.
+
+    Parameters
+    ----------
+    settings : of the run, as they are by now.
+    setting : that wants it so, as ``pax.aggregation``.
+    warn : tells the user.
+
+    Attributes
+    ----------
+    bounds : of the rows of all parties.
+    sums : over all of them, or those that are left.
+    """
+
+    def __init__(
+        self, settings: Callable[[], Settings], setting: str, warn: Callable[[str], None]
+    ) -> None:
+        self._settings, self._setting, self._warn = settings, setting, warn
+        self.bounds, self.sums, self._n_classes = Bounds(1), MaskedSums(), 0
+
+    def meet(
+        self, parties: Parties[HelloReply], n_classes: int
+    ) -> Conversation[tuple[dict[str, Any], bool]]:
+        """The fields of a ``Roster``, and whether any party has weights.
+
+        Parameters
+        ----------
+        n_classes : 0 for regression.
+        """
+        if len(parties) < FEWEST_PRIVATE:
+            self._warn(
+                f"{self._setting}=secure hides little among {len(parties)}: the coordinator and "
+                "all parties but one see what that one sends; three or more hide it better"
+            )
+        threshold = self._settings().min_parties
+        roster, self.bounds, weighted = yield from exchange_keys(parties, threshold)
+        self.sums, self._n_classes = MaskedSums(roster["names"], threshold), n_classes
+        return roster, weighted
+
+    def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
+        """Go on with those who were there when the last start of the server ended."""
+        if self.sums.threshold:
+            for name in (yield from ask_who_is_left(parties)):
+                self._warn(f"{name} was lost before the run was resumed, and stays excluded")
+
+    def facts(self) -> dict[str, Any]:
+        """What follows from what the parties have said of their rows, and who they are."""
+        told = {"bounds": asdict(self.bounds), "n_classes": self._n_classes}
+        return {**told, "names": self.sums.names, "threshold": self.sums.threshold}
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Undo ``facts``.
+
+        Raises
+        ------
+        ConfigError : the run has begun with another ``min-parties``.
+        """
+        self.sums = MaskedSums(tuple(facts["names"]), facts["threshold"])
+        if (fewest := self._settings().min_parties) != self.sums.threshold:
+            rule = f"must be {self.sums.threshold}, as when sums began to be masked, got {fewest}"
+            raise ConfigError(f"min-parties {rule}")
+        self.bounds, self._n_classes = Bounds(**facts["bounds"]), facts["n_classes"]
+
+    # What sums say
+
+    def labels(self, sums: Whole, unseen: Whole) -> LabelsReply:
+        """What the labels come to.
+
+        Parameters
+        ----------
+        sums : of labels and of weights, shape (2,).
+        unseen : values that the dictionary lacks, by column.
+        """
+        regression = is_regression(self._settings().objective)
+        power = self.bounds.largest if regression else power_above(self._n_classes)
+        exponents = np.array([self.bounds.exponent(power), self.bounds.exponent(0)])
+        label_sum, weight_sum = from_whole(sums, exponents).tolist()
+        return LabelsReply(label_sum, weight_sum, unseen)
+
+    def score_shapes(self, subsets: Sequence[str], n_bins: int) -> list[tuple[int, ...]]:
+        """Of the sums and the histogram of each subset's scores."""
+        form, _ = self._form(n_bins)
+        return [form.sums.shape, form.histogram.shape] * len(subsets)
+
+    def scores(self, found: Sequence[Whole]) -> list[Any]:
+        """Score sums and histograms as doubles; without any, those of an answer that tells none."""
+        if not found[0].size:
+            return [np.empty(each.shape) for each in found]
+        _, adder = self._form(n_bins=2)
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return [each for sums, cells in pairs for each in read_sums(sums, adder, cells)]
+
+    def score(
+        self,
+        parties: Parties[HelloReply],
+        request: EvaluateRequest,
+        check: Check,
+        masked: type[SumScoresRequest] = SumScoresRequest,
+    ) -> Conversation[dict[str, EvaluateReply]]:
+        """Sums of the finished model's scores.
+
+        Parameters
+        ----------
+        masked : what asks for them in place of ``request``.
+        """
+        told = {field.name: getattr(request, field.name) for field in fields(request)}
+        shapes = self.score_shapes(SUBSETS, request.score_bins)
+        found = yield from self.sums.ask(parties, masked(**told, among=self.sums.among), *shapes)
+        reply = EvaluateReply(*self.scores(found))
+        check(EVERYONE, reply)
+        return {EVERYONE: reply}
+
+    def _form(self, n_bins: int) -> tuple[metrics.Statistics, WholeNumbers]:
+        """Sums of no rows, and what has added them."""
+        settings, adder = self._settings(), WholeNumbers(self.bounds)
+        width = n_outputs(settings.objective, self._n_classes)
+        nothing = np.empty((0, width), np.float32), *(np.empty(0, np.float32),) * 2
+        extra = settings.eval_metrics
+        form = metrics.statistics(settings.objective, *nothing, n_bins, extra=extra, adder=adder)
+        return form, adder
