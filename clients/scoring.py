@@ -46,8 +46,7 @@ M = TypeVar("M", bound=Scored)
 
 def evaluate_sums(site: Site, request: SumScoresRequest) -> Sums:
     """The same as whole numbers, to be added to those of all others."""
-    adder = WholeNumbers(bounds_of(site.store))
-    return Sums(list(_score(site, request, from_json, predict_margins, adder).values()))
+    return score_model_sums(site, request, from_json, predict_margins)
 
 
 def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
@@ -67,6 +66,17 @@ def score_model(
 ) -> EvaluateReply:
     """What ``evaluate`` does, with a model of any kind; arguments as of ``_score``."""
     return EvaluateReply(**_score(site, request, read, predict, DOUBLES))
+
+
+def score_model_sums(
+    site: Site,
+    request: EvaluateRequest,
+    read: Callable[[str], M],
+    predict: Callable[..., Array],
+) -> Sums:
+    """What ``evaluate_sums`` does, with a model of any kind; arguments as of ``_score``."""
+    adder = WholeNumbers(bounds_of(site.store))
+    return Sums(list(_score(site, request, read, predict, adder).values()))
 
 
 def _score(

@@ -99,7 +99,7 @@ def moments(values: Rows, weights: Rows, categories: Categories = ()) -> Moments
             expanded(values[rows], categories).astype(np.float64),
             weights[rows].astype(np.float64),
         )
-        for rows in _slices(values, categories)
+        for rows in row_slices(values, categories)
     )
 
 
@@ -179,7 +179,7 @@ def predict_linear(model: LinearModel, values: Rows) -> Rows:
     float32, shape (n_rows, n_outputs).
     """
     margins = np.empty((len(values), model.n_outputs), dtype=np.float32)
-    for rows in _slices(values, model.categories):
+    for rows in row_slices(values, model.categories):
         inputs = standardised(expanded(values[rows], model.categories), model.means, model.scales)
         margins[rows] = inputs @ model.weights + model.bias
     return margins
@@ -249,7 +249,7 @@ def descend(
 def _inputs(model: LinearModel, values: Rows) -> Floats:
     """Standardised inputs, and one of ones for the bias."""
     inputs = np.ones((len(values), len(model.means) + 1))
-    for rows in _slices(values, model.categories):
+    for rows in row_slices(values, model.categories):
         found = expanded(values[rows], model.categories)
         inputs[rows, :-1] = standardised(found, model.means, model.scales)
     return inputs
@@ -271,8 +271,8 @@ def _batches(
         yield from np.array_split(rng.permutation(n_rows), n_batches)
 
 
-def _slices(values: Rows, categories: Categories) -> Iterator[slice]:
-    """Some rows at a time; one slice at least."""
+def row_slices(values: Rows, categories: Categories) -> Iterator[slice]:
+    """Rows of a table, some at a time, as their inputs take memory; one slice at least."""
     n_rows, n_more = len(values), sum(len(names) for names in categories if names)
     size = BATCH_ROWS if not n_more else max(1, BATCH_NUMBERS // (values.shape[1] + n_more))
     for start in range(0, max(n_rows, 1), size):

@@ -9,19 +9,21 @@ Data" (arXiv:1602.05629v4), Algorithm 1 with C = 1. Departures:
   moving with the noise of the batches. And it is bounded by the batch's curvature, so that no
   learning rate diverges.
 - Parties weigh by their rows' sample weights, n_k / n where there are none.
+- With ``fedavg-linear.aggregation=secure`` the server learns means over all parties alone (see
+  ``strategies.fedavg_linear_secure``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
+from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties
 from fedapp.data.partition import WATCHED
 from fedapp.linear import (
     ARRAYS,
@@ -36,7 +38,6 @@ from fedapp.linear import (
 from fedapp.messages.fedavg_linear import (
     AverageReply,
     AverageRequest,
-    MomentsReply,
     MomentsRequest,
     ScoreRequest,
     check_average,
@@ -47,6 +48,8 @@ from fedapp.messages.scoring import EvaluateReply
 from fedapp.run_folder import RunFolder
 from fedapp.trees.objective import base_margin, n_outputs
 from strategies.base import Summary
+from strategies.fedavg_linear_plain import Averages, PlainAverages
+from strategies.fedavg_linear_secure import MaskedAverages
 from strategies.horizontal import HorizontalStrategy, mean_label
 from strategies.scoring import (
     FINAL_BINS,
@@ -57,6 +60,9 @@ from strategies.scoring import (
     score_summary,
     shares,
 )
+from strategies.secured import check_secured
+
+SETTING = "fedavg-linear.aggregation"
 
 
 class FedAvgLinearSettings(Section):
@@ -64,7 +70,8 @@ class FedAvgLinearSettings(Section):
 
     ``rounds`` of averaging; ``local_epochs`` of each party between two; ``learning_rate``: longest
     step of the first round; ``batch_size`` in rows; ``l2``: penalty on the weights of the
-    standardised columns.
+    standardised columns; ``aggregation``: who sees the model of a party: with ``plain`` the
+    coordinator, with ``secure`` nobody.
     """
 
     rounds: Annotated[int, Field(ge=1, le=10**6)]
@@ -72,6 +79,7 @@ class FedAvgLinearSettings(Section):
     learning_rate: Annotated[float, Field(gt=0, le=10**6)]
     batch_size: Annotated[int, Field(ge=1, lt=2**31)]
     l2: Annotated[float, Field(ge=0)]
+    aggregation: Literal["plain", "secure"]
 
 
 class FedAvgLinear(HorizontalStrategy):
@@ -85,13 +93,29 @@ class FedAvgLinear(HorizontalStrategy):
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
+        self.averages: Averages = PlainAverages()
+        if self.own.aggregation == "secure":
+            self.averages = MaskedAverages(lambda: self.settings, SETTING, self.warn_once)
         self.weights: Mapping[str, float] = {}
         self.n_averaged = 0
 
+    @property
+    def tells_sums_alone(self) -> bool:
+        """Whether nothing that parties say of their rows is of one party alone."""
+        return self.own.aggregation == "secure"
+
     @classmethod
     def own_settings(cls, settings: Settings) -> FedAvgLinearSettings:
-        """``[fedavg-linear]``, checked."""
-        return check(FedAvgLinearSettings, settings.sections["fedavg-linear"], "fedavg-linear.")
+        """``[fedavg-linear]``, checked.
+
+        Raises
+        ------
+        ConfigError : sums under masks are not to be had; see ``check_secured``.
+        """
+        own = check(FedAvgLinearSettings, settings.sections["fedavg-linear"], "fedavg-linear.")
+        if own.aggregation == "secure":
+            check_secured(settings, SETTING)
+        return own
 
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:
@@ -108,6 +132,7 @@ class FedAvgLinear(HorizontalStrategy):
             self.best = self.model
         else:
             self._restore(saved)
+            yield from self.averages.resume(parties)
         while self.n_averaged < self.own.rounds and not self.history.stops:
             replies = yield from self._ask(parties, self.own.local_epochs)
             yield from self._note_scores(replies)
@@ -122,9 +147,10 @@ class FedAvgLinear(HorizontalStrategy):
         self.history = History.of(self.settings)
         table = self.table
         n_inputs, n_classes = len(input_names(table.columns, table.categories)), len(table.classes)
-        replies = yield from ask(
-            parties.all(MomentsRequest(**self.terms())),
-            MomentsReply,
+        replies = yield from self.averages.begin(
+            parties,
+            table,
+            MomentsRequest(**self.terms()),
             lambda party, reply: check_moments(
                 party, reply, n_inputs, n_classes, table.n_coded_columns
             ),
@@ -174,10 +200,10 @@ class FedAvgLinear(HorizontalStrategy):
             form = model.objective, model.n_outputs, self.settings.eval_metrics
             check_scores(party, reply, *form, WATCHED)
 
-        return (yield from ask(parties.all(request), AverageReply, hold))
+        return (yield from self.averages.train(parties, request, hold))
 
     def _average(self, replies: Mapping[str, AverageReply]) -> LinearModel:
-        """The mean of the parties' models, weighted by their rows."""
+        """The mean of the replies' models, weighted by their rows; under masks there is but one."""
         share = shares(self.weights, replies)
         weights = sum(share[party] * reply.weights for party, reply in replies.items())
         bias = sum(share[party] * reply.bias for party, reply in replies.items())
@@ -207,11 +233,9 @@ class FedAvgLinear(HorizontalStrategy):
         text = linear_to_json(model)
         yield ModelFiles({"model.json": text})
         spread = label_spread(parties)
-        scored = yield from ask(
-            parties.all(
-                ScoreRequest(np.frombuffer(text.encode(), dtype=np.uint8), FINAL_BINS, spread)
-            ),
-            EvaluateReply,
+        scored = yield from self.averages.score(
+            parties,
+            ScoreRequest(np.frombuffer(text.encode(), dtype=np.uint8), FINAL_BINS, spread),
             lambda party, reply: check_scores(
                 party, reply, model.objective, model.n_outputs, self.settings.eval_metrics
             ),
@@ -235,6 +259,7 @@ class FedAvgLinear(HorizontalStrategy):
             "history": self.history.scores,
             "averaged": self.n_averaged,
             "rows": dict(self.weights),
+            "aggregation": self.averages.facts(),
             **self.table.facts(),
         }
         return Checkpoint(arrays, facts)
@@ -248,6 +273,7 @@ class FedAvgLinear(HorizontalStrategy):
         self.best = replace(self.model, weights=weights, bias=bias)
         self.weights, self.n_averaged = facts["rows"], facts["averaged"]
         self.history = History.of(settings, facts["history"])
+        self.averages.restore(facts["aggregation"])
 
 
 STRATEGY = FedAvgLinear

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,17 +41,29 @@ TERMS = {
     "tweedie_variance_power": 1.5,
     "eval_metrics": (),
 }
+OPENS_PAX = partial(OpenRequest, count_bytes=4, min_child_rows=0)
 PREFIXES = np.arange(256, dtype=np.uint32)
 
 
 class Coordinator:
-    """Talks to sites as it likes, up to their keys as it should."""
+    """Talks to sites as it likes, up to their keys as it should.
 
-    def __init__(self, configs: Mapping[str, SiteConfig], threshold: int = 0) -> None:
-        self._configs, names = configs, tuple(configs)
+    Parameters
+    ----------
+    opens : the request by which parties meet, from the fields of a roster and terms.
+    """
+
+    def __init__(
+        self,
+        configs: Mapping[str, SiteConfig],
+        threshold: int = 0,
+        method: str = "pax",
+        opens: Callable[..., Request] = OPENS_PAX,
+    ) -> None:
+        self._configs, self._method, names = configs, method, tuple(configs)
         self.ask(HelloRequest("binary:logistic", 0.2, 0.2, 3, True), 1, names)
         keys = self.ask(KeysRequest(), 2, names)
-        self.opening = OpenRequest(
+        self.opening = opens(
             names=names,
             box_keys=np.stack([keys[name].arrays["box_key"] for name in names]),
             run_keys=np.stack([keys[name].arrays["run_key"] for name in names]),
@@ -58,8 +71,6 @@ class Coordinator:
             heaviest=0,
             largest=0,
             threshold=threshold,
-            count_bytes=4,
-            min_child_rows=0,
             **TERMS,
         )
 
@@ -73,7 +84,7 @@ class Coordinator:
     ) -> dict[str, Content]:
         """What sites answer to the same request, or each to its own."""
         each = request if isinstance(request, Mapping) else dict.fromkeys(names, request)
-        envelope = Envelope(MODEL, step, attempt=attempt, method="pax", **more)
+        envelope = Envelope(MODEL, step, attempt=attempt, method=self._method, **more)
         return {
             name: answer(self._configs[name], own.kind, envelope, take_apart(own, name))
             for name, own in each.items()

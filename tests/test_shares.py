@@ -260,7 +260,7 @@ def test_a_share_that_is_changed_or_of_another_sum_is_refused_by_its_senders_nam
 @pytest.mark.parametrize(
     ("more", "threshold", "rule"),
     [
-        ({}, 3, r"min-parties must be 0 with pax.aggregation=secure, or least-parties set by bank"),
+        ({}, 3, r"min-parties must be 0 with aggregation=secure, or least-parties set by bank"),
         ({"least-parties": 3}, 3, r"min-parties must be 4 to 4 of 4 parties, or 0, for bank with"),
         ({"least-parties": 2}, 2, r"min-parties must be 3 to 4 of 4 parties, or 0, for bank with"),
         ({"least-parties": 2}, 5, r"min-parties must be 3 to 4 of 4 parties, or 0, for bank with"),

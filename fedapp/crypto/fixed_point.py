@@ -45,6 +45,11 @@ class Bounds:
         """
         return 8 * n_bytes - SPARE_BITS - power_above(self.n_rows) - self.heaviest - power
 
+    def finer(self, exponent: int) -> int:
+        """How many bits the terms of a sum of what others leave may have, when these have so many:
+        see ``to_parts``."""
+        return 8 * 8 - SPARE_BITS - power_above(self.n_rows) + exponent + 1
+
     def most(self, power: int) -> float:
         """The largest term, with its weight."""
         return math.ldexp(1.0, power + self.heaviest)
@@ -58,14 +63,15 @@ def power_above(value: float) -> int:
     return exponent - 1 if mantissa == 0.5 else exponent
 
 
-def to_whole(values: npt.NDArray[np.floating], exponent: int) -> Whole:
+def to_whole(values: npt.NDArray[np.floating], exponent: int | Whole) -> Whole:
     """Values as the nearest multiples of 2^-exponent, in units of that.
 
     Parameters
     ----------
     values : any shape; below 2^(62 - exponent) in size.
+    exponent : one, or one for each place of the last axis.
     """
-    scaled = values.astype(np.float64) * math.ldexp(1.0, exponent)
+    scaled = values.astype(np.float64) * np.ldexp(1.0, np.asarray(exponent))
     whole: Whole = np.rint(scaled, out=scaled).astype(np.int64)
     return whole
 
@@ -80,3 +86,28 @@ def from_whole(whole: Whole, exponent: int | Whole) -> Doubles:
     values: Doubles = whole.astype(np.float64)
     values *= np.ldexp(1.0, -np.asarray(exponent))
     return values
+
+
+def to_parts(values: Doubles, exponents: tuple[Whole, Whole]) -> tuple[Whole, Whole]:
+    """Values as multiples of a coarse unit, and what that leaves as multiples of a fine one: twice
+    the bits, where those of one whole number are too few.
+
+    Parameters
+    ----------
+    values : any shape.
+    exponents : of both units, one for each place of the last axis; see ``Bounds.finer``.
+    """
+    coarse = to_whole(values, exponents[0])
+    return coarse, to_whole(values - from_whole(coarse, exponents[0]), exponents[1])
+
+
+def from_parts(parts: Whole, exponents: tuple[Whole, Whole]) -> Doubles:
+    """Undo ``to_parts``, or of sums of such.
+
+    Parameters
+    ----------
+    parts : shape (..., 2, n), the coarse one first.
+    """
+    pairs = zip((0, 1), exponents, strict=True)
+    coarse, fine = (from_whole(parts[..., place, :], exponent) for place, exponent in pairs)
+    return coarse + fine

@@ -3,7 +3,8 @@
 Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized
 Data" (arXiv:1602.05629v4), Algorithm 1.
 
-Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
+Reveals, with ``fedavg-linear.aggregation=plain``: no row, label or gradient of a row leaves a
+party, and nothing is encrypted.
 
 - The server learns of each party: for every column the weight, the mean and the sum of squared
   deviations of the values that are there, so for every category the weight of its rows, once, with
@@ -13,6 +14,24 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
   scores, and at the end those of the finished model, as in ``scoring``.
 - A party learns means and spreads of the columns over all parties, of a column of categories the
   share of each, and the model after each round.
+
+With ``fedavg-linear.aggregation=secure`` all but ``hello`` and keys comes under masks (see
+``secure``).
+
+- The server learns of all parties together, and of single ones nothing: sums of the labels, of the
+  weights and of values that the dictionary lacks; for every input the weight, the sum and the sum
+  of squared deviations of the values that are there; in every round the mean of the parties'
+  models by the weight of their rows, with that weight; and the scores of all rows. Of every column
+  of numbers it also learns how many parties have their largest value, in size, rounded up to which
+  power of two, though not which parties.
+- The mean of the models less the model before is about a sum of gradients of all rows. One that
+  breaks the rules, and sends models that few rows have gradients at, gets the sums of these rows,
+  though not whose they are. A column or category that one party alone has is that party's.
+- Where a party may be lost (``min-parties`` above 0), the means before and after a loss differ by
+  about the lost party's model, as one round changes models little; of a server that breaks the
+  rules, and asks for the same round again, exactly by that. See ``secure``.
+- A party learns the model after each round, means and spreads over all parties, the powers of two
+  that the columns of all parties come up to, and the weight of all training rows to a power of two.
 """
 
 from __future__ import annotations
@@ -25,6 +44,7 @@ from fedapp.messages import scoring as booster
 from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
 from fedapp.messages.labels import LabelsReply, Terms, check_coded
 from fedapp.messages.methods import Method
+from fedapp.messages.secure import Among, Roster
 
 METHOD = Method("horizontal")
 
@@ -87,10 +107,61 @@ class AverageReply(Reply):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OpenRequest(Terms, Roster, Request):
+    """Meet the others, code labels and categories; sum the labels, tell how large values are.
+
+    Asks for ``sums``: of the labels, of the weights, of values the dictionary lacks by column, and
+    ``count_powers`` of the columns of numbers.
+    """
+
+    kind: ClassVar[str] = "train.fedavg_linear_open"
+    doing: ClassVar[str] = "summing the columns"
+    leaves: ClassVar[str] = "sums"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeansRequest(Request):
+    """Asks for ``sums``: of each input's weights and weighted values (``sum_values``)."""
+
+    kind: ClassVar[str] = "train.fedavg_linear_means"
+    doing: ClassVar[str] = "summing the columns"
+    leaves: ClassVar[str] = "sums"
+    powers: Annotated[Array, Form("int64", "n_columns", low=-149, high=128)]  # 2^: largest values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpreadsRequest(Request):
+    """Asks for ``sums``: of each input's squared deviations (``sum_squares``)."""
+
+    kind: ClassVar[str] = "train.fedavg_linear_spreads"
+    doing: ClassVar[str] = "summing the columns"
+    leaves: ClassVar[str] = "sums"
+    means: Inputs  # of all parties
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AverageSumsRequest(Among, AverageRequest):
+    """As ``AverageRequest``, for ``sums``: of the weight of the training rows, of the model as each
+    party trained it on by its share of that (``whole_model``), and of the scores."""
+
+    kind: ClassVar[str] = "train.fedavg_linear_sums"
+    leaves: ClassVar[str] = "sums"
+    weight_power: Annotated[int, Range(-149, 178)]  # 2^: no less than all parties' weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest(booster.EvaluateRequest):
     """Score the finished model on all rows; the reply is ``scoring``'s."""
 
     kind: ClassVar[str] = "evaluate.fedavg_linear_scores"
+    doing: ClassVar[str] = "scoring"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreSumsRequest(booster.SumScoresRequest):
+    """As ``ScoreRequest``, for ``sums``: the fields of an ``EvaluateReply``."""
+
+    kind: ClassVar[str] = "evaluate.fedavg_linear_sums"
     doing: ClassVar[str] = "scoring"
 
 

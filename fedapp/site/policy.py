@@ -163,15 +163,13 @@ def check_threshold(config: SiteConfig, n_parties: int, threshold: int) -> None:
     if not threshold:
         return
     if not config.simulated and not config.least_parties:
-        rule = f"must be 0 with pax.aggregation=secure, or least-parties set by {config.name}"
+        rule = f"must be 0 with aggregation=secure, or least-parties set by {config.name}"
         raise ConfigError(f"min-parties {rule} in its node config, got {threshold}")
     fewest = -(-(n_parties + config.fewest_parties) // 2)
     if not fewest <= threshold <= n_parties:
         rule = f"must be {fewest} to {n_parties} of {n_parties} parties, or 0, for {config.name}"
         least = f"least-parties is {config.fewest_parties} there"
-        raise ConfigError(
-            f"min-parties {rule} with pax.aggregation=secure ({least}), got {threshold}"
-        )
+        raise ConfigError(f"min-parties {rule} with aggregation=secure ({least}), got {threshold}")
 
 
 def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
