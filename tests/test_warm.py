@@ -7,6 +7,8 @@ import logging
 import re
 import runpy
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -590,9 +592,20 @@ def answered(reply: Message) -> bool:
     return True
 
 
+def worker_of(answer: Callable[[int], Message], run_id: int) -> RunsWorker:
+    worker: RunsWorker = answer.executor._workers[run_id]  # type: ignore[attr-defined]
+    return worker
+
+
 def process_of(answer: Callable[[int], Message], run_id: int) -> psutil.Process:
-    workers = answer.executor._workers  # type: ignore[attr-defined]
-    return psutil.Process(workers[run_id]._process.pid)
+    return psutil.Process(worker_of(answer, run_id)._process.pid)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_run_has_one_process_and_another_run_another(
@@ -615,6 +628,7 @@ def test_a_process_that_dies_costs_its_message_alone_and_an_idle_one_ends(
     node.begin(RUN)
     answer(RUN)
     dead = process_of(answer, RUN)
+    wait_until(lambda: worker_of(answer, RUN).idle_seconds() > 0)  # it has said that it replied
     dead.suspend()
     threading.Timer(0.5, dead.kill).start()
     assert answer(RUN).error.code == ErrorCode.CLIENT_APP_CRASHED
@@ -628,6 +642,28 @@ def test_a_process_that_dies_costs_its_message_alone_and_an_idle_one_ends(
     while process.is_running():  # as soon as it has said that it has answered
         assert time.monotonic() < deadline
         answer.executor.reconcile()  # type: ignore[attr-defined]
+
+
+def test_an_answer_that_is_noted_late_leaves_the_next_message_asked(
+    node: Node, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process stands still between a reply and the word that it has replied."""
+    script = "input(); input(); print(flush=True); input()"
+    start = partial(subprocess.Popen, [sys.executable, "-c", script])
+    monkeypatch.setattr("subprocess.Popen", lambda command, **how: start(**how))
+    node.begin(RUN)
+    node.send(RUN)
+    token = claimed(node)
+    worker = RunsWorker(
+        ExecutionSpec(TaskType.CLIENT_APP, address, token, True, None, False, None, False, 1)
+    )
+    assert worker.ask("of the message before")
+    assert worker.ask(token)
+    wait_until(lambda: len(worker._asked) == 1)
+    assert worker.idle_seconds() == 0
+    worker._process.kill()
+    assert reply_of(node).error.code == ErrorCode.CLIENT_APP_CRASHED
+    worker._watch.join(LONG)
 
 
 def test_a_process_that_dies_after_its_answer_leaves_the_executor_alone(

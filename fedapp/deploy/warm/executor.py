@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import IO, Any
@@ -69,7 +70,8 @@ class RunsWorker:
 
     def __init__(self, spec: ExecutionSpec) -> None:
         self._connection = (spec.runtime_api_address, spec.insecure, spec.root_certificates_path)
-        self._token, self._since, self._lock = "", time.monotonic(), threading.Lock()
+        self._asked = deque[str]()  # tasks without an answer, the oldest first
+        self._since, self._lock = time.monotonic(), threading.Lock()
         command = [sys.executable, "-P", "-m", "fedapp.deploy.warm.worker"]
         command += [spec.runtime_api_address, *tls_options(spec)]
         pipe = subprocess.PIPE
@@ -83,20 +85,23 @@ class RunsWorker:
     def ask(self, token: str) -> bool:
         """Have a task answered; False where the process has ended before it could take it."""
         with self._lock:
-            if self._process.poll() is None:
-                with suppress(BrokenPipeError):
-                    print(token, file=self._tokens, flush=True)
-                    self._token = token
-            return self._token == token
+            if self._process.poll() is not None:
+                return False
+            try:
+                print(token, file=self._tokens, flush=True)
+            except BrokenPipeError:
+                return False
+            self._asked.append(token)
+            return True
 
     def idle_seconds(self) -> float:
         """Since the last task was answered; 0 during one."""
-        return 0.0 if self._token else time.monotonic() - self._since
+        return 0.0 if self._asked else time.monotonic() - self._since
 
     def end(self) -> None:
         """End the process, whatever it does."""
         with self._lock:
-            self._token = ""
+            self._asked.clear()
         self._process.kill()
         self._watch.join()
 
@@ -105,16 +110,19 @@ class RunsWorker:
         with answers:
             for line in answers:
                 with self._lock:
-                    self._token, self._since = "", time.monotonic()
-                    if line.strip():
-                        break
+                    if self._asked:
+                        self._asked.popleft()
+                    self._since = time.monotonic()
+                if line.strip():
+                    break
         self._process.kill()
         status = self._process.wait()
         with self._lock:
-            token, self._token = self._token, ""
+            unanswered = list(self._asked)
+            self._asked.clear()
             with suppress(BrokenPipeError):
                 self._tokens.close()
-        if token:
+        for token in unanswered:
             reason = f"the process that answered has ended with status {status}"
             log.error("%s", reason)
             # The task may have been finished before the process could say so.
