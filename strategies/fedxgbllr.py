@@ -31,6 +31,7 @@ from pydantic import Field
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
 from fedapp.data.partition import SUBSETS, WATCHED
+from fedapp.data.schema import first
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fedxgbllr import (
     AverageReply,
@@ -64,7 +65,7 @@ from fedapp.trees.stacked.model import (
     to_json,
 )
 from strategies.base import Summary
-from strategies.horizontal import HorizontalStrategy, mean_label
+from strategies.horizontal import HorizontalStrategy, mean_label, untrained_by_class
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 from strategies.settings import TREE_SETTINGS
 
@@ -146,6 +147,7 @@ class FedXGBllr(HorizontalStrategy):
         self.history = _history(self.settings)
         labels = yield from self.ask_for_labels(parties)
         columns, classes = self.table.columns, self.table.classes
+        self._warn_of_lacking(untrained_by_class(parties, classes))
         weight_sum = sum(reply.weight_sum for reply in labels.values())
         mean = mean_label(labels, 0, self.settings)
         request = self._fit_request(len(parties), mean, len(classes))
@@ -177,6 +179,22 @@ class FedXGBllr(HorizontalStrategy):
         )
         yield from ask(parties.all(_share_request(model)), ShareReply)
         return model
+
+    def _warn_of_lacking(self, parties: Mapping[str, Sequence[str]]) -> None:
+        """Say which parties lack which class: their trees and heads know fewer answers.
+
+        Parameters
+        ----------
+        parties : without a training row of a class, by class.
+        """
+        if not parties:
+            return
+        by_class = [f"{name!r} at {first(who)}" for name, who in parties.items()]
+        self.warn_once(
+            f"no training row of class {first(by_class)}: trees and heads of such a party never "
+            "answer with that class, and fedxgbllr can score below a party alone; pax under masks "
+            "(pax.aggregation=secure) is the same model whoever has which rows"
+        )
 
     def _fit_request(self, n_parties: int, mean: np.float32, n_classes: int) -> FitRequest:
         """XGBoost's parameters; the general ones but for depth and eta."""

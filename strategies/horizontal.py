@@ -266,6 +266,23 @@ def untrained_everywhere(parties: Mapping[str, HelloReply]) -> tuple[str, ...]:
     return tuple(name for name in found if name not in trained)
 
 
+def untrained_by_class(
+    parties: Mapping[str, HelloReply], classes: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Parties without a training row of a class, by class; without those that nobody trains."""
+    nowhere = untrained_everywhere(parties)
+    found = {
+        name: tuple(
+            party
+            for party, hello in parties.items()
+            if name not in hello.classes or name in hello.untrained
+        )
+        for name in classes
+        if name not in nowhere
+    }
+    return {name: who for name, who in found.items() if who}
+
+
 def common_base_margin(parties: Mapping[str, HelloReply]) -> str:
     """The column of base margins that all parties have; empty where none has one.
 

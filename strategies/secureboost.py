@@ -70,6 +70,9 @@ from strategies.vertical import (
 from strategies.warm_start import Begun, init_model_id
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
+# Of the training rows: with so many sums of each bin, the bins of nearly all rows can be solved for
+# (``simulations.attacks.solved_bins``).
+ENOUGH_SUMS = 0.5
 
 
 class SecureBoostSettings(Section):
@@ -169,6 +172,7 @@ class SecureBoost(VerticalStrategy):
         """Rows in one order, columns in bins, a key."""
         self.history, init_model = History.of(self.settings), init_model_id(self.settings)
         self.rows = yield from align(parties, mailbox, self.settings)
+        self._warn_of_sums()
         if self.settings.early_stopping_rounds and not self.rows["valid"]:
             raise ConfigError(
                 "valid-fraction must leave validation rows for early-stopping-rounds, "
@@ -186,6 +190,24 @@ class SecureBoost(VerticalStrategy):
         yield from mailbox.relay(SetupRequest, parties, SentReply, **given)
         if init_model:
             yield from self._walk(mailbox)
+
+    def _warn_of_sums(self) -> None:
+        """Say so where the active party may be told enough to solve for the others' bins."""
+        settings, n_rows = self.settings, self.rows["train"]
+        n_rounds = max(0, settings.num_boost_round - self.own.first_trees)
+        # Gradients and hessians, of each root and of one of each two children above the leaves.
+        n_sums = n_rounds * 2**settings.max_depth
+        is_multi = settings.objective == "multi:softprob"  # with two classes or more
+        if settings.least_bin_rows or n_sums * (1 + is_multi) < ENOUGH_SUMS * n_rows:
+            return
+        told = f"up to {n_sums:,} sums{' a class' if is_multi else ''}"
+        has = "" if self.simulated else " (which may have it)"
+        self.warn_once(
+            "the active party may find the bin of nearly every training row in the others' "
+            f"columns: it is told {told} of each bin, and half as many as the {n_rows:,} rows are "
+            f"enough; least-bin-rows at the passive parties{has} hides most, then a smaller "
+            "max-depth and fewer rounds (num-boost-round); a smaller max-bin tells less of a value"
+        )
 
     def _walk(self, mailbox: Mailbox) -> Conversation[None]:
         """The rows down the model that the run goes on from; two exchanges a level at most."""

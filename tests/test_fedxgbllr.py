@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from fedapp.trees.packed import pack_trees
 from fedapp.trees.stacked.model import StackedModel, from_json
 from fedapp.trees.text import model_text
 from simulations.local import run_local
+from strategies.horizontal import untrained_by_class
 from tests.network import die, fails_from, resumed, run
 from tests.transcript import (
     Listener,
@@ -228,6 +230,18 @@ def test_a_party_with_one_class_takes_part(
     summary = summary_of(run(short(parties=2, early_stopping_rounds=2), contexts))
     assert summary["trees"] >= 2
     assert summary["metrics"]["test"]["logloss"] < 1
+    (warning,) = summary["warnings"]
+    assert warning.startswith("no training row of class '0' at b: trees and heads of such a party ")
+
+
+def test_classes_are_named_with_the_parties_that_do_not_train_them() -> None:
+    def hello(classes: str, untrained: str = "") -> Any:
+        return SimpleNamespace(classes=tuple(classes), untrained=tuple(untrained))
+
+    parties = {"bank": hello("abd", "d"), "shop": hello("bcd", "d"), "post": hello("abc", "b")}
+    found = untrained_by_class(parties, "abcd")
+    assert found == {"a": ("shop",), "b": ("post",), "c": ("bank",)}  # d is trained nowhere
+    assert untrained_by_class({"bank": hello("ab"), "shop": hello("ab")}, "ab") == {}
 
 
 def test_parties_that_stop_early_have_fewer_trees(
