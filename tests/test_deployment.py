@@ -66,6 +66,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     "cyclic": {"num-boost-round": 3, "max-depth": 2},
     "fedavg-linear": {"fedavg-linear.rounds": 2},
 }
+MASKED: dict[str, dict[str, Any]] = {
+    "pax": PAX,
+    "fedavg-linear": {"parties": 3, **OTHERS["fedavg-linear"]},
+}
 SECUREBOOST = {
     "num-boost-round": 1,
     "max-depth": 2,
@@ -165,15 +169,16 @@ def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_t
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", MASKED)
 def test_sums_under_masks_across_sites_make_the_model_of_the_local_engine(
-    deployment: Deployment, tmp_path: Path
+    deployment: Deployment, tmp_path: Path, method: str
 ) -> None:
     nodes = same_columns(deployment.folder)
     nodes["bank"]["least-parties"] = "3"
     use_tables(deployment, nodes)
-    given = {**PAX, "pax.aggregation": "secure"}
-    local = deployment.locally(tmp_path / "local", given)
-    ended(begun(deployment, "pax", tmp_path / "across", given))
+    given = {**MASKED[method], f"{method}.aggregation": "secure"}
+    local = deployment.locally(tmp_path / "local", {**given, "strategy": method})
+    ended(begun(deployment, method, tmp_path / "across", given))
     assert model_in(tmp_path / "across") == model_in(local.path)
     no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
 

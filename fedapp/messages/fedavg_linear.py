@@ -27,6 +27,10 @@ With ``fedavg-linear.aggregation=secure`` all but ``hello`` and keys comes under
 - The mean of the models less the model before is about a sum of gradients of all rows. One that
   breaks the rules, and sends models that few rows have gradients at, gets the sums of these rows,
   though not whose they are. A column or category that one party alone has is that party's.
+- A party refuses powers of two that its values exceed, a weight of all rows below its own, and to
+  write a model beyond the bound. By who refuses, one that breaks the rules learns how large each
+  party's values and weights are, to powers of two; and by models that it sends near the bound,
+  which way they move at each party: a bit a request.
 - Where a party may be lost (``min-parties`` above 0), the means before and after a loss differ by
   about the lost party's model, as one round changes models little; of a server that breaks the
   rules, and asks for the same round again, exactly by that. See ``secure``.

@@ -23,7 +23,7 @@ rounded up to a power of two.
   such runs only if its node config has ``least-parties``, and logs each loss.
 - Runs add up: the sums of two runs over the same rows, one with a party and one without, differ by
   that party's. A site counts and approves runs (``runs-per-day``, ``approve``).
-- A party that cannot write its gradients within the bounds says so, and ends the run.
+- A party that cannot write its gradients or its model within the bounds says so, and ends the run.
 - The server and all parties but one together learn what that one sent. So a site takes part with
   so many others at least as its node config has it (``least-parties``), and each must be one whose
   key it has pinned.
