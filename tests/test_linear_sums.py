@@ -27,7 +27,7 @@ from fedapp.linear_sums import (
     whole_weight,
 )
 
-N_ROWS = 40
+N_ROWS = 20
 COLOURS = (None, ("blue", "green", "red"))
 
 
