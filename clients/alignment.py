@@ -21,7 +21,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.psi import draw_scalar, hash_to_group, intersect, mask, places
+from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.messages.alignment import (
@@ -66,7 +66,7 @@ def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
     ids = store["ids"]
     store["shuffle"] = _shuffle(len(ids))
     store["scalar"] = np.frombuffer(draw_scalar(), dtype=np.uint8)
-    points = mask(hash_to_group(ids[store["shuffle"]].tolist()), store["scalar"].tobytes())
+    points = mask_ids(ids[store["shuffle"]].tolist(), store["scalar"].tobytes())
     own = MaskedList(site.name, 1, points)
     return SentReply(), [(_next(site, own), own)]
 

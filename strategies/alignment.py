@@ -66,8 +66,8 @@ def _seconds_left(parties: Parties[VerticalHelloReply]) -> list[float]:
     one last. Simulated parties share a machine.
     """
     n_others = len(parties) - 1
-    hashing, masking = seconds_to_mask(max(hello.n_rows for hello in parties.values()))
+    opening, masking = seconds_to_mask(max(hello.n_rows for hello in parties.values()))
     alike = any(hello.simulated for hello in parties.values())
-    opening = (hashing + masking) * (len(parties) if alike else 1)
+    opening *= len(parties) if alike else 1
     turn = masking * (n_others if alike else 1)
     return list(itertools.accumulate([n_others * masking, *[turn] * n_others, opening]))

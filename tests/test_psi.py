@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.crypto import psi
+from fedapp.crypto import ristretto
 from fedapp.crypto.psi import (
     ORDER,
     Points,
     draw_scalar,
-    expand_message,
+    expander,
     hash_messages,
     hash_to_group,
     intersect,
     mask,
+    mask_ids,
     places,
 )
 
@@ -76,7 +77,7 @@ def as_set(points: Points) -> set[bytes]:
 
 @pytest.mark.parametrize(("message", "expected"), EXPANDED)
 def test_messages_expand_to_the_bytes_of_the_rfc(message: bytes, expected: str) -> None:
-    assert expand_message(message, EXPAND_DST, len(expected) // 2).hex() == expected
+    assert expander(EXPAND_DST, len(expected) // 2)(message).hex() == expected
 
 
 @pytest.mark.parametrize(("message", "expected"), BLINDED)
@@ -120,7 +121,7 @@ def test_masks_commute(n_parties: int) -> None:
 def test_points_keep_their_order_over_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     points, scalar = hash_to_group([str(number) for number in range(50)]), draw_scalar()
     at_once = mask(points, scalar)
-    monkeypatch.setattr(psi, "CHUNK", 7)
+    monkeypatch.setattr(ristretto, "CHUNK", 7)
     np.testing.assert_array_equal(mask(points, scalar), at_once)
 
 
@@ -173,6 +174,27 @@ def test_points_that_differ_in_one_byte_only_are_not_common() -> None:
     points = np.zeros((3, 32), dtype=np.uint8)
     points[1, 31], points[2, 0] = 1, 1
     assert as_set(intersect([points, points[1:]])) == as_set(points[1:])
+
+
+def test_points_that_share_their_first_bytes_are_told_apart() -> None:
+    rng = np.random.default_rng(0)
+    points = np.repeat(rng.integers(0, 256, (5, 32)).astype(np.uint8), 40, axis=0)
+    points[:, 8:] = np.unique(rng.integers(0, 3, (300, 24)).astype(np.uint8), axis=0)[:200]
+    own, other = rng.permutation(points)[:150], rng.permutation(points)[:120]
+    common = intersect([own, other])
+    assert [point.tobytes() for point in common] == sorted(as_set(own) & as_set(other))
+    np.testing.assert_array_equal(own[places(own, common)], common)
+    with pytest.raises(ValueError, match=r"^common must be in own, got \d+ points that are not$"):
+        places(own, other)
+
+
+def test_ids_are_masked_as_their_points_are() -> None:
+    ids, scalar = [f"person-{number}" for number in range(30)], draw_scalar()
+    np.testing.assert_array_equal(mask_ids(ids, scalar), mask(hash_to_group(ids), scalar))
+    with pytest.raises(ValueError, match=r"^ids must be valid Unicode, got a lone surrogate"):
+        mask_ids(["fine", "id\ud800"], scalar)
+    with pytest.raises(ValueError, match=r"^scalar must be 1 to l - 1, got another number$"):
+        mask_ids(ids, bytes(32))
 
 
 def test_places_lead_from_own_points_to_the_common_ones() -> None:
@@ -248,13 +270,13 @@ def test_an_id_without_utf8_form_is_refused_and_not_shown() -> None:
 @pytest.mark.parametrize("dst", [b"", 256 * b"d"])
 def test_a_tag_of_another_length_is_refused(dst: bytes) -> None:
     with pytest.raises(ValueError, match=rf"^dst must be 1 to 255 bytes, got {len(dst)}$"):
-        expand_message(b"", dst, 64)
+        expander(dst, 64)
 
 
 @pytest.mark.parametrize("n_bytes", [0, 16321])
 def test_an_expansion_to_another_length_is_refused(n_bytes: int) -> None:
     with pytest.raises(ValueError, match=rf"^n_bytes must be 1 to 16320, got {n_bytes}$"):
-        expand_message(b"", b"d", n_bytes)
+        expander(b"d", n_bytes)
 
 
 def test_the_temporary_copy_of_libsodium_is_gone_once_loaded() -> None:

@@ -15,8 +15,7 @@ from gmpy2 import mpz
 
 from fedapp.crypto import montgomery
 from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
-from fedapp.crypto.lanes import LIMB_BITS
-from fedapp.crypto.rings import N_LANES
+from fedapp.crypto.lanes import LIMB_BITS, registers
 
 Limbs = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
@@ -189,11 +188,8 @@ class LaneRing:
         return np.ascontiguousarray(residues)
 
     def _scratch(self, n_numbers: int) -> Limbs:
-        """Registers for the limbs of so many numbers, on lines of the cache."""
-        size = n_numbers * N_LANES * self.n_limbs
-        memory = np.empty(size + N_LANES, dtype=np.uint64)
-        first = -(memory.ctypes.data // WORD_BYTES) % N_LANES
-        return memory[first : first + size]
+        """Registers for the limbs of so many numbers."""
+        return registers(n_numbers * self.n_limbs)
 
 
 def _same_length(

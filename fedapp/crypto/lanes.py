@@ -17,6 +17,8 @@ from typing import Any
 
 import numba
 import numba.extending
+import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -30,8 +32,8 @@ LIMB_BITS = 52
 # numba has no types for what follows.
 config: Any = numba.config
 
-_WORD = ir.IntType(64)
-_REGISTER = ir.VectorType(_WORD, N_LANES)
+WORD = ir.IntType(64)
+REGISTER = ir.VectorType(WORD, N_LANES)
 
 
 @functools.cache
@@ -40,6 +42,14 @@ def supported() -> bool:
     features = config.CPU_FEATURES or get_host_cpu_features()  # type: ignore[no-untyped-call]
     has_all = {"+avx512f", "+avx512ifma"} <= set(str(features).split(","))
     return has_all and not config.DISABLE_JIT
+
+
+def registers(n_registers: int) -> npt.NDArray[np.uint64]:
+    """Memory for so many, on lines of the cache, of any content; flat."""
+    n_words = n_registers * N_LANES
+    memory = np.empty(n_words + N_LANES, dtype=np.uint64)
+    first = -(memory.ctypes.data // memory.itemsize) % N_LANES
+    return memory[first : first + n_words]
 
 
 class _Lanes(types.Type):
@@ -57,10 +67,10 @@ class _LanesModel(models.PrimitiveModel):
     """What LLVM keeps it in."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _REGISTER)  # type: ignore[no-untyped-call]
+        super().__init__(manager, kind, REGISTER)  # type: ignore[no-untyped-call]
 
 
-def _operation(function: Callable[..., Any]) -> Any:
+def operation(function: Callable[..., Any]) -> Any:
     """What numba compiles a call of the function's name into."""
     return numba.extending.intrinsic(function)
 
@@ -68,20 +78,20 @@ def _operation(function: Callable[..., Any]) -> Any:
 def _pointer(context: Any, builder: Any, kind: Any, array: Any, place: Any) -> Any:
     """Where the register ``place`` of an array begins."""
     data = context.make_array(kind)(context, builder, array).data
-    word = builder.gep(data, [builder.mul(place, ir.Constant(_WORD, N_LANES))])
-    return builder.bitcast(word, _REGISTER.as_pointer())
+    word = builder.gep(data, [builder.mul(place, ir.Constant(WORD, N_LANES))])
+    return builder.bitcast(word, REGISTER.as_pointer())
 
 
-def _is_flat(array: Any) -> bool:
+def is_flat(array: Any) -> bool:
     """Whether an array is one run of 64-bit words."""
     words = isinstance(array, types.Array) and array.dtype == types.uint64
     return words and array.ndim == 1 and array.layout == "C"
 
 
-@_operation
+@operation
 def load(_: Any, array: Any, place: Any) -> Any:
     """Words ``8 * place`` to ``8 * place + 7`` of a flat uint64 array."""
-    if not _is_flat(array):
+    if not is_flat(array):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -90,10 +100,10 @@ def load(_: Any, array: Any, place: Any) -> Any:
     return LANES(array, types.intp), generate
 
 
-@_operation
+@operation
 def store(_: Any, array: Any, place: Any, lanes: Any) -> Any:
     """Write a register over words ``8 * place`` to ``8 * place + 7``."""
-    if not _is_flat(array):
+    if not is_flat(array):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -104,44 +114,54 @@ def store(_: Any, array: Any, place: Any, lanes: Any) -> Any:
     return types.void(array, types.intp, LANES), generate
 
 
-@_operation
+def spread_word(builder: Any, word: Any) -> Any:
+    """A register with the same word in all lanes."""
+    first = ir.Constant(ir.IntType(32), 0)
+    single = builder.insert_element(ir.Constant(REGISTER, ir.Undefined), word, first)
+    everywhere = ir.Constant(ir.VectorType(ir.IntType(32), N_LANES), None)
+    return builder.shuffle_vector(single, ir.Constant(REGISTER, ir.Undefined), everywhere)
+
+
+@operation
 def spread(_: Any, word: Any) -> Any:
     """The same word in all lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        first = ir.Constant(ir.IntType(32), 0)
-        single = builder.insert_element(ir.Constant(_REGISTER, ir.Undefined), arguments[0], first)
-        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), N_LANES), None)
-        return builder.shuffle_vector(single, ir.Constant(_REGISTER, ir.Undefined), everywhere)
+        return spread_word(builder, arguments[0])
 
     return LANES(types.uint64), generate
 
 
-def _fused(name: str) -> Any:
+def add_product(builder: Any, half: str, *registers: Any) -> Any:
+    """A sum and two factors to the sum plus the low ("l") or high ("h") half of the product."""
+    kind = ir.FunctionType(REGISTER, [REGISTER] * 3)
+    find: Any = cgutils.get_or_insert_function
+    function = find(builder.module, kind, f"llvm.x86.avx512.vpmadd52{half}.uq.512")
+    return builder.call(function, registers)
+
+
+def _fused(half: str) -> Any:
     """A multiplication that adds to its first operand."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_REGISTER, [_REGISTER] * 3)
-        find: Any = cgutils.get_or_insert_function
-        function = find(builder.module, kind, name)
-        return builder.call(function, arguments)
+        return add_product(builder, half, *arguments)
 
     return LANES(LANES, LANES, LANES), generate
 
 
-@_operation
+@operation
 def add_low(_: Any, total: Any, left: Any, right: Any) -> Any:
     """``total`` plus the lower 52 bits of the product of the factors' lower 52 bits."""
-    return _fused("llvm.x86.avx512.vpmadd52l.uq.512")
+    return _fused("l")
 
 
-@_operation
+@operation
 def add_high(_: Any, total: Any, left: Any, right: Any) -> Any:
     """``total`` plus the upper 52 bits of the product of the factors' lower 52 bits."""
-    return _fused("llvm.x86.avx512.vpmadd52h.uq.512")
+    return _fused("h")
 
 
-@_operation
+@operation
 def add(_: Any, left: Any, right: Any) -> Any:
     """Sums modulo 2^64."""
 
@@ -151,23 +171,23 @@ def add(_: Any, left: Any, right: Any) -> Any:
     return LANES(LANES, LANES), generate
 
 
-@_operation
+@operation
 def limb_of(_: Any, lanes: Any) -> Any:
     """The lower 52 bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        mask = ir.Constant(_WORD, (1 << LIMB_BITS) - 1)
-        return builder.and_(arguments[0], ir.Constant(_REGISTER, [mask] * N_LANES))
+        mask = ir.Constant(WORD, (1 << LIMB_BITS) - 1)
+        return builder.and_(arguments[0], ir.Constant(REGISTER, [mask] * N_LANES))
 
     return LANES(LANES), generate
 
 
-@_operation
+@operation
 def carry_of(_: Any, lanes: Any) -> Any:
     """What is above the lower 52 bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = ir.Constant(_WORD, LIMB_BITS)
-        return builder.lshr(arguments[0], ir.Constant(_REGISTER, [bits] * N_LANES))
+        bits = ir.Constant(WORD, LIMB_BITS)
+        return builder.lshr(arguments[0], ir.Constant(REGISTER, [bits] * N_LANES))
 
     return LANES(LANES), generate

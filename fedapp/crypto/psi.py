@@ -5,38 +5,37 @@ ends as the same point in every list, and a point under a scalar one does not kn
 its id. How the lists travel, and in which order their points stand, is up to the caller: a party
 that sends its own points shuffles them first.
 
+Points are multiplied eight at a time where the processor can, in a seventh of libsodium's time, and
+no step depends on a scalar's bits (``fedapp.crypto.ristretto``).
+
 Source: Meadows, A more efficient cryptographic matchmaking protocol, 1986; group and hash of
 RFC 9496 and RFC 9380.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib
-import os
 import secrets
-import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.workers import n_cores
+from fedapp.crypto.ristretto import (
+    ORDER,
+    POINT_BYTES,
+    SCALAR_BYTES,
+    UNIFORM_BYTES,
+    points_of,
+    scale,
+    scale_parts,
+)
 
 Points = npt.NDArray[np.uint8]
 
 DST = b"fedapp-psi-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
-# RFC 9496, Section 4: l, the number of points.
-ORDER = 2**252 + 27742317777372353535851937790883648493
-POINT_BYTES = SCALAR_BYTES = 32
-UNIFORM_BYTES = 64
 SHA512_BLOCK, SHA512_OUTPUT = 128, 64
-# Points a thread takes at once: 40 milliseconds.
-CHUNK = 1024
+WORD_BYTES = 8
 
 
 def hash_to_group(ids: Sequence[str]) -> Points:
@@ -58,11 +57,7 @@ def hash_to_group(ids: Sequence[str]) -> Points:
     ------
     ValueError : an id has no UTF-8 form.
     """
-    try:
-        messages = [text.encode() for text in ids]
-    except UnicodeEncodeError:
-        raise ValueError("ids must be valid Unicode, got a lone surrogate in one") from None
-    return hash_messages(messages, DST)
+    return hash_messages(_messages(ids), DST)
 
 
 def hash_messages(messages: Sequence[bytes], dst: bytes) -> Points:
@@ -83,19 +78,16 @@ def hash_messages(messages: Sequence[bytes], dst: bytes) -> Points:
     ------
     ValueError : dst is empty or too long.
     """
-    to_point = _group().crypto_core_ristretto255_from_hash
-    points = [to_point(expand_message(message, dst, UNIFORM_BYTES)) for message in messages]
-    return _from_encodings(points)
+    return points_of(_uniform(messages, expander(dst, UNIFORM_BYTES)))
 
 
-def expand_message(message: bytes, dst: bytes, n_bytes: int) -> bytes:
-    """``n_bytes`` uniform bytes: expand_message_xmd with SHA-512.
+def expander(dst: bytes, n_bytes: int) -> Callable[[bytes], bytes]:
+    """What makes ``n_bytes`` uniform bytes of a message: expand_message_xmd with SHA-512.
 
     Source: RFC 9380, Section 5.3.1.
 
     Parameters
     ----------
-    message : any bytes.
     dst : 1 to 255 bytes, the domain separation tag.
     n_bytes : int, 1 to 16320.
 
@@ -108,12 +100,21 @@ def expand_message(message: bytes, dst: bytes, n_bytes: int) -> bytes:
     if not 1 <= n_bytes <= 255 * SHA512_OUTPUT:
         raise ValueError(f"n_bytes must be 1 to {255 * SHA512_OUTPUT}, got {n_bytes}")
     tag = dst + bytes([len(dst)])
-    head = _sha512(bytes(SHA512_BLOCK) + message + n_bytes.to_bytes(2, "big") + b"\0" + tag)
-    blocks = [_sha512(head + b"\1" + tag)]
-    for block_id in range(2, -(-n_bytes // SHA512_OUTPUT) + 1):
-        mixed = bytes(a ^ b for a, b in zip(head, blocks[-1], strict=True))
-        blocks.append(_sha512(mixed + bytes([block_id]) + tag))
-    return b"".join(blocks)[:n_bytes]
+    first, last = n_bytes.to_bytes(2, "big") + b"\0" + tag, b"\1" + tag
+    n_blocks, sha512 = -(-n_bytes // SHA512_OUTPUT), hashlib.sha512
+    padded = sha512(bytes(SHA512_BLOCK))
+
+    def expand(message: bytes) -> bytes:
+        state = padded.copy()
+        state.update(message + first)
+        head = state.digest()
+        blocks = [sha512(head + last).digest()]
+        for block_id in range(2, n_blocks + 1):
+            mixed = bytes(a ^ b for a, b in zip(head, blocks[-1], strict=True))
+            blocks.append(sha512(mixed + bytes([block_id]) + tag).digest())
+        return b"".join(blocks)[:n_bytes]
+
+    return expand
 
 
 def draw_scalar() -> bytes:
@@ -121,10 +122,15 @@ def draw_scalar() -> bytes:
     return (1 + secrets.randbelow(ORDER - 1)).to_bytes(SCALAR_BYTES, "little")
 
 
+def mask_ids(ids: Sequence[str], scalar: bytes) -> Points:
+    """``mask(hash_to_group(ids), scalar)``, whose points need not be encoded in between."""
+    _check_scalar(scalar)
+    messages, expand = _messages(ids), expander(DST, UNIFORM_BYTES)
+    return scale_parts(lambda part: _uniform(messages[part], expand), len(messages), scalar)
+
+
 def mask(points: Points, scalar: bytes) -> Points:
     """Multiply every point by a secret scalar, on all cores.
-
-    libsodium works without Python's lock, so threads are enough: 40 microseconds a point and core.
 
     Parameters
     ----------
@@ -142,11 +148,7 @@ def mask(points: Points, scalar: bytes) -> Points:
     """
     _check_points("points", points)
     _check_scalar(scalar)
-    _group()  # loaded here, not by all threads at once
-    starts = range(0, len(points), CHUNK)
-    with ThreadPoolExecutor(n_cores()) as threads:
-        chunks = list(threads.map(lambda start: _mask_chunk(points, start, scalar), starts))
-    return _from_encodings([point for chunk in chunks for point in chunk])
+    return scale(points, scalar)
 
 
 def intersect(lists: Sequence[Points]) -> Points:
@@ -168,8 +170,8 @@ def intersect(lists: Sequence[Points]) -> Points:
         raise ValueError("lists must have one or more, got 0")
     common, *others = [_distinct(f"lists[{place}]", points) for place, points in enumerate(lists)]
     for other in others:
-        common = np.intersect1d(common, other, assume_unique=True)
-    return np.ascontiguousarray(common).view(np.uint8).reshape(-1, POINT_BYTES)
+        common = common[_find(common, other)[1]]
+    return common
 
 
 def places(own: Points, common: Points) -> npt.NDArray[np.int64]:
@@ -190,64 +192,65 @@ def places(own: Points, common: Points) -> npt.NDArray[np.int64]:
     """
     ordered = _distinct("own", own)
     _check_points("common", common)
-    wanted = _keys(common)
-    ranks = np.searchsorted(ordered, wanted)
-    held = ranks < len(ordered)
-    held[held] = ordered[ranks[held]] == wanted[held]
+    ranks, held = _find(common, ordered)
     if not held.all():
         raise ValueError(f"common must be in own, got {np.sum(~held)} points that are not")
-    return np.argsort(_keys(own))[ranks].astype(np.int64, copy=False)
+    return _order(own)[ranks].astype(np.int64, copy=False)
 
 
-@functools.cache
-def _group() -> ModuleType:
-    """rbcl, loaded when first needed.
-
-    Each process that loads it writes libsodium to a temporary file of 3 MB and leaves it there.
-    """
-    group = importlib.import_module("rbcl")
-    library = Path(group._sodium._name)
-    if os.name == "posix" and library.parent == Path(tempfile.gettempdir()):
-        library.unlink(missing_ok=True)
-    return group
+def _messages(ids: Sequence[str]) -> list[bytes]:
+    try:
+        return [text.encode() for text in ids]
+    except UnicodeEncodeError:
+        raise ValueError("ids must be valid Unicode, got a lone surrogate in one") from None
 
 
-def _sha512(data: bytes) -> bytes:
-    return hashlib.sha512(data).digest()
+def _uniform(messages: Sequence[bytes], expand: Callable[[bytes], bytes]) -> Points:
+    """64 uniform bytes a message."""
+    expanded = b"".join(map(expand, messages))
+    return np.frombuffer(expanded, dtype=np.uint8).reshape(-1, UNIFORM_BYTES)
 
 
-def _mask_chunk(points: Points, start: int, scalar: bytes) -> list[bytes]:
-    """Masked points from ``start`` on."""
-    multiply = _group().crypto_scalarmult_ristretto255
-    masked = []
-    for place, point in enumerate(points[start : start + CHUNK], start):
-        try:
-            masked.append(multiply(scalar, point.tobytes()))
-        except RuntimeError:
-            # The order is prime: a scalar in range and a point but the identity never fail.
-            rule = "not be the identity, got it" if not point.any() else "be canonical, got another"
-            raise ValueError(f"points must {rule} at {place}") from None
-    return masked
+def _words(points: Points) -> npt.NDArray[np.uint64]:
+    """Four words a point, ordered as its bytes are."""
+    return np.ascontiguousarray(points).view(">u8").astype(np.uint64)
 
 
-def _from_encodings(points: Sequence[bytes]) -> Points:
-    """A writable array of encoded points."""
-    return np.frombuffer(bytearray().join(points), dtype=np.uint8).reshape(-1, POINT_BYTES)
+def _order(points: Points) -> npt.NDArray[np.intp]:
+    """The places of points, sorted bytewise; points mostly differ in their first word."""
+    words = _words(points)
+    first = words[:, 0]
+    order = np.argsort(first)
+    if (first[order[1:]] == first[order[:-1]]).any():
+        order = np.lexsort(words.T[::-1])
+    return order
+
+
+def _find(points: Points, ordered: Points) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    """Where each point stands among sorted ones, and whether it is one of them."""
+    first, wanted = _words(ordered[:, :WORD_BYTES])[:, 0], _words(points[:, :WORD_BYTES])[:, 0]
+    if (first[1:] == first[:-1]).any():
+        ranks = np.searchsorted(_keys(ordered), _keys(points))
+    else:
+        ranks = np.searchsorted(first, wanted)
+    held = ranks < len(ordered)
+    held[held] = (ordered[ranks[held]] == points[held]).all(axis=1)
+    return ranks, held
 
 
 def _keys(points: Points) -> npt.NDArray[np.void]:
-    """Every point as one value, which numpy compares bytewise."""
+    """Every point as one value, which numpy compares bytewise, and slowly."""
     return np.ascontiguousarray(points).view(f"V{POINT_BYTES}")[:, 0]
 
 
-def _distinct(name: str, points: Points) -> npt.NDArray[np.void]:
-    """The sorted keys of a list without duplicates."""
+def _distinct(name: str, points: Points) -> Points:
+    """A list without duplicates, sorted bytewise."""
     _check_points(name, points)
-    keys = np.sort(_keys(points))
-    n_repeats = np.sum(keys[1:] == keys[:-1])
+    ordered = points[_order(points)]
+    n_repeats = np.sum((ordered[1:] == ordered[:-1]).all(axis=1))
     if n_repeats:
         raise ValueError(f"{name} must have each point once, got {n_repeats} repeats")
-    return keys
+    return ordered
 
 
 def _check_points(name: str, points: Points) -> None:

@@ -174,8 +174,8 @@ def split_common(rows: Rows, ids: Sequence[str], holdout: Holdout, is_share: boo
 def order_digest(ids: Sequence[str], key: bytes) -> bytes:
     """32 bytes that only the holder of the key can compute: equal where ids and order are."""
     digest = hashlib.blake2b(key=key, digest_size=32)
-    for name in ids:
-        digest.update(len(name.encode()).to_bytes(8, "little") + name.encode())
+    for name in map(str.encode, ids):
+        digest.update(len(name).to_bytes(8, "little") + name)
     return digest.digest()
 
 

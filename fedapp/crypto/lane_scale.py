@@ -1,0 +1,231 @@
+"""Points of ristretto255 under one secret scalar, eight points at a time.
+
+The sequence of operations and of places in memory is the same for every scalar and all points:
+digits of the scalar, all odd, choose among eight multiples of a point by masks. The digits are
+Python's to find, once a list.
+
+Points come out doubled, since doubles are encoded by an inverse, which many points share, in place
+of an inverse square root each: ``digit_masks`` halves the scalar.
+
+Nothing but the points is checked: ``fedapp.crypto.ristretto`` does.
+
+Source: Joye and Tunstall, Exponent recoding and regular exponentiation algorithms, 2009; formulas
+in ``fedapp.crypto.lane_points``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.crypto.lane_field import N_LIMBS, NUMBER_WORDS, SLOT_WORDS, multiply, square
+from fedapp.crypto.lane_points import (
+    N_MULTIPLES,
+    POWER,
+    ROOT,
+    add_multiple,
+    add_summand,
+    check_sum,
+    double,
+    double_whole,
+    end_decoding,
+    end_encoding,
+    end_mapping,
+    put_identity,
+    put_one,
+    start_decoding,
+    start_encoding,
+    start_mapping,
+    to_summand,
+)
+from fedapp.crypto.lanes import registers
+from fedapp.crypto.rings import N_LANES
+from fedapp.crypto.ristretto import ORDER
+
+Words = npt.NDArray[np.uint64]
+
+WINDOW_BITS, N_WINDOWS = 4, 64
+# Slots: what formulas hand on, a number and its powers, words, which rows are valid, a table of odd
+# multiples as summands, masks, and then five a group of eight points: the point, and the product of
+# what is to be inverted.
+WORK, WORDS, VALID, OTHER, TABLE = 0, 12, 13, 14, 18
+MASKS = TABLE + 4 * N_MULTIPLES
+POINTS, POINT_SLOTS = MASKS + N_WINDOWS, 5
+
+# From slot ROOT on: the number; the power that is sought; more powers, named by log2 of what they
+# are below; squares.
+NUMBER, NINE, TEN, FIFTY, SQUARES = 0, 2, 3, 4, 5
+# Places to, from, how many squares of it, and times what: x^(2^252 - 3), the power of (p - 5) / 8.
+ROOT_STEPS = np.array(
+    [
+        (NINE, NUMBER, 3, NUMBER),  # x^9
+        (POWER, NUMBER, 1, NINE),  # x^11
+        (POWER, POWER, 1, NINE),  # x^(2^5 - 1)
+        (TEN, POWER, 5, POWER),  # x^(2^10 - 1)
+        (POWER, TEN, 10, TEN),
+        (POWER, POWER, 20, POWER),
+        (FIFTY, POWER, 10, TEN),  # x^(2^50 - 1)
+        (POWER, FIFTY, 50, FIFTY),
+        (POWER, POWER, 100, POWER),
+        (POWER, POWER, 50, FIFTY),  # x^(2^250 - 1)
+        (POWER, POWER, 2, NUMBER),
+    ]
+)
+# 1 / x = x^(p - 2), in the number's own place; p - 2 = 8 (2^252 - 3) + 3.
+INVERSE_STEPS = np.array(
+    [*ROOT_STEPS.tolist(), (NINE, NUMBER, 1, NUMBER), (NUMBER, POWER, 3, NINE)]
+)
+
+
+def digit_masks(scalar: int) -> Words:
+    """What the digits of half a scalar choose; the same operations for all scalars.
+
+    The half, made odd by adding the odd order or not, is the sum of digits d 16^i, d odd and -15 to
+    15: with c = (d + 15) / 2, the number of digits c is half the odd one plus 2^255.
+
+    Parameters
+    ----------
+    scalar : 0 to ORDER - 1.
+
+    Returns
+    -------
+    uint64, shape (64, 40): a digit a row, the highest first; ones in place i where |d| is
+    2 i + 1, and in place 8 where d < 0; zeros elsewhere.
+    """
+    half = scalar * ((ORDER + 1) // 2) % ORDER
+    odd = half + ORDER * (1 - half % 2)
+    code = np.frombuffer(((odd >> 1) + (1 << 255)).to_bytes(32, "big"), dtype=np.uint8)
+    digits = np.stack([code >> WINDOW_BITS, code & 15], axis=1).ravel()
+    is_negative = digits < N_MULTIPLES
+    places = (digits ^ np.where(is_negative, 7, 0)) & 7
+    masks = np.zeros((N_WINDOWS, SLOT_WORDS), dtype=np.uint64)
+    masks[:, :N_MULTIPLES] = places[:, None] == np.arange(N_MULTIPLES)
+    masks[:, N_MULTIPLES] = is_negative
+    return np.uint64(0) - masks
+
+
+@numba.njit(nogil=True)
+def raise_to(memory: Any, steps: Any) -> None:
+    """Powers of the number in slot ``ROOT``, a square root's or the inverse."""
+    for step in range(len(steps)):
+        square(memory, (ROOT + SQUARES, ROOT + steps[step, 1]))
+        for _ in range(steps[step, 2] - 1):
+            square(memory, (ROOT + SQUARES, ROOT + SQUARES))
+        factor = ROOT + steps[step, 3]
+        multiply(memory, (ROOT + steps[step, 0], ROOT + SQUARES, factor))
+
+
+@numba.njit(nogil=True)
+def read_lanes(memory: Any, words: Any, start: Any, column: Any) -> None:
+    """Four words of eight rows; lanes that are over repeat the last row."""
+    for lane in range(N_LANES):
+        row = min(start + lane, len(words) - 1)
+        for word in range(NUMBER_WORDS):
+            memory[SLOT_WORDS * WORDS + N_LANES * word + lane] = words[row, column + word]
+
+
+@numba.njit(nogil=True)
+def write_lanes(memory: Any, out: Any, start: Any) -> None:
+    """The inverse, but for lanes that are over."""
+    for row in range(start, min(start + N_LANES, len(out))):
+        for word in range(NUMBER_WORDS):
+            out[row, word] = memory[SLOT_WORDS * WORDS + N_LANES * word + row - start]
+
+
+@numba.njit(nogil=True)
+def read_valid(memory: Any, valid: Any, start: Any) -> Any:
+    """Which of eight rows are valid; whether all are."""
+    all_valid = True
+    for row in range(start, min(start + N_LANES, len(valid))):
+        valid[row] = memory[SLOT_WORDS * VALID + row - start] == 1
+        all_valid &= valid[row]
+    return all_valid
+
+
+@numba.njit(nogil=True)
+def decode(memory: Any, point: Any, words: Any, start: Any, valid: Any) -> Any:
+    """Points of eight encodings; whether all are valid."""
+    read_lanes(memory, words, start, 0)
+    start_decoding(memory, (WORK, WORDS))
+    raise_to(memory, ROOT_STEPS)
+    end_decoding(memory, (point, VALID, WORK, WORDS))
+    return read_valid(memory, valid, start)
+
+
+@numba.njit(nogil=True)
+def from_uniform(memory: Any, point: Any, words: Any, start: Any, valid: Any) -> Any:
+    """Points of eight times 64 uniform bytes, two of each added; whether all are valid."""
+    for half in range(2):
+        read_lanes(memory, words, start, NUMBER_WORDS * half)
+        start_mapping(memory, (WORK, WORDS))
+        raise_to(memory, ROOT_STEPS)
+        end_mapping(memory, (OTHER if half else point, WORK))
+    to_summand(memory, (OTHER, OTHER))
+    add_summand(memory, (point, point, OTHER))
+    check_sum(memory, (VALID, point))
+    return read_valid(memory, valid, start)
+
+
+@numba.njit(nogil=True)
+def scale(memory: Any, point: Any) -> None:
+    """Multiply eight points by the half that the masks are of."""
+    double_whole(memory, (OTHER, point))
+    to_summand(memory, (OTHER, OTHER))
+    to_summand(memory, (TABLE, point))
+    for multiple in range(1, N_MULTIPLES):
+        add_summand(memory, (point, point, OTHER))
+        to_summand(memory, (TABLE + 4 * multiple, point))
+    put_identity(memory, (point,))
+    for window in range(N_WINDOWS):
+        for _ in range(WINDOW_BITS - 1):
+            double(memory, (point, point))
+        double_whole(memory, (point, point))
+        add_multiple(memory, (point, TABLE, MASKS + window))
+
+
+def scale_words(words: Words, masks: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
+    """Multiply points by the scalar that masks are of.
+
+    Parameters
+    ----------
+    words : uint64, shape (n, 4): encoded points; or (n, 8): uniform bytes, to be mapped first.
+    masks : as ``digit_masks`` makes them.
+
+    Returns
+    -------
+    uint64, shape (n, 4): encoded points, if all are valid.
+    bool, shape (n,): which rows are points other than the identity.
+    """
+    n_slots = POINTS + POINT_SLOTS * -(-len(words) // N_LANES)
+    memory = registers(n_slots * N_LIMBS)
+    memory[SLOT_WORDS * MASKS : SLOT_WORDS * POINTS] = masks.ravel()
+    out = np.empty((len(words), NUMBER_WORDS), dtype=np.uint64)
+    valid = np.ones(len(words), dtype=np.bool_)
+    _scale_rows(words, memory, out, valid)
+    return out, valid
+
+
+@numba.njit(cache=True, nogil=True)
+def _scale_rows(words: Any, memory: Any, out: Any, valid: Any) -> None:
+    """See ``scale_words``; nothing is written unless all are valid."""
+    n_groups, all_valid = -(-len(words) // N_LANES), True
+    for group in range(n_groups):
+        point, start = POINTS + POINT_SLOTS * group, N_LANES * group
+        if words.shape[1] == NUMBER_WORDS:
+            all_valid &= decode(memory, point, words, start, valid)
+        else:
+            all_valid &= from_uniform(memory, point, words, start, valid)
+    if not all_valid:
+        return
+    put_one(memory, (ROOT + NUMBER,))
+    for group in range(n_groups):
+        point = POINTS + POINT_SLOTS * group
+        scale(memory, point)
+        start_encoding(memory, (point, ROOT + NUMBER))
+    raise_to(memory, INVERSE_STEPS)
+    for group in range(n_groups - 1, -1, -1):
+        end_encoding(memory, (WORDS, POINTS + POINT_SLOTS * group, ROOT + NUMBER))
+        write_lanes(memory, out, N_LANES * group)

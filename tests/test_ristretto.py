@@ -1,0 +1,289 @@
+"""Points of ristretto255 eight at a time, beside libsodium's and the vectors of RFC 9496."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.crypto import lane_field, lane_points, lane_scale, ristretto
+from fedapp.crypto.lane_field import LEAST, LIMB, P, Slots, of_slots
+from fedapp.crypto.lanes import supported
+from fedapp.crypto.psi import Points, draw_scalar
+from fedapp.crypto.ristretto import ORDER, points_of, scale
+
+needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
+KINDS = [
+    pytest.param(True, marks=needs_lanes, id="eight at a time"),
+    pytest.param(False, id="one by one"),
+]
+
+# Appendix A.1: multiples of the generator, from 1 on.
+MULTIPLES = [
+    "e2f2ae0a6abc4e71a884a961c500515f58e30b6aa582dd8db6a65945e08d2d76",
+    "6a493210f7499cd17fecb510ae0cea23a110e8d5b901f8acadd3095c73a3b919",
+    "94741f5d5d52755ece4f23f044ee27d5d1ea1e2bd196b462166b16152a9d0259",
+    "da80862773358b466ffadfe0b3293ab3d9fd53c5ea6c955358f568322daf6a57",
+    "e882b131016b52c1d3337080187cf768423efccbb517bb495ab812c4160ff44e",
+    "f64746d3c92b13050ed8d80236a7f0007c3b3f962f5ba793d19a601ebb1df403",
+    "44f53520926ec81fbd5a387845beb7df85a96a24ece18738bdcfa6a7822a176d",
+    "903293d8f2287ebe10e2374dc1a53e0bc887e592699f02d077d5263cdd55601c",
+    "02622ace8f7303a31cafc63f8fc48fdc16e1c8c8d234b2f0d6685282a9076031",
+    "20706fd788b2720a1ed2a5dad4952b01f413bcf0e7564de8cdc816689e2db95f",
+    "bce83f8ba5dd2fa572864c24ba1810f9522bc6004afe95877ac73241cafdab42",
+    "e4549ee16b9aa03099ca208c67adafcafa4c3f3e4e5303de6026e3ca8ff84460",
+    "aa52e000df2e16f55fb1032fc33bc42742dad6bd5a8fc0be0167436c5948501f",
+    "46376b80f409b29dc2b5f6f0c52591990896e5716f41477cd30085ab7f10301e",
+    "e0c418f7c8d9c4cdd7395b93ea124f3ad99021bb681dfc3302a9d99a2e53e64e",
+]
+# Appendix A.2: not canonical, negative, no square, a negative product, s = -1.
+NO_POINTS = [
+    "00ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff",
+    "ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "f3ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "0100000000000000000000000000000000000000000000000000000000000000",
+    "01ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "ed57ffd8c914fb201471d1c3d245ce3c746fcbe63a3679d51b6a516ebebe0e20",
+    "c34c4e1826e5d403b78e246e88aa051c36ccf0aafebffe137d148a2bf9104562",
+    "c940e5a4404157cfb1628b108db051a8d439e1a421394ec4ebccb9ec92a8ac78",
+    "47cfc5497c53dc8e61c91d17fd626ffb1c49e2bca94eed052281b510b1117a24",
+    "f1c6165d33367351b0da8f6e4511010c68174a03b6581212c71c0e1d026c3c72",
+    "87260f7a2f12495118360f02c26a470f450dadf34a413d21042b43b9d93e1309",
+    "26948d35ca62e643e26a83177332e6b6afeb9d08e4268b650f1f5bbd8d81d371",
+    "4eac077a713c57b4f4397629a4145982c661f48044dd3f96427d40b147d9742f",
+    "de6a7b00deadc788eb6b6c8d20c0ae96c2f2019078fa604fee5b87d6e989ad7b",
+    "bcab477be20861e01e4a0e295284146a510150d9817763caf1a6f4b422d67042",
+    "2a292df7e32cababbd9de088d1d1abec9fc0440f637ed2fba145094dc14bea08",
+    "f4a9e534fc0d216c44b218fa0c42d99635a0127ee2e53c712f70609649fdff22",
+    "8268436f8c4126196cf64b3c7ddbda90746a378625f9813dd9b8457077256731",
+    "2810e5cbc2cc4d4eece54f61c6f69758e289aa7ab440b3cbeaa21995c2f4232b",
+    "3eb858e78f5a7254d8c9731174a94f76755fd3941c0ac93735c07ba14579630e",
+    "a45fdc55c76448c049a1ab33f17023edfb2be3581e9c7aade8a6125215e04220",
+    "d483fe813c6ba647ebbfd3ec41adca1c6130c2beeee9d9bf065c8d151c5f396e",
+    "8a2e1d30050198c65a54483123960ccc38aef6848e1ec8f5f780e8523769ba32",
+    "32888462f8b486c68ad7dd9610be5192bbeaf3b443951ac1a8118419d9fa097b",
+    "227142501b9d4355ccba290404bde41575b037693cef1f438c47f8fbf35d1165",
+    "5c37cc491da847cfeb9281d407efc41e15144c876e0170b499a96a22ed31e01e",
+    "445425117cb8c90edcbc7c1cc0e74f747f2c1efa5630a967c64f287792a48a4b",
+    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+]
+# Appendix A.3.
+HASHED = {
+    "Ristretto is traditionally a short shot of espresso coffee": (
+        "3066f82a1a747d45120d1740f14358531a8f04bbffe6a819f86dfe50f44a0a46"
+    ),
+    "made with the normal amount of ground coffee but extracted with": (
+        "f26e5b6f7d362d2d2a94c5d0e7602cb4773c95a2e5c31a64f133189fa76ed61b"
+    ),
+    "about half the amount of water in the same amount of time": (
+        "006ccd2a9e6867e6a2c5cea83d3302cc9de128dd2a9a57dd8ee7b9d7ffe02826"
+    ),
+    "by using a finer grind.": "f8f0c87cf237953c5890aec3998169005dae3eca1fbb04548c635953c817f92a",
+    "This produces a concentrated shot of coffee per volume.": (
+        "ae81e7dedf20a497e10c304a765c1767a42d6e06029758d2d7e8ef7cc4c41179"
+    ),
+    "Just pulling a normal shot short will produce a weaker shot": (
+        "e2705652ff9f5e44d3e841bf1c251cf7dddb77d140870d1ab2ed64f1a9ce8628"
+    ),
+    "and is not a Ristretto as some believe.": (
+        "80bd07262511cdde4863f8a7434cef696750681cb9510eea557088f76d9e5065"
+    ),
+}
+# Their digits are the least and the largest, alike and mixed; even and odd; halves as well.
+SCALARS = [1, 2, 3, 7, 8, 15, 16, 17, 2**128, 2**252 - 1, 2**252]
+SCALARS += [ORDER // 2, ORDER // 2 + 1, ORDER - 2, ORDER - 1]
+
+
+def as_points(texts: list[str]) -> Points:
+    return np.frombuffer(bytes.fromhex("".join(texts)), dtype=np.uint8).reshape(len(texts), -1)
+
+
+def as_scalar(number: int) -> bytes:
+    return number.to_bytes(32, "little")
+
+
+def some_uniform(n: int, seed: int = 0) -> Points:
+    """The edges of the field, each beside all others, and what is between them."""
+    edges = [0, 1, 2, P - 1, P, P + 1, 2**255 - 1, 2**255, 2**256 - 1]
+    both = [
+        one.to_bytes(32, "little") + other.to_bytes(32, "little")
+        for one in edges
+        for other in edges
+    ]
+    drawn = np.random.default_rng(seed).bytes(64 * n)
+    return np.frombuffer(b"".join(both) + drawn, dtype=np.uint8).reshape(-1, 64)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Choose between eight at a time and one by one."""
+    return lambda lanes: monkeypatch.setattr(ristretto, "has_lanes", lambda: lanes)
+
+
+@pytest.mark.parametrize("lanes", KINDS)
+def test_multiples_of_the_generator_are_those_of_the_rfc(
+    lanes: bool, use: Callable[[bool], None]
+) -> None:
+    use(lanes)
+    points = as_points(MULTIPLES)
+    for number in range(1, 16):
+        np.testing.assert_array_equal(
+            scale(points[:1], as_scalar(number)), points[number - 1 :][:1]
+        )
+
+
+@pytest.mark.parametrize("lanes", KINDS)
+def test_uniform_bytes_become_the_points_of_the_rfc(
+    lanes: bool, use: Callable[[bool], None]
+) -> None:
+    use(lanes)
+    uniform = as_points([hashlib.sha512(text.encode()).hexdigest() for text in HASHED])
+    np.testing.assert_array_equal(scale(uniform, as_scalar(1)), as_points([*HASHED.values()]))
+
+
+@pytest.mark.parametrize("lanes", KINDS)
+@pytest.mark.parametrize("encoding", NO_POINTS)
+def test_encodings_that_the_rfc_refuses_are_refused(
+    encoding: str, lanes: bool, use: Callable[[bool], None]
+) -> None:
+    use(lanes)
+    points = as_points([*MULTIPLES, encoding])
+    with pytest.raises(ValueError, match=r"^points must be canonical, got another at 15$"):
+        scale(points, draw_scalar())
+
+
+@pytest.mark.parametrize("lanes", KINDS)
+def test_the_first_that_is_no_point_is_told(
+    lanes: bool, use: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(lanes)
+    monkeypatch.setattr(ristretto, "CHUNK", 9)
+    points = points_of(some_uniform(60))[-60:]
+    points[[20, 50]] = 0
+    points[21, 31] |= 128
+    with pytest.raises(ValueError, match=r"^points must not be the identity, got it at 20$"):
+        scale(points, draw_scalar())
+    points[13] = 255
+    with pytest.raises(ValueError, match=r"^points must be canonical, got another at 13$"):
+        scale(points, draw_scalar())
+
+
+@pytest.mark.parametrize("lanes", KINDS)
+def test_uniform_bytes_of_the_identity_are_refused(
+    lanes: bool, use: Callable[[bool], None]
+) -> None:
+    use(lanes)
+    uniform = some_uniform(3)
+    is_identity = ~points_of(uniform).any(axis=1)
+    rows = np.concatenate([uniform[~is_identity][:11], uniform[is_identity][:1]])
+    with pytest.raises(ValueError, match=r"^points must not be the identity, got it at 11$"):
+        scale(rows, draw_scalar())
+
+
+@needs_lanes
+@pytest.mark.parametrize("number", [*SCALARS, None])
+def test_eight_at_a_time_is_one_by_one(number: int | None, use: Callable[[bool], None]) -> None:
+    scalar = draw_scalar() if number is None else as_scalar(number)
+    uniform = some_uniform(200 if number is None else 3)
+    uniform = uniform[points_of(uniform).any(axis=1)]
+    points, found = points_of(uniform), []
+    for lanes in (True, False):
+        use(lanes)
+        found.append([scale(uniform, scalar), scale(points, scalar), scale(points[5:6], scalar)])
+    for side_by_side, single in zip(*found, strict=True):
+        np.testing.assert_array_equal(side_by_side, single)
+
+
+@needs_lanes
+def test_the_same_bytes_are_points_as_to_libsodium() -> None:
+    """Random bytes, the edges of the field, points, and points with a bit or two turned."""
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(0, 256, (1000, 32)).astype(np.uint8)
+    drawn[:, 31] &= 127
+    drawn[::3, 0] &= 254
+    small = [value.to_bytes(32, "little") for value in (*range(100), *range(P - 60, 2**255))]
+    points = points_of(some_uniform(100))
+    turned = points ^ (1 << rng.integers(0, 8, points.shape) * (rng.random(points.shape) < 1 / 32))
+    rows = [drawn, np.frombuffer(b"".join(small), np.uint8).reshape(-1, 32), points, turned]
+    given = np.concatenate(rows).astype(np.uint8)
+    sodium = importlib.import_module("rbcl")
+    wanted = [
+        bool(row.any() and sodium.crypto_core_ristretto255_is_valid_point(row.tobytes()))
+        for row in given
+    ]
+    masks = lane_scale.digit_masks(5)
+    assert lane_scale.scale_words(given.view(np.uint64), masks)[1].tolist() == wanted
+    assert 200 < sum(wanted) < len(wanted) - 200
+
+
+@pytest.mark.parametrize("number", [0, *SCALARS])
+def test_digits_make_up_half_the_scalar(number: int) -> None:
+    masks, total = lane_scale.digit_masks(number), 0
+    assert set(masks.ravel().tolist()) == {0, 2**64 - 1}
+    assert (masks[:, :8] != 0).sum(axis=1).tolist() == [1] * 64
+    for row in masks.astype(bool):
+        digit = 2 * int(np.argmax(row[:8])) + 1
+        total = 16 * total + (-digit if row[8] else digit)
+    assert 2 * total % ORDER == number
+
+
+@needs_lanes
+@pytest.mark.parametrize("formula", [lane_points.add_multiple, lane_points.double])
+def test_what_depends_on_the_scalar_is_compiled_without_branches(formula: Any) -> None:
+    n_slots = {lane_points.add_multiple: 3, lane_points.double: 2}[formula]
+    formula(np.zeros(40 * 120, dtype=np.uint64), tuple(range(0, 40 * n_slots, 40)))
+    code = formula.inspect_asm(formula.signatures[0]).split(".Lfunc_end")[0].splitlines()
+    instructions = [line.split()[0] for line in code if line[:1] == "\t" and line[1:2] != "."]
+    assert sum(each.startswith("vpmadd52") for each in instructions) > 200
+    assert not [each for each in instructions if each.startswith(("j", "call", "loop", "vpgather"))]
+
+
+@of_slots
+def _sample(out: Slots, left: Slots, right: Slots) -> None:
+    """Each operation, on limbs as large as they may be, and on sums that must be carried first."""
+    x, y = left[0], right[0]
+    many = x + x + y + x + y
+    for place, element in enumerate(
+        [x * y, x.square(), x + y, x - y, -x, many * (y - x), many.square() - many, x.abs()]
+    ):
+        out[place] = element
+    out.put(8, x.words())
+    out.put_bits(9, x.is_zero())
+    out.put_bits(10, many.is_negative())
+    out[11] = x.where((x - y).is_zero(), y + y)
+
+
+def _numbers(memory: lane_scale.Words, slot: int) -> list[int]:
+    limbs = memory[40 * slot : 40 * slot + 40].reshape(5, 8).astype(object)
+    numbers: list[int] = (limbs.T * [1 << 51 * place for place in range(5)]).sum(axis=1).tolist()
+    return numbers
+
+
+@needs_lanes
+def test_operations_on_extreme_limbs_are_those_of_integers() -> None:
+    rng = np.random.default_rng(0)
+    edges = [0, 1, 18, 19, LIMB - 18, LIMB - 17, LIMB - 1, LIMB, LIMB + 1, LEAST - 1, LEAST]
+    for turn in range(20):
+        memory = np.zeros(40 * 16, dtype=np.uint64)
+        memory[: 2 * 40] = rng.choice(edges, 80) if turn else LEAST
+        if turn == 1:  # 0, p and 2 p - 1 in other limbs
+            memory[:40] = np.repeat([LIMB - 18, LIMB, LIMB, LIMB, LIMB], 8)
+        _sample(memory, (2, 0, 1))
+        found = [_numbers(memory, slot) for slot in range(2 + 12)]
+        for lane in range(8):
+            x, y, *given = (numbers[lane] for numbers in found)
+            many, least = 3 * x + 2 * y, x % P
+            wanted = [x * y, x * x, x + y, x - y, -x, many * (y - x), many**2 - many]
+            wanted += [least if least % 2 == 0 else P - least]
+            assert [one % P for one in given[:8]] == [one % P for one in wanted]
+            words = memory[10 * 40 + lane : 10 * 40 + 32 : 8].tolist()
+            assert sum(word << 64 * place for place, word in enumerate(words)) == least
+            assert given[9] == (least == 0)
+            assert given[10] == many % P % 2
+            assert given[11] % P == (x if (x - y) % P == 0 else 2 * y) % P
+        assert memory[2 * 40 : 10 * 40].max() <= lane_field.LEAST
