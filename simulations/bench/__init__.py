@@ -21,17 +21,18 @@ from rich.table import Table as Grid
 
 from fedapp.packages import versions
 
-STATUS = Path("/proc/self/status")
+STATUS = "/proc/{process}/status"
 WIDTH = 160  # letters of a line that no terminal shows
 
 
-def peak_bytes() -> int:
-    """Peak memory of this process, in bytes, shared libraries included.
+def peak_bytes(process: int | str = "self") -> int:
+    """Peak memory of this process, in bytes, shared libraries included; on Linux also of another.
 
     On Linux ``getrusage`` will not do: a process inherits the peak of the one that started it.
     """
-    if STATUS.exists():
-        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+    status = Path(STATUS.format(process=process))
+    if status.exists() or process != "self":
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
         return int(lines["VmHWM"].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

@@ -1,4 +1,4 @@
-"""How vertical methods grow with the rows: seconds and memory at 10^4, 10^5 and 10^6 of them.
+"""How methods grow with the rows: seconds and memory at 10^4, 10^5 and 10^6 of them.
 
 Two parties with ten columns each train in a process of their own for each number of rows, so its
 peak is all that both held, with the server of the run and Python itself. SecureBoost grows trees of
@@ -6,6 +6,11 @@ depth 3 on 32 bins, once on all rows and once on those that GOSS draws; Federate
 under coded labels; private set intersection aligns ids that both have. The exponent is that of the
 growth from the number of rows before: 1 where ten times the rows cost ten times as much. Seconds
 are those of a clock and those of the processor, of all threads together; set-up and keys count.
+
+With ``--engine simulation`` Flower's simulation trains after the local engine, with ``--engine
+deployment`` a SuperLink and two sites with tables of their own, all on this machine. The model must
+be the local engine's, byte for byte. What is told then is the seconds of a clock, and the peak of
+the largest process of all, or of the coordinator and of each site.
 """
 
 from __future__ import annotations
@@ -15,32 +20,43 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet
 
-from fedapp.config import load_settings
+from fedapp.config import flatten, load_settings
 from fedapp.crypto.workers import n_cores
 from fedapp.packages import versions
+from fedapp.run_folder import RunFolder
 from simulations.bench import exponent, peak_bytes
+from simulations.deployment import Deployment, settings_of
 
 ROWS = (10_000, 100_000, 1_000_000)
 COLUMNS = (10, 10)  # active, passive
 MAX_BIN, DEPTH, N_TREES, SEED = 32, 3, 3, 42
 TEST_ROWS = 0.1  # of all
-METHODS = ("secureboost", "goss", "federated-forest", "psi")
+METHODS = ("secureboost", "goss", "federated-forest", "psi", "pax")
+GROWN = METHODS[:4]  # by default
+PAX_BINS, PAX_DEPTH = 255, 6
+ENGINES = ("local", "simulation", "deployment")
+SITES = ("bank", "insurer")
+LOOK_SECONDS = 0.2
 
 Line = dict[str, Any]
 
 
-def write_table(path: Path, n_rows: int) -> None:
+def made_table(n_rows: int) -> pa.Table:
     """Rows by chance; their label follows columns of both parties."""
     rng = np.random.default_rng(SEED)
     values = rng.standard_normal((sum(COLUMNS), n_rows), dtype=np.float32)
@@ -48,28 +64,25 @@ def write_table(path: Path, n_rows: int) -> None:
     labels = rng.random(n_rows) < 1 / (1 + np.exp(-margins))
     names = [f"x{place}" for place in range(len(values))]
     table = pa.table([*values, labels.astype(np.float64)], names=[*names, "label"])
-    pa.parquet.write_table(
-        table.append_column("id", pa.array(range(n_rows)).cast(pa.string())), path
-    )
+    return table.append_column("id", pa.array(range(n_rows)).cast(pa.string()))
 
 
-def config_of(method: str, n_trees: int, key_bits: int, folder: Path) -> Line:
-    """The run's settings."""
+def config_of(method: str, n_trees: int, key_bits: int) -> Line:
+    """The run's settings, whoever has the tables."""
     shared = {
-        "data": str(folder / "rows.parquet"),
-        "label": "label",
-        "id": "id",
         "parties": 2,
-        "columns": "sizes:" + ",".join(map(str, COLUMNS)),
         "objective": "binary:logistic",
         "test-fraction": TEST_ROWS,
         "valid-fraction": 0.0,
         "seed": SEED,
         "max-depth": DEPTH,
-        "run-dir": str(folder / "run"),
     }
+    if method == "pax":
+        own = {"strategy": "pax", "max-bin": PAX_BINS, "max-depth": PAX_DEPTH}
+        return {**shared, **own, "num-boost-round": n_trees}
     if method in ("federated-forest", "psi"):
-        forest = {"trees": 1 if method == "psi" else n_trees, "max-depth": DEPTH}
+        n_grown = 1 if method == "psi" else n_trees
+        forest = {"trees": n_grown, "max-depth": DEPTH, "master-keeps-model": True}
         align = "psi" if method == "psi" else "ordered"
         return {
             **shared,
@@ -82,40 +95,148 @@ def config_of(method: str, n_trees: int, key_bits: int, folder: Path) -> Line:
     return {**shared, **boosted, "num-boost-round": n_trees, "secureboost": own}
 
 
-def train(method: str, n_rows: int, n_trees: int, key_bits: int) -> Line:
-    """One run, in this process."""
+def shared_table(folder: Path, method: str, n_rows: int) -> Line:
+    """Settings of a run whose parties have columns, or rows, of one table, which is written."""
+    path = folder / "rows.parquet"
+    pa.parquet.write_table(made_table(n_rows), path)
+    named = {"data": str(path), "label": "label", "id": "id"}
+    if method == "pax":
+        return named
+    return {**named, "columns": "sizes:" + ",".join(map(str, COLUMNS)), "allow-export": True}
+
+
+def sites_tables(folder: Path, method: str, n_rows: int) -> dict[str, dict[str, Any]]:
+    """Node configs of sites that have the columns, or the rows, of the table; theirs are
+    written."""
+    table, nodes = made_table(n_rows), {}
+    by_columns = method != "pax"
+    for place, name in enumerate(SITES):
+        first = sum(COLUMNS[:place])
+        mine = [f"x{number}" for number in range(first, first + COLUMNS[place])]
+        own = table.select(["id", *mine, *(["label"] if not place else [])])
+        if not by_columns:
+            own = table.slice(place * (n_rows // 2), n_rows // 2)
+        pa.parquet.write_table(own, folder / f"{name}.parquet")
+        nodes[name] = {"data": str(folder / f"{name}.parquet"), "id": "id", "allow-export": "true"}
+        nodes[name] |= {"label": "label"} if not (place and by_columns) else {}
+        nodes[name] |= {"allow-insecure": "true"}
+    return nodes
+
+
+def train(method: str, n_rows: int, n_trees: int, key_bits: int, engine: str = "local") -> Line:
+    """One run, by the local engine in this process."""
     from simulations.local import run_local
 
+    settings, told = config_of(method, n_trees, key_bits), dict[str, Any]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["FEDAPP_HOME"] = str(folder / "home")
-        write_table(folder / "rows.parquet", n_rows)
-        ready, began = peak_bytes(), time.process_time()
-        run = run_local(load_settings(config_of(method, n_trees, key_bits, folder)))
-        summary = run.summary
-        seconds = [json.loads(line)["seconds"] for line in run.rounds.read_text().splitlines()]
-        ledger = [json.loads(line) for line in run.ledger.read_text().splitlines()]
+        if engine == "deployment":
+            if "federated-forest" in settings:
+                # Across sites the columns of a node are drawn by what the server alone knows.
+                settings["federated-forest"]["max-features"] = "all"
+            deployment = Deployment(folder / "sites", sites_tables(folder, method, n_rows))
+            ready, began = peak_bytes(), time.process_time()
+            run = deployment.locally(folder / "run", settings)
+        else:
+            settings |= shared_table(folder, method, n_rows)
+            ready, began = peak_bytes(), time.process_time()
+            run = run_local(load_settings({**settings, "run-dir": str(folder / "run")}))
+        told = figures(run)
+        told |= {"cpu_seconds": time.process_time() - began, "peak_bytes": peak_bytes()}
+        model = (run.path / "model.json").read_bytes()
         shutil.rmtree(folder / "home")
+        if engine != "local":
+            if engine == "simulation":
+                run, peaks = simulated(settings, folder / "simulated")
+            else:
+                run, peaks = deployed(deployment, settings, folder / "across")
+            same = model == (run.path / "model.json").read_bytes()
+            assert same, "the model must be that of the local engine"
+            told = {**figures(run), "local_seconds": told["seconds"], "peak_bytes": peaks}
     return {
         "bench": "rows",
+        "engine": engine,
         "method": method,
         "rows": n_rows,
         "trees": n_trees,
         "key_bits": key_bits,
         "cores": n_cores(),
-        "seconds": summary["seconds"]["total"],
-        "cpu_seconds": time.process_time() - began,
-        # The first lays out tables of masks.
-        "seconds_a_tree": min(seconds[1:] or seconds, default=None),
-        "peak_bytes": peak_bytes(),
+        **told,
         "ready_bytes": ready,
-        "bytes": sum(summary["bytes"].values()),
-        "largest_message": max(line["bytes"] for line in ledger),
-        "auc": summary["metrics"]["test"].get("auc"),
         "seed": SEED,
         "load": os.getloadavg()[0],
         "versions": versions(("fedapp", "flwr", "gmpy2", "numba")),
     }
+
+
+def figures(run: RunFolder) -> Line:
+    """What a run's folder tells of it."""
+    summary = run.summary
+    seconds = [json.loads(line)["seconds"] for line in run.rounds.read_text().splitlines()]
+    ledger = [json.loads(line) for line in run.ledger.read_text().splitlines()]
+    return {
+        "seconds": summary["seconds"]["total"],
+        # The first lays out tables of masks.
+        "seconds_a_tree": min(seconds[1:] or seconds, default=None),
+        "exchanges": summary["exchanges"],
+        "bytes": sum(summary["bytes"].values()),
+        "largest_message": max(line["bytes"] for line in ledger),
+        "auc": summary["metrics"]["test"].get("auc"),
+    }
+
+
+def simulated(settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
+    """The same run by Flower's simulation, and the peak of its largest process."""
+    from simulations.engines import run_simulation
+
+    mine = psutil.Process()
+    with peaks_of(lambda: {"largest process": mine.children(recursive=True)}) as peaks:
+        run = run_simulation(load_settings({**settings, "run-dir": str(run_dir)}))
+    return run, peaks
+
+
+def deployed(deployment: Deployment, settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
+    """The same run across sites, and the peak of the largest process of each, and of the
+    coordinator."""
+    names = ("coordinator", *SITES)
+    try:
+        deployment.start(*names)
+        deployment.register()
+        given = flatten({**settings, "run-dir": str(run_dir)})
+        words = {
+            name: str(value).lower() if value is True or value is False else value
+            for name, value in given.items()
+        }
+        with peaks_of(lambda: {name: deployment.family(name) for name in names}) as peaks:
+            run = ("run", settings["strategy"], "--engine", "federation")
+            deployment.fedapp(*run, *settings_of(words))
+    finally:
+        deployment.close()
+    return RunFolder(run_dir), peaks
+
+
+@contextmanager
+def peaks_of(
+    families: Callable[[], Mapping[str, Sequence[psutil.Process]]],
+) -> Iterator[dict[str, int]]:
+    """Peak memory of the largest process of each family while the block runs, in bytes."""
+    found, ended = dict[str, int](), threading.Event()
+
+    def look() -> None:
+        while not ended.wait(LOOK_SECONDS):
+            for name, members in families().items():
+                for process in members:
+                    with suppress(psutil.NoSuchProcess, FileNotFoundError, KeyError):
+                        found[name] = max(found.get(name, 0), peak_bytes(process.pid))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
 
 
 def apart(function: Callable[..., Line], *given: Any) -> Line:
@@ -132,6 +253,7 @@ def exponents(lines: Sequence[Line]) -> list[Line]:
         grown = {
             f"exponent_of_{what}": exponent((before[what], line[what]), sizes)
             for what in ("seconds", "cpu_seconds", "peak_bytes", "bytes")
+            if isinstance(line.get(what), int | float)
         }
         found.append({**line, **grown})
     return found
@@ -141,14 +263,18 @@ def main() -> None:
     """Print a JSON line for each method and number of rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=GROWN)
+    parser.add_argument("--engine", choices=ENGINES, default="local")
     parser.add_argument("--trees", type=int, default=N_TREES)
     parser.add_argument("--key-bits", type=int, default=2048)
     given = parser.parse_args()
+    # What ends the command ends what it has started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for method in given.methods:
         lines: list[Line] = []
         for n_rows in sorted(given.rows):
-            lines.append(apart(train, method, n_rows, given.trees, given.key_bits))
+            sizes = n_rows, given.trees, given.key_bits
+            lines.append(apart(train, method, *sizes, given.engine))
             print(json.dumps(exponents(lines)[-1]), flush=True)
 
 
