@@ -48,6 +48,7 @@ class Bench:
     by: tuple[str, ...] = ()
 
 
+FLOWERS = "--rows 100000 --trees 2 --methods secureboost federated-forest pax"
 BENCHES: Mapping[str, Bench] = {
     "pax_speed": Bench(quick=("--repeats 1",)),
     "pax_memory": Bench(quick=("--rows 100000",)),
@@ -61,7 +62,11 @@ BENCHES: Mapping[str, Bench] = {
     ),
     "paillier": Bench(("--key-bits 2048", "--key-bits 1024"), ("--key-bits 512",)),
     "federated_forest": Bench(("--align ordered", "--align psi")),
-    "rows": Bench(quick=("--rows 500 2000 --trees 2",), by=("method", "rows")),
+    "rows": Bench(
+        ("", *(f"{FLOWERS} --engine {engine}" for engine in ("simulation", "deployment"))),
+        ("--rows 500 2000 --trees 2",),
+        by=("method", "rows"),
+    ),
     "fedxgbllr_epoch": Bench(quick=("--rows 2000",)),
     "serve": Bench(quick=("--seconds 2 --rounds 10",)),
     "exchange": Bench(quick=("--rounds 3",)),

@@ -224,7 +224,9 @@ def peaks_of(
     found, ended = dict[str, int](), threading.Event()
 
     def look() -> None:
-        while not ended.wait(LOOK_SECONDS):
+        has_ended = False
+        while not has_ended:
+            has_ended = ended.wait(LOOK_SECONDS)
             for name, members in families().items():
                 for process in members:
                     with suppress(psutil.NoSuchProcess, FileNotFoundError, KeyError):
