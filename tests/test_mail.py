@@ -203,6 +203,16 @@ def test_a_reply_that_carries_no_letters_does_not_lose_them_in_silence(sites: Si
     assert sites.store("bank").step == 2
 
 
+def test_a_letter_that_is_too_long_to_be_sealed_is_refused_with_a_way_out(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.site.mail.LARGEST_CONTENT", 10)
+    rule = r"must be <= 10 bytes, got \d\d; take fewer rows, columns or bins \(max-bin\)"
+    with pytest.raises(ProtocolError, match=rf"^bank: Note\.letter {rule}$"):
+        sites.tell("bank", 1, step=3)
+    assert sites.store("bank").step == 2
+
+
 @pytest.mark.parametrize(("field", "value"), [("step", 2**32), ("attempt", 2**16)])
 def test_what_no_parcel_can_tell_of_its_exchange_is_refused(
     sites: Sites, field: str, value: int

@@ -23,6 +23,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedapp.crypto.sealed import (
+    LARGEST_CONTENT,
     Address,
     Keys,
     agree,
@@ -274,9 +275,17 @@ def write_letters(name: str, letters: Letters) -> list[Parcel]:
 
     Raises
     ------
-    ProtocolError : a field of a letter breaks its form.
+    ProtocolError : a field of a letter breaks its form, or it is too long to be sealed.
     """
-    return [(receiver, to_bytes(take_apart(letter, name))) for receiver, letter in letters]
+    return [(receiver, _written(name, letter)) for receiver, letter in letters]
+
+
+def _written(name: str, letter: Letter) -> bytes:
+    content = to_bytes(take_apart(letter, name))
+    if len(content) > LARGEST_CONTENT:
+        rule = f"must be <= {LARGEST_CONTENT} bytes, got {len(content)}; take fewer rows, columns "
+        raise ProtocolError(name, type(letter).__name__, "letter", f"{rule}or bins (max-bin)")
+    return content
 
 
 def seal_mail(

@@ -9,6 +9,7 @@ model node for node, its peak and its time.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import shutil
@@ -47,8 +48,7 @@ class Measured:
     peak : bytes, of the whole process.
     ready : bytes, peak before the first row was read: Python and its libraries.
     seconds : of training, sketch included.
-    cpu : CPU seconds of all threads, from the start of the run to its end; of XGBoost those of
-        training alone.
+    cpu : CPU seconds of all threads, from before the table is read to the end.
     tree_seconds : of each tree; empty where it is not known.
     sent : exchanges, messages and bytes of the run; empty for XGBoost.
     model : in XGBoost's JSON.
@@ -124,13 +124,13 @@ def train_pooled(path: Path, run_dir: Path) -> Measured:
     from fedapp.data.datasets import read_source
     from simulations.baselines import xgboost_parameters
 
-    settings, ready = settings_of(path, run_dir), peak_bytes()
+    settings, ready, before = settings_of(path, run_dir), peak_bytes(), cpu_seconds()
     table = read_source(str(path), Roles(label="label"))
     parameters = xgboost_parameters(settings, table.labels, np.ones(table.n_rows), table.labels)
-    start, began = time.perf_counter(), cpu_seconds()
+    start = time.perf_counter()
     matrix = xgboost.QuantileDMatrix(table.values, table.labels, max_bin=MAX_BIN)
     booster = xgboost.train(parameters, matrix, N_TREES)
-    seconds, used = time.perf_counter() - start, cpu_seconds() - began
+    seconds, used = time.perf_counter() - start, cpu_seconds() - before
     return Measured(peak_bytes(), ready, seconds, used, [], {}, booster.save_raw("json").decode())
 
 
@@ -146,10 +146,12 @@ def print_both(party: Measured, pooled: Measured, n_rows: int) -> None:
     rows = []
     for method, one in (("PAX, one party and server", party), ("XGBoost, pooled", pooled)):
         peaks = [f"{n_bytes / 2**20:.0f}" for n_bytes in (one.peak, one.ready)]
-        ratio = f"{one.seconds / pooled.seconds:.2f}"
-        rows.append([method, *peaks, f"{one.seconds:.2f}", f"{one.cpu:.2f}", ratio])
+        ratios = [f"{one.seconds / pooled.seconds:.2f}", f"{one.cpu / pooled.cpu:.2f}"]
+        times = [f"{one.seconds:.2f}", f"{one.cpu:.2f}"]
+        rows.append([method, *peaks, *itertools.chain(*zip(times, ratios, strict=True))])
     title = f"{n_rows:,} x {N_COLUMNS} at one party, {N_TREES} trees of depth {DEPTH}"
-    show(title, ("", "peak MiB", "of it libraries", "seconds", "CPU", "/ pooled"), rows)
+    header = ("", "peak MiB", "of it libraries", "seconds", "/ pooled", "CPU", "/ pooled")
+    show(title, header, rows)
     seconds = ", ".join(f"{one:.2f}" for one in party.tree_seconds)
     console.print(f"binned table {binned_bytes(n_rows) / 2**20:.0f} MiB; seconds a tree {seconds}")
     console.print("the first tree's include the sketch")
@@ -198,6 +200,7 @@ def main(words: Sequence[str] | None = None) -> None:
             "seconds": pooled.seconds,
             "cpu_seconds": pooled.cpu,
             "ratio": party.seconds / pooled.seconds,
+            "cpu_ratio": party.cpu / pooled.cpu,
         },
     )
 
