@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedapp.crypto import lane_field, lane_points, lane_scale, ristretto
-from fedapp.crypto.lane_field import LEAST, LIMB, P, Slots, of_slots
+from fedapp.crypto.lane_field import CARRIED, LIMB, P, Slots, of_slots
 from fedapp.crypto.lanes import supported
 from fedapp.crypto.psi import Points, draw_scalar
 from fedapp.crypto.ristretto import ORDER, points_of, scale
@@ -267,10 +267,10 @@ def _numbers(memory: lane_scale.Words, slot: int) -> list[int]:
 @needs_lanes
 def test_operations_on_extreme_limbs_are_those_of_integers() -> None:
     rng = np.random.default_rng(0)
-    edges = [0, 1, 18, 19, LIMB - 18, LIMB - 17, LIMB - 1, LIMB, LIMB + 1, LEAST - 1, LEAST]
+    edges = [0, 1, 18, 19, LIMB - 18, LIMB - 17, LIMB - 1, LIMB, LIMB + 1, CARRIED - 1, CARRIED]
     for turn in range(20):
         memory = np.zeros(40 * 16, dtype=np.uint64)
-        memory[: 2 * 40] = rng.choice(edges, 80) if turn else LEAST
+        memory[: 2 * 40] = rng.choice(edges, 80) if turn else CARRIED
         if turn == 1:  # 0, p and 2 p - 1 in other limbs
             memory[:40] = np.repeat([LIMB - 18, LIMB, LIMB, LIMB, LIMB], 8)
         _sample(memory, (2, 0, 1))
@@ -286,4 +286,4 @@ def test_operations_on_extreme_limbs_are_those_of_integers() -> None:
             assert given[9] == (least == 0)
             assert given[10] == many % P % 2
             assert given[11] % P == (x if (x - y) % P == 0 else 2 * y) % P
-        assert memory[2 * 40 : 10 * 40].max() <= lane_field.LEAST
+        assert memory[2 * 40 : 10 * 40].max() <= lane_field.CARRIED

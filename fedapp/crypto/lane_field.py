@@ -9,8 +9,9 @@ Its operators add instructions to the function that is being compiled, and it kn
 limbs may be: they are carried over before they pass 2^64, or 2^52 where they become factors, and
 not earlier. No instruction is a branch, and no address depends on a number.
 
-Elements lie in memory one after the other, a *slot* of five registers each, no limb above ``LEAST``
-after carrying. A function of slots is called with the memory and the places of its slots.
+Elements lie in memory one after the other, a *slot* of five registers each, and are carried: no
+limb is above ``CARRIED``. A function of slots is called with the memory and the places of its
+slots.
 
 Source: Bernstein, Duif, Lange, Schwabe and Yang, High-speed high-security signatures, 2012 (limbs
 of 51 bits); Gueron and Krasnov, Accelerating big integer arithmetic using Intel IFMA extensions,
@@ -36,7 +37,7 @@ LIMB = (1 << BITS) - 1
 SLOT_WORDS = N_LANES * N_LIMBS
 NUMBER_WORDS = 4  # of 64 bits, of an encoded number
 # What a limb is after carries below 2^13: that of the highest comes back to the lowest by 19.
-LEAST = LIMB + 19 * (1 << 13)
+CARRIED = LIMB + 19 * (1 << 13)
 
 
 def same(number: int) -> Any:
@@ -65,8 +66,8 @@ class Element:
         return Element(self.builder, limbs, LIMB)
 
     def carried(self) -> Element:
-        """The same numbers, no limb above ``LEAST``."""
-        if self.most <= LEAST:
+        """The same numbers, no limb above ``CARRIED``."""
+        if self.most <= CARRIED:
             return self
         if self._carried is None:
             build = self.builder
@@ -74,7 +75,7 @@ class Element:
             limbs = [build.and_(limb, same(LIMB)) for limb in self.limbs]
             limbs[1:] = map(build.add, limbs[1:], carries)
             limbs[0] = add_product(build, "l", limbs[0], carries[-1], same(19))
-            self._carried = Element(build, limbs, LEAST)
+            self._carried = Element(build, limbs, CARRIED)
         return self._carried
 
     def __add__(self, other: Element) -> Element:
@@ -220,7 +221,7 @@ class Slots:
 
     def __getitem__(self, slot: int) -> Element:
         limbs = [self.register(slot, place) for place in range(N_LIMBS)]
-        return Element(self._builder, limbs, LEAST)
+        return Element(self._builder, limbs, CARRIED)
 
     def __setitem__(self, slot: int, element: Element) -> None:
         self.put(slot, element.carried().limbs)

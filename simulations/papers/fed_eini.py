@@ -323,6 +323,7 @@ def main(
     engine: Annotated[str, typer.Option(help="local or simulation; by default both.")] = "",
     credit: Annotated[str, typer.Option(help='"Credit 1" or "Credit 2"; by default both.')] = "",
     rows: Annotated[int, typer.Option(min=0, help="Of Table 2, at most; 0: all test rows.")] = 0,
+    figure_10: Annotated[bool, typer.Option("--figure-10", help="It alone, no Table 2.")] = False,
     output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
 ) -> None:
     """Compute Table 2 and Figure 10, print them, and write them as JSON and PNG."""
@@ -343,12 +344,13 @@ def main(
     second, figure = [], []
     for place, each in enumerate(credits):
         n_rows = drawn_rows(each, most).n_rows
-        second += compared(each, n_trees, n_rows, output)
+        second += [] if figure_10 else compared(each, n_trees, n_rows, output)
         figure += [] if quick and place else timed(each, n_trees, points, bits, output)
-        if "local" in names and not quick:
+        if "local" in names and not quick and not figure_10:
             figure += timed(each, n_trees, {"local": (n_rows,)}, [KEY_BITS], output)
     costs, crossed = {n: encryption(n) for n in bits}, crossovers(figure)
-    show_table_2(second)
+    if second:
+        show_table_2(second)
     show_figure_10(figure)
     show_crossovers(crossed, costs)
     console.print(NOTES)
