@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from simulations.attacks import eini_paths, label_groups, reverse_sums, shared_nodes, solved_bins
+from simulations.attacks import (
+    eini_paths,
+    label_groups,
+    reverse_sums,
+    shared_nodes,
+    solved_bins,
+    timberstrike,
+)
 from simulations.attacks.frame import command
 
-MODULES = (shared_nodes, reverse_sums, solved_bins, eini_paths, label_groups)
+MODULES = (shared_nodes, reverse_sums, solved_bins, eini_paths, label_groups, timberstrike)
 
 if __name__ == "__main__":
     command(*(module.ATTACK for module in MODULES))

@@ -1,0 +1,258 @@
+"""Training rows rebuilt from the trees of horizontal methods.
+
+Source: Di Gennaro et al. 2025, "TimberStrike: Dataset Reconstruction Attack Revealing Privacy
+Leakage in Federated Tree-Based Systems" (arXiv:2506.07605), and its public code.
+
+The leaves of a tree are boxes. Before a party's first tree all rows have the same margin, so the
+weight of a leaf and its sum of hessians tell how many rows of each class it has: with these rows,
+each in its leaf's box, the attack begins. It deals them out to the leaves of each later tree, every
+row to a leaf whose box meets its own, so that the sums of gradients and hessians come as near as
+they can to those of the leaves; a row's box becomes the part that both share, and its margin moves
+by the leaf's value. By a tree of another party it moves by the mean of the leaves that are open to
+it, weighted by their hessians. Departures:
+
+- The paper has minutes of an integer solver for each tree. Here its problem is solved by shares of
+  rows, at a vertex, where all but a few rows are in one leaf; the rest is rounded.
+- A value is drawn evenly from its range, where the paper takes the middle: rows whose ranges are
+  the same are then not the same, and more of them are matched.
+- Where no hessians are told, the rows of a leaf of the first tree are those whose weight is next to
+  the leaf's, and a leaf of a later tree gives one equation in place of two.
+
+Success is the paper's measure: the share of values, labels among them, that are within 0.319
+standard deviations of the true ones, when rebuilt and true rows are matched so that most are.
+Chance is a guess without trees by whoever knows as much besides (``Knows``), in the same measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from fedapp.data.labels import class_ids
+from fedapp.trees import model as boosted
+from fedapp.trees.stacked import model as stacked
+from simulations.attacks.boxes import Array, Leaves, Rows
+from simulations.attacks.frame import Attack, Outcome, Overrides, command
+from simulations.attacks.heard import Trained, trained
+from simulations.rows import stacked_tables
+
+HESSIANS, KNOWS = "tells hessians", "attacker knows"  # no settings of a run
+TOLERANCE = 0.319  # standard deviations; a quarter of the values of a normal column are as near
+MOST_TREES = 50  # of those that the rows have grown
+
+
+class Knows(Enum):
+    """What the attacker knows beside the trees, and the numbers of rows of each class.
+
+    ``BOUNDS`` of each column, as in the paper. ``VALUES``: rows like those attacked, none of which
+    has trained, and as many; of each column and class it draws one of their values. ``ROWS``: the
+    same rows, and, as no attack finds out, in which leaf of every tree each row attacked is; it
+    gives each of these the row that lies nearest to its box, moved into it.
+    """
+
+    BOUNDS = "bounds"
+    VALUES = "values"
+    ROWS = "rows"
+
+
+def drawn(rows: Rows, own: Array, by_value: bool, rng: np.random.Generator) -> Array:
+    """A value of each row in each column, and its label; shape (n_rows, n_columns + 1).
+
+    Parameters
+    ----------
+    own : float64, shape (n_own, n_columns + 1): rows that the attacker has, the labels last.
+    by_value : draw from the values of own rows in the range that have the label, where there are
+        any; else evenly from the range, in the bounds of the own rows.
+    """
+    lowest, highest = own[:, :-1].min(axis=0), own[:, :-1].max(axis=0)
+    lows = np.where(np.isfinite(rows.lows), rows.lows, np.minimum(lowest, rows.highs))
+    highs = np.where(np.isfinite(rows.highs), rows.highs, np.maximum(highest, lows))
+    found = rng.uniform(lows, highs)
+    for label in (0.0, 1.0) if by_value else ():
+        of_label = rows.labels == label
+        for column, values in enumerate(np.sort(own[own[:, -1] == label, :-1], axis=0).T):
+            ends = (side[of_label, column] for side in (rows.lows, rows.highs))
+            first, last = (np.searchsorted(values, each) for each in ends)
+            picked = values[
+                rng.integers(first, np.maximum(last, first + 1)).clip(max=len(values) - 1)
+            ]
+            found[of_label, column] = np.where(last > first, picked, found[of_label, column])
+    return np.column_stack([found, rows.labels])
+
+
+def moved(rows: Rows, own: Array) -> Array:
+    """The same by the own row that is nearest to each box, of the label where there are enough;
+    each own row is taken once."""
+    deviations = own.std(axis=0)
+    far = len(deviations) * 10.0 * (rows.labels[:, None] != own[:, -1])
+    for column, deviation in enumerate(deviations[:-1]):
+        values = own[:, column]
+        short = rows.lows[:, [column]] - values, values - rows.highs[:, [column]]
+        far += np.maximum(0, np.maximum(*short)) / max(deviation, 1e-300)
+    taken = own[linear_sum_assignment(far)[1], :-1]
+    return np.column_stack([np.clip(taken, rows.lows, rows.highs), rows.labels])
+
+
+def accuracy(rebuilt: Array, truth: Array, tolerances: Array) -> float:
+    """Share of the true values that a rebuilt row has within the tolerance, matched one to one.
+
+    Parameters
+    ----------
+    rebuilt, truth : float64, shape (n, n_columns + 1); of more rebuilt rows than true ones some
+        are drawn.
+    tolerances : float64, shape (n_columns + 1,).
+    """
+    rebuilt = np.random.default_rng(0).permutation(rebuilt)[: len(truth)]
+    right = np.zeros((len(rebuilt), len(truth)), dtype=np.int64)
+    for column, tolerance in enumerate(tolerances):
+        right += np.abs(rebuilt[:, [column]] - truth[:, column]) <= tolerance
+    return float(right[linear_sum_assignment(right, maximize=True)].sum() / truth.size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """What is attacked.
+
+    Parameters
+    ----------
+    trees : in the order in which they were grown, each with whether the rows have grown it.
+    margin : of all rows before the first tree.
+    truth, own : float64, shape (n_rows, n_columns + 1), the labels last: rows that have grown the
+        trees, and as many of the attacker's.
+    """
+
+    trees: Sequence[tuple[Leaves, bool]]
+    margin: float
+    truth: Array
+    own: Array
+
+    def rebuilt(self, reg_lambda: float) -> Rows:
+        """Rows rebuilt from the trees; the first tree must be one that they have grown."""
+        (first, _), *later = self.trees
+        rows = Rows.in_first(first, self.margin, reg_lambda, len(self.truth))
+        for leaves, is_theirs in later:
+            if is_theirs:
+                rows.deal(leaves, reg_lambda)
+            else:
+                rows.move(leaves)
+        return rows
+
+    def true_boxes(self) -> Rows:
+        """The rows in the boxes of the leaves that they are in."""
+        rows = self.blind()
+        for leaves, is_theirs in self.trees:
+            if is_theirs:
+                rows.put(leaves, leaves.reached(self.truth[:, :-1]))
+        return rows
+
+    def blind(self) -> Rows:
+        """Rows of which the labels alone are known."""
+        ends = np.full((len(self.truth), self.truth.shape[1] - 1), np.inf)
+        return Rows(-ends, ends, self.truth[:, -1], np.full(len(ends), self.margin))
+
+    def outcome(
+        self, reg_lambda: float, score: float, knows: Knows, rng: np.random.Generator
+    ) -> Outcome:
+        """How much of the truth the attack finds, and a guess."""
+        if knows is Knows.ROWS:
+            found, guess = moved(self.true_boxes(), self.own), self.own
+        else:
+            given = self.own, knows is Knows.VALUES, rng
+            found, guess = drawn(self.rebuilt(reg_lambda), *given), drawn(self.blind(), *given)
+        tolerances = TOLERANCE * self.truth.std(axis=0)
+        success, chance = (accuracy(each, self.truth, tolerances) for each in (found, guess))
+        return Outcome(success, chance, score)
+
+
+def target_of(run: Trained, tells_hessians: bool) -> Target:
+    """Rows and trees of the first party; of PAX, all rows and trees."""
+    settings, is_pax = run.settings, run.settings.strategy == "pax"
+    table, shares = stacked_tables(settings)
+    names, eta, share = sorted(shares), settings.eta, 1.0
+    theirs = names if is_pax else names[:1]
+    if settings.strategy == "fedxgbllr":
+        model = stacked.from_json(run.model)
+        bare, grown = model.bare, [(tree, True) for tree in model.ensembles[0]]
+        eta = float(settings.sections["fedxgbllr"]["eta"])
+    else:
+        bare = boosted.from_json(run.model)
+        grown = [(tree, is_pax or not place % len(names)) for place, tree in enumerate(bare.trees)]
+    if settings.strategy == "bagging":
+        share = len(shares[names[0]]["train"]) / sum(len(each["train"]) for each in shares.values())
+    last = [place for place, (_, is_theirs) in enumerate(grown) if is_theirs][:MOST_TREES][-1]
+    n_columns = len(bare.columns)
+    # What the others' weights are does not matter.
+    trees = [
+        (Leaves.of(tree, n_columns, eta * share, tells_hessians), is_theirs)
+        for tree, is_theirs in grown[: last + 1]
+    ]
+    assert table.labels is not None
+    labels = class_ids(table.labels, bare.classes)
+    numbers = np.column_stack([table.values, labels]).astype(np.float64)
+    of_theirs = np.concatenate([shares[name]["train"] for name in theirs])
+    held_back = np.concatenate([shares[name]["test"] for name in names])
+    own = np.random.default_rng(settings.seed).permutation(held_back)
+    own = np.resize(own, len(of_theirs))  # of too few, some twice
+    return Target(trees, float(bare.base_margin), numbers[of_theirs], numbers[own])
+
+
+def attacked(overrides: Overrides) -> Outcome:
+    """Rebuild the rows of a party from the trees of a run."""
+    given = {**HORIZONTAL, **overrides}
+    tells_hessians, knows = bool(given.pop(HESSIANS, True)), Knows(given.pop(KNOWS, Knows.BOUNDS))
+    with trained(given, (), lambda _: None) as run:
+        rng = np.random.default_rng(run.settings.seed)
+        target = target_of(run, tells_hessians)
+        return target.outcome(run.settings.reg_lambda, run.score, knows, rng)
+
+
+HORIZONTAL = {
+    "objective": "binary:logistic",
+    "strategy": "bagging",
+    "parties": 3,
+    "valid-fraction": 0.0,
+}
+CYCLIC = {"strategy": "cyclic", "num-boost-round": 150}
+FEDXGBLLR = {"strategy": "fedxgbllr"}
+PAX = {"strategy": "pax"}
+ATTACK = Attack(
+    name="timberstrike",
+    holder="who is told a party's trees (of PAX: the model) and the bounds of each column",
+    measure="share of values rebuilt to 0.319 deviations; chance: a guess without the trees",
+    data={
+        "breast-cancer": {"data": "breast-cancer", "test-fraction": 0.5},
+        "default-credit": {"data": "default-credit", "test-fraction": 0.97},
+    },
+    ways={
+        "bagging": {},
+        "bagging, values known": {KNOWS: Knows.VALUES},
+        "bagging, rows known": {KNOWS: Knows.ROWS},
+        "bagging, no hessians": {HESSIANS: False},
+        "bagging, max-depth=2": {"max-depth": 2},
+        "bagging, min-child-weight=5": {"min-child-weight": 5.0},
+        "bagging, gamma=2": {"gamma": 2.0},
+        "bagging, 10 rounds": {"num-boost-round": 10},
+        "cyclic": CYCLIC,
+        "cyclic, values known": {**CYCLIC, KNOWS: Knows.VALUES},
+        "cyclic, rows known": {**CYCLIC, KNOWS: Knows.ROWS},
+        "cyclic, max-depth=2": {**CYCLIC, "max-depth": 2},
+        "fedxgbllr": FEDXGBLLR,
+        "fedxgbllr, values known": {**FEDXGBLLR, KNOWS: Knows.VALUES},
+        "fedxgbllr, rows known": {**FEDXGBLLR, KNOWS: Knows.ROWS},
+        "fedxgbllr, max-depth=2": {**FEDXGBLLR, "fedxgbllr.max-depth": 2},
+        "pax": PAX,
+        "pax, values known": {**PAX, KNOWS: Knows.VALUES},
+        "pax, rows known": {**PAX, KNOWS: Knows.ROWS},
+        "pax under masks": {**PAX, "pax.aggregation": "secure"},
+        "pax, least-bin-rows=5": {**PAX, "least-bin-rows": 5},
+        "pax, min-child-rows=20": {**PAX, "min-child-rows": 20},
+    },
+    run=attacked,
+)
+
+if __name__ == "__main__":
+    command(ATTACK)

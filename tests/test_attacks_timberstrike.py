@@ -1,0 +1,163 @@
+"""Rows that are rebuilt from trees."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fedapp.trees.boosted.from_xgboost import grow_trees
+from fedapp.trees.model import LEAF, Tree
+from fedapp.trees.predict import find_leaves
+from simulations.attacks.boxes import Leaves, Rows, dealt, first_counts
+from simulations.attacks.timberstrike import KNOWS, Knows, Target, accuracy, attacked, drawn, moved
+
+ETA, LAMBDA, MARGIN = 0.3, 1.0, -0.5
+N_ROWS, N_COLUMNS, ROUNDS = 120, 4, 12
+Floats = npt.NDArray[np.float32]
+
+
+def made(seed: int) -> tuple[Floats, Floats]:
+    """Values, few of them large, and labels of rows."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.normal(size=(N_ROWS, N_COLUMNS))
+    labels = numbers[:, 0] + numbers[:, 1] * numbers[:, 2] + 0.5 * rng.normal(size=N_ROWS) > 0
+    return np.exp(1.5 * numbers).astype(np.float32), labels.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def trees() -> tuple[Tree, ...]:
+    """That XGBoost grows on the rows of seed 1."""
+    values, labels = made(1)
+    parameters = {"eta": ETA, "max_depth": 4, "reg_lambda": LAMBDA, "max_bin": 256}
+    rows = values, labels, np.ones(N_ROWS, np.float32)
+    margins, widths = np.full((N_ROWS, 1), MARGIN, np.float32), np.zeros(N_COLUMNS, np.int64)
+    return grow_trees("binary:logistic", 2, parameters, rows, margins, ROUNDS, widths).trees
+
+
+def target(trees: tuple[Tree, ...], tells_hessians: bool) -> Target:
+    own, truth = (np.column_stack(made(seed)).astype(np.float64) for seed in (2, 1))
+    read = [(Leaves.of(tree, N_COLUMNS, ETA, tells_hessians), True) for tree in trees]
+    return Target(read, MARGIN, truth, own)
+
+
+@pytest.mark.parametrize("tells_hessians", [True, False])
+def test_the_first_tree_tells_how_many_rows_of_each_class_are_in_a_leaf(
+    trees: tuple[Tree, ...], tells_hessians: bool
+) -> None:
+    values, labels = made(1)
+    leaves = np.zeros(N_ROWS, dtype=np.int32)
+    find_leaves(trees[0], values, leaves)
+    places = np.flatnonzero(trees[0]["left"] == LEAF)
+    expected = [
+        [np.sum((leaves == leaf) & (labels == label)) for label in (0, 1)] for leaf in places
+    ]
+    first = Leaves.of(trees[0], N_COLUMNS, ETA, tells_hessians)
+    assert first_counts(first, MARGIN, LAMBDA, N_ROWS).tolist() == expected
+    inside = (first.lows[:, None] <= values) & (values < first.highs[:, None])
+    assert inside.all(axis=2).sum(axis=1).tolist() == np.sum(expected, axis=1).tolist()
+
+
+@pytest.mark.parametrize("tells_hessians", [True, False])
+def test_trees_tell_more_of_their_rows_than_the_bounds_of_columns(
+    trees: tuple[Tree, ...], tells_hessians: bool
+) -> None:
+    found, first = (
+        target(given, tells_hessians).outcome(LAMBDA, 0.9, Knows.BOUNDS, np.random.default_rng(0))
+        for given in (trees, trees[:1])
+    )
+    assert found.success > found.chance + 0.1
+    assert found.chance == first.chance < first.success < found.success
+
+
+def test_rows_are_in_the_boxes_that_they_are_dealt_to(trees: tuple[Tree, ...]) -> None:
+    attacked = target(trees, True)
+    values, rows = attacked.truth[:, :-1], attacked.true_boxes()
+    assert ((rows.lows <= values) & (values < rows.highs)).all()
+    leaves = np.zeros(N_ROWS, dtype=np.int32)
+    find_leaves(trees[3], values.astype(np.float32), leaves)
+    reached = attacked.trees[3][0].reached(values)
+    assert np.flatnonzero(trees[3]["left"] == LEAF)[reached].tolist() == leaves.tolist()
+    found = attacked.rebuilt(LAMBDA)
+    assert (found.lows < found.highs).all()
+    assert found.labels.sum() == attacked.truth[:, -1].sum()
+
+
+def test_rows_are_dealt_out_so_that_sums_are_those_of_the_leaves() -> None:
+    margins = np.array([-1.0, -1.0, 0.5, 0.5, 2.0])
+    labels = np.array([0.0, 0.0, 1.0, 1.0, 0.0])
+    means = 1 / (1 + np.exp(-margins))
+    gradients, hessians = means - labels, means * (1 - means)
+    halves = np.full((2, 1), np.inf)
+    truth = np.array([0, 1, 1, 1, 0])
+    sums, sizes = (np.bincount(truth, weights=each) for each in (gradients, hessians))
+    for told in (sizes, np.zeros(2)):
+        weights = -sums / (sizes + LAMBDA)
+        leaves = Leaves(
+            np.array([[-np.inf], [0.0]]), np.array([[0.0], [np.inf]]), weights, told, weights
+        )
+        rows = Rows(-halves[[0] * 5], halves[[0] * 5], labels, margins)
+        found = dealt(rows, leaves, LAMBDA)
+        assert [np.sum(found == leaf) for leaf in (0, 1)] == [2, 3]
+        assert np.allclose(np.bincount(found, weights=gradients), sums)
+        rows.lows[3] = 0.5  # of two that are alike one can be in the second leaf alone
+        assert dealt(rows, leaves, LAMBDA)[3] == 1
+
+
+def test_a_tree_of_others_moves_rows_by_the_leaves_that_are_open_to_them() -> None:
+    steps, hessians = np.array([-1.0, 1.0]), np.array([3.0, 1.0])
+    leaves = Leaves(
+        np.array([[-np.inf], [0.0]]), np.array([[0.0], [np.inf]]), steps, hessians, steps
+    )
+    ends = np.array([[-np.inf, np.inf], [-np.inf, 0.0], [0.0, np.inf]])
+    rows = Rows(ends[:, :1], ends[:, 1:], np.zeros(3), np.zeros(3))
+    rows.move(leaves)
+    assert rows.margins.tolist() == [-0.5, -1.0, 1.0]
+
+
+def test_values_are_drawn_from_the_range_of_a_row() -> None:
+    own = np.array([[1.0, 0.0], [2.0, 0.0], [4.0, 1.0], [5.0, 1.0]])
+    ends = np.array([[-np.inf, np.inf], [1.5, np.inf], [1.5, 3.0], [6.0, np.inf], [-np.inf, 0.5]])
+    rows = Rows(ends[:, :1], ends[:, 1:], np.array([1.0, 0.0, 1.0, 1.0, 0.0]), np.zeros(5))
+    for seed in range(20):
+        values, labels = drawn(rows, own, True, np.random.default_rng(seed)).T
+        assert values[0] in (4.0, 5.0)
+        assert values[1] == 2.0
+        assert 1.5 <= values[2] < 3.0
+        assert values[3:].tolist() == [6.0, 0.5]
+        assert labels.tolist() == rows.labels.tolist()
+        values = drawn(rows, own, False, np.random.default_rng(seed))[:, 0]
+        assert (np.array([1.0, 1.5, 1.5, 6.0, 0.5]) <= values).all()
+        assert (values <= [5.0, 5.0, 3.0, 6.0, 0.5]).all()
+
+
+def test_a_row_is_moved_into_the_box_that_it_is_nearest_to() -> None:
+    own = np.array([[1.0, 10.0, 0.0], [2.0, 20.0, 0.0], [3.0, 30.0, 1.0]])
+    lows = np.array([[1.5, -np.inf], [-np.inf, -np.inf], [3.5, -np.inf]])
+    rows = Rows(lows, np.full((3, 2), np.inf), np.array([0.0, 0.0, 1.0]), np.zeros(3))
+    assert moved(rows, own).tolist() == [[2.0, 20.0, 0.0], [1.0, 10.0, 0.0], [3.5, 30.0, 1.0]]
+
+
+def test_rows_are_matched_so_that_most_values_agree() -> None:
+    truth = np.array([[1.0, 10.0, 0.0], [2.0, 20.0, 1.0], [3.0, 30.0, 1.0]])
+    tolerances = np.array([0.5, 1.0, 0.1])
+    assert accuracy(truth[[2, 0, 1]] + np.array([0.4, -0.9, 0.0]), truth, tolerances) == 1.0
+    assert accuracy(truth + np.array([0.6, 0.0, 0.0]), truth, tolerances) == pytest.approx(6 / 9)
+    assert accuracy(truth[:2], truth, tolerances) == pytest.approx(6 / 9)  # a row is missing
+
+
+SHORT = {"data": "breast-cancer", "test-fraction": 0.8, "num-boost-round": 6, "max-depth": 3}
+FEW = {"fedxgbllr.trees": 4, "fedxgbllr.rounds": 1, "fedxgbllr.epochs": 1}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "knows"),
+    [("bagging", "bounds"), ("cyclic", "values"), ("fedxgbllr", "rows"), ("pax", "bounds")],
+)
+def test_runs_are_attacked(strategy: str, knows: str) -> None:
+    given = {**SHORT, "strategy": strategy, "seed": 1, KNOWS: knows}
+    given |= FEW if strategy == "fedxgbllr" else {}
+    found = attacked(given)
+    assert 0.2 < found.chance < 0.8
+    assert 0.2 < found.success < 0.8
+    assert (found.success > found.chance) or knows != "bounds"
