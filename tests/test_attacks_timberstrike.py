@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from fedapp.trees.boosted.from_xgboost import grow_trees
-from fedapp.trees.model import LEAF, Tree
+from fedapp.trees.model import LEAF, NODE, Tree
 from fedapp.trees.predict import find_leaves
 from simulations.attacks.boxes import Leaves, Rows, dealt, first_counts
 from simulations.attacks.timberstrike import KNOWS, Knows, Target, accuracy, attacked, drawn, moved
@@ -81,6 +81,16 @@ def test_rows_are_in_the_boxes_that_they_are_dealt_to(trees: tuple[Tree, ...]) -
     found = attacked.rebuilt(LAMBDA)
     assert (found.lows < found.highs).all()
     assert found.labels.sum() == attacked.truth[:, -1].sum()
+
+
+def test_a_split_outside_of_its_box_leaves_one_box() -> None:
+    tree = np.zeros(5, dtype=NODE)
+    tree["left"], tree["value"] = [1, LEAF, 3, LEAF, LEAF], [0, 1, 0, 2, 3]
+    tree["threshold"][[0, 2]] = 5.0, 4.0
+    leaves = Leaves.of(tree, n_columns=1, step=1.0)
+    assert leaves.steps.tolist() == [1.0, 3.0]
+    assert leaves.lows.tolist() == [[-np.inf], [5.0]]
+    assert leaves.highs.tolist() == [[5.0], [np.inf]]
 
 
 def test_rows_are_dealt_out_so_that_sums_are_those_of_the_leaves() -> None:
