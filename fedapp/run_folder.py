@@ -20,7 +20,7 @@ import tomli_w
 from fedapp import folder_locks
 from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
-from fedapp.errors import ConfigError, StoppedError
+from fedapp.errors import ConfigError, DataError, StoppedError
 from fedapp.home import home, write_whole
 from fedapp.run_state import RunState
 from fedapp.stage import Stage
@@ -38,6 +38,14 @@ class State(StrEnum):
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     RESUMABLE = "resumable"
+
+
+class _Kept(dict[str, Any]):
+    """What a checkpoint keeps, by name."""
+
+    def __missing__(self, name: str) -> Any:
+        rule = f"checkpoint must have {name!r}: another version of fedapp has begun this run"
+        raise DataError(f"{rule}, and can resume it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +136,18 @@ class RunFolder:
         self._drop_checkpoints(keep=arrays)
 
     def saved(self) -> tuple[Checkpoint, RunState] | None:
-        """The last checkpoint and the state kept with it, or None."""
+        """The last checkpoint and the state kept with it, or None.
+
+        Raises
+        ------
+        DataError : what it lacks is asked of it, here or later.
+        """
         facts = self._kept_facts()
         if facts is None:
             return None
         with np.load(self.path / facts["arrays"], allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        return Checkpoint(arrays, facts["facts"]), RunState.from_json(facts)
+            arrays = _Kept({name: stored[name] for name in stored.files})
+        return Checkpoint(arrays, _Kept(facts["facts"])), RunState.from_json(facts)
 
     def note(self, stage: Stage) -> None:
         """Say where the run is, in place of what was said before."""
@@ -157,9 +170,9 @@ class RunFolder:
         facts = self._kept_facts()
         return RunState.from_json(facts) if facts else None
 
-    def _kept_facts(self) -> dict[str, Any] | None:
+    def _kept_facts(self) -> _Kept | None:
         with suppress(FileNotFoundError):
-            return dict(json.loads((self.path / "checkpoint.json").read_text()))
+            return _Kept(json.loads((self.path / "checkpoint.json").read_text()))
         return None
 
     def held(self) -> AbstractContextManager[None]:
@@ -306,7 +319,7 @@ def resumed_settings(settings: Settings) -> Settings:
         if name not in place and value != defaults()[name]
     }
     for name, value in given.items():
-        if name not in CHANGEABLE and value != stored[name]:
-            raise ConfigError(f"{name} must be the resumed run's, {stored[name]!r}, got {value!r}")
+        if name not in CHANGEABLE and value != (begun := stored.get(name, defaults()[name])):
+            raise ConfigError(f"{name} must be the resumed run's, {begun!r}, got {value!r}")
     changed = {name: given[name] for name in CHANGEABLE & set(given)}
     return load_settings({**stored, **changed, **place})

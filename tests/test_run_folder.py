@@ -13,7 +13,7 @@ import pytest
 from fedapp.commands.common import new_follower
 from fedapp.config import Settings, load_settings
 from fedapp.conversation import Checkpoint
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, DataError
 from fedapp.run_folder import RunFolder, State
 from fedapp.run_state import RunState
 from fedapp.session import carry_out
@@ -35,6 +35,16 @@ def test_a_checkpoint_that_is_not_written_whole_leaves_the_one_before(tmp_path: 
     assert saved is not None
     assert saved[0].arrays["margins"].tolist() == [0.0, 1.0, 2.0]
     assert saved[0].facts == {"trees": 1}
+
+
+@pytest.mark.parametrize("what", ["arrays", "facts"])
+def test_what_an_older_version_did_not_keep_is_named(tmp_path: Path, what: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save(Checkpoint({"margins": np.zeros(2)}, {"trees": 1}), STATE)
+    saved = folder.saved()
+    assert saved is not None
+    with pytest.raises(DataError, match=r"^checkpoint must have 'aggregation': another version"):
+        getattr(saved[0], what)["aggregation"]
 
 
 def test_arrays_are_those_of_the_facts_where_a_step_is_saved_again(
