@@ -20,7 +20,7 @@ import numpy as np
 
 from fedapp.crypto.budget import Budget
 from fedapp.crypto.fixed_point import Whole
-from fedapp.crypto.noise import KEY_BYTES, Source, discrete_gaussian
+from fedapp.crypto.noise import KEY_BYTES, MOST_VARIANCE, Source, discrete_gaussian
 from fedapp.crypto.sealed import prefixed
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import write_whole
@@ -123,9 +123,13 @@ def noised(
 
     Raises
     ------
-    ProtocolError : the sums are beyond the schedule, or were told for another request.
+    ProtocolError : the sums are beyond the schedule, or were told for another request; or so much
+        noise cannot be drawn.
     """
     message = type(request).__name__
+    if max(max(each.variances) for each in noise) > MOST_VARIANCE:
+        rule = "must be of less noise, for sums to fit in 64 bits; a larger epsilon helps"
+        raise ProtocolError(name, message, "multiplier", rule)
     since = prefixed(store.facts.get(NOISED, "").encode(), digest.encode())
     store.facts[NOISED] = asked = hashlib.sha256(since).hexdigest()
     kept = _kept(store)

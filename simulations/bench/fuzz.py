@@ -34,19 +34,21 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
+from flwr.common.constant import ErrorCode
 
 from fedapp.client_app import SiteApp
 from fedapp.config import Settings, load_settings
-from fedapp.errors import FedappError
+from fedapp.errors import FedappError, StoppedError
 from fedapp.home import home
+from fedapp.messages.secure import LeftRequest, MaskedReply
 from fedapp.predict import model_readers
 from fedapp.server_app import train
 from fedapp.site import answer as answer_module
@@ -71,7 +73,8 @@ MEMORY = 512 * 2**20
 BATCH = 50  # cases of a process
 KEPT = 3  # recorded messages of a class
 N_ROWS = 60
-NODES = ("bank", "shop")
+NODES = ("bank", "shop", "mill", "port")  # the first of them, as many as a run has
+PARTIES = 2  # where a run does not say otherwise
 VERTICAL = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True}
 FOREST = {
     "federated-forest.trees": 3,
@@ -79,18 +82,29 @@ FOREST = {
     "federated-forest.key-bits": 256,
     "federated-forest.insecure-small-key": True,
 }
+SECURE = {"strategy": "pax", "pax.aggregation": "secure", "parties": 3}
+LINEAR = {"fedavg-linear.rounds": 2, "fedavg-linear.local-epochs": 1}
+SECURE_LINEAR = {**LINEAR, "fedavg-linear.aggregation": "secure", "parties": 3}
+SHARES = {"parties": 4, "min-parties": 3}
 EINI = {"eini.key-bits": 512, "eini.insecure-small-key": True, "eini.unguarded": True}
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "pax": {},
     "pax classes": {"strategy": "pax", "objective": "multi:softprob"},
     "bagging": {},
     "cyclic": {},
-    "fedavg-linear": {"fedavg-linear.rounds": 2, "fedavg-linear.local-epochs": 1},
+    "pax secure": SECURE,
+    "pax shares": {**SECURE, **SHARES},
+    "pax private": {**SECURE, "privacy.epsilon": 1000.0},
+    "fedavg-linear": LINEAR,
+    "fedavg-linear secure": SECURE_LINEAR,
+    "fedavg-linear shares": {**SECURE_LINEAR, **SHARES},
     "fedxgbllr": {"fedxgbllr.trees": 6, "fedxgbllr.rounds": 1, "fedxgbllr.epochs": 1},
     "secureboost": VERTICAL,
     "federated-forest": FOREST,
     "federated-forest paillier": {**FOREST, "federated-forest.labels": "paillier"},
 }
+# Step from which the last party of a run answers no more: the first sum of the second round.
+LOST_AT = {"pax shares": 17, "fedavg-linear shares": 11}
 PREDICTIONS = {"interactive": {}, "one-round": {}, "eini": EINI}
 
 
@@ -115,23 +129,34 @@ class Seed:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A run: its settings, and the reply to each message by step and node."""
+    """A run: its settings, what was asked at each step, and the replies by step and node."""
 
     settings: Settings
+    kinds: Mapping[int, str]
     replies: Mapping[tuple[int, int], bytes]
 
 
 class Recorder(SiteApp):
-    """Sites of which every message is kept, with the site's folder before it."""
+    """Sites of which every message is kept, with the site's folder before it.
 
-    def __init__(self, folder: Path) -> None:
+    Parameters
+    ----------
+    lost : the site that is lost.
+    lost_at : from which step on; 0 where none is.
+    """
+
+    def __init__(self, folder: Path, lost: str = "", lost_at: int = 0) -> None:
         super().__init__()
         self.folder, self.seeds, self.replies = folder, list[Seed](), dict[tuple[int, int], bytes]()
+        self.kinds = dict[int, str]()
+        self._lost, self._lost_at = lost, lost_at
         self._lock = threading.Lock()
 
     def __call__(self, message: Message, context: Context) -> Message:
         name = str(context.node_config["name"])
         envelope, content = from_records(message.content, name)
+        if name == self._lost and 0 < self._lost_at <= envelope.step:
+            return no_answer(message)
         with self._lock:  # one site at a time, so that others' folders rest
             here = self.folder / f"{len(self.seeds)}"
             copy_home(name, here)
@@ -140,10 +165,16 @@ class Recorder(SiteApp):
             kind, data = message.metadata.message_type, to_bytes(content)
             node = dict(context.node_config)
             self.seeds.append(Seed(kind, node, envelope, data, here, tuple(seen)))
+            self.kinds[envelope.step] = kind
         if not reply.has_error():
             found = to_bytes(from_records(reply.content, name)[1])
             self.replies[envelope.step, context.node_id] = found
         return reply
+
+
+def no_answer(message: Message) -> Message:
+    """What comes from a party that is lost."""
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "lost"), reply_to=message)
 
 
 def copy_home(name: str, to: Path) -> None:
@@ -191,36 +222,58 @@ def record(
         method = str(given.get("strategy", name.split()[0]))
         if methods and name not in methods.split(","):
             continue
-        contexts = site_contexts(write_tables(folder / name, method, "classes" in name))
-        settings = {"strategy": method, "parties": len(NODES), "num-boost-round": 2, "max-depth": 3}
+        settings = {"strategy": method, "parties": PARTIES, "num-boost-round": 2, "max-depth": 3}
         found = {**settings, "max-bin": 16, "explain": "", **given}
+        names = NODES[: found["parties"]]
+        nodes = write_tables(folder / name, method, names, "classes" in name)
+        if "min-parties" in found:
+            nodes = [{**node, "least-parties": 2} for node in nodes]
+        contexts = site_contexts(nodes)
         predictions = PREDICTIONS if method in ("secureboost", "federated-forest") else {}
         if "paillier" in name or (method == "secureboost"):
             predictions = {key: one for key, one in predictions.items() if key != "one-round"}
         for run, more in {name: found, **predictions}.items():
             if run != name:
                 model = json.loads((folder / name / "run" / "summary.json").read_text())["model_id"]
-                base = {"strategy": run, "parties": len(NODES), "model": model, "explain": "r3,r9"}
+                base = {"strategy": run, "parties": PARTIES, "model": model, "explain": "r3,r9"}
                 more, run = {**base, **more}, f"{run} after {name}"
-            app = Recorder(folder / name / f"homes {run}")
+            app = Recorder(folder / name / f"homes {run}", names[-1], LOST_AT.get(run, 0))
             made = load_settings({**more, "run-dir": str(folder / name / run.replace(name, "run"))})
             grid = LocalGrid(contexts, app)
             try:
                 trained = train(grid, made)
             finally:
                 grid.close()
+            if run in LOST_AT:
+                seeds += record_resumed(folder / name, contexts, made)
             seeds += app.seeds
-            runs[run] = Recorded(made, app.replies)
+            runs[run] = Recorded(made, app.kinds, app.replies)
             if run == name:
                 models[name] = (trained.path / "model.json").read_text()
     return seeds, runs, models
 
 
-def write_tables(folder: Path, method: str, has_classes: bool) -> list[dict[str, Any]]:
+def record_resumed(folder: Path, contexts: list[Context], settings: Settings) -> list[Seed]:
+    """What parties are asked alone where a run under masks is resumed that may lose some."""
+    app = Recorder(folder / "homes resumed")
+    grid = LocalGrid(contexts, app)
+    try:
+        begun = settings.model_copy(update={"run_dir": str(folder / "resumed")})
+        with suppress(StoppedError):
+            train(grid, begun, on_round=lambda _: False)
+        train(grid, load_settings({"resume": begun.run_dir}))
+    finally:
+        grid.close()
+    return [seed for seed in app.seeds if seed.kind == LeftRequest.kind]
+
+
+def write_tables(
+    folder: Path, method: str, names: Sequence[str], has_classes: bool
+) -> list[dict[str, Any]]:
     """A table for each site, and node configs that name them."""
     (folder / "tables").mkdir(parents=True)
     is_vertical, nodes = method in ("secureboost", "federated-forest"), []
-    for place, name in enumerate(NODES):
+    for place, name in enumerate(names):
         rng = np.random.default_rng(place)
         rows = rng.normal(size=(N_ROWS, 3)).round(2)
         labels = rng.integers(0, 3 if has_classes else 2, N_ROWS)
@@ -330,13 +383,16 @@ class Replay(LocalGrid):
             if envelope.step > self._at[0]:
                 raise Finished
             at = envelope.step, message.metadata.dst_node_id
-            content = from_bytes(self._run.replies[at], "fuzz")
             message_id = f"{len(self._replies)}-{at}"
             message.metadata.__dict__["_message_id"] = message_id
+            ids.append(message_id)
+            if at not in self._run.replies:
+                self._replies[message_id] = no_answer(message)
+                continue
+            content = from_bytes(self._run.replies[at], "fuzz")
             if at == self._at:
                 content = change_message(content, self._rng)
             self._replies[message_id] = Message(to_records(content, envelope), reply_to=message)
-            ids.append(message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -477,7 +533,9 @@ def classes(folder: Path, seed: str, methods: str) -> dict[str, Case]:
     replies: dict[str, list[tuple[Recorded, tuple[int, int]]]] = defaultdict(list)
     for run, recorded in runs.items():
         for at, data in recorded.replies.items():
-            replies[f"{from_bytes(data, 'fuzz').name} to {run}"].append((recorded, at))
+            name = from_bytes(data, "fuzz").name
+            asked = f" for {recorded.kinds[at[0]]}" if name == MaskedReply.__name__ else ""
+            replies[f"{name}{asked} to {run}"].append((recorded, at))
     nodes = site_contexts([{"name": name} for name in NODES])
     for name, places in replies.items():
         found[name] = reply_case(_some(places), f"{seed} {name}", work, nodes)
