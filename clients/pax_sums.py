@@ -20,7 +20,7 @@ from fedapp.histograms.bins import Cuts, digitise, with_categories
 from fedapp.histograms.descent import Descent, digit_counts
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages.fields import Array
-from fedapp.messages.pax import CountRequest, GrowSumsRequest, OpenRequest
+from fedapp.messages.pax import CountRequest, OpenRequest, ToldCuts
 from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Site
 from fedapp.site.masks import Sums, bounds_of
@@ -106,21 +106,21 @@ def count(site: Site, request: CountRequest) -> Sums:
     return Sums([counts], store.facts[COUNT_BYTES], follows=True)
 
 
-def take_cuts(site: Site, request: GrowSumsRequest) -> None:
+def take_cuts(site: Site, request: ToldCuts) -> None:
     """Number the bins of all parties, and those of each row."""
-    store = site.store
+    store, message = site.store, type(request).__name__
     if "codes" in store:
-        raise ProtocolError(site.name, "GrowSumsRequest", "edges", "must be told once")
+        raise ProtocolError(site.name, message, "edges", "must be told once")
     offsets, categories = request.edge_offsets, np.asarray(store["set_widths"])
-    check_offsets(site, "GrowSumsRequest", "edge_offsets", offsets, len(request.edges))
+    check_offsets(site, message, "edge_offsets", offsets, len(request.edges))
     widths = np.diff(offsets)
     if np.where(categories > 0, widths > categories, widths < 1).any():
         rule = "must give a column of numbers a bin, and one of categories no more than it has"
-        raise ProtocolError(site.name, "GrowSumsRequest", "edge_offsets", rule)
+        raise ProtocolError(site.name, message, "edge_offsets", rule)
     ascends = np.diff(request.edges) > 0
     ascends[offsets[1:-1][(offsets[1:-1] > 0) & (offsets[1:-1] < len(request.edges))] - 1] = True
     if not ascends.all():
-        raise ProtocolError(site.name, "GrowSumsRequest", "edges", "must ascend in a column")
+        raise ProtocolError(site.name, message, "edges", "must ascend in a column")
     minima = np.full(len(widths), -np.float32(LARGEST), dtype=np.float32)
     own = Cuts(request.edges, offsets, minima)
     cuts = with_categories(own, categories, np.where(categories > 0, widths, 0))

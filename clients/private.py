@@ -1,6 +1,6 @@
 """PAX at a party whose sums leave it with noise, and under masks, alone.
 
-Rows walk down trees by their values: there are no bins that the party would need to know.
+Rows walk down trees by their values. Bins are known where splits are chosen by sums over them.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ import numpy as np
 from clients.dictionary import kept_categories
 from clients.labels import CLASSES, keep_coding, loss_parameters
 from clients.margins import begin_margins, told_trees
-from clients.pax_sums import COUNT_BYTES, check_offsets, whole_weights
+from clients.pax_sums import COUNT_BYTES, check_offsets, take_cuts, whole_weights
 from clients.scoring import score_subsets
 from clients.secure import join, label_sums
-from fedapp.crypto.fixed_point import power_above
+from fedapp.crypto.fixed_point import Whole, power_above
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError, ProtocolError
+from fedapp.histograms.build import build_all_histograms
 from fedapp.histograms.descent import Descent, digit_counts
-from fedapp.messages.fields import Request
+from fedapp.histograms.noisy_sums import sums_by_column
+from fedapp.messages.fields import Array, Request
 from fedapp.messages.private import (
     COUNTED_ROWS,
     PrivateCountRequest,
     PrivateOpenRequest,
     PrivateScoresRequest,
+    PrivateSplitsRequest,
     PrivateTreesRequest,
 )
 from fedapp.metrics.noised import TOTALS_NOISE, ClippedNumbers
@@ -34,7 +37,7 @@ from fedapp.site.answer import Handler, Site
 from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.noise import PROMISED, Noise, budget_of, promise
 from fedapp.site.store import Store
-from fedapp.trees.model import LEAF
+from fedapp.trees.model import LEAF, Grown, Tree
 from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import find_leaves
 from fedapp.trees.row_bounds import RowBounds, row_bounds, row_pairs
@@ -74,31 +77,54 @@ def count(site: Site, request: PrivateCountRequest) -> Sums:
 
 def trees(site: Site, request: PrivateTreesRequest) -> Sums:
     """Finish the last round's trees; sum gradients and hessians at the leaves of the next ones."""
-    store, bounds = site.store, bounds_of(site.store)
-    width = n_outputs(store.facts["objective"], len(store.facts[CLASSES]))
-    grown = told_trees(site, request, np.asarray(store["set_widths"]))
-    if len(grown.trees) != width:
-        rule = f"must be {width}, got {len(grown.trees)}"
-        raise ProtocolError(site.name, "PrivateTreesRequest", "trees", rule)
-    _add_leaves(site, request, width)
-    values, margins = store["train.values"], store["train.margins"]
-    own, parameters = own_bounds(store), loss_parameters(store)
-    pairs = row_pairs(store.facts["objective"], margins, store["train.labels"], parameters)
-    whole = own.whole(pairs, store["train.weights"], bounds)
-    places, sums, first = np.empty((len(values), width), dtype=np.int64), [], 0
-    for number, tree in enumerate(grown.trees):
-        leaves, found = np.flatnonzero(tree["left"] == LEAF), np.empty(len(values), dtype=np.int32)
-        find_leaves(tree, values, found, grown.sets)
-        own_places = np.searchsorted(leaves, found)
-        of_leaves = np.zeros((len(leaves), 2), dtype=np.int64)
-        np.add.at(of_leaves, own_places, whole[:, number])
-        places[:, number] = first + own_places
-        sums.append(of_leaves)
+    store = site.store
+    grown, nodes, whole = _walked(site, request)
+    places, sums, first = np.empty((len(nodes[0]), len(nodes)), dtype=np.int64), [], 0
+    for number, (tree, found) in enumerate(zip(grown.trees, nodes, strict=True)):
+        leaves = np.flatnonzero(tree["left"] == LEAF)
+        places[:, number] = first + np.searchsorted(leaves, found)
+        sums.append(_by_node(tree, found, whole[number])[leaves])
         first += len(leaves)
     store["places"], store.facts["n_leaves"] = places, first
-    budget = budget_of(store)
-    variances = (budget.own_variance("tree", most) for most in own.sensitivities(bounds))
-    return Sums([np.concatenate(sums)], noise=(Noise("tree", request.round_id, tuple(variances)),))
+    noise = Noise("tree", request.round_id, _variances(store, "tree"))
+    return Sums([np.concatenate(sums)], noise=(noise,))
+
+
+def splits(site: Site, request: PrivateSplitsRequest) -> Sums:
+    """Finish the last round's trees; sum gradients and hessians of the growing ones by bin."""
+    store, levels = site.store, budget_of(site.store).levels
+    if request.level >= levels:
+        rule = f"must be < {levels}, the levels of a tree that the run's epsilon is spent on"
+        raise ProtocolError(site.name, "PrivateSplitsRequest", "level", rule)
+    if len(request.edges):
+        take_cuts(site, request)
+    offsets, columns = store["offsets"], request.drawn.astype(np.int64)
+    if not len(columns) or columns[-1] >= len(offsets) - 1 or (np.diff(columns) <= 0).any():
+        rule = f"must ascend, and be < {len(offsets) - 1}"
+        raise ProtocolError(site.name, "PrivateSplitsRequest", "drawn", rule)
+    grown, nodes, whole = _walked(site, request)
+    open_leaves = [_leaves_at(tree, request.level) for tree in grown.trees]
+    wanted_trees = np.repeat(np.arange(len(nodes)), [len(own) for own in open_leaves])
+    if not len(wanted_trees):
+        rule = f"must be that of a leaf, got {request.level}"
+        raise ProtocolError(site.name, "PrivateSplitsRequest", "level", rule)
+    widths = np.diff(offsets)[columns]
+    histograms, _ = build_all_histograms(
+        store["codes"],
+        store.facts["missing_code"],
+        columns,
+        widths,
+        whole,
+        nodes,
+        wanted_trees.astype(np.int32),
+        np.concatenate(open_leaves).astype(np.int32),
+    )
+    of_trees = zip(grown.trees, nodes, whole, open_leaves, strict=True)
+    totals = [_by_node(tree, found, own)[leaves] for tree, found, own, leaves in of_trees]
+    missing = np.concatenate(totals)[:, None] - sums_by_column(histograms, widths)
+    variances = _variances(store, "splits", len(columns))
+    noise = Noise("splits", request.round_id * levels + request.level, variances)
+    return Sums([histograms, missing], noise=(noise, noise))
 
 
 def scores(site: Site, request: PrivateScoresRequest) -> Sums:
@@ -147,22 +173,67 @@ def _of_counts(store: Store, digit: int) -> Noise:
     return Noise("counts", digit, (budget_of(store).own_variance("counts", most),))
 
 
+def _walked(site: Site, request: PrivateTreesRequest) -> tuple[Grown, Array, Whole]:
+    """The trees of a request; where rows are in them, int32, shape (n_trees, n_rows); and the rows'
+    gradients and hessians, int64, shape (n_trees, n_rows, 2)."""
+    store = site.store
+    width = n_outputs(store.facts["objective"], len(store.facts[CLASSES]))
+    grown = told_trees(site, request, np.asarray(store["set_widths"]))
+    if len(grown.trees) != width:
+        rule = f"must be {width}, got {len(grown.trees)}"
+        raise ProtocolError(site.name, type(request).__name__, "trees", rule)
+    _add_leaves(site, request, width)
+    values, margins = store["train.values"], store["train.margins"]
+    pairs = row_pairs(
+        store.facts["objective"], margins, store["train.labels"], loss_parameters(store)
+    )
+    whole = own_bounds(store).whole(pairs, store["train.weights"], bounds_of(store))
+    nodes = np.empty((width, len(values)), dtype=np.int32)
+    for tree, found in zip(grown.trees, nodes, strict=True):
+        find_leaves(tree, values, found, grown.sets)
+    return grown, nodes, np.ascontiguousarray(whole.transpose(1, 0, 2))
+
+
 def _add_leaves(site: Site, request: PrivateTreesRequest, width: int) -> None:
-    """Move the margins by the leaves of the last round."""
+    """Move the margins by the leaves of the last round, once."""
     store, n_told = site.store, len(request.leaf_values)
     wanted = store.facts["n_leaves"] if "train.margins" in store else 0
     if n_told != wanted:
         rule = f"must be {wanted}, those of the last round, got {n_told}"
         raise ProtocolError(site.name, type(request).__name__, "leaf_values", rule)
-    if not n_told:
+    if "train.margins" not in store:
         begin_margins(store, width, request.base_margin)
-        return
-    store["train.margins"] = store["train.margins"] + request.leaf_values[store["places"]]
+    elif n_told:
+        store["train.margins"] = store["train.margins"] + request.leaf_values[store["places"]]
+    store.facts["n_leaves"] = 0
+
+
+def _by_node(tree: Tree, nodes: Array, whole: Whole) -> Whole:
+    """Sums over the rows of each node."""
+    sums = np.zeros((len(tree), 2), dtype=np.int64)
+    np.add.at(sums, nodes, whole)
+    return sums
+
+
+def _leaves_at(tree: Tree, level: int) -> Array:
+    """Leaves so many splits below the root."""
+    depths = np.zeros(len(tree), dtype=np.int64)
+    for node in range(1, len(tree)):
+        depths[node] = depths[tree["parent"][node]] + 1
+    return np.flatnonzero((tree["left"] == LEAF) & (depths == level))
+
+
+def _variances(store: Store, kind: str, n_columns: int = 1) -> tuple[int, int]:
+    """Of the noise of gradients and hessians, with which a row counts once a column."""
+    budget, most = budget_of(store), own_bounds(store).sensitivities(bounds_of(store))
+    gradients, hessians = (each * math.sqrt(n_columns) for each in most)
+    return budget.own_variance(kind, gradients), budget.own_variance(kind, hessians)
 
 
 HANDLERS: Mapping[type[Request], Handler] = {
     PrivateOpenRequest: open_sums,
     PrivateCountRequest: count,
     PrivateTreesRequest: trees,
+    PrivateSplitsRequest: splits,
     PrivateScoresRequest: scores,
 }

@@ -2,7 +2,8 @@
 
 Source: Maddock et al. 2022 (arXiv:2210.02910); see ``fedapp.trees.boosted.drawn`` for the trees and
 ``fedapp.crypto.budget`` for what is told of a row. A tree takes one exchange: its structure is
-drawn, and its leaves are summed.
+drawn, and its leaves are summed. With ``privacy.trees=greedy`` it takes one more a level (see
+``strategies.pax_greedy``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from pydantic import Field
@@ -38,17 +40,19 @@ from fedapp.messages.secure import EVERYONE
 from fedapp.metrics import Statistics, statistics
 from fedapp.metrics.adders import read_sums
 from fedapp.metrics.noised import ClippedNumbers, plausible
-from fedapp.trees.boosted.drawn import CYCLIC, Kind, draw_trees, weighed
+from fedapp.trees.boosted.drawn import CYCLIC, draw_trees, weighed
 from fedapp.trees.boosted.rounds import Boosting, n_leaves
-from fedapp.trees.model import LEAF
+from fedapp.trees.model import LEAF, Grown
 from fedapp.trees.objective import LossParameters, base_margin, is_regression, n_outputs
 from fedapp.trees.packed import pack_trees
 from fedapp.trees.row_bounds import RowBounds, row_bounds
 from fedapp.trees.sets import category_counts
 from strategies.horizontal import CommonTable
+from strategies.pax_greedy import LEAST_SIDE, SPLIT_BINS, grow_greedily, side_deviation
 from strategies.secure import MaskedSums, exchange_keys
 
 FEWEST_PARTIES = 2
+GREEDY: Final = "greedy"
 # At the noise of an epsilon of 1, more bins cost the AUC more by noise than they give.
 SCORE_BINS = 32
 # Longest step of a leaf, before the learning rate; of numbers that are clipped, the clip.
@@ -68,13 +72,14 @@ class PrivacySettings(Section):
     """``[privacy]`` of the run config.
 
     ``epsilon``, ``delta``: what is promised for each row; with an epsilon of 0 nothing is.
-    ``trees``: how they are drawn. ``clip``: size of the largest gradient, where the objective has
-    no bound of its own, in the unit of the labels for squared errors.
+    ``trees``: whether splits are drawn (``cyclic``, ``random``) or chosen by sums (``greedy``).
+    ``clip``: size of the largest gradient, where the objective has no bound of its own, in the unit
+    of the labels for squared errors.
     """
 
     epsilon: NotNegative
     delta: Annotated[float, Field(gt=0, lt=1)]
-    trees: Kind
+    trees: Literal["cyclic", "random", "greedy"]
     clip: NotNegative
 
 
@@ -107,13 +112,13 @@ def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
 _FIXED: tuple[tuple[str, Any, str], ...] = (
     ("early_stopping_rounds", 0, "scores of every round would take noise, and so epsilon"),
     ("min_parties", 0, "the noise of every party is needed"),
-    ("least_bin_rows", 0, "no bin of gradients is told, and leaves have noise"),
-    ("min_child_rows", 0, "splits are drawn without a look at the rows"),
+    ("least_bin_rows", 0, "bins of gradients, if any are told, and leaves have noise"),
+    ("min_child_rows", 0, "rows of a node are not told"),
     ("init_model", "", "nothing is known of the noise of its trees"),
     ("subsample", 1.0, "rows are drawn by a seed that all know, which hides none"),
-    ("gamma", 0.0, "splits are drawn and do not depend on their gain"),
-    ("colsample_bylevel", 1.0, "splits are drawn; colsample-bytree and privacy.trees choose how"),
-    ("colsample_bynode", 1.0, "splits are drawn; colsample-bytree and privacy.trees choose how"),
+    ("gamma", 0.0, "splits are drawn, or their gains have noise"),
+    ("colsample_bylevel", 1.0, "colsample-bytree and privacy.trees choose what may be split"),
+    ("colsample_bynode", 1.0, "colsample-bytree and privacy.trees choose what may be split"),
     ("monotone_constraints", "", "leaves with noise do not keep them"),
     ("interaction_constraints", "", "privacy.trees=cyclic lets no columns interact"),
 )
@@ -144,9 +149,12 @@ class NoisedSums:
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Meet, sum the labels, and go down to about the quantiles of every column."""
         private, rounds = self._private, self._settings().num_boost_round
-        self.budget = budget_for(private.epsilon, private.delta, rounds, len(parties))
+        levels = self._settings().max_depth if private.trees == GREEDY else 0
+        self.budget = budget_for(private.epsilon, private.delta, rounds, len(parties), levels)
         own = self._row_bounds()
         self._check_enough(parties, own)
+        if private.trees == GREEDY:
+            self._check_splits(parties, own, len(table.columns))
         if self._private.trees == CYCLIC and rounds < len(table.columns):
             self._warn(
                 f"cyclic trees take one column a round, so {len(table.columns) - rounds} of "
@@ -170,7 +178,7 @@ class NoisedSums:
         n_numbers = int((categories == 0).sum())
         deviation = self._deviation("counts", math.sqrt(max(n_numbers, 1)))
         lightest = int(2 * CLEAR * deviation)
-        descent = Descent(categories == 0, self._settings().max_bin, lightest)
+        descent = Descent(categories == 0, self._most_bins, lightest)
         sums, counts = yield from MaskedSums().ask(parties, request, (2,), (n_numbers, BASE))
         descent.take(settle(counts, None, deviation))
         while descent.digit < N_DIGITS:
@@ -182,24 +190,31 @@ class NoisedSums:
         return {EVERYONE: self._labels(sums, table.n_coded_columns)}, cuts
 
     def add_round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[Progress]:
-        """Draw a round's trees, and weigh their leaves."""
-        settings, allowed = self._settings(), boosting.growth().allowed
-        where = boosting.cuts, allowed, settings.max_depth, settings.seed, boosting.n_rounds
-        drawn = draw_trees(self._private.trees, *where)
+        """Draw or grow a round's trees, and weigh their leaves."""
+        settings, own = self._settings(), self._row_bounds()
+        exponents = np.array(own.exponents(self._bounds))
         values = [tree["value"][tree["left"] == LEAF] for tree in boosting.last_trees]
-        request = PrivateTreesRequest(
-            **pack_trees(drawn.trees, sets=drawn.sets),
-            round_id=boosting.n_rounds,
-            base_margin=float(base_margin(boosting.objective, boosting.base_score)),
-            leaf_values=np.concatenate([*values, np.empty(0, dtype=np.float32)]),
-        )
-        (sums,) = yield from MaskedSums().ask(parties, request, (n_leaves(drawn.trees), 2))
-        own = self._row_bounds()
-        found = from_whole(sums, np.array(own.exponents(self._bounds)))
+        nothing = np.empty(0, dtype=np.float32)
+        told: dict[str, Any] = {
+            "round_id": boosting.n_rounds,
+            "base_margin": float(base_margin(boosting.objective, boosting.base_score)),
+            "leaf_values": np.concatenate([*values, nothing]),
+        }
+        if self._private.trees == GREEDY:
+            noise_of = partial(self._split_deviation, own)
+            grown = yield from grow_greedily(parties, boosting, told, exponents, noise_of)
+            self._warn_of_stumps(grown)
+            told["leaf_values"] = nothing
+        else:
+            where = boosting.cuts, boosting.growth().allowed, settings.max_depth, settings.seed
+            grown = draw_trees(self._private.trees, *where, boosting.n_rounds)
+        told |= pack_trees(grown.trees, sets=grown.sets)
+        request = PrivateTreesRequest(**told)
+        (sums,) = yield from MaskedSums().ask(parties, request, (n_leaves(grown.trees), 2))
         boosting.add(
             weighed(
-                drawn,
-                found,
+                grown,
+                from_whole(sums, exponents),
                 settings.eta,
                 boosting.shape.penalties,
                 self._leaf_deviation(own) / own.scale,
@@ -243,8 +258,15 @@ class NoisedSums:
         self._bounds, self._n_classes = Bounds(**facts["bounds"]), facts["n_classes"]
         self.budget = Budget(**facts["budget"])
 
+    @property
+    def _most_bins(self) -> int:
+        """Of a column of numbers."""
+        most = self._settings().max_bin
+        return min(most, SPLIT_BINS) if self._private.trees == GREEDY else most
+
     def summary(self) -> dict[str, Any]:
         """What was promised, for the run's summary."""
+        greedy = self._private.trees == GREEDY
         return {
             "epsilon": self.budget.epsilon,
             "delta": self.budget.delta,
@@ -253,6 +275,7 @@ class NoisedSums:
             "leaf_noise": self._leaf_deviation(self._row_bounds()),
             "score_noise": self._score_deviation(),
             "trees": self._private.trees,
+            **({"split_bins": self._most_bins} if greedy else {}),
             "not_covered": list(NOT_COVERED),
         }
 
@@ -267,6 +290,11 @@ class NoisedSums:
     def _leaf_deviation(self, own: RowBounds) -> float:
         """Standard deviation of the noise of a sum of gradients at a leaf."""
         return self.budget.deviation("tree", own.norm) * math.ldexp(1.0, self._bounds.heaviest)
+
+    def _split_deviation(self, own: RowBounds, n_columns: int) -> float:
+        """Standard deviation of the noise of a bin's hessians, where so many columns are told."""
+        found = self.budget.deviation("splits", own.norm * math.sqrt(n_columns)) / own.scale
+        return found * math.ldexp(1.0, self._bounds.heaviest)
 
     def _score_deviation(self) -> float:
         """Standard deviation of the noise of a cell of a score histogram, in weights of rows."""
@@ -304,6 +332,31 @@ class NoisedSums:
             self._warn(
                 f"the noise of each leaf counts as {rows:.0f} rows, more than leaves of max-depth "
                 f"{settings.max_depth} have on average; {ways} or a smaller max-depth may help"
+            )
+
+    def _check_splits(self, parties: Parties[HelloReply], own: RowBounds, n_columns: int) -> None:
+        """Hold that the sides of a split can be told from noise.
+
+        Raises
+        ------
+        ConfigError : not even both halves of all rows could, in two bins.
+        """
+        n_rows = n_trained(parties)
+        n_told = max(1, int(self._settings().colsample_bytree * n_columns))
+        rows = LEAST_SIDE * side_deviation(self._split_deviation(own, n_told), 2) / own.hessian
+        if rows > n_rows / 2:
+            raise ConfigError(
+                f"privacy.trees must be cyclic or random for so few rows: greedy splits need "
+                f"{rows:.0f} rows on each side, and half of all training rows are {n_rows // 2}; a "
+                "larger epsilon, a smaller num-boost-round, max-depth or colsample-bytree helps"
+            )
+
+    def _warn_of_stumps(self, grown: Grown) -> None:
+        """Say so where no split stood out from noise."""
+        if any(len(tree) == 1 for tree in grown.trees):
+            self._warn(
+                "a tree was not split, as no side of a split stood out from noise; privacy.trees "
+                "cyclic or random, a larger epsilon or a smaller num-boost-round may help"
             )
 
     def _labels(self, sums: Any, n_coded_columns: int) -> LabelsReply:

@@ -465,7 +465,10 @@ def test_scores_of_noise_alone_are_numbers(objective: str) -> None:
         ({"parties": 1}, r"parties must be >= 2 with privacy\.epsilon"),
         ({"privacy__delta": 0.0}, r"privacy\.delta must be > 0"),
         ({"privacy__delta": 0.1}, r"privacy\.delta must be below 1 / \d+, the number of training"),
-        ({"privacy__trees": "greedy"}, r"privacy\.trees must be one of 'cyclic' or 'random'"),
+        (
+            {"privacy__trees": "best"},
+            r"privacy\.trees must be one of 'cyclic', 'random' or 'gr",
+        ),
         ({"privacy__epsilon": 0.01}, r"privacy\.epsilon must be larger for so few rows: the noise"),
     ],
 )

@@ -149,17 +149,21 @@ class CountRequest(Request):
     offsets: Annotated[Array, Form("int64", "n_offsets", low=0)]  # n_columns + 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GrowSumsRequest(Among, GrowRequest):
-    """As ``GrowRequest``, for ``sums``: the fields of a ``GrowReply`` in the bins of all parties.
+@dataclass(frozen=True, eq=False)
+class ToldCuts:
+    """Part of a message: the cuts that the bins of all parties lie between, in a run's first."""
 
-    The first one of a run also tells the cuts that these bins lie between.
-    """
+    __slots__ = ()
+    edges: Annotated[Array, Form("float32", "n_edges")]  # of ``Cuts``; none once they are told
+    edge_offsets: Annotated[Array, Form("int64", "n_edge_offsets", low=0)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrowSumsRequest(Among, ToldCuts, GrowRequest):
+    """As ``GrowRequest``, for ``sums``: the fields of a ``GrowReply``, in all parties' bins."""
 
     kind: ClassVar[str] = "train.pax_sums"
     leaves: ClassVar[str] = "sums"
-    edges: Annotated[Array, Form("float32", "n_edges")]  # of ``Cuts``; none once they are told
-    edge_offsets: Annotated[Array, Form("int64", "n_edge_offsets", low=0)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

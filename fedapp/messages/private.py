@@ -3,8 +3,9 @@
 Reveals: as ``secure``, but no sum is exact. The server learns sums over all parties to each of
 which every party has added discrete Gaussian noise before it masked them: of the labels and the
 weights; of the weights of rows by the digits of their values; of gradients and hessians at the
-leaves of trees whose structure it draws without looking at rows; and of the scores of validation
-and test rows of the finished model, with no scores before and none of training rows. What it learns
+leaves of trees whose structure it draws without looking at rows or, with ``privacy.trees=greedy``,
+grows from such sums by node, column and bin; and of the scores of validation and test rows of the
+finished model, with no scores before and none of training rows. What it learns
 so, and the model, which follows from it, is (epsilon, delta)-differentially private: it is almost
 as likely if one row of one party counts for nothing. Each party's noise is large enough that this
 holds against the other parties too, each of which knows its own noise, but not against all of them
@@ -32,6 +33,8 @@ from typing import Annotated, ClassVar
 from fedapp.messages import scoring
 from fedapp.messages.fields import Array, Form, Range, Request
 from fedapp.messages.labels import Terms
+from fedapp.messages.parameters import MOST_DEPTH
+from fedapp.messages.pax import ToldCuts
 from fedapp.messages.secure import Roster
 from fedapp.messages.trees import Trees
 
@@ -51,6 +54,7 @@ class Promise:
     delta: Annotated[float, Range(0, 1)]
     multiplier: Annotated[float, Range(0, 1e9)]  # of noise, of the whole budget
     n_rounds: Annotated[int, Range(1, 10**6)]
+    levels: Annotated[int, Range(0, MOST_DEPTH)]  # of a tree that are split by sums; 0: drawn
     clip: Annotated[float, Range(0, 1e30)]  # size of the largest gradient; 0: has a bound
 
 
@@ -90,7 +94,21 @@ class PrivateTreesRequest(Trees, Request):
     leaves: ClassVar[str] = "noised"
     round_id: Annotated[int, Range(0, 10**6)]
     base_margin: float
-    leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]  # of the last round's leaves
+    # Of the last round's leaves; none once they are told.
+    leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivateSplitsRequest(ToldCuts, PrivateTreesRequest):
+    """As ``PrivateTreesRequest``, of trees that grow: sum gradients and hessians of the rows at
+    their leaves of one level by bin, and of those without a value by column.
+
+    The first one of a round has the leaves of the last one; those after it, none.
+    """
+
+    kind: ClassVar[str] = "train.private_splits"
+    level: Annotated[int, Range(0, MOST_DEPTH)]
+    drawn: Annotated[Array, Form("int32", "n_drawn", low=0)]  # columns to sum over, ascending
 
 
 @dataclass(frozen=True, slots=True, eq=False)

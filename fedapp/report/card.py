@@ -112,10 +112,13 @@ def _privacy(summary: dict[str, Any]) -> list[str]:
     """What the run promises for each row, if anything."""
     if not (told := summary.get("privacy")):
         return []
+    how = f"drawn ({told['trees']})"
+    if bins := told.get("split_bins"):
+        how = f"split by sums with noise over at most {bins} bins a column"
     facts = {
         "promised": f"epsilon {told['epsilon']:g}, delta {told['delta']:g}",
         "unit": told["unit"],
-        "trees": f"drawn ({told['trees']}); leaves have noise of {told['leaf_noise']:.3g} "
+        "trees": f"{how}; leaves have noise of {told['leaf_noise']:.3g} "
         "(standard deviation of a sum of gradients)",
         "scores": f"of rows that did not train, with noise of {told['score_noise']:.3g} rows a bin",
         "noise multiplier": f"{told['noise_multiplier']:.4g}, by dp-accounting's RDP accountant",

@@ -67,8 +67,8 @@ def promise(
     ConfigError : it promises less than the node config asks for, or there is no accountant.
     ProtocolError : its noise does not keep the promise.
     """
-    numbers = said.epsilon, said.delta, said.multiplier, said.n_rounds
-    budget, name = Budget(*numbers, max(n_parties, 2)), type(request).__name__
+    numbers = said.epsilon, said.delta, said.multiplier, said.n_rounds, max(n_parties, 2)
+    budget, name = Budget(*numbers, said.levels), type(request).__name__
     if config.most_epsilon and said.epsilon > config.most_epsilon:
         rule = f"must be <= {config.most_epsilon:g} (most-epsilon in the node config of"
         raise ConfigError(f"privacy.epsilon {rule} {config.name}), got {said.epsilon:g}")

@@ -83,6 +83,7 @@ FOREST = {
     "federated-forest.insecure-small-key": True,
 }
 SECURE = {"strategy": "pax", "pax.aggregation": "secure", "parties": 3}
+PRIVATE = {"privacy.epsilon": 1000.0}
 LINEAR = {"fedavg-linear.rounds": 2, "fedavg-linear.local-epochs": 1}
 SECURE_LINEAR = {**LINEAR, "fedavg-linear.aggregation": "secure", "parties": 3}
 SHARES = {"parties": 4, "min-parties": 3}
@@ -94,7 +95,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "cyclic": {},
     "pax secure": SECURE,
     "pax shares": {**SECURE, **SHARES},
-    "pax private": {**SECURE, "privacy.epsilon": 1000.0},
+    "pax private": {**SECURE, **PRIVATE},
+    "pax greedy": {**SECURE, **PRIVATE, "privacy.trees": "greedy"},
     "fedavg-linear": LINEAR,
     "fedavg-linear secure": SECURE_LINEAR,
     "fedavg-linear shares": {**SECURE_LINEAR, **SHARES},

@@ -3,7 +3,7 @@
 Each cell trains the private model of several seeds, each of which holds other rows back, and scores
 it on the held-back rows themselves; the scores that a run tells have noise of their own. Beside
 them stand the model under secure aggregation without noise, at PAX's usual settings, and the same
-drawn trees at an epsilon of 1000, which is what drawing alone costs.
+trees at an epsilon of 1000, which is what drawing alone costs.
 
 ``python -m simulations.bench.privacy`` writes ``privacy.json`` and ``privacy.png``.
 """
@@ -40,6 +40,7 @@ NO_NOISE = 1000.0
 HOW: dict[str, dict[str, Any]] = {
     "cyclic": {"privacy.trees": "cyclic"},
     "random": {"privacy.trees": "random"},
+    "greedy": {"privacy.trees": "greedy"},
 }
 ROUNDS, DEPTH, ETA, DELTA, PARTIES = 100, 4, 0.2, 1e-5, 3
 console = Console()
@@ -57,16 +58,28 @@ class Cell:
     deviation: float
 
 
-def cells(data: str, epsilons: Sequence[float], seeds: int) -> Iterator[Cell]:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is trained: which trees, how deep, and of how many rounds; scores of so many seeds."""
+
+    trees: Sequence[str]
+    epsilons: Sequence[float]
+    rounds: int
+    depth: int
+    eta: float
+    seeds: int
+
+
+def cells(data: str, plan: Plan) -> Iterator[Cell]:
     """All cells of one table."""
     usual = {"num-boost-round": 50, "max-depth": 6, "eta": 0.3}
     own = {name: value for name, value in DATA[data].items() if not name.startswith("privacy.")}
-    yield _cell(data, "greedy, no noise", 0.0, {**own, **usual}, seeds)
-    drawn = {"num-boost-round": ROUNDS, "max-depth": DEPTH, "eta": ETA, "privacy.delta": DELTA}
-    for trees, how in HOW.items():
-        for epsilon in (*epsilons, NO_NOISE):
-            given = {**DATA[data], **drawn, **how, "privacy.epsilon": epsilon}
-            yield _cell(data, trees, epsilon, given, seeds)
+    yield _cell(data, "greedy, no noise", 0.0, {**own, **usual}, plan.seeds)
+    shape = {"num-boost-round": plan.rounds, "max-depth": plan.depth, "eta": plan.eta}
+    for trees in plan.trees:
+        for epsilon in (*plan.epsilons, NO_NOISE):
+            promised = {"privacy.epsilon": epsilon, "privacy.delta": DELTA, **HOW[trees]}
+            yield _cell(data, trees, epsilon, {**DATA[data], **shape, **promised}, plan.seeds)
 
 
 def _cell(data: str, trees: str, epsilon: float, given: dict[str, Any], seeds: int) -> Cell:
@@ -95,6 +108,8 @@ def drawing(found: Sequence[Cell]) -> Figure:
         own = [cell for cell in found if cell.data == name]
         without = next(cell for cell in own if not cell.epsilon)
         for trees, (color, dash) in zip(HOW, new_pens(), strict=False):
+            if not any(cell.trees == trees for cell in own):
+                continue
             line = [cell for cell in own if cell.trees == trees and cell.epsilon < NO_NOISE]
             points = [cell.epsilon for cell in line]
             style = {"color": color, "linestyle": dash, **line_style(points)}
@@ -123,7 +138,7 @@ def show(found: Sequence[Cell]) -> None:
         grid.add_column(name)
     for data in dict.fromkeys(cell.data for cell in found):
         own = [cell for cell in found if cell.data == data]
-        for trees in HOW:
+        for trees in (name for name in HOW if any(cell.trees == name for cell in own)):
             line = {cell.epsilon: cell for cell in own if cell.trees == trees or not cell.epsilon}
             shown = [line[epsilon] for epsilon in (0.0, *epsilons)]
             texts = [f"{cell.mean:.4f} ± {cell.deviation:.4f}" for cell in shown]
@@ -138,10 +153,16 @@ def main() -> None:
     parser.add_argument("--epsilons", nargs="*", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=Path("."), help="folder of the two files")
+    parser.add_argument("--trees", nargs="*", default=list(HOW), choices=list(HOW))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--depth", type=int, default=DEPTH)
+    parser.add_argument("--eta", type=float, default=ETA)
     given = parser.parse_args()
-    found = [cell for data in given.data for cell in cells(data, given.epsilons, given.seeds)]
+    shape = {name: getattr(given, name) for name in ("rounds", "depth", "eta")}
+    plan = Plan(given.trees, given.epsilons, seeds=given.seeds, **shape)
+    found = [cell for data in given.data for cell in cells(data, plan)]
     show(found)
-    shape = {"rounds": ROUNDS, "depth": DEPTH, "eta": ETA, "delta": DELTA, "parties": PARTIES}
+    shape |= {"delta": DELTA, "parties": PARTIES}
     made = versions(("fedapp", "numpy", "dp-accounting", "flwr"))
     lines = {"cells": [asdict(cell) for cell in found], "seeds": given.seeds, **shape}
     text = json.dumps({"bench": "privacy", **lines, "versions": made})
