@@ -20,7 +20,8 @@ from fedapp.histograms.bins import Cuts, digitise, with_categories
 from fedapp.histograms.descent import Descent, digit_counts
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages.fields import Array
-from fedapp.messages.pax import CountRequest, OpenRequest, ToldCuts
+from fedapp.messages.pax import CountRequest, OpenRequest
+from fedapp.messages.secure import ToldCuts
 from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Site
 from fedapp.site.masks import Sums, bounds_of

@@ -40,7 +40,7 @@ from fedapp.messages.secure import EVERYONE
 from fedapp.metrics import Statistics, statistics
 from fedapp.metrics.adders import read_sums
 from fedapp.metrics.noised import ClippedNumbers, plausible
-from fedapp.trees.boosted.drawn import CYCLIC, draw_trees, weighed
+from fedapp.trees.boosted.drawn import CYCLIC, Kind, draw_trees, weighed
 from fedapp.trees.boosted.rounds import Boosting, n_leaves
 from fedapp.trees.model import LEAF, Grown
 from fedapp.trees.objective import LossParameters, base_margin, is_regression, n_outputs
@@ -79,7 +79,7 @@ class PrivacySettings(Section):
 
     epsilon: NotNegative
     delta: Annotated[float, Field(gt=0, lt=1)]
-    trees: Literal["cyclic", "random", "greedy"]
+    trees: Literal[Kind, "greedy"]
     clip: NotNegative
 
 

@@ -228,7 +228,7 @@ def test_a_site_refuses_a_run_that_may_make_smaller_children(
 def test_methods_that_do_not_count_rows_refuse_it(made: MakeRun) -> None:
     with pytest.raises(ConfigError, match=r"^min-child-rows must be 0 for bagging, which does not"):
         run_local(made(strategy="bagging"))
-    with pytest.raises(ConfigError, match=r"^min-child-rows must be 0 with privacy\.epsilon: spl"):
+    with pytest.raises(ConfigError, match=r"^min-child-rows must be 0 with privacy\.epsilon: row"):
         run_local(made(pax__aggregation="secure", privacy__epsilon=1.0))
     bank = site_config({"name": "bank", "data": "x.csv", "min-child-rows": 5}, {})
     check_policy(bank, "train.pax_grow", "pax")

@@ -41,7 +41,7 @@ from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteFloor
 from fedapp.messages.labels import LabelsReply, Terms, check_coded
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES
-from fedapp.messages.secure import Among, Roster
+from fedapp.messages.secure import Among, Roster, ToldCuts
 from fedapp.messages.trees import Trees
 
 METHOD = Method("horizontal", takes_margins=True, merges_bins=True, counts_rows=True)
@@ -147,15 +147,6 @@ class CountRequest(Request):
     digit: Annotated[int, Range(1, 3)]
     prefixes: Annotated[Array, Form("uint32", "n_prefixes")]
     offsets: Annotated[Array, Form("int64", "n_offsets", low=0)]  # n_columns + 1
-
-
-@dataclass(frozen=True, eq=False)
-class ToldCuts:
-    """Part of a message: the cuts that the bins of all parties lie between, in a run's first."""
-
-    __slots__ = ()
-    edges: Annotated[Array, Form("float32", "n_edges")]  # of ``Cuts``; none once they are told
-    edge_offsets: Annotated[Array, Form("int64", "n_edge_offsets", low=0)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,8 +34,7 @@ from fedapp.messages import scoring
 from fedapp.messages.fields import Array, Form, Range, Request
 from fedapp.messages.labels import Terms
 from fedapp.messages.parameters import MOST_DEPTH
-from fedapp.messages.pax import ToldCuts
-from fedapp.messages.secure import Roster
+from fedapp.messages.secure import Roster, ToldCuts
 from fedapp.messages.trees import Trees
 
 SHARED_BY = frozenset({"horizontal"})

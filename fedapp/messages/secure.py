@@ -93,6 +93,15 @@ class Among:
     among: Annotated[tuple[str, ...], Range(0, 1000)]
 
 
+@dataclass(frozen=True, eq=False)
+class ToldCuts:
+    """Part of a message: the cuts that the bins of all parties lie between, in a run's first."""
+
+    __slots__ = ()
+    edges: Annotated[Array, Form("float32", "n_edges")]  # of ``Cuts``; none once they are told
+    edge_offsets: Annotated[Array, Form("int64", "n_edge_offsets", low=0)]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedReply(Reply):
     """A party's sums under its masks with all others, in Z/2^64.
