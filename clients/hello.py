@@ -6,7 +6,7 @@ import logging
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table
 from fedapp.errors import DataError, blaming
 from fedapp.home import home, secret_at
+from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.packages import versions
 from fedapp.site.answer import Handler, Site
@@ -55,7 +56,7 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
         if table.labels is not None:
             site.store[f"{name}.labels"] = table.labels
     keep_own(site.store, own_categories(subsets))
-    told = {field.name: getattr(reply, field.name) for field in fields(reply)}
+    told = fields_of(reply)
     site.store.facts["objective"] = request.objective
     site.store.facts["hello"] = {
         key: value for key, value in told.items() if key not in ("name", "since", COUNTS)

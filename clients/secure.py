@@ -27,7 +27,7 @@ from fedapp.site.masks import BOUNDS
 from fedapp.site.policy import check_parties, check_threshold
 from fedapp.site.shares import AMONG, THRESHOLD, unmask
 from fedapp.site.store import Store
-from fedapp.trees.objective import is_regression
+from fedapp.trees.objective import is_regression, label_power
 
 
 def keys(site: Site, request: KeysRequest) -> KeysReply:
@@ -111,11 +111,6 @@ def label_sums(store: Store, bounds: Bounds) -> Whole:
     power = label_power(store.facts["objective"], len(store.facts[CLASSES]), bounds)
     terms = to_whole(labels * weights, bounds.exponent(power))
     return np.array([terms.sum(), to_whole(weights, bounds.exponent(0)).sum()], dtype=np.int64)
-
-
-def label_power(objective: str, n_classes: int, bounds: Bounds) -> int:
-    """No label, or id of a class, is beyond 2 to this power."""
-    return bounds.largest if is_regression(objective) else power_above(n_classes)
 
 
 HANDLERS: Mapping[type[Request], Handler] = {

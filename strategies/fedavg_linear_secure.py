@@ -9,7 +9,6 @@ for any split of the rows, and a round's mean does not depend on the order of th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
 from fedapp.config import Settings
@@ -37,6 +36,7 @@ from fedapp.messages.fedavg_linear import (
     ScoreSumsRequest,
     SpreadsRequest,
 )
+from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.messages.secure import EVERYONE
@@ -66,7 +66,7 @@ class MaskedAverages:
         roster, _ = yield from self._run.meet(parties, len(table.classes))
         sums, bounds = self._run.sums, self._run.bounds
         is_number = category_counts(table.categories, len(table.columns)) == 0
-        terms = {field.name: getattr(request, field.name) for field in fields(request)}
+        terms = fields_of(request)
         of_labels, unseen, counts = yield from sums.ask(
             parties,
             OpenRequest(**roster, **terms),
@@ -100,7 +100,7 @@ class MaskedAverages:
         """The mean of the models of those that are left."""
         run = self._run
         run.sums.without_lost(parties)
-        told = {field.name: getattr(request, field.name) for field in fields(request)}
+        told = fields_of(request)
         n_inputs, width = request.weights.shape
         weight, models, *scores = yield from run.sums.ask(
             parties,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
@@ -26,6 +26,7 @@ from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.descent import BASE, N_DIGITS, Descent
 from fedapp.histograms.noisy_counts import CLEAR, settle
+from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
 from fedapp.messages.private import (
@@ -229,7 +230,7 @@ class NoisedSums:
         self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
     ) -> Conversation[dict[str, EvaluateReply]]:
         """Noised sums of the finished model's scores, of rows that did not train it."""
-        told = {field.name: getattr(request, field.name) for field in fields(request)}
+        told = fields_of(request)
         adder, form = self._form()
         shapes = [form.sums.shape, form.histogram.shape] * len(HELD_OUT)
         private = PrivateScoresRequest(**(told | {"score_bins": SCORE_BINS}))

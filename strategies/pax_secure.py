@@ -9,7 +9,6 @@ are quantiles of all rows, at ``max-bin`` bins a column, so each party's share c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +21,7 @@ from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.descent import BASE, N_DIGITS, Descent
+from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
 from fedapp.messages.pax import (
@@ -161,7 +161,7 @@ class SecureSums:
 
     def _with_cuts(self, request: GrowRequest, cuts: Cuts) -> GrowSumsRequest:
         """A request for sums, with the cuts where they are not told yet."""
-        told = {field.name: getattr(request, field.name) for field in fields(request)}
+        told = fields_of(request)
         edges, offsets = cuts.edges, cuts.offsets
         if self._told:
             edges, offsets = edges[:0], offsets[:0]

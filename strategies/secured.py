@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy as np
 from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, Parties
-from fedapp.crypto.fixed_point import Bounds, Whole, from_whole, power_above
+from fedapp.crypto.fixed_point import Bounds, Whole, from_whole
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
+from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
@@ -21,7 +22,7 @@ from fedapp.messages.secure import EVERYONE
 from fedapp.metrics import is_custom
 from fedapp.metrics.adders import WholeNumbers, read_sums
 from fedapp.trees.custom import CUSTOM
-from fedapp.trees.objective import is_regression, n_outputs
+from fedapp.trees.objective import label_power, n_outputs
 from strategies.secure import MaskedSums, ask_who_is_left, exchange_keys
 
 FEWEST_PRIVATE = 3  # parties, without which each sees what is the other's
@@ -128,8 +129,7 @@ class SecuredRun:
         sums : of labels and of weights, shape (2,).
         unseen : values that the dictionary lacks, by column.
         """
-        regression = is_regression(self._settings().objective)
-        power = self.bounds.largest if regression else power_above(self._n_classes)
+        power = label_power(self._settings().objective, self._n_classes, self.bounds)
         exponents = np.array([self.bounds.exponent(power), self.bounds.exponent(0)])
         label_sum, weight_sum = from_whole(sums, exponents).tolist()
         return LabelsReply(label_sum, weight_sum, unseen)
@@ -160,7 +160,7 @@ class SecuredRun:
         ----------
         masked : what asks for them in place of ``request``.
         """
-        told = {field.name: getattr(request, field.name) for field in fields(request)}
+        told = fields_of(request)
         shapes = self.score_shapes(SUBSETS, request.score_bins)
         found = yield from self.sums.ask(parties, masked(**told, among=self.sums.among), *shapes)
         reply = EvaluateReply(*self.scores(found))

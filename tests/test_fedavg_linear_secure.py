@@ -32,12 +32,12 @@ from tests.pooled import made_columns, write_rows
 from tests.test_masks import N_TRAIN, NAMES, Coordinator
 from tests.test_pairwise import MOST_CHI2, chi_squared
 from tests.transcript import (
-    arrays_of,
     check_declared,
     check_no_rows,
+    label_ranges,
     lines_of,
     listen,
-    scalars_of,
+    masked_in,
     summary_of,
 )
 
@@ -242,20 +242,14 @@ def test_messages_hold_what_their_modules_list_and_nothing_else(made: MakeRun) -
 
 def test_what_a_party_sends_is_uniform(made: MakeRun) -> None:
     _, app = listen(made())
-    masked = [
-        arrays_of(reply)["masked"] for _, _, reply in app.heard if "masked" in arrays_of(reply)
-    ]
+    masked = masked_in(app)
     assert len(masked) == 3 * 6
     assert chi_squared(np.concatenate(masked)) < MOST_CHI2
 
 
 def test_the_range_of_labels_is_told_to_powers_of_two(made: MakeRun) -> None:
     _, app = listen(made("reg:squarederror"))
-    ranges = {
-        abs(reply[name])
-        for reply in [scalars_of(reply) for _, reply in app.of_kind("query.hello")]
-        for name in ("label_low", "label_high")
-    }
+    ranges = label_ranges(app)
     assert {float(np.log2(value)) % 1 for value in ranges} == {0.0}
 
 

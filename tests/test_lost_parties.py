@@ -20,7 +20,7 @@ from tests.conftest import MakeSettings
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run, step_of
 from tests.pooled import made_columns, write_rows
 from tests.test_pairwise import MOST_CHI2, chi_squared
-from tests.transcript import arrays_of, check_declared, check_no_rows, listen, summary_of
+from tests.transcript import arrays_of, check_declared, check_no_rows, listen, masked_in, summary_of
 
 # Hello 1, keys 2; then sums in two exchanges each: counts 3 to 10, trees 11 to 16 and 17 to 22,
 # scores 23 and 24. A checkpoint follows each tree.
@@ -156,8 +156,7 @@ def test_messages_hold_what_their_modules_list(made: MakeRun) -> None:
     )
     check_no_rows(app, summary_of(folder))
     told = [arrays_of(reply) for _, _, reply in app.heard]
-    masked = [one["masked"] for one in told if "masked" in one]
-    assert chi_squared(np.concatenate(masked)) < MOST_CHI2
+    assert chi_squared(np.concatenate(masked_in(app))) < MOST_CHI2
     # Nobody is lost, so no seed of a pair is told.
     assert not any(one["seeds"].size for one in told if "seeds" in one)
 

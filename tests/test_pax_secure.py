@@ -25,11 +25,12 @@ from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
 from tests.test_pairwise import MOST_CHI2, chi_squared
 from tests.transcript import (
-    arrays_of,
     check_declared,
     check_no_rows,
+    label_ranges,
     lines_of,
     listen,
+    masked_in,
     scalars_of,
     summary_of,
 )
@@ -285,20 +286,14 @@ def test_messages_hold_what_their_modules_list_and_nothing_else(made: MakeRun) -
 
 def test_what_a_party_sends_is_uniform(made: MakeRun) -> None:
     _, app = listen(made(num_boost_round=4, max_bin=16))
-    masked = [
-        arrays_of(reply)["masked"] for _, _, reply in app.heard if "masked" in arrays_of(reply)
-    ]
+    masked = masked_in(app)
     assert len(masked) > 30
     assert chi_squared(np.concatenate(masked)) < MOST_CHI2
 
 
 def test_the_range_of_labels_is_told_to_powers_of_two_and_notes_stay(made: MakeRun) -> None:
     _, app = listen(made("reg:squarederror"))
-    ranges = {
-        abs(reply[name])
-        for reply in [scalars_of(reply) for _, reply in app.of_kind("query.hello")]
-        for name in ("label_low", "label_high")
-    }
+    ranges = label_ranges(app)
     assert ranges
     assert {float(np.log2(value)) % 1 for value in ranges} == {0.0}
     assert all(scalars_of(reply)["notes"] == [] for _, reply in app.of_kind("query.hello"))

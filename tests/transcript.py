@@ -109,6 +109,18 @@ def scalars_of(message: Message) -> dict[str, Any]:
     return dict(from_records(message.content, "sender")[1].scalars)
 
 
+def masked_in(app: Listener) -> list[np.ndarray]:
+    """What replies hold under masks."""
+    told = [arrays_of(reply) for _, _, reply in app.heard]
+    return [one["masked"] for one in told if "masked" in one]
+
+
+def label_ranges(app: Listener) -> set[float]:
+    """Sizes of the labels that replies to ``hello`` tell."""
+    told = [scalars_of(reply) for _, reply in app.of_kind("query.hello")]
+    return {abs(one[name]) for one in told for name in ("label_low", "label_high")}
+
+
 def rewrite(message: Message, **arrays: np.ndarray) -> None:
     """Put other arrays in the place of fields of a message, as a relay could."""
     envelope, content = from_records(message.content, "sender")

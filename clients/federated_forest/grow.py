@@ -5,8 +5,6 @@ Source: Liu et al. 2019, Algorithms 1 and 5.
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 
 from clients.dictionary import kept_categories
@@ -19,6 +17,7 @@ from fedapp.messages.federated_forest import (
     SplitRequest,
     SumRequest,
 )
+from fedapp.messages.fields import fields_of
 from fedapp.site.answer import Site
 from fedapp.site.mail import Mail
 from fedapp.site.store import Store
@@ -40,7 +39,7 @@ def begin(site: Site, request: SetupRequest) -> None:
     if len(request.column_seeds) != values.shape[1]:
         rule = f"must be one a column of {values.shape[1]}, got {len(request.column_seeds)}"
         raise ProtocolError(site.name, "SetupRequest", "column_seeds", rule)
-    told = {field.name: getattr(request, field.name) for field in fields(SetupRequest)}
+    told = fields_of(request, SetupRequest)
     store.facts["forest"] = {
         name: value for name, value in told.items() if isinstance(value, str | bool | int | float)
     }

@@ -6,8 +6,6 @@ adds up ciphertexts for every bin of its columns, and who can read the sums choo
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 import numpy.typing as npt
 
@@ -28,6 +26,7 @@ from fedapp.crypto.sums import Terms, pack_terms
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.federated_forest import ColumnSums, EncryptedLabels, SumRequest, Won
+from fedapp.messages.fields import fields_of
 from fedapp.site.answer import Site
 from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Letters, Mail
@@ -143,7 +142,7 @@ def sum_columns(site: Site, request: SumRequest) -> ColumnSums:
     key = PublicKey.from_array(store["n"])
     layout, workers = _layout(store, key), shared_workers()
     ciphertexts = pack_terms(key, store["ciphertexts"], jobs, layout, workers)
-    told = {field.name: getattr(listing, field.name) for field in fields(Listing)}
+    told = fields_of(listing, Listing)
     return ColumnSums(level=store.facts["level"] + 1, **told, ciphertexts=ciphertexts)
 
 

@@ -10,7 +10,6 @@ ties and for missing values are XGBoost's.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import cast
 
 import numpy as np
@@ -63,7 +62,7 @@ from fedapp.crypto.packing import PRECISION, grouped_layouts
 from fedapp.data.labels import check_mean, check_weights
 from fedapp.errors import ConfigError, ProtocolError, blaming
 from fedapp.histograms.bins import digitise
-from fedapp.messages.fields import Array
+from fedapp.messages.fields import Array, fields_of
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     BeginReply,
@@ -97,7 +96,7 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
     """Check the rows' order, bin the columns, code the labels, draw the key and try it."""
     store = site.store
     check_order(site, mail)
-    told = {field.name: getattr(request, field.name) for field in fields(SetupRequest)}
+    told = fields_of(request, SetupRequest)
     store.facts["boost"] = {
         name: value for name, value in told.items() if not isinstance(value, np.ndarray | tuple)
     }

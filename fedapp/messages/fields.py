@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -190,3 +190,8 @@ class Letter(Message):
     """Passed from party to party in a sealed parcel, which the server cannot open."""
 
     __slots__ = ()
+
+
+def fields_of(source: Any, kind: type[Any] | None = None) -> dict[str, Any]:
+    """A dataclass' fields by name, or only those of ``kind``, whatever else ``source`` has."""
+    return {field.name: getattr(source, field.name) for field in fields(kind or source)}

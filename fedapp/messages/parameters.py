@@ -5,11 +5,11 @@ Reveals: nothing of any row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fedapp.data.categories import MOST_CATEGORIES
-from fedapp.messages.fields import Range, SiteLimit
+from fedapp.messages.fields import Range, SiteLimit, fields_of
 
 MOST_DEPTH = 15
 MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
@@ -53,13 +53,9 @@ class LossFields:
 
 def parameters_of(source: Any) -> dict[str, Any]:
     """The fields of ``TreeParameters``, of the run's settings or of a message that has them."""
-    return _fields_of(TreeParameters, source)
+    return fields_of(source, TreeParameters)
 
 
 def loss_fields(source: Any) -> dict[str, Any]:
     """The fields of ``LossFields``, of the run's settings or of a message that has them."""
-    return _fields_of(LossFields, source)
-
-
-def _fields_of(part: type[Any], source: Any) -> dict[str, Any]:
-    return {field.name: getattr(source, field.name) for field in fields(part)}
+    return fields_of(source, LossFields)

@@ -6,10 +6,10 @@ Reveals: see ``bagging``, ``cyclic`` and ``fedxgbllr``, whose messages are made 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
-from fedapp.messages.fields import Array, Form, Range, Reply, SiteLimit
+from fedapp.messages.fields import Array, Form, Range, Reply, SiteLimit, fields_of
 from fedapp.messages.parameters import TreeParameters
 from fedapp.messages.scoring import Scores, Sums
 
@@ -65,4 +65,4 @@ class BoostReport(GrownTrees, Reply):
 def arrays_of(message: Trees) -> dict[str, Array]:
     """The arrays of a message's trees."""
     kind = next(kind for kind in (GrownTrees, RatedTrees, Trees) if isinstance(message, kind))
-    return {field.name: getattr(message, field.name) for field in fields(kind)}
+    return fields_of(message, kind)

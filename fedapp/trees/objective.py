@@ -456,6 +456,11 @@ def gradients(
     return np.stack(pairs, axis=-1) * weights[:, None, None]
 
 
+def label_power(objective: str, n_classes: int, bounds: Bounds) -> int:
+    """No label, or id of a class, is beyond 2 to this power."""
+    return bounds.largest if is_regression(objective) else power_above(n_classes)
+
+
 def gradient_exponents(
     objective: Objective, bounds: Bounds, parameters: LossParameters = PLAIN
 ) -> tuple[int, int]:
