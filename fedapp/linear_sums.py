@@ -195,16 +195,20 @@ def whole_model(
     if not (np.abs(theta) <= math.ldexp(1.0, power)).all():
         rule = f"must be <= {math.ldexp(1.0, power):g} in size, got a larger one"
         raise ValueError(f"every weight of the model {rule}")
-    share = math.ldexp(weight, -bounds.exponent(0) - weight_power)
-    return to_whole(theta * share, _model_exponent(power))
+    return to_whole(theta * _share(weight, weight_power, bounds), _model_exponent(power))
 
 
 def read_model(
     sums: Whole, weight: int, weight_power: int, objective: Objective, bounds: Bounds
 ) -> Floats:
     """The weighted mean of the models whose ``whole_model`` and ``whole_weight`` add up to this."""
-    share = math.ldexp(weight, -bounds.exponent(0) - weight_power)
-    return from_whole(sums, _model_exponent(_model_power(objective, bounds))) / share
+    exponent = _model_exponent(_model_power(objective, bounds))
+    return from_whole(sums, exponent) / _share(weight, weight_power, bounds)
+
+
+def _share(weight: int, weight_power: int, bounds: Bounds) -> float:
+    """Of 2 to ``weight_power``, by a ``whole_weight``."""
+    return math.ldexp(weight, -bounds.exponent(0) - weight_power)
 
 
 def _model_power(objective: Objective, bounds: Bounds) -> int:

@@ -124,10 +124,11 @@ def sites_tables(folder: Path, method: str, n_rows: int) -> dict[str, dict[str, 
 
 
 def train(method: str, n_rows: int, n_trees: int, key_bits: int, engine: str = "local") -> Line:
-    """One run, by the local engine in this process."""
+    """One run, by the local engine in this process; by another engine once more, to the same
+    model."""
     from simulations.local import run_local
 
-    settings, told = config_of(method, n_trees, key_bits), dict[str, Any]()
+    settings = config_of(method, n_trees, key_bits)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["FEDAPP_HOME"] = str(folder / "home")
