@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fedapp import kernels
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.methods import Method, all_methods, messages_of
 from fedapp.server_app import all_strategies
@@ -20,7 +21,6 @@ PACKAGES = ("fedapp", "strategies", "clients", "simulations")
 MAY_IMPORT_FLOWER = (
     "simulations/bench/changes.py",
     "simulations/bench/fuzz.py",
-    "simulations/bench/changes.py",
     "fedapp/server_app.py",
     "fedapp/client_app.py",
     "fedapp/deploy/",
@@ -91,6 +91,15 @@ def test_flower_is_imported_where_the_house_allows_it() -> None:
     }
     assert found
     assert not [source for source in found if not source.startswith(MAY_IMPORT_FLOWER)]
+
+
+def test_kernels_are_where_a_change_of_their_sources_is_noticed() -> None:
+    rooms = tuple(f"fedapp/{room}/" for room in kernels.ROOMS)
+    found = [source for source in sources() if "fedapp.kernels" in imports(source)]
+    assert found
+    assert not [source for source in found if not source.startswith(rooms)]
+    cached = [source for source in sources() if "cache=True" in (ROOT / source).read_text()]
+    assert cached == ["fedapp/kernels.py"]
 
 
 def forbidden_to(source: str) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ from fedapp.crypto.lane_points import (
 from fedapp.crypto.lanes import registers
 from fedapp.crypto.rings import N_LANES
 from fedapp.crypto.ristretto import ORDER
+from fedapp.kernels import kernel
 
 Words = npt.NDArray[np.uint64]
 
@@ -208,7 +209,7 @@ def scale_words(words: Words, masks: Words) -> tuple[Words, npt.NDArray[np.bool_
     return out, valid
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _scale_rows(words: Any, memory: Any, out: Any, valid: Any) -> None:
     """See ``scale_words``; nothing is written unless all are valid."""
     n_groups, all_valid = -(-len(words) // N_LANES), True

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from fedapp.crypto.lanes import add, add_high, add_low, carry_of, limb_of, load, spread, store
+from fedapp.kernels import kernel
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def read_words(words: Any, limbs: Any) -> Any:
     """Limbs of numbers of 64-bit words, lowest first; whether nothing is beyond the last limb."""
     mask, n_limbs, n_words = np.uint64((1 << 52) - 1), limbs.shape[1], words.shape[1]
@@ -46,7 +46,7 @@ def read_words(words: Any, limbs: Any) -> Any:
     return rest == 0
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def write_words(limbs: Any, modulus: Any, words: Any) -> Any:
     """The inverse of ``read_words`` for numbers up to the modulus, for which 0 is written."""
     n_limbs = limbs.shape[1]
@@ -67,7 +67,7 @@ def write_words(limbs: Any, modulus: Any, words: Any) -> Any:
             words[row, word] = total if differs else np.uint64(0)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def carry_over(sums: Any) -> Any:
     """Bring limbs below 2^52 again, in place."""
     mask = np.uint64((1 << 52) - 1)
@@ -79,7 +79,7 @@ def carry_over(sums: Any) -> Any:
             carry = total >> np.uint64(52)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _product(total: Any, left: Any, right: Any, modulus: Any, inverse: Any) -> Any:
     """Montgomery's product of eight pairs; ``total`` is memory of its own.
 
@@ -111,14 +111,14 @@ def _product(total: Any, left: Any, right: Any, modulus: Any, inverse: Any) -> A
         carry = carry_of(column)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _fill(lanes: Any, lane: Any, number: Any) -> Any:
     """Put a number into a lane."""
     for place in range(len(number)):
         lanes[8 * place + lane] = number[place]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _empty(lanes: Any, out: Any, start: Any) -> Any:
     """Take the numbers out of the lanes, as many as there are rows from ``start`` on."""
     for lane in range(min(8, len(out) - start)):
@@ -127,7 +127,7 @@ def _empty(lanes: Any, out: Any, start: Any) -> Any:
             number[place] = lanes[8 * place + lane]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def multiply(
     out: Any,
     left: Any,
@@ -150,7 +150,7 @@ def multiply(
         _empty(total, out, start)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def table_products(
     out: Any, tables: Any, digits: Any, one: Any, modulus: Any, inverse: Any, scratch: Any
 ) -> Any:
@@ -169,7 +169,7 @@ def table_products(
         _empty(total, out, start)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def power(
     out: Any, values: Any, digits: Any, one: Any, modulus: Any, inverse: Any, scratch: Any
 ) -> Any:
@@ -195,7 +195,7 @@ def power(
         _empty(total, out, start)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def squares(out: Any, values: Any, times: Any, modulus: Any, inverse: Any, scratch: Any) -> Any:
     """See ``LaneRing.squares``."""
     n_rows, size = len(values), 8 * len(modulus)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.bins import Codes, Ints
+from fedapp.kernels import kernel
 
 Histogram = npt.NDArray[np.float64]
 
@@ -98,7 +98,7 @@ def slots_by_node(
     return slots
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _rows_by_slot(gradients: Any, nodes: Any, slots: Any, n_slots: int) -> Any:
     """Rows of each slot that count, in their order, one slot after the other; and where they end.
 
@@ -120,7 +120,7 @@ def _rows_by_slot(gradients: Any, nodes: Any, slots: Any, n_slots: int) -> Any:
     return rows, ends
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _accumulate(
     codes: Any,
     missing_code: int,
@@ -151,7 +151,7 @@ def _accumulate(
                     sums[cell + one] += hessian
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def add_histograms(total: Any, added: Any, places: Any) -> None:
     """Add histograms of one layout into another: bin b of ``added`` goes to ``places[b]`` of
     ``total``.

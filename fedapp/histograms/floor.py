@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.bins import Floats, Ints, ragged
 from fedapp.histograms.sketch import Sketch
+from fedapp.kernels import kernel
 
 Cells = npt.NDArray[np.int64]
 
@@ -44,7 +44,7 @@ def cells_of(histogram: npt.NDArray[Any], missing: npt.NDArray[Any], starts: Int
     return cells
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def group(ends: Any, counts: Any, starts: Any, least: int) -> Any:
     """Groups that have so many rows, or none, in each of some nodes.
 
@@ -85,14 +85,14 @@ def group(ends: Any, counts: Any, starts: Any, least: int) -> Any:
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _is_few(counts: Any, least: int) -> bool:
     """Whether any node has rows in a group, but too few."""
     few: bool = ((counts > 0) & (counts < least)).any()
     return few
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def gather(
     histograms: Any, missing: Any, totals: Any, ends: Any, columns: Any, starts: Any
 ) -> None:

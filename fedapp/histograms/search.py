@@ -11,11 +11,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.crypto.workers import n_cores
+from fedapp.kernels import kernel
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -74,7 +74,7 @@ def in_parts(shape: tuple[int, ...], work: Callable[[int, int], None]) -> None:
         list(threads.map(work, ends[:-1], ends[1:]))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _find(values: Any, trees: Any, ends: Any, limits: Any, missing_code: int, codes: Any) -> None:
     for row in range(values.shape[0]):
         for column in range(values.shape[1]):
@@ -89,7 +89,7 @@ def _find(values: Any, trees: Any, ends: Any, limits: Any, missing_code: int, co
             codes[row, column] = place - n_edges if limit >= 0 else -1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def any_missing(values: Any, limits: Any) -> bool:
     """Whether any value is missing; arguments as of ``find_bins``."""
     for row in range(values.shape[0]):
@@ -100,7 +100,7 @@ def any_missing(values: Any, limits: Any) -> bool:
     return False
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def column_ranges(values: Any, weights: Any) -> Any:
     """Least and largest value of each column, of rows with weight; NaN where it has none.
 
@@ -123,7 +123,7 @@ def column_ranges(values: Any, weights: Any) -> Any:
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def sum_weights(codes: Any, missing_code: int, weights: Any, starts: Any, sums: Any) -> None:
     """Add the weight of each row to its bin of each column, which begin at ``starts``; rows in
     their order."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
+from fedapp.kernels import inlined, kernel
 
 SPLIT = np.dtype(
     [
@@ -172,7 +172,7 @@ def right_categories(
     return right
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _shrunk(gradient: float, reg_alpha: float) -> Any:
     """A sum of gradients, nearer to 0 by the L1 penalty."""
     if gradient > reg_alpha:
@@ -182,7 +182,7 @@ def _shrunk(gradient: float, reg_alpha: float) -> Any:
     return 0.0
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def _bounded_weight(gradient: float, hessian: float, penalties: Any) -> Any:
     """Optimal weight of rows as a leaf, however few they are; hessian > 0."""
     reg_lambda, reg_alpha, _, longest = penalties
@@ -190,7 +190,7 @@ def _bounded_weight(gradient: float, hessian: float, penalties: Any) -> Any:
     return min(max(weight, -longest), longest) if longest > 0.0 else weight
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def _leaf_weight(gradient: float, hessian: float, penalties: Any) -> Any:
     """``node_weight``, of which a kernel makes float32."""
     if hessian < penalties[2] or hessian <= 0.0:
@@ -198,7 +198,7 @@ def _leaf_weight(gradient: float, hessian: float, penalties: Any) -> Any:
     return _bounded_weight(gradient, hessian, penalties)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _by_weight(histogram: Any, penalties: Any) -> Any:
     """Categories by the weights they would have as leaves, in float32, lower codes first."""
     weights = np.empty(histogram.shape[0], dtype=np.float32)
@@ -207,14 +207,14 @@ def _by_weight(histogram: Any, penalties: Any) -> Any:
     return np.argsort(weights, kind="mergesort")
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _weight_within(gradient: float, hessian: float, penalties: Any, bounds: Any) -> Any:
     """Weight of one side of a split, within bounds, in float32."""
     weight = _leaf_weight(gradient, hessian, penalties)
     return min(max(np.float32(weight), bounds[0]), bounds[1])
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _gain_of_weight(gradient: float, hessian: float, penalties: Any, weight: Any) -> Any:
     """Score of one side of a split that has this weight, in float32."""
     if hessian <= 0.0:
@@ -224,7 +224,7 @@ def _gain_of_weight(gradient: float, hessian: float, penalties: Any, weight: Any
     return -(gained + spent)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _side_gain(gradient: float, hessian: float, penalties: Any) -> Any:
     """Score of one side of a split, in float32; XGBoost computes it from the weight where that is
     bounded."""
@@ -238,7 +238,7 @@ def _side_gain(gradient: float, hessian: float, penalties: Any) -> Any:
     return np.float32(shrunk * shrunk / (hessian + reg_lambda))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _scan(
     histograms: Any,
     sums: Any,
@@ -329,7 +329,7 @@ def _scan(
                         far[0], far[1] = other_gradient, other_hessian
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _scan_categories(
     histogram: Any,
     total: Any,
@@ -366,21 +366,21 @@ def _scan_categories(
             _offer(gradient, hessian, total, backward == 1, column, cut, penalties, split)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _rows_of(rows: Any, category: int) -> Any:
     """Rows of a category, 0 where they are not counted."""
     counts, _, fewest = rows
     return counts[category] if fewest else 0
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _is_few(rows: Any, n_near: int) -> Any:
     """Whether either side has too few rows, where one of them has so many."""
     _, n_rows, fewest = rows
     return n_near < fewest or n_rows - n_near < fewest
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _scan_one_against_rest(
     histogram: Any, total: Any, rows: Any, penalties: Any, column: int, split: Any
 ) -> None:
@@ -404,7 +404,7 @@ def _scan_one_against_rest(
             split["default_left"] = False
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _offer(
     gradient: float,
     hessian: float,

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.kernels import frozen
+from fedapp.kernels import frozen, kernel
 
 Array = npt.NDArray[np.float32]
 
@@ -30,12 +29,12 @@ def log(value: np.float32) -> np.float32:
     return np.float32(_log(np.float32(value)))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _exp(powers: Any, found: Any) -> None:
     for place in range(len(powers)):
         found[place] = math.exp(powers[place])
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _log(value: Any) -> Any:
     return math.log(value)

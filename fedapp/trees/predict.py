@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.kernels import frozen
+from fedapp.kernels import frozen, kernel
 from fedapp.trees.model import LEAF, Ensemble, Margins, Tree, stack_trees
 from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, walked_sets
 
@@ -105,7 +104,7 @@ def _walked(nodes: npt.NDArray[Any], sets: CategorySets) -> list[Any]:
     return [*fields, walked_sets(nodes["set"] if len(sets) else None, sets)]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _leaf_of(
     values: Any,
     first: int,
@@ -127,7 +126,7 @@ def _leaf_of(
     return node
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _add_outputs(
     lefts: Any,
     columns: Any,
@@ -147,7 +146,7 @@ def _add_outputs(
             outputs[row, places[tree]] += leaf_values[_leaf_of(values[row], first, *walked)]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _find_leaves(
     lefts: Any,
     columns: Any,

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.categories import Categories
-from fedapp.trees.kernels import frozen
+from fedapp.kernels import frozen, inlined
 
 Ints = npt.NDArray[np.int64]
 Members = npt.NDArray[np.bool_]  # shape (n_categories,): by code; True goes right
@@ -190,7 +189,7 @@ def walked_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[A
     return tuple(frozen(numbers.astype(np.int64), sets.bits, sets.offsets, sets.widths))
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def goes_left_by_set(value: Any, default_left: Any, number: Any, sets: Any) -> Any:
     """Whether a split by a set sends a value left.
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.kernels import frozen
+from fedapp.kernels import frozen, kernel
 from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, walked_sets
 
 Nodes = npt.NDArray[np.int32]  # shape (n_trees, n_rows): where each row is in each tree
@@ -89,7 +88,7 @@ def slots_of(nodes: Nodes, trees: Places, wanted: Places) -> tuple[Nodes, Ints]:
     return slots, sizes[:-1]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _find(
     nodes: Any, trees: Any, wanted: Any, places: Any, numbers: Any, slots: Any, sizes: Any
 ) -> None:
@@ -132,7 +131,7 @@ def sides_of(
     return sides
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _cut(
     values: Any,
     columns: Any,
@@ -171,7 +170,7 @@ def moved(nodes: Nodes, lefts: Places, slots: Nodes, firsts: Ints, sides: Bits) 
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _move(slots: Any, ends: Any, sides: Any, lefts: Any, nodes: Any) -> None:
     for tree in range(slots.shape[0]):
         for row in range(slots.shape[1]):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.bins import Codes
+from fedapp.kernels import kernel
 from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, walked_sets
 
 # A split as it is told to whoever routes rows: of node (tree, node), into left and left + 1.
@@ -128,7 +128,7 @@ def _splits_of(tree: int, routes: Routes, nodes: npt.NDArray[np.int32]) -> npt.N
     return split_at
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _move(
     nodes: Any,
     split_at: Any,

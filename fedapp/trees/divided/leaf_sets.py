@@ -11,10 +11,10 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.kernels import kernel
 from fedapp.trees.divided.lookup import Lookup
 from fedapp.trees.model import LEAF
 
@@ -75,7 +75,7 @@ def leaves_of(sets: Sets, lefts: npt.NDArray[Any], n_rows: int) -> npt.NDArray[n
     return leaves
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _note(sets: Any, at: Any, counts: Any, leaves: Any) -> None:
     """Write down the leaf of every row that is in one; most bytes are 0."""
     for place in range(len(sets)):

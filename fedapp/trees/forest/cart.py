@@ -21,11 +21,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.kernels import frozen
+from fedapp.kernels import frozen, inlined, kernel
 
 Criterion = Literal["gini", "entropy", "variance"]
 Ints = npt.NDArray[np.int64]
@@ -223,7 +222,7 @@ def between(below: Floats, above: Floats) -> Floats:
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _search(
     codes: Any,
     lows: Any,
@@ -325,13 +324,13 @@ def _search(
             chosen[node] = -1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def fewest_rows(min_split: int, min_leaf: int) -> int:
     """How many rows a node must have to be split."""
     return max(min_split, 2 * min_leaf, 2)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def is_constant(low: int, high: int, n_missing: int, first: int, lows: Any, highs: Any) -> bool:
     """Whether a column is the same throughout a node.
 
@@ -344,13 +343,13 @@ def is_constant(low: int, high: int, n_missing: int, first: int, lows: Any, high
     return high < 0 or (n_missing == 0 and lows[first + high] <= highs[first + low] + CLOSE)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def beats(gain: float, column: int, best: float, chosen: int) -> bool:
     """The column that wins a tie is the lowest, whatever the order they are drawn in."""
     return gain > best or (gain == best and gain > -np.inf and column < chosen)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def _add(sums: Any, kind: int, weighted: Any, criterion: int) -> None:
     """Class weights, or w and w y."""
     sums[kind] += weighted[0]
@@ -358,7 +357,7 @@ def _add(sums: Any, kind: int, weighted: Any, criterion: int) -> None:
         sums[1] += weighted[1]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def scan(
     sums: Any,
     counts: Any,
@@ -417,7 +416,7 @@ def scan(
     return best, best_left, best_right, best_side
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def scan_categories(
     sums: Any,
     counts: Any,
@@ -488,14 +487,14 @@ def scan_categories(
     return best, best_side
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _copy(source: Any, target: Any) -> None:
     """``target[:] = source``, which numba takes a second to compile."""
     for place in range(len(source)):
         target[place] = source[place]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _improvement(left: Any, right: Any, parent: float, criterion: int) -> float:
     """Weight times impurity of a node, less that of its children."""
     if criterion == VARIANCE:
@@ -505,7 +504,7 @@ def _improvement(left: Any, right: Any, parent: float, criterion: int) -> float:
     return _purity(left, criterion) + _purity(right, criterion) - parent
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _purity(sums: Any, criterion: int) -> float:
     """Weight of a node times (1 - Gini), or times minus its entropy in bits."""
     if criterion == VARIANCE:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import (
     CRITERIA,
     EPSILON,
@@ -27,7 +27,6 @@ from fedapp.trees.forest.cart import (
 )
 from fedapp.trees.forest.label_codes import RowFields
 from fedapp.trees.forest.listing import Flags, Listing, Places
-from fedapp.trees.kernels import frozen
 
 Sums = npt.NDArray[np.float64]
 
@@ -157,7 +156,7 @@ def choose_cuts(
     return replace(found, rights=np.packbits(is_right, axis=1))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _choose(
     nodes: Any,
     columns: Any,

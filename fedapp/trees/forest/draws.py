@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.kernels import kernel
 from fedapp.trees.forest.cart import Ints
 
 Words = npt.NDArray[np.uint64]
@@ -80,7 +80,7 @@ def bootstrap_counts(seed: int, n_trees: int, n_rows: int) -> npt.NDArray[np.uin
     return counts
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _count(words: Any, counts: Any) -> None:
     """Draw a row a word: its upper half as a fraction of 2**32."""
     for word in words:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, Rules, best_splits
 from fedapp.trees.forest.draws import column_keys
 from fedapp.trees.forest.label_codes import exact_products, exact_weights
-from fedapp.trees.kernels import frozen
 from fedapp.trees.sides import Bits, Nodes, Places
 
 
@@ -197,7 +196,7 @@ def inside_of(nodes: Places, drawn: Bits, wanted: Places) -> tuple[Places, Ints]
     return rows[: starts[-1]], starts
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _list(nodes: Any, drawn: Any, numbers: Any, n_wanted: int) -> tuple[Any, Any]:
     """Sort by node, without a branch, which would be mispredicted for every third row."""
     slots, ends = np.empty(len(nodes), np.int32), np.zeros(n_wanted + 2, np.int64)

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import (
     CLOSE,
     DRAWN,
@@ -34,7 +34,6 @@ from fedapp.trees.forest.cart import (
     fewest_rows,
     is_constant,
 )
-from fedapp.trees.kernels import frozen
 
 Places = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
@@ -164,7 +163,7 @@ def list_columns(
     return listing, OwnColumns(thresholds, codes_of[firsts].astype(np.int32), rows, places)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _list(
     codes: Any,
     lows: Any,
@@ -201,7 +200,7 @@ def _list(
             is_listed[node, column] = True
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _extent(codes: Any, rows: Any, start: int, end: int, missing: int) -> tuple[int, int, int]:
     """Lowest and highest bin of a column in a node, -1 without any; rows where it is missing."""
     no_code: Any = np.int64(-1)  # a literal would be a type of its own

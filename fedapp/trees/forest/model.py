@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.categories import Categories
+from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import Ints, Rules
 from fedapp.trees.forest.levels import (
     Rows,
@@ -20,7 +20,6 @@ from fedapp.trees.forest.levels import (
     search,
     winners,
 )
-from fedapp.trees.kernels import frozen
 from fedapp.trees.model import LEAF, Grown, in_order, read_tree, with_sets
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.predict import find_leaves
@@ -168,7 +167,7 @@ def leaf_values(
     return tuple(found)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _add_rows(nodes: Any, draws: Any, weights: Any, labels: Any, is_class: bool, sums: Any) -> None:
     for row in range(len(nodes)):
         weight = draws[row] * weights[row]
@@ -179,7 +178,7 @@ def _add_rows(nodes: Any, draws: Any, weights: Any, labels: Any, is_class: bool,
             sums[nodes[row], 1] += weight * labels[row]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _add_leaves(values: Any, leaves: Any, counted: Any, sums: Any) -> None:
     """Add a tree's values to those of the rows it counts for; none named: for all."""
     for row in range(len(leaves)):
