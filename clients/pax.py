@@ -272,7 +272,10 @@ def _check(site: Site, request: GrowRequest) -> None:
         "n_trees": (n_trees == width, f"must be {width}"),
         "level": (at_root or request.level == level + 1, f"must be 0 or {level + 1}"),
         "split_nodes": (n_splits <= n_open, f"must be {n_open} at most"),
-        "wanted_nodes": (_may_be_wanted(request), "must be roots, or children of the splits, once"),
+        "wanted_nodes": (
+            _may_be_wanted(request),
+            "must be roots, or children of the splits, once, and one at least",
+        ),
         "columns": (request.columns < n_columns, f"must be < {n_columns}"),
         "split_columns": (request.split_columns < n_columns, f"must be < {n_columns}"),
         "split_trees": (request.split_trees < n_trees, f"must be < {n_trees}"),
@@ -292,11 +295,12 @@ def _check(site: Site, request: GrowRequest) -> None:
 
 
 def _may_be_wanted(request: GrowRequest) -> bool:
-    """Whether each wanted node is there, and wanted once."""
+    """Whether some node is wanted, and each is there and wanted once."""
     known = roots_of(request.n_trees)
     if request.level:
         known = children_of(request.split_trees, request.split_lefts)
-    return each_once_among((request.wanted_trees, request.wanted_nodes), known)
+    wanted = request.wanted_trees, request.wanted_nodes
+    return len(request.wanted_nodes) > 0 and each_once_among(wanted, known)
 
 
 def _check_leaves(site: Site, request: GrowRequest) -> None:

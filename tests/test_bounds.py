@@ -103,7 +103,20 @@ def grown(**changes: Any) -> Callable[[GrowRequest], GrowRequest]:
                 "wanted_nodes": lambda _: np.arange(5000, dtype=np.int32),
                 "wanted_trees": lambda _: np.zeros(5000, np.int32),
             },
-            "wanted_nodes must be roots, or children of the splits, once",
+            "wanted_nodes must be roots, or children of the splits, once, and one at least",
+        ),
+        (
+            1,
+            {
+                "wanted_nodes": lambda _: np.zeros(0, dtype=np.int32),
+                "wanted_trees": lambda _: np.zeros(0, np.int32),
+            },
+            "wanted_nodes must be roots, or children of the splits, once, and one at least",
+        ),
+        (
+            0,
+            {"base_margin": lambda _: 1e39},
+            "base_margin must be -3.4e\\+38 to 3.4e\\+38, got 1e\\+39",
         ),
         (
             1,
@@ -128,13 +141,13 @@ def grown(**changes: Any) -> Callable[[GrowRequest], GrowRequest]:
             "split_sets sets must be 0 bytes, got 3",
         ),
     ],
-    ids=["level", "trees", "wanted", "splits", "leaves", "sets"],
+    ids=["level", "trees", "wanted", "none wanted", "margin", "splits", "leaves", "sets"],
 )
 def test_a_level_is_as_large_as_the_last_one_allows(
     pax: Settings, monkeypatch: pytest.MonkeyPatch, skip: int, changes: Any, rule: str
 ) -> None:
     asks(monkeypatch, GrowRequest, grown(**changes), skip)
-    refuses(rf"^party-1 .*: GrowRequest.{rule}$", pax)
+    refuses(rf"^party-1\b.*: GrowRequest.{rule}$", pax)
 
 
 @pytest.mark.parametrize("widths", [[33], [1, 2] * 60_000])

@@ -13,7 +13,9 @@ from fedapp.messages.fields import Range, SiteLimit, fields_of
 
 MOST_DEPTH = 15
 MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
+LARGEST_MARGIN = 3.4e38  # below the largest float32
 NotNegative = Annotated[float, Range(0, 1e38)]
+BaseMargin = Annotated[float, Range(-LARGEST_MARGIN, LARGEST_MARGIN)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,7 +40,7 @@ from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteFloor, SiteLimit
 from fedapp.messages.labels import LabelsReply, Terms, check_coded
 from fedapp.messages.methods import Method
-from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES
+from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, BaseMargin
 from fedapp.messages.secure import Among, Roster, ToldCuts
 from fedapp.messages.trees import Trees
 
@@ -77,7 +77,7 @@ class InitRequest(Trees, Request):
     kind: ClassVar[str] = "train.pax_init"
     leaves: ClassVar[str] = "nothing"
     doing: ClassVar[str] = "adding the trees of the initial model"
-    base_margin: float
+    base_margin: BaseMargin
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,7 @@ class GrowRequest(Request):
     round_id: Annotated[int, Range(0, 10**6)]
     level: Annotated[int, Range(0, MOST_DEPTH)]
     n_trees: Annotated[int, Range(1, 1000)]  # of a round, one an output
-    base_margin: float
+    base_margin: BaseMargin
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
     seed: Annotated[int, Range(0, 2**63 - 1)]
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]

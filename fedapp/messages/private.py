@@ -33,7 +33,7 @@ from typing import Annotated, ClassVar
 from fedapp.messages import scoring
 from fedapp.messages.fields import Array, Form, Range, Request
 from fedapp.messages.labels import Terms
-from fedapp.messages.parameters import MOST_DEPTH
+from fedapp.messages.parameters import MOST_DEPTH, BaseMargin
 from fedapp.messages.secure import Roster, ToldCuts
 from fedapp.messages.trees import Trees
 
@@ -92,7 +92,7 @@ class PrivateTreesRequest(Trees, Request):
     each_round: ClassVar[bool] = True
     leaves: ClassVar[str] = "noised"
     round_id: Annotated[int, Range(0, 10**6)]
-    base_margin: float
+    base_margin: BaseMargin
     # Of the last round's leaves; none once they are told.
     leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]
 

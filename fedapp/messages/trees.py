@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fedapp.messages.fields import Array, Form, Range, Reply, SiteLimit, fields_of
-from fedapp.messages.parameters import TreeParameters
+from fedapp.messages.parameters import BaseMargin, TreeParameters
 from fedapp.messages.scoring import Scores, Sums
 
 
@@ -48,7 +48,7 @@ class BoostOrder(Trees, TreeParameters):
     round_id: Annotated[int, Range(0, 10**6)]
     n_rounds: Annotated[int, Range(0, 10**6)]  # 0: only score the model so far
     n_classes: Annotated[int, Range(0, 1000)]
-    base_margin: float
+    base_margin: BaseMargin
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
 
 
