@@ -48,6 +48,7 @@ class Bench:
     by: tuple[str, ...] = ()
 
 
+PARTIES = "--methods pax --parties 10 --columns 28 --trees 10 --rows 100000 1000000 10000000"
 FLOWERS = "--rows 100000 --trees 2 --methods secureboost federated-forest pax"
 BENCHES: Mapping[str, Bench] = {
     "pax_speed": Bench(quick=("--repeats 1",)),
@@ -63,7 +64,7 @@ BENCHES: Mapping[str, Bench] = {
     "paillier": Bench(("--key-bits 2048", "--key-bits 1024"), ("--key-bits 512",)),
     "federated_forest": Bench(("--align ordered", "--align psi")),
     "rows": Bench(
-        ("", *(f"{FLOWERS} --engine {engine}" for engine in ("simulation", "deployment"))),
+        ("", PARTIES, *(f"{FLOWERS} --engine {engine}" for engine in ("simulation", "deployment"))),
         ("--rows 500 2000 --trees 2",),
         by=("method", "rows"),
     ),

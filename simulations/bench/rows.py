@@ -44,6 +44,7 @@ from simulations.deployment import Deployment, settings_of
 
 ROWS = (10_000, 100_000, 1_000_000)
 COLUMNS = (10, 10)  # active, passive
+PARTIES = len(COLUMNS)
 MAX_BIN, DEPTH, N_TREES, SEED = 32, 3, 3, 42
 TEST_ROWS = 0.1  # of all
 METHODS = ("secureboost", "goss", "federated-forest", "psi", "pax")
@@ -56,10 +57,10 @@ LOOK_SECONDS = 0.2
 Line = dict[str, Any]
 
 
-def made_table(n_rows: int) -> pa.Table:
+def made_table(n_rows: int, n_columns: int = sum(COLUMNS)) -> pa.Table:
     """Rows by chance; their label follows columns of both parties."""
     rng = np.random.default_rng(SEED)
-    values = rng.standard_normal((sum(COLUMNS), n_rows), dtype=np.float32)
+    values = rng.standard_normal((n_columns, n_rows), dtype=np.float32)
     margins = values[0] - values[10] + values[1] * values[11] + 0.5 * values[12]
     labels = rng.random(n_rows) < 1 / (1 + np.exp(-margins))
     names = [f"x{place}" for place in range(len(values))]
@@ -67,10 +68,10 @@ def made_table(n_rows: int) -> pa.Table:
     return table.append_column("id", pa.array(range(n_rows)).cast(pa.string()))
 
 
-def config_of(method: str, n_trees: int, key_bits: int) -> Line:
+def config_of(method: str, n_trees: int, key_bits: int, parties: int = PARTIES) -> Line:
     """The run's settings, whoever has the tables."""
     shared = {
-        "parties": 2,
+        "parties": parties,
         "objective": "binary:logistic",
         "test-fraction": TEST_ROWS,
         "valid-fraction": 0.0,
@@ -95,10 +96,10 @@ def config_of(method: str, n_trees: int, key_bits: int) -> Line:
     return {**shared, **boosted, "num-boost-round": n_trees, "secureboost": own}
 
 
-def shared_table(folder: Path, method: str, n_rows: int) -> Line:
+def shared_table(folder: Path, method: str, n_rows: int, n_columns: int) -> Line:
     """Settings of a run whose parties have columns, or rows, of one table, which is written."""
     path = folder / "rows.parquet"
-    pa.parquet.write_table(made_table(n_rows), path)
+    pa.parquet.write_table(made_table(n_rows, n_columns), path)
     named = {"data": str(path), "label": "label", "id": "id"}
     if method == "pax":
         return named
@@ -123,12 +124,13 @@ def sites_tables(folder: Path, method: str, n_rows: int) -> dict[str, dict[str, 
     return nodes
 
 
-def train(method: str, n_rows: int, n_trees: int, key_bits: int, engine: str = "local") -> Line:
+def train(asked: argparse.Namespace, method: str, n_rows: int) -> Line:
     """One run, by the local engine in this process; by another engine once more, to the same
     model."""
     from simulations.local import run_local
 
-    settings = config_of(method, n_trees, key_bits)
+    engine, n_trees, key_bits = asked.engine, asked.trees, asked.key_bits
+    settings = config_of(method, n_trees, key_bits, asked.parties)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["FEDAPP_HOME"] = str(folder / "home")
@@ -140,7 +142,7 @@ def train(method: str, n_rows: int, n_trees: int, key_bits: int, engine: str = "
             ready, began = peak_bytes(), time.process_time()
             run = deployment.locally(folder / "run", settings)
         else:
-            settings |= shared_table(folder, method, n_rows)
+            settings |= shared_table(folder, method, n_rows, asked.columns)
             ready, began = peak_bytes(), time.process_time()
             run = run_local(load_settings({**settings, "run-dir": str(folder / "run")}))
         told = figures(run)
@@ -160,6 +162,8 @@ def train(method: str, n_rows: int, n_trees: int, key_bits: int, engine: str = "
         "engine": engine,
         "method": method,
         "rows": n_rows,
+        "columns": asked.columns,
+        "parties": asked.parties,
         "trees": n_trees,
         "key_bits": key_bits,
         "cores": n_cores(),
@@ -270,14 +274,20 @@ def main() -> None:
     parser.add_argument("--engine", choices=ENGINES, default="local")
     parser.add_argument("--trees", type=int, default=N_TREES)
     parser.add_argument("--key-bits", type=int, default=2048)
+    few = "of PAX on one machine; others have 2 parties and 20 columns"
+    parser.add_argument("--parties", type=int, default=PARTIES, help=few)
+    parser.add_argument("--columns", type=int, default=sum(COLUMNS), help=f"{few}; 13 or more")
     given = parser.parse_args()
+    sizes = given.parties, given.columns
+    is_pax_here = given.methods == ["pax"] and given.engine != "deployment"
+    if sizes != (PARTIES, sum(COLUMNS)) and not is_pax_here:
+        parser.error(f"--parties and --columns are {few}")
     # What ends the command ends what it has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for method in given.methods:
         lines: list[Line] = []
         for n_rows in sorted(given.rows):
-            sizes = n_rows, given.trees, given.key_bits
-            lines.append(apart(train, method, *sizes, given.engine))
+            lines.append(apart(train, given, method, n_rows))
             print(json.dumps(exponents(lines)[-1]), flush=True)
 
 
