@@ -25,6 +25,8 @@ def shown(path: Path) -> str:
 
 def private_folder(path: Path) -> None:
     """Make a folder, and those above it that are not there, for their owner alone."""
+    if path.is_dir():
+        return
     missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
     for folder in reversed(missing):
         folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)

@@ -57,12 +57,12 @@ class Facts(dict[str, Any]):
 
 # Open array files of this process: a file never changes, so it is opened once. Few, because a file
 # that another process has dropped keeps its place on the disk while it is mapped here.
-_OPEN: dict[Path, Array] = {}
+_OPEN: dict[str, Array] = {}
 MOST_OPEN = 48
 MAPPED = 2**16  # bytes from which on a file is mapped rather than read
 
 
-def open_array(path: Path, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
+def open_array(path: str, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
     """An array file, memory-mapped where it is large; read-only.
 
     Raises
@@ -73,10 +73,10 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
     if array is None:
         if len(_OPEN) >= MOST_OPEN:
             _OPEN.clear()
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             n_bytes = os.fstat(file.fileno()).st_size
             if n_bytes != math.prod(shape) * dtype.itemsize:
-                raise DataError(f"state must be whole, got {n_bytes} bytes of {path.stem}")
+                raise DataError(f"state must be whole, got {n_bytes} bytes of {Path(path).stem}")
             is_small = n_bytes < MAPPED
             data = file.read() if is_small else mmap(file.fileno(), 0, access=ACCESS_READ)
         _OPEN[path] = array = np.frombuffer(data, dtype).reshape(shape)
@@ -85,7 +85,7 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
 
 def drop_file(path: Path) -> None:
     """Delete an array file, and let go of it."""
-    _OPEN.pop(path, None)
+    _OPEN.pop(str(path), None)
     path.unlink(missing_ok=True)
 
 
@@ -171,7 +171,7 @@ class Store:
         dtype, shape = _dtype_of(self._forms[name][0]), self._forms[name][1]
         if name in self._small:
             return np.frombuffer(bytes.fromhex(self._small[name]), dtype).reshape(shape)
-        return open_array(self.folder / self._files[name], dtype, shape)
+        return open_array(f"{self.folder}/{self._files[name]}", dtype, shape)
 
     def __setitem__(self, name: str, array: Array) -> None:
         self._changed[name] = array
