@@ -217,7 +217,8 @@ class RunFolder:
         ConfigError : it is finished.
         """
         if (self.path / "summary.json").exists():
-            raise ConfigError(f"resume must be the folder of an unfinished run, got {self.path}")
+            rule = f"resume must be the folder of an unfinished run, got {self.path}"
+            raise ConfigError(f"{rule}, which has finished: its results are there")
 
     def forget_failure(self) -> None:
         """Drop what an earlier attempt wrote of its end."""

@@ -27,7 +27,7 @@ from fedapp.deploy.bundle import app_sources
 from fedapp.deploy.folders import registered_sites
 from fedapp.errors import RunFailedError
 from fedapp.home import home
-from fedapp.run_folder import RunFolder
+from fedapp.run_folder import RunFolder, State
 from simulations.flower_errors import GONE, SILENT, check_programs, failed, without_passwords
 
 SUPERLINK_START_SECONDS = 60
@@ -37,6 +37,7 @@ STOP_SECONDS = 10
 # A SuperLink that is killed and started again answers after some 20 s, on a busy machine later.
 LONGEST_SILENCE = 120.0
 LOG_LINES = 20
+COMPLETED = "finished:completed"
 UNKNOWN = "unknown"  # status of a run that cannot be asked for
 STOPPED = {"SystemExit", "KeyboardInterrupt"}  # in the ServerApp's process, from outside
 
@@ -245,7 +246,10 @@ def _flwr_run(
             raise
         stop = shlex.join(["flwr", "stop", run_id, name])
         raise KeyboardInterrupt(f"the run continues; to stop it:\n  {stop}") from None
-    if status != "finished:completed":
+    if status != COMPLETED and folder and folder.state_of_files is State.FINISHED:
+        # A SuperLink that is killed at the very end calls the run failed when it is back.
+        tell(f"Flower says {status}, but the run has written its results")
+    elif status != COMPLETED:
         if cause := _cause(folder):
             raise RunFailedError(cause, [])
         lines = _log_lines(run_id, name, environment)

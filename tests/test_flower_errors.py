@@ -163,3 +163,25 @@ def test_a_superlink_that_stays_silent_is_given_up_after_two_minutes(
     status, told = asked(monkeypatch, ["running"])
     assert status == engines.UNKNOWN
     assert len(told) == 2
+
+
+@pytest.mark.parametrize("status", ["finished:failed", "finished:completed"])
+def test_a_run_that_has_written_its_results_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch, settings: MakeSettings, tmp_path: Path, status: str
+) -> None:
+    """A SuperLink that is killed before it has noted a run's end calls the run failed."""
+
+    def flwr(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
+        answer = {"run": '{"run-id": "7"}', "list": f'{{"runs": [{{"status": "{status}"}}]}}'}
+        return subprocess.CompletedProcess(command, 0, answer.get(command[1], ""), "")
+
+    monkeypatch.setattr(engines.subprocess, "run", flwr)
+    asked_for, told = settings(run_dir=str(tmp_path)), list[str]()
+    run = ("hospitals", {}, {}, lambda doing, ends=False: told.append(doing))
+    if not status.endswith("completed"):
+        with pytest.raises(RunFailedError, match=r"^Flower says finished:failed$"):
+            engines._flwr_run(asked_for, *run)
+    (tmp_path / "summary.json").write_text("{}")
+    engines._flwr_run(asked_for, *run)
+    said = f"Flower says {status}, but the run has written its results"
+    assert (said in told) == (status != engines.COMPLETED)
