@@ -374,7 +374,8 @@ def base_score(
 ) -> np.float32:
     """Prediction before the first tree: the weighted mean of the labels of all parties.
 
-    For ``multi:softprob`` it is 0.5 for every class, and for a function 0.5, XGBoost's default.
+    For ``multi:softprob`` it is 0.5 for every class, where XGBoost 3.2 has shares of the classes
+    unless it is given ``base_score=0.5``; for a function 0.5, XGBoost's default.
     Where positive rows of two classes count more, it is one Newton step from 0, as XGBoost 3.2 has
     it.
     """
