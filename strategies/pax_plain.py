@@ -141,7 +141,8 @@ class PlainSums:
             ),
         )
         summaries = {party: _sketch(reply) for party, reply in sketches.items()}
-        resolution = self._resolution([n_bins[party] for party in sketches])
+        kept = min if self._takes_coarsest else max
+        resolution = kept(n_bins[party] for party in sketches)
         self._warn_of_few_bins(resolution)
         every = tuple(summaries.values())
         used = used_categories(every, categories)
@@ -180,21 +181,24 @@ class PlainSums:
         """Undo ``facts``."""
         self.places = places
 
-    def _resolution(self, n_bins: list[int]) -> int:
-        """Most bins of a column of the global cuts."""
-        coarsest = self._own.fusion == "coarsest" or (
-            self._own.fusion == "auto" and is_regression(self._settings().objective)
-        )
-        return min(n_bins) if coarsest else max(n_bins)
+    @property
+    def _takes_coarsest(self) -> bool:
+        """Whether global cuts are as many as those of the party with the fewest."""
+        if self._own.fusion == "auto":
+            return is_regression(self._settings().objective)
+        return self._own.fusion == "coarsest"
 
     def _warn_of_few_bins(self, resolution: int) -> None:
         """Say so where the paper's rules leave too few cuts to learn from."""
         max_bin = self._settings().max_bin
         if resolution < min(FEW_BINS, max_bin):
+            kept, more = "the most", "pax.bins=equal"
+            if self._takes_coarsest:
+                kept, more = "the fewest", f"{more}, pax.fusion=finest"
             self._warn(
-                f"only {resolution} bins a column are left of max-bin {max_bin}: the "
-                "share rule divides them among the parties, and regression keeps the coarsest; "
-                "pax.bins=equal, pax.fusion=finest or a larger max-bin gives more"
+                f"only {resolution} bins a column are left of max-bin {max_bin}: the share rule "
+                f"divides them among the parties, and {kept} of any party are kept; {more} or a "
+                "larger max-bin gives more"
             )
 
     def _resolutions(self, parties: Mapping[str, HelloReply]) -> dict[str, int]:

@@ -144,8 +144,17 @@ def test_a_table_that_changes_between_runs_is_read_again(
 
 
 def test_few_bins_are_told_of(settings: MakeSettings) -> None:
-    few = summary_of(run_local(settings(max_bin=64, parties=4)))
-    assert few["warnings"][0].startswith("only 16 bins a column are left of max-bin 64")
+    ways = {"finest": "the most of any party are kept; pax.bins=equal or a larger max-bin gives"}
+    ways["coarsest"] = (
+        "the fewest of any party are kept; pax.bins=equal, pax.fusion=finest or a larger max-bin "
+        "gives"
+    )
+    for fusion, kept in ways.items():
+        few = summary_of(run_local(settings(max_bin=64, parties=4, pax__fusion=fusion)))
+        assert few["warnings"] == [
+            "only 16 bins a column are left of max-bin 64: the share rule divides them among the "
+            f"parties, and {kept} more"
+        ]
     enough = summary_of(run_local(settings(max_bin=64, parties=4, pax__bins="equal")))
     assert enough["warnings"] == []
 
