@@ -61,6 +61,50 @@ def test_text_and_numbers_as_labels_do_not_fit_together() -> None:
 
 
 @pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        (
+            [*(f"{i}.5" for i in range(150)), "n/a"],
+            "numbers and other text: 1 of 151.*'n/a'.*missing",
+        ),
+        ([f"9,{i:03d}" for i in range(150)], "numbers with commas: .*decimal=,"),
+        ([f"9,{i:03d},000.5" for i in range(150)], "numbers with commas"),
+        (["0", "1", "NULL"], "numbers and other text"),
+        (["0", "1", *["NULL"] * 8], "numbers and other text"),
+        ([*["0"] * 8, "none", "some"], "numbers and other text"),
+        ([f"{i}%" for i in range(150)], "150 different texts in 150 rows"),
+    ],
+)
+def test_text_that_may_be_meant_as_numbers_is_no_class_unless_said(
+    labels: list[str], found: str
+) -> None:
+    with pytest.raises(DataError, match=f"objective=auto, got {found}.*set objective=multi:soft"):
+        class_names(np.array(labels), AUTO)
+    assert class_names(np.array(labels), "multi:softprob") == tuple(sorted(set(labels)))
+
+
+def test_text_that_may_be_meant_as_numbers_is_told_to_others_without_a_value() -> None:
+    with pytest.raises(DataError) as caught:
+        class_names(np.array(["0", "1", "secret"]), AUTO)
+    assert "secret" not in str(caught.value.for_others(shares_names=True))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [["<=50K", ">50K"], ["0-4", "5-9", "10"], ["1", "low", "high"], ["1.", "2."], ["a", "b"] * 30],
+)
+def test_names_of_classes_may_look_like_numbers_in_part(labels: list[str]) -> None:
+    assert class_names(np.array(labels), AUTO) == tuple(sorted(set(labels)))
+
+
+def test_a_regression_says_what_to_do_about_text() -> None:
+    with pytest.raises(DataError, match=r"1 of 2 that are none, as 'n/a'; .*missing-label=drop"):
+        class_names(np.array(["1.5", "n/a"]), "reg:squarederror")
+    with pytest.raises(DataError, match="as '9,250'; set decimal=,"):
+        class_names(np.array(["9,250"]), "reg:squarederror")
+
+
+@pytest.mark.parametrize(
     ("method", "data", "objective"),
     [
         *(("pax", *task) for task in TASKS),

@@ -15,7 +15,7 @@ from flwr.app import Context
 
 from fedapp.config import Settings
 from fedapp.data.load import load_table
-from fedapp.data.schema import Roles
+from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.errors import PartyError
 from simulations.local import run_local
 
@@ -43,6 +43,26 @@ def test_a_constant_column_is_noted(write_table: WriteTable, value: str) -> None
 def test_columns_without_a_value_are_noted(write_table: WriteTable) -> None:
     path = write_table(c=[""] * 40, d=["NA"] * 40)
     assert notes_of(path) == ["feature columns 'c', 'd' have no value in any row"]
+
+
+@pytest.mark.parametrize("word", ["NULL", "None", "n/a", "#N/A", "<NA>"])
+def test_words_that_pandas_takes_for_missing_are_noted(write_table: WriteTable, word: str) -> None:
+    rule = "words that pandas takes for missing, read as names"
+    path = write_table(c=["u", word] * 20)
+    assert [f"feature columns 'c' ({word}) have {rule}" in note for note in notes_of(path)] == [
+        True
+    ]
+    path = write_table(y=["u", "v", word, "v"] * 10)
+    assert [f"label column 'y' ({word}) has {rule}" in note for note in notes_of(path)] == [True]
+
+
+def test_words_that_a_schema_lists_are_not_noted(write_table: WriteTable) -> None:
+    path = write_table(c=["u", "v", "NULL", "v"] * 10)
+    for reader in (
+        Reader(missing=("NULL",)),
+        Reader(declared=(Declared("c", type="category"),)),
+    ):
+        assert load_table(path, Roles(label="y"), reader).notes == ()
 
 
 def test_repeated_ids_are_noted_with_how_many_rows(write_table: WriteTable) -> None:

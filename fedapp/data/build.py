@@ -14,7 +14,14 @@ import pyarrow.compute as pc
 
 from fedapp.data.categories import as_categories
 from fedapp.data.faults import many_names, mixed_types, no_numbers, not_utf8
-from fedapp.data.notes import Note, note_on, note_on_ids, note_on_unlabelled, notes_on_features
+from fedapp.data.notes import (
+    Note,
+    note_on,
+    note_on_ids,
+    note_on_unlabelled,
+    notes_on_features,
+    notes_on_missing_words,
+)
 from fedapp.data.places import TextFile, is_number
 from fedapp.data.schema import MISSING, NO_NAME, PLAIN, Declared, Reader, Roles, first, listed
 from fedapp.data.table import Table
@@ -57,10 +64,11 @@ def build_table(
     values = _values(found, text)
     categories = as_categories(one.names for one in found.values())
     ids = _ids(frame[roles.id_column], roles.id_column, text) if roles.id_column else None
+    labels = _labels(frame[roles.label], roles.label, text) if roles.label else None
     return Table(
         columns,
         values,
-        _labels(frame[roles.label], roles.label, text) if roles.label else None,
+        labels,
         _numbers_of_rows(frame, "weight", roles, text),
         ids,
         _texts(frame[roles.group]) if roles.group else None,
@@ -68,6 +76,7 @@ def build_table(
             *notes_on_file(text),
             *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED),
             *notes_on_types(found),
+            *notes_on_labels(roles.label, labels, reader),
             *([] if ids is None else note_on_ids(roles.id_column, ids)),
             *notes_on_features(
                 columns, values, lambda name: _numbers(found[name].column), categories
@@ -151,6 +160,8 @@ def notes_on_types(found: Mapping[str, Typed]) -> list[Note]:
         ([name for name, one in found.items() if one.trimmed], "spaces around values, removed")
     )
     notes = [note_on(names, what) for names, what in told if names]
+    unsaid = {name: one.names for name, one in found.items() if one.names and not one.said}
+    notes += notes_on_missing_words(unsaid, "feature columns {} have")
     return notes + [
         note_on(
             [name], f"{one.n_outside:,} values that are none of its categories, read as missing"
@@ -158,6 +169,15 @@ def notes_on_types(found: Mapping[str, Typed]) -> list[Note]:
         for name, one in found.items()
         if one.n_outside
     ]
+
+
+def notes_on_labels(
+    name: str, labels: npt.NDArray[np.float64] | npt.NDArray[np.str_] | None, reader: Reader
+) -> list[Note]:
+    """Words among classes of text that may mean that there is no label."""
+    if labels is None or labels.dtype.kind != "U" or reader.of_feature(name).type == "category":
+        return []
+    return notes_on_missing_words({name: set(labels.tolist())}, "label column {} has")
 
 
 def _check_columns(frame: Any, roles: Roles) -> None:

@@ -8,8 +8,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.places import is_number
+from fedapp.data.places import is_number, is_number_somehow, quoted
 from fedapp.data.schema import listed
+from fedapp.data.typed import is_nearly_distinct
 from fedapp.errors import DataError
 from fedapp.trees.objective import (
     AUTO,
@@ -43,7 +44,9 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
     Parameters
     ----------
     objective : with ``auto``, labels are classes where they are text, have two values at most, or
-        are whole numbers of 20 different values at most.
+        are whole numbers of 20 different values at most. Text that is mostly numbers, or nearly
+        all distinct, may be meant for a regression and is refused; an objective for classes takes
+        it.
 
     Raises
     ------
@@ -51,11 +54,13 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
     """
     is_text = labels.dtype.kind == "U"
     if objective == AUTO:
+        if is_text:
+            _check_texts(labels)
         objective = MULTI_CLASS if is_text or _is_few(np.unique(labels)) else REGRESSION
     if is_regression(objective):
         if is_text:
             rule = f"label must be numbers for {objective}, got"
-            raise DataError(f"{rule} text", here=f"{rule} {_no_numbers(labels)}")
+            raise DataError(f"{rule} text", here=f"{rule} {_no_numbers(labels)}{_way_out(labels)}")
         _check_numbers(labels.astype(np.float64), objective)
         return ()
     values = np.unique(labels)
@@ -66,6 +71,36 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
         told = ", ".join(repr(name) for name in _written(values[:MOST_TOLD]))
         raise DataError(f"{rule}; {way}", here=f"{rule}, as {told}; {way}")
     return tuple(_written(values))
+
+
+def _check_texts(labels: Labels) -> None:
+    """Hold that text is the names of classes, where no objective says so."""
+    names, counts = np.unique(labels, return_counts=True)
+    are_numbers = np.array([is_number_somehow(name) for name in names.tolist()])
+    most = max(are_numbers.mean(), counts[are_numbers].sum() / len(labels)) > 1 / 2
+    rule = f"label must be numbers, or names of classes, with objective={AUTO}, got"
+    classes = f"; where they are names of classes, set objective={MULTI_CLASS} or {TWO_CLASSES}"
+    if most and not all(map(is_number, names.tolist())):
+        found = "numbers with commas" if are_numbers.all() else "numbers and other text"
+        raise DataError(
+            f"{rule} {found}{classes}",
+            here=f"{rule} {found}: {_no_numbers(labels)}{_way_out(labels)}{classes}",
+        )
+    if is_nearly_distinct(len(names), len(labels)):
+        found = f"{len(names):,} different texts in {len(labels):,} rows"
+        raise DataError(
+            f"{rule} texts nearly all different{classes}", here=f"{rule} {found}{classes}"
+        )
+
+
+def _way_out(labels: Labels) -> str:
+    """What makes text the numbers that it was meant to be."""
+    found = next((label for label in labels.tolist() if not is_number(str(label))), "")
+    if is_number_somehow(str(found)):
+        return "; set decimal=, for decimal commas, remove commas that set off thousands"
+    value = quoted(str(found)).replace("'", '"')
+    way = f"; correct them, or list them in a schema as missing = [{value}]"
+    return f"{way} (missing-label=drop drops these rows)"
 
 
 def _check_numbers(labels: npt.NDArray[np.float64], objective: str) -> None:

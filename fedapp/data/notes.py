@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.categories import Categories, names_of
-from fedapp.data.schema import listed
+from fedapp.data.schema import MISSING_ELSEWHERE, first, listed
 from fedapp.errors import LONGEST, WITHHELD, as_plain
 
 EXACT = 2**24  # up to here float32 has every whole number
@@ -107,6 +107,25 @@ def note_on_unlabelled(name: str, n_unlabelled: int, n_rows: int, what: str) -> 
         return []
     found = f"{n_unlabelled:,} of {n_rows:,} rows have no label in {{}}"
     return [Note(f"{found} and {what}", f"'{name}'")]
+
+
+def notes_on_missing_words(columns: Mapping[str, Collection[str]], what: str) -> list[Note]:
+    """Words among the names of columns of text that may mean that there is no value.
+
+    Parameters
+    ----------
+    columns : the names in each.
+    what : begins the note, with ``{}`` for the columns.
+    """
+    words = {
+        name: [word for word in MISSING_ELSEWHERE if word in names]
+        for name, names in columns.items()
+    }
+    told = [f"'{name}' ({', '.join(found)})" for name, found in words.items() if found]
+    if not told:
+        return []
+    rule = f"{what} words that pandas takes for missing, read as names: where they mean no value, "
+    return [Note(f"{rule}list them in a schema as missing", first(told))]
 
 
 def numbers_rows(numbers: npt.NDArray[np.float64]) -> bool:

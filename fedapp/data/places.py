@@ -33,9 +33,11 @@ NUMBER = re.compile(
 )
 # A number with a decimal comma, thousands set off by points.
 COMMA_NUMBER = re.compile(
-    r"[-+]?(\d+,?\d*|,\d+|\d{1,3}(\.\d{3})+(,\d*)?)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)",
+    r"[-+]?(\d+,?\d*|,\d+|[1-9]\d{0,2}(\.\d{3})+(,\d*)?)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)",
     re.IGNORECASE | re.ASCII,
 )
+# A number with a decimal point, thousands set off by commas, which nothing reads.
+THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", re.ASCII)
 Record = tuple[int, list[str]]
 
 
@@ -235,6 +237,12 @@ def is_number(value: str, decimal: str = ".") -> bool:
     """
     form = NUMBER if decimal == "." else COMMA_NUMBER
     return value in MISSING or form.fullmatch(value.strip(" \t")) is not None
+
+
+def is_number_somehow(value: str) -> bool:
+    """Whether a field is a number with a decimal point or comma, thousands set off or not."""
+    is_plain = is_number(value) or is_number(value, ",")
+    return is_plain or THOUSANDS.fullmatch(value.strip(" \t")) is not None
 
 
 def quoted(value: str) -> str:

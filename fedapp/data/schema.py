@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MISSING = ("", "NA", "N/A", "nan", "NaN", "null", "?")
+# Words that other readers, as pandas, take for missing too, and that here are text.
+MISSING_ELSEWHERE = ("#N/A", "#NA", "<NA>", "NULL", "None", "n/a")
 PACKINGS = (".gz", ".bz2")
 NO_NAME = "unnamed-"
 MOST_LISTED = 20

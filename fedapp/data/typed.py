@@ -214,10 +214,15 @@ def _check_text(
     for kind in ("number", "date"):
         if 0 < counts[kind] < len(values):
             raise UntypedError(f"{kind}s and other text", f"{kind}s", fits=tests[kind])
-    share = len(values) / max(n_values, 1)
-    many = len(values) > MANY_NAMES and share > LARGEST_SHARE
-    if many or (n_values > FEW_ROWS and share > LARGEST_SHARE_OF_FEW):
+    if is_nearly_distinct(len(values), n_values):
         raise UntypedError(f"{len(values):,} different texts in {n_values:,} rows")
+
+
+def is_nearly_distinct(n_names: int, n_values: int) -> bool:
+    """Whether text has too many different values for names of categories or classes."""
+    share = n_names / max(n_values, 1)
+    many = n_names > MANY_NAMES and share > LARGEST_SHARE
+    return many or (n_values > FEW_ROWS and share > LARGEST_SHARE_OF_FEW)
 
 
 def is_date(value: str) -> bool:
