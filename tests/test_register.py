@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,12 @@ from fedapp.messages.hello import HelloRequest
 from fedapp.messages.methods import all_methods, messages_of
 from fedapp.run_folder import RunFolder
 from fedapp.site import register
+from fedapp.site.answer import answer
 from fedapp.site.config import site_config
 from fedapp.site.register import admit, runs_of
+from fedapp.site.stores import drop_abandoned
+from fedapp.wire.codec import Envelope
+from fedapp.wire.content import take_apart
 from simulations.local import run_local
 from strategies import base
 from tests.conftest import MakeSettings, MakeSites, WriteTable
@@ -128,6 +133,71 @@ def test_who_approves_reads_what_the_run_reveals(method: str) -> None:
     assert "Let bank take part?" in text
     with pytest.raises(WaitingError):
         admit(config, "a" * 16, method, HELLO)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "rule"),
+    [
+        ("bagging", {}, "strategy must be pax, as when the run first asked bank, got bagging"),
+        ("pax", {"valid_fraction": 0.9}, "valid-fraction must be 0.1, as when .*, got 0.9"),
+        ("pax", {"rounded": True}, "rounded must be False, as when .*, got True; begin a new run"),
+    ],
+)
+def test_what_was_approved_is_what_begins(method: str, changes: dict[str, Any], rule: str) -> None:
+    config = site_config({**NODE, "approve": "ask"}, {})
+    with pytest.raises(WaitingError):
+        admit(config, "a" * 16, "pax", HELLO)
+    other = replace(HELLO, **changes)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"^{rule}"):
+            admit(config, "a" * 16, method, other)
+        approve("a" * 16, "--yes")
+    admit(config, "a" * 16, "pax", HELLO)
+
+
+def test_a_run_of_another_table_waits_anew() -> None:
+    config = site_config({**NODE, "approve": "ask"}, {})
+    with pytest.raises(WaitingError):
+        admit(config, "a" * 16, "pax", HELLO)
+    assert approve("a" * 16, "--yes").exit_code == 0
+    admit(config, "a" * 16, "pax", HELLO)
+    with pytest.raises(WaitingError):
+        admit(replace(config, data="others.csv"), "a" * 16, "pax", HELLO)
+
+
+def test_a_run_whose_state_was_deleted_counts_and_waits_anew(write_table: WriteTable) -> None:
+    table = {"data": str(write_table("bank")), "label": "y"}
+    node: dict[str, Any] = {**NODE, **table, "approve": "ask"}
+    config = site_config({**node, "runs-per-day": 1}, {})
+    folder, envelope = home() / "sites" / "bank", Envelope("a" * 16, 1, method="pax")
+
+    def ask() -> None:
+        answer(config, HELLO.kind, envelope, take_apart(HELLO, "bank"))
+
+    with pytest.raises(WaitingError):
+        ask()
+    assert approve("a" * 16, "--yes").exit_code == 0
+    for _ in range(3):
+        ask()
+    drop_abandoned(folder, days=-1)
+    with pytest.raises(ConfigError, match="runs-per-day must be <= 1"):
+        ask()
+    config = site_config({**node, "runs-per-day": 2}, {})
+    with pytest.raises(WaitingError):
+        ask()
+    assert not runs_of(folder)["a" * 16].approved
+
+
+def test_an_approval_lapses_with_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, now = site_config({**NODE, "approve": "ask"}, {}), [1e9]
+    monkeypatch.setattr(register.time, "time", lambda: now[0])
+    with pytest.raises(WaitingError):
+        admit(config, "a" * 16, "pax", HELLO)
+    assert approve("a" * 16, "--yes").exit_code == 0
+    admit(config, "a" * 16, "pax", HELLO)
+    now[0] += register.KEPT_SECONDS
+    with pytest.raises(WaitingError):
+        admit(config, "a" * 16, "pax", HELLO)
 
 
 def test_runs_that_wait_are_listed(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from fedapp.site.mail import (
 from fedapp.site.masks import Sums, check_leaves, is_masked, masked, note_request
 from fedapp.site.noise import check_noised, noised
 from fedapp.site.policy import check_leaving, check_policy, check_private, check_request, module_of
-from fedapp.site.register import admit
+from fedapp.site.register import admit, note_begun
 from fedapp.site.shares import go_back
 from fedapp.site.store import NoStateError, Store
 from fedapp.site.stores import Stores, has_begun, locked
@@ -132,7 +132,7 @@ def answered(
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
     folder = home() / "sites" / config.name / envelope.model_id
-    if not config.simulated and not has_begun(folder):
+    if begins := not config.simulated and not has_begun(folder):
         admit(config, envelope.model_id, envelope.method, request)
     with locked(folder):
         # A simulated site dies with its coordinator, and would wait for the disk in every exchange.
@@ -153,6 +153,8 @@ def answered(
         laid_out = to_bytes(reply)
         store.commit(envelope.step, envelope.attempt, laid_out)
         stores.committed(store)
+    if begins:
+        note_begun(config.name, envelope.model_id)
     return laid_out
 
 
