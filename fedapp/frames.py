@@ -60,19 +60,41 @@ def as_arrow(frame: object) -> Any:
         if isinstance(frame, np.ndarray):
             return _of_array(frame)
         if type(frame).__module__.partition(".")[0] == "pandas":
-            return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+            table = pa.Table.from_pandas(frame, preserve_index=False)
+            return _storable(table.replace_schema_metadata(None))
         if isinstance(frame, ArrowStream):
-            return pa.table(frame)
+            return _storable(pa.table(frame))
         if isinstance(frame, Interchange):
             import pyarrow.interchange
 
-            return pyarrow.interchange.from_dataframe(frame)
+            return _storable(pyarrow.interchange.from_dataframe(frame))
     except (pa.ArrowException, TypeError, ValueError) as error:
         rule = "data must be a frame whose columns are of one type each, got one that Arrow refuses"
         told = f"{rule} ({type(error).__name__})"
         raise DataError(told, here=f"{told}: {error}") from None  # which may quote a value
     kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
     raise DataError(f"data must be {KINDS}, got {kind}")
+
+
+def _storable(table: Any) -> Any:
+    """The table with categories as a Parquet file can have them.
+
+    Raises
+    ------
+    TypeError : they are of a type that is neither text nor numbers, booleans or dates.
+    """
+    import pyarrow as pa
+
+    for place, field in enumerate(table.schema):
+        if not pa.types.is_dictionary(field.type):
+            continue
+        values = field.type.value_type
+        if pa.types.is_string_view(values):
+            column = table.column(place).cast(pa.dictionary(pa.int32(), pa.string()))
+            table = table.set_column(place, field.name, column)
+        elif pa.types.is_nested(values) or isinstance(values, pa.BaseExtensionType):
+            raise TypeError(f"categories of the type {values}")
+    return table
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> Any:

@@ -123,6 +123,72 @@ def test_a_frame_of_a_library_trains_the_model_of_its_file(mixed: Path, library:
     assert model_of(of_frame) == model_of(of_file)
 
 
+def whole_and_text_categories(n_rows: int = 80) -> tuple[pa.Table, pa.Table]:
+    """A table whose categories are numbers and booleans, and the same with texts for them."""
+    rng = np.random.default_rng(3)
+    places = rng.integers(0, 6, n_rows)
+    names = {
+        "whole": (pa.array([12, 3, 7, 40, 5, 9]), ["12", "3", "7", "40", "5", "9"]),
+        "part": (pa.array([1.0, 2.5, 3.0, 4.0, 0.5, 9.0]), ["1", "2.5", "3", "4", "0.5", "9"]),
+        "flag": (pa.array([True, False]), ["true", "false"]),
+    }
+    others = {"x": rng.normal(size=n_rows), "y": np.isin(places, [0, 3, 4]).astype(int)}
+    marked, texts = dict[str, Any](others), dict[str, Any](others)
+    for name, (values, written) in names.items():
+        codes = pa.array(places % len(values))
+        marked[name] = pa.DictionaryArray.from_arrays(codes, values)
+        texts[name] = pa.DictionaryArray.from_arrays(codes, written)
+    return pa.table(marked), pa.table(texts)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "pandas", "pandas file"])
+def test_categories_of_numbers_are_categories(kind: str) -> None:
+    table, texts = whole_and_text_categories()
+    data: Any = table if kind == "arrow" else table.to_pandas()
+    if kind == "pandas file":
+        data.to_parquet("rows.parquet", engine="pyarrow")
+        data = "rows.parquet"
+    run = fedapp.run("pax", data=data, label="y", parties=2, **SHORT)
+    as_texts = fedapp.run("pax", data=texts, label="y", parties=2, **SHORT)
+    assert model_of(run) == model_of(as_texts)
+    assert run.to_xgboost().feature_types == ["float", "c", "c", "c"]
+    assert np.array_equal(run.predict_proba(data), as_texts.predict_proba(texts))
+    assert run.summary["warnings"][0] == (
+        "feature columns 'whole', 'part', 'flag' have numbers or other values that the table marks "
+        "as categories, read as categories"
+    )
+
+
+def test_a_label_of_categories_of_numbers_is_of_numbers() -> None:
+    table, _ = whole_and_text_categories()
+    table = table.select(["x", "whole", "y"])
+    marked = table.set_column(2, "y", table["y"].dictionary_encode())
+    runs = [
+        fedapp.run("pax", data=each, label="y", objective="reg:squarederror", **SHORT)
+        for each in (table, marked)
+    ]
+    assert model_of(runs[0]) == model_of(runs[1])
+
+
+@pytest.mark.parametrize("type", ["Categorical", "Enum"])
+def test_categories_of_polars_are_categories(type: str) -> None:
+    polars = pytest.importorskip("polars")
+    _, texts = whole_and_text_categories()
+    own = (
+        polars.Categorical
+        if type == "Categorical"
+        else polars.Enum(["12", "3", "7", "40", "5", "9"])
+    )
+    frame = polars.from_arrow(texts.select(["x", "whole", "y"])).with_columns(
+        polars.col("whole").cast(polars.String).cast(own)
+    )
+    of_frame = fedapp.run("pax", data=frame, label="y", parties=2, **SHORT)
+    of_texts = fedapp.run(
+        "pax", data=texts.select(["x", "whole", "y"]), label="y", parties=2, **SHORT
+    )
+    assert model_of(of_frame) == model_of(of_texts)
+
+
 def test_an_array_has_columns_by_number() -> None:
     rng = np.random.default_rng(0)
     array = np.column_stack([rng.normal(size=(60, 2)), rng.integers(0, 2, 60)])
@@ -150,6 +216,10 @@ def test_several_frames_are_a_party_each(write_table: WriteTable) -> None:
         (object(), r"^data must be a table's name or path, .* got builtins.object$"),
         (np.zeros(3), r"^data must be an array of rows and columns, got shape \(3,\)$"),
         (np.array([[1, "x"], [None, {}]], object), "^data must be a frame whose columns are of"),
+        (
+            pa.table({"y": pa.DictionaryArray.from_arrays([0], pa.array([{"a": 1}]))}),
+            "^data must be a frame whose columns are of",
+        ),
     ],
 )
 def test_what_is_no_frame_is_refused_and_leaves_no_folder(frame: Any, match: str) -> None:

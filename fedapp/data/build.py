@@ -159,6 +159,12 @@ def notes_on_types(found: Mapping[str, Typed]) -> list[Note]:
     told.append(
         ([name for name, one in found.items() if one.trimmed], "spaces around values, removed")
     )
+    told.append(
+        (
+            [name for name, one in found.items() if one.marked],
+            "numbers or other values that the table marks as categories, read as categories",
+        )
+    )
     notes = [note_on(names, what) for names, what in told if names]
     unsaid = {name: one.names for name, one in found.items() if one.names and not one.said}
     notes += notes_on_missing_words(unsaid, "feature columns {} have")

@@ -7,6 +7,7 @@ also say where in a text the error is, and quote a value.
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import re
@@ -20,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
+import pyarrow.ipc
 import pyarrow.parquet
 
 from fedapp.data.build import build_table
@@ -64,6 +66,7 @@ OTHER_FILES = {
     b"\x1f\x8b": "a packed file: name it .gz",
     b"BZh": "a packed file: name it .bz2",
 }
+ARROW_SCHEMA = b"ARROW:schema"  # of a Parquet file: the types that its writer had, in base64
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -373,7 +376,16 @@ def _unpacked(path: Path, reader: Reader) -> Any:
 
 def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
     with pa.parquet.ParquetFile(path) as file:
-        return file.read()
+        frame, written = file.read(), (file.metadata.metadata or {}).get(ARROW_SCHEMA)
+    if written is None:
+        return frame
+    # Parquet gives categories back as such if they are text, and others as their plain values.
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(written)))
+    are_categories = [pa.types.is_dictionary(type) for type in schema.types]
+    for place, name in enumerate(frame.column_names):
+        if are_categories[place] and not pa.types.is_dictionary(frame.column(place).type):
+            frame = frame.set_column(place, name, frame.column(place).dictionary_encode())
+    return frame
 
 
 def _read_libsvm(path: Path, roles: Roles, reader: Reader) -> Any:

@@ -27,6 +27,7 @@ DATE = re.compile(
     r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[-+]\d{2}(:?\d{2})?)?)?", re.ASCII
 )
 OTHER_DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1(\d{4}|\d{2})", re.ASCII)
+TEXTS = ("string", "large_string", "string_view")  # as pyarrow calls its types
 SECONDS = 86_400.0  # of a day
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Text with more names is no category where most rows have one of their own ...
@@ -68,6 +69,8 @@ class Typed:
     trimmed : whether spaces were removed around some value.
     n_outside : values that became missing, as they are none of those declared.
     said : whether the kind is the file's own or declared, and not found in text.
+    marked : whether they are categories because the table, not a schema, says so of values that
+        are no text.
     """
 
     column: Any
@@ -76,12 +79,17 @@ class Typed:
     trimmed: bool = False
     n_outside: int = 0
     said: bool = False
+    marked: bool = False
 
 
 def holds_numbers(type: Any) -> bool:
     """Whether an Arrow type holds numbers, booleans or nothing but missing values."""
     tests = ("is_integer", "is_floating", "is_boolean", "is_decimal", "is_null")
     return any(getattr(pa.types, test)(type) for test in tests)
+
+
+def _is_text(type: Any) -> bool:
+    return any(getattr(pa.types, f"is_{kind}")(type) for kind in TEXTS)
 
 
 def typed(
@@ -109,7 +117,8 @@ def typed(
     is_dictionary = pa.types.is_dictionary(column.type)
     if is_dictionary:
         column = column.cast(column.type.value_type)
-    if pa.types.is_temporal(column.type) and declared.type in ("", "date"):
+    marked = is_dictionary and not declared.type and not _is_text(column.type)
+    if pa.types.is_temporal(column.type) and declared.type in ("", "date") and not marked:
         return Typed(_days(column), "date")
     if holds_numbers(column.type) and not is_dictionary and not _needs_text(declared):
         kind = "boolean" if pa.types.is_boolean(column.type) else "number"
@@ -123,7 +132,7 @@ def typed(
     if declared.type == "category":
         names = declared.categories or _names(texts)
         codes, n_outside = _coded(texts, names)
-        return Typed(codes, "category", names, trimmed, n_outside, said=True)
+        return Typed(codes, "category", names, trimmed, n_outside, said=True, marked=marked)
     return _found(texts, declared.type, decimal, trimmed, is_written)
 
 
