@@ -73,7 +73,9 @@ def join(site: Site, request: Request, roster: Roster) -> Bounds:
     bounds = Bounds(roster.n_rows, roster.heaviest, roster.largest)
     _check_bounds(site, request, bounds)
     site.store.facts[BOUNDS] = asdict(bounds)
-    site.store.facts[THRESHOLD], site.store.facts[AMONG] = roster.threshold, sorted(roster.names)
+    site.store.facts[THRESHOLD] = roster.threshold
+    # Who was lost before the site went back stays so.
+    site.store.facts.setdefault(AMONG, sorted(roster.names))
     return bounds
 
 

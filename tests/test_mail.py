@@ -114,16 +114,19 @@ class Sites:
     def store(self, name: str) -> Store:
         return Store.open(home() / "sites" / name / MODEL)
 
-    def begin(self, lie: Callable[[str, Request], Request] | None = None, **envelope: Any) -> None:
-        """The first two steps; the server may lie to a party."""
+    def begin(
+        self, lie: Callable[[str, Request], Request] | None = None, **envelope: Any
+    ) -> MeetRequest:
+        """The first two steps, and the request of the second; the server may lie to a party."""
         for name in NAMES:
             greeting = GreetRequest(rounds=9)
             self.ask(name, lie(name, greeting) if lie else greeting, step=1, **envelope)
         keys = np.stack([box_key(name) for name in NAMES])
         run_keys = np.stack([run_key(self.store(name)) for name in NAMES])
+        opening = MeetRequest(keys, run_keys, "bank")
         for name in NAMES:
-            opening = MeetRequest(keys, run_keys, "bank")
             self.ask(name, lie(name, opening) if lie else opening, step=2, **envelope)
+        return opening
 
 
 @pytest.fixture
@@ -269,6 +272,20 @@ def test_parties_that_were_told_of_different_methods_do_not_read_each_other(site
         for method in ("testmail", "pax")
     }
     assert len(secrets) == 4
+
+
+def test_a_run_is_opened_once_however_often_a_site_goes_back(unmet: Sites) -> None:
+    """Else a server would begin one run after the other, which the site counts as one."""
+    honest = unmet.begin(checkpoint=1)
+    again = {"step": 2, "checkpoint": 1}
+    rule = r"^bank: MeetRequest\.content must be that of the run's first, whatever the server's"
+    for attempt in (1, 2):
+        with pytest.raises(ProtocolError, match=rule):
+            unmet.ask("bank", replace(honest, active="shop"), attempt=attempt, **again)
+        for name in NAMES:
+            unmet.ask(name, honest, attempt=attempt, **again)
+        sent = unmet.tell("bank", 7, step=3, attempt=attempt, checkpoint=1)
+        assert opened(unmet, sent, step=3, attempt=attempt, checkpoint=1) == [7]
 
 
 def test_a_site_is_not_told_another_key_of_the_run_than_its_own(unmet: Sites) -> None:

@@ -203,6 +203,36 @@ def test_parties_that_are_told_of_different_losses_give_noise(coordinator: Coord
         coordinator.ask(replace(scoring(), among=ALL), 5, ["shop"])
 
 
+# What a server does that goes back to before the opening
+
+
+def test_a_run_that_was_opened_is_not_opened_otherwise(coordinator: Coordinator) -> None:
+    """Else a sum of one opening, less that of another without a party, would be the party's own."""
+    coordinator.ask(coordinator.opening, 3, ALL, checkpoint=2)
+    other, back = (
+        replace(coordinator.opening, max_delta_step=0.001),
+        {"attempt": 1, "checkpoint": 2},
+    )
+    rule = r"^bank: OpenRequest\.content must be that of the run's first.*; begin a new run$"
+    with pytest.raises(ProtocolError, match=rule):
+        coordinator.ask(other, 3, ALL, **back)
+    coordinator.ask(coordinator.opening, 3, ALL, **back)
+
+
+def test_a_party_that_was_lost_stays_so_when_the_run_is_opened_again(
+    coordinator: Coordinator,
+) -> None:
+    answers = coordinator.ask(coordinator.opening, 3, ALL, checkpoint=2)
+    coordinator.ask({one: unmasking(answers, REST, one) for one in REST}, 4, checkpoint=2)
+    back = {"attempt": 1, "checkpoint": 2}
+    again = coordinator.ask(coordinator.opening, 3, REST, **back)
+    assert [len(answer.arrays["sealed"]) for answer in again.values()] == [2, 2, 2]
+    with pytest.raises(ProtocolError, match="must be of those that are left: bank, insurer, shop"):
+        coordinator.ask({"bank": UnmaskRequest(ALL, np.zeros((3, 60), np.uint8))}, 4, **back)
+    told = coordinator.ask({one: unmasking(again, REST, one, REST) for one in REST}, 4, **back)
+    assert not any(answer.arrays["seeds"].size for answer in told.values())
+
+
 # What sites refuse
 
 

@@ -11,6 +11,9 @@ sites with it: of what earlier starts have brought, only letters up to that chec
 and the one by which a site has ended the run, as that site can write no other. Parties that were
 told of different checkpoints do not read each other. A site that has lost its state draws a new
 key, under which nothing of before opens.
+
+A run is opened once: a site that has gone back to before that takes the same opening alone, so that
+what follows from it, such as which rows are held back, is one thing a run.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from fedapp.wire.layout import from_bytes, to_bytes
 L = TypeVar("L", bound=Letter)
 Letters = list[tuple[str, Letter]]  # receiver and content of each
 PAIRS = "pairs"  # secrets of the site's pairs, in a store's facts
+OPENED = "opened"  # digest of the request that told who takes part, in a store's facts
 HEAD = struct.Struct("<II")  # step; twice the attempt, one more where it is the sender's last
 
 
@@ -149,7 +153,8 @@ def know(
     Raises
     ------
     ProtocolError : the site is not among them, a name comes twice or is none, they were sent
-        before, a key is not trusted, or one of the site's own was exchanged.
+        before, a key is not trusted, one of the site's own was exchanged, or the run was opened
+        otherwise before the site went back.
     """
     own = config.name
     if own not in names or len(set(names)) < len(names):
@@ -160,6 +165,9 @@ def know(
         raise ProtocolError(own, "parcel", "names", f"must be {NAME_RULE}")
     if "peers" in store.facts:
         raise ProtocolError(own, "parcel", "names", "must be sent once")
+    if store.facts.setdefault(OPENED, digest := _digest(opening)) != digest:
+        rule = "must be that of the run's first, whatever the server's start; begin a new run"
+        raise ProtocolError(own, type(opening).__name__, "content", rule)
     found = {
         name: (key.tobytes(), of_run.tobytes())
         for name, key, of_run in zip(names, *keys, strict=True)
@@ -169,7 +177,7 @@ def know(
         raise ProtocolError(own, "parcel", "key", rule)
     check_trusted(config, {name: key for name, (key, _) in found.items() if name != own})
     store.facts["peers"] = {name: [key.hex() for key in both] for name, both in found.items()}
-    store.facts["told"] += _digest(opening)
+    store.facts["told"] += digest
     store.facts["heard"] = {}
 
 

@@ -10,7 +10,7 @@ answer alone. So a party's own seed or those of its pairs can be put together, a
   a sum that it gets is over ``2 threshold - n`` parties at least. The site sees to it that these
   are no fewer than its ``least-parties``.
 - Parties that are missing do not come back: the next sum is among those that were named. This
-  outlives a server that was started anew, and goes back.
+  outlives a server that was started anew, and goes back, even to before the run was opened.
 - What was asked is summed once: asked again after a step back, for the same parties alone; and what
   other sums are parts of, such as a level of a tree, for the parties of these.
 
@@ -33,6 +33,7 @@ from fedapp.crypto.shamir import SHARE_BYTES, new_secret, split
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array
 from fedapp.messages.secure import SEALED_BYTES, UnmaskReply, UnmaskRequest
+from fedapp.site.mail import OPENED
 from fedapp.site.store import Store
 
 log = logging.getLogger("fedapp.site")
@@ -42,7 +43,7 @@ LABEL = b"fedapp share v1"
 # be unmasked; and, of each since the last checkpoint, its step, what was asked and of whom.
 THRESHOLD, AMONG, PENDING, SUMMED = "threshold", "among", "pending", "summed"
 # What a site does not forget when it goes back to a checkpoint.
-LASTING = AMONG, SUMMED
+LASTING = OPENED, AMONG, SUMMED
 
 
 def parties_of(name: str, store: Store, told: Sequence[str], follows: bool) -> list[str]:
