@@ -25,7 +25,7 @@ from fedapp.data.notes import (
 from fedapp.data.places import TextFile, is_number
 from fedapp.data.schema import MISSING, NO_NAME, PLAIN, Declared, Reader, Roles, first, listed
 from fedapp.data.table import Table
-from fedapp.data.typed import Typed, UntypedError, holds_numbers, typed
+from fedapp.data.typed import THOUSANDS, Typed, UntypedError, holds_numbers, typed
 from fedapp.errors import DataError
 from fedapp.names import near
 
@@ -34,6 +34,7 @@ MARKS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
 Mask = npt.NDArray[np.bool_]
 # The least number that a row may have in a column of this role.
 LEAST = {"weight": 0.0, "base-margin": -np.inf}
+THOUSANDS_READ = "points before three digits, read as marks of thousands (decimal=,)"
 DROPPED = "are dropped before rows are held back or matched (missing-label=drop)"
 # What to do about rows without a label.
 UNLABELLED = "; missing-label=drop drops these rows"
@@ -76,7 +77,7 @@ def build_table(
             *notes_on_file(text),
             *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED),
             *notes_on_types(found),
-            *notes_on_labels(roles.label, labels, reader),
+            *notes_on_labels(frame, roles.label, labels, reader),
             *([] if ids is None else note_on_ids(roles.id_column, ids)),
             *notes_on_features(
                 columns, values, lambda name: _numbers(found[name].column), categories
@@ -166,6 +167,8 @@ def notes_on_types(found: Mapping[str, Typed]) -> list[Note]:
         )
     )
     notes = [note_on(names, what) for names, what in told if names]
+    if thousands := [name for name, one in found.items() if one.thousands]:
+        notes.append(note_on(thousands, THOUSANDS_READ))
     unsaid = {name: one.names for name, one in found.items() if one.names and not one.said}
     notes += notes_on_missing_words(unsaid, "feature columns {} have")
     return notes + [
@@ -178,10 +181,18 @@ def notes_on_types(found: Mapping[str, Typed]) -> list[Note]:
 
 
 def notes_on_labels(
-    name: str, labels: npt.NDArray[np.float64] | npt.NDArray[np.str_] | None, reader: Reader
+    frame: Any,
+    name: str,
+    labels: npt.NDArray[np.float64] | npt.NDArray[np.str_] | None,
+    reader: Reader,
 ) -> list[Note]:
-    """Words among classes of text that may mean that there is no label."""
-    if labels is None or labels.dtype.kind != "U" or reader.of_feature(name).type == "category":
+    """Points that are read as marks of thousands, and words among classes of text that may mean
+    that there is no label."""
+    if labels is None or reader.of_feature(name).type == "category":
+        return []
+    if THOUSANDS in (frame.schema.field(name).metadata or {}):
+        return [Note(f"label column {{}} has {THOUSANDS_READ}", f"'{name}'")]
+    if labels.dtype.kind != "U":
         return []
     return notes_on_missing_words({name: set(labels.tolist())}, "label column {} has")
 

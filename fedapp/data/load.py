@@ -35,6 +35,7 @@ from fedapp.data.places import (
     is_number,
     is_utf8,
     opened,
+    quoted,
 )
 from fedapp.data.registry import REGISTRY
 from fedapp.data.schema import (
@@ -48,7 +49,14 @@ from fedapp.data.schema import (
     with_names,
 )
 from fedapp.data.table import Table
-from fedapp.data.typed import as_texts, is_read_as_text, with_point
+from fedapp.data.typed import (
+    POINTS_WAY,
+    THOUSANDS,
+    as_texts,
+    has_thousands_alone,
+    is_read_as_text,
+    with_point,
+)
 from fedapp.errors import DataError
 from fedapp.names import near
 
@@ -295,9 +303,12 @@ def _with_label(frame: Any, label: str, reader: Reader, is_written: bool) -> Any
     if frame.column_names.count(label) != 1 or not (is_written or is_read_as_text(declared)):
         return frame
     texts, _ = as_texts(frame[label], declared, reader.missing)
-    is_name = declared.type == "category"
     at = frame.column_names.index(label)
-    return frame.set_column(at, label, texts if is_name else _parsed(texts, reader.decimal))
+    if declared.type == "category":
+        return frame.set_column(at, label, texts)
+    if reader.decimal != ".":
+        return frame.set_column(at, *_with_points(label, texts, reader.decimal))
+    return frame.set_column(at, label, _parsed(texts))
 
 
 # Arrow's words for a line, or a quoted field of several, that does not fit in a block.
@@ -401,15 +412,31 @@ def _read_libsvm(path: Path, roles: Roles, reader: Reader) -> Any:
     )
 
 
-def _parsed(texts: Any, decimal: str) -> Any:
+def _with_points(label: str, texts: Any, decimal: str) -> tuple[Any, Any]:
+    """A label column of text whose numbers have decimal commas: its field, and its values.
+
+    Raises
+    ------
+    DataError : numbers have decimal points.
+    """
+    values = pc.unique(texts).drop_null().to_pylist()
+    others = [value for value in values if not is_number(value, decimal)]
+    if not others:
+        metadata = {THOUSANDS: b""} if has_thousands_alone(values) else None
+        field = pa.field(label, pa.float64(), metadata=metadata)
+        return field, with_point(texts, decimal).cast(pa.float64())
+    if all(map(is_number, others)) and not all(value.endswith(".") for value in values):
+        rule = "label column {} must have decimal commas (decimal=,), got decimal points"
+        here = f"{rule.format(listed([label]))}, as {quoted(others[0])}: {POINTS_WAY}"
+        raise DataError.naming(f"{rule}: {POINTS_WAY}", listed([label]), here=here)
+    return label, _parsed(texts)
+
+
+def _parsed(texts: Any) -> Any:
     """Text as float64 where every value is a number or a boolean; else as it is."""
     # "1." and "2." are names of classes, "1." and "2.5" are numbers.
     if pc.all(pc.ends_with(texts, pattern=".")).as_py():
         return texts
-    if decimal != "." and all(
-        is_number(value, decimal) for value in pc.unique(texts).drop_null().to_pylist()
-    ):
-        return with_point(texts, decimal).cast(pa.float64())
     for type in (pa.float64(), pa.bool_()):
         try:
             return texts.cast(type).cast(pa.float64())

@@ -36,6 +36,10 @@ LARGEST_SHARE = 0.5
 # ... and in a small table where nearly all have.
 FEW_ROWS = 20
 LARGEST_SHARE_OF_FEW = 0.9
+# Key in the metadata of a field: all points of its numbers were read as marks of thousands.
+THOUSANDS = b"thousands"
+# What to do about numbers such as 0.5 where those such as 0,5 are said to be.
+POINTS_WAY = "write 0,5 for 0.5, or set decimal=."
 
 
 class UntypedError(Exception):
@@ -71,6 +75,7 @@ class Typed:
     said : whether the kind is the file's own or declared, and not found in text.
     marked : whether they are categories because the table, not a schema, says so of values that
         are no text.
+    thousands : whether all points are read as marks of thousands, and no number has a comma.
     """
 
     column: Any
@@ -80,6 +85,7 @@ class Typed:
     n_outside: int = 0
     said: bool = False
     marked: bool = False
+    thousands: bool = False
 
 
 def holds_numbers(type: Any) -> bool:
@@ -199,10 +205,17 @@ def _found(texts: Any, declared: str, decimal: str, trimmed: bool, is_written: b
     counts = {kind: sum(map(tests[kind], values)) for kind in wanted}
     for kind, count in counts.items():
         if count == len(values) and (is_written or declared or kind != "number"):
-            return Typed(_converted(texts, kind, decimal), kind, None, trimmed, said=bool(declared))
+            return Typed(
+                _converted(texts, kind, decimal),
+                kind,
+                None,
+                trimmed,
+                said=bool(declared),
+                thousands=kind == "number" and decimal == "," and has_thousands_alone(values),
+            )
     if declared:
         raise UntypedError("other values", f"{declared}s", fits=tests[declared])
-    _check_text(values, len(texts) - texts.null_count, counts, tests)
+    _check_text(values, len(texts) - texts.null_count, counts, tests, decimal)
     names = tuple(sorted(values))
     return Typed(_coded(texts, names)[0], "category", names, trimmed)
 
@@ -212,12 +225,14 @@ def _check_text(
     n_values: int,
     counts: dict[str, int],
     tests: dict[str, Callable[[str], bool]],
+    decimal: str,
 ) -> None:
     """Hold that distinct values are the names of categories."""
+    other, marks, way = (",", "commas", "") if decimal == "." else (".", "points", POINTS_WAY)
     if counts["number"] < len(values) and all(
-        tests["number"](value) or is_number(value, ",") for value in values
+        tests["number"](value) or is_number(value, other) for value in values
     ):
-        raise UntypedError("decimal commas", "numbers", fits=tests["number"])
+        raise UntypedError(f"decimal {marks}", "numbers", way, fits=tests["number"])
     if values and all(OTHER_DATE.fullmatch(value) for value in values):
         raise UntypedError("dates that are not ISO", "dates", "write them as 2024-12-31", is_date)
     for kind in ("number", "date"):
@@ -258,6 +273,11 @@ def _converted(texts: Any, kind: str, decimal: str) -> Any:
     if decimal != ".":
         texts = with_point(texts, decimal)
     return texts.cast(pa.float64())
+
+
+def has_thousands_alone(values: list[str]) -> bool:
+    """Whether numbers with decimal commas have points and no commas: 1.500 is read as 1500."""
+    return any("." in value for value in values) and not any("," in value for value in values)
 
 
 def with_point(texts: Any, decimal: str) -> Any:
