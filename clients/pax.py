@@ -276,7 +276,10 @@ def _check(site: Site, request: GrowRequest) -> None:
             _may_be_wanted(request),
             "must be roots, or children of the splits, once, and one at least",
         ),
-        "columns": (request.columns < n_columns, f"must be < {n_columns}"),
+        "columns": (
+            (np.diff(request.columns) > 0).all() and (request.columns < n_columns).all(),
+            f"must ascend, and be < {n_columns}",
+        ),
         "split_columns": (request.split_columns < n_columns, f"must be < {n_columns}"),
         "split_trees": (request.split_trees < n_trees, f"must be < {n_trees}"),
         "wanted_trees": (

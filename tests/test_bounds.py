@@ -115,6 +115,11 @@ def grown(**changes: Any) -> Callable[[GrowRequest], GrowRequest]:
         ),
         (
             0,
+            {"columns": lambda _: np.zeros(100_000, np.int32)},
+            "columns must ascend, and be < 30",
+        ),
+        (
+            0,
             {"base_margin": lambda _: 1e39},
             "base_margin must be -3.4e\\+38 to 3.4e\\+38, got 1e\\+39",
         ),
@@ -141,7 +146,7 @@ def grown(**changes: Any) -> Callable[[GrowRequest], GrowRequest]:
             "split_sets sets must be 0 bytes, got 3",
         ),
     ],
-    ids=["level", "trees", "wanted", "none wanted", "margin", "splits", "leaves", "sets"],
+    ids="level trees wanted none columns margin splits leaves sets".split(),
 )
 def test_a_level_is_as_large_as_the_last_one_allows(
     pax: Settings, monkeypatch: pytest.MonkeyPatch, skip: int, changes: Any, rule: str

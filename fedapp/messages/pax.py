@@ -119,7 +119,7 @@ class GrowRequest(Request):
     leaf_offsets: Annotated[Array, Form("int64", "n_leaf_offsets", low=0)]  # n_trees + 1, or empty
     wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0)]
     wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0, high=MOST_NODES)]
-    columns: Annotated[Array, Form("int32", "n_drawn", low=0)]  # the columns to sum over
+    columns: Annotated[Array, Form("int32", "n_drawn", low=0)]  # to sum over, ascending
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def note_begun(name: str, model_id: str) -> None:
     ----------
     name : of the site.
     """
-    _change(home() / "sites" / name, model_id, begun=True)
+    _change(home() / "sites" / name, model_id, lambda run: replace(run, begun=True))
 
 
 def approve(folder: Path, model_id: str) -> None:
@@ -90,7 +90,7 @@ def approve(folder: Path, model_id: str) -> None:
     ----------
     folder : of the site, under its home.
     """
-    _change(folder, model_id, approved=True)
+    _change(folder, model_id, lambda run: replace(run, approved=True))
 
 
 def runs_of(folder: Path) -> dict[str, Run]:
@@ -127,10 +127,10 @@ def _check_number(config: SiteConfig, runs: Mapping[str, Run], now: float) -> No
         raise ConfigError(f"runs-per-day {rule}, got one more")
 
 
-def _change(folder: Path, model_id: str, **changes: bool) -> None:
+def _change(folder: Path, model_id: str, changed: Callable[[Run], Run]) -> None:
     with locked(folder):
         runs = runs_of(folder)
-        _write(folder, {**runs, model_id: replace(runs[model_id], **changes)})
+        _write(folder, {**runs, model_id: changed(runs[model_id])})
 
 
 def _write(folder: Path, runs: Mapping[str, Run]) -> None:
