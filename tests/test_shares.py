@@ -13,13 +13,15 @@ import pytest
 from fedapp.crypto.pairwise import Masked, expand, hide, total
 from fedapp.crypto.shamir import join, new_secret, split
 from fedapp.errors import ConfigError, ProtocolError
+from fedapp.home import home
 from fedapp.messages.fields import Array
-from fedapp.messages.secure import UnmaskRequest
+from fedapp.messages.secure import LeftRequest, UnmaskRequest
 from fedapp.site.config import site_config
+from fedapp.site.store import Store
 from fedapp.wire.content import Content
 from strategies.secure import _place
 from tests.conftest import WriteTable
-from tests.test_masks import Coordinator, counting, scoring
+from tests.test_masks import MODEL, Coordinator, counting, scoring
 from tests.test_pairwise import MOST_CHI2, chi_squared, pairs
 
 ALL = ("bank", "insurer", "shop", "zoo")
@@ -231,6 +233,32 @@ def test_a_party_that_was_lost_stays_so_when_the_run_is_opened_again(
         coordinator.ask({"bank": UnmaskRequest(ALL, np.zeros((3, 60), np.uint8))}, 4, **back)
     told = coordinator.ask({one: unmasking(again, REST, one, REST) for one in REST}, 4, **back)
     assert not any(answer.arrays["seeds"].size for answer in told.values())
+
+
+@pytest.mark.parametrize("gap", [0, 98], ids=["none known", "a long one"])
+def test_a_sum_is_not_asked_for_again_without_a_party_by_a_server_that_skips_steps(
+    coordinator: Coordinator, gap: int
+) -> None:
+    answers = coordinator.ask(coordinator.opening, 3, ALL, checkpoint=2)
+    coordinator.ask({one: unmasking(answers, ALL, one) for one in ALL}, 4, checkpoint=2)
+    # The state of step 2 is kept as one of step 100, after the sum.
+    coordinator.ask(LeftRequest(), 100, ALL, attempt=1, checkpoint=2, gap=gap)
+    back = {"attempt": 1, "checkpoint": 100}
+    again = coordinator.ask(coordinator.opening, 101, ALL, **back)
+    with pytest.raises(ProtocolError, match="must have zoo, with whom this was summed before"):
+        coordinator.ask({"bank": unmasking(again, REST, "bank")}, 102, **back)
+    told = coordinator.ask({one: unmasking(again, ALL, one) for one in ALL}, 102, **back)
+    own, of_pairs = opened(again, told, ALL)
+    assert sum_of(again, ALL, own, of_pairs)[1] == 4 * 26 << 62 - 8
+
+
+def test_sums_that_a_checkpoint_follows_from_are_forgotten(coordinator: Coordinator) -> None:
+    answers = coordinator.ask(coordinator.opening, 3, ALL)
+    for step, more in ((4, {}), (6, {"checkpoint": 4})):
+        coordinator.ask({one: unmasking(answers, ALL, one) for one in ALL}, step, **more)
+        answers = coordinator.ask(counting(), step + 1, ALL, checkpoint=4)
+    facts = Store.open(home() / "sites" / "bank" / MODEL).facts
+    assert [number for number, *_ in facts["summed"]] == [2]
 
 
 # What sites refuse

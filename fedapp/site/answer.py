@@ -44,7 +44,7 @@ from fedapp.site.masks import Sums, check_leaves, is_masked, masked, note_reques
 from fedapp.site.noise import check_noised, noised
 from fedapp.site.policy import check_leaving, check_policy, check_private, check_request, module_of
 from fedapp.site.register import admit, note_begun
-from fedapp.site.shares import go_back
+from fedapp.site.shares import go_back, keep
 from fedapp.site.store import NoStateError, Store
 from fedapp.site.stores import Stores, has_begun, locked
 from fedapp.wire.codec import Envelope
@@ -293,5 +293,5 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
             rule = "must be 1: the site has no state of this model, or has lost it"
         raise ProtocolError(party, message, "step", rule)
     if 0 < store.step <= envelope.checkpoint and not store.finished:
-        store.keep(envelope.checkpoint)
+        keep(store, envelope.checkpoint)
     return store

@@ -30,7 +30,7 @@ from fedapp.messages.fields import Request
 from fedapp.messages.secure import SEALED_BYTES, Among, MaskedReply
 from fedapp.site.mail import pair_secrets, since
 from fedapp.site.noise import Noise
-from fedapp.site.shares import parties_of, share
+from fedapp.site.shares import N_ASKED, parties_of, share
 from fedapp.site.store import Store
 from fedapp.wire.codec import Envelope
 
@@ -91,6 +91,7 @@ def note_request(store: Store, request: Request, digest: str) -> None:
     if not request.kind.startswith("query."):
         both = prefixed(store.facts.get(ASKED, "").encode(), digest.encode())
         store.facts[ASKED] = hashlib.sha256(both).hexdigest()
+        store.facts[N_ASKED] = store.facts.get(N_ASKED, 0) + 1
 
 
 def masked(

@@ -11,8 +11,9 @@ answer alone. So a party's own seed or those of its pairs can be put together, a
   are no fewer than its ``least-parties``.
 - Parties that are missing do not come back: the next sum is among those that were named. This
   outlives a server that was started anew, and goes back, even to before the run was opened.
-- What was asked is summed once: asked again after a step back, for the same parties alone; and what
-  other sums are parts of, such as a level of a tree, for the parties of these.
+- What was asked is summed once: asked again after a step back, for the same parties alone, however
+  steps are numbered; and what other sums are parts of, such as a level of a tree, for the parties
+  of these.
 
 Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine
 Learning", Section 4 and Figure 4. Departure: no round in which all sign the set; the threshold is
@@ -40,8 +41,10 @@ log = logging.getLogger("fedapp.site")
 
 LABEL = b"fedapp share v1"
 # Among a store's facts: how many must be left, 0 where all must; who is; the answer that waits to
-# be unmasked; and, of each since the last checkpoint, its step, what was asked and of whom.
+# be unmasked; of each that the last checkpoint does not follow from, the number of its request,
+# what was asked and of whom; and how many requests a state follows from, whatever their steps.
 THRESHOLD, AMONG, PENDING, SUMMED = "threshold", "among", "pending", "summed"
+N_ASKED = "n_asked"
 # What a site does not forget when it goes back to a checkpoint.
 LASTING = OPENED, AMONG, SUMMED
 
@@ -92,6 +95,7 @@ def share(
     sealed = [seal(boxes[peer], Address(name, peer, 0), shares[peer]) for peer in sorted(secrets)]
     store.facts[PENDING] = {
         "among": among,
+        "number": store.facts[N_ASKED],
         "asked": asked,
         "follows": follows,
         "own": shares[name].hex(),
@@ -115,7 +119,7 @@ def unmask(name: str, store: Store, request: UnmaskRequest) -> UnmaskReply:
     pending = store.facts.pop(PENDING)
     among, threshold = pending["among"], store.facts[THRESHOLD]
     names = _checked(name, threshold, request.names, among, pending["follows"])
-    _hold_summed(name, store, pending["asked"], names)
+    _hold_summed(name, store, pending["number"], pending["asked"], names)
     if len(request.sealed) != len(names) - 1:
         raise ProtocolError(name, "UnmaskRequest", "sealed", f"must be {len(names) - 1} shares")
     shares = {name: bytes.fromhex(pending["own"])}
@@ -131,6 +135,17 @@ def unmask(name: str, store: Store, request: UnmaskRequest) -> UnmaskReply:
         np.frombuffer(b"".join(shares[peer] for peer in names), np.uint8).reshape(-1, SHARE_BYTES),
         np.frombuffer(seeds, np.uint8).reshape(-1, SHARE_BYTES),
     )
+
+
+def keep(store: Store, checkpoint: int) -> None:
+    """Keep the state as that of a checkpoint, and forget sums that cannot be asked for again.
+
+    By the requests that the state follows from, as a server numbers steps as it likes.
+    """
+    if SUMMED in store.facts:
+        after = store.facts.get(N_ASKED, 0)
+        store.facts[SUMMED] = [one for one in store.facts[SUMMED] if one[0] > after]
+    store.keep(checkpoint)
 
 
 def go_back(store: Store, before: Store) -> Store:
@@ -169,20 +184,20 @@ def _checked(
     return found
 
 
-def _hold_summed(name: str, store: Store, asked: str, names: list[str]) -> None:
+def _hold_summed(name: str, store: Store, number: int, asked: str, names: list[str]) -> None:
     """The same is summed for the same parties alone.
 
     Raises
     ------
     ProtocolError : it was summed for others.
     """
-    summed = [one for one in store.facts.get(SUMMED, ()) if one[0] > store.kept_step]
+    summed = store.facts.get(SUMMED, [])
     for _, before, of_whom in summed:
         if before == asked and of_whom != names:
             back = ", ".join(sorted(set(of_whom) - set(names)))
             rule = f"must have {back}, with whom this was summed before the run was resumed"
             raise ProtocolError(name, "UnmaskRequest", "names", rule)
-    store.facts[SUMMED] = [*summed, [store.step + 1, asked, names]]
+    store.facts[SUMMED] = [*summed, [number, asked, names]]
 
 
 def _opened(sender: str, receiver: str, box: bytes, sealed: Array) -> bytes:

@@ -260,11 +260,6 @@ class Store:
             drop_file(self.folder / file)
         self._replaced.clear()
 
-    @property
-    def kept_step(self) -> int:
-        """The step that the state can go back to; -1 where there is none."""
-        return int(self._kept["step"])
-
     def last_reply(self) -> bytes:
         """The reply to the last step."""
         return self[REPLY].tobytes()

@@ -271,6 +271,13 @@ GUARDS = (
         "tests/test_shares.py",
     ),
     Guard(
+        "the coordinator skips steps, and asks for a sum again without a party",
+        "fedapp/site/shares.py",
+        "if one[0] > after]",
+        "if one[0] > store.step]",
+        "tests/test_shares.py",
+    ),
+    Guard(
         "the coordinator unmasks a sum with a party, and then without it",
         "fedapp/site/shares.py",
         "pending = store.facts.pop(PENDING)",
