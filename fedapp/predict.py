@@ -24,8 +24,10 @@ from fedapp.data.schema import Roles
 from fedapp.data.sources import sources_to_predict
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
+from fedapp.home import shown
 from fedapp.linear import KIND as LINEAR
 from fedapp.linear import LinearModel, linear_from_json, predict_linear
+from fedapp.run_folder import SCHEMA
 from fedapp.site.config import table_settings
 from fedapp.site.joined import read_joined
 from fedapp.trees.divided.lookup import DIVIDED
@@ -137,8 +139,7 @@ def predicted_rows(
     label : None: the rows are read without labels and weights.
     """
     model, predict = load_model(run_dir / "model.json")
-    trained, summary = trained_settings(run_dir), summary_of(run_dir)
-    read_as = table_settings({**trained, "data": data}, is_shared=True)
+    summary, read_as = summary_of(run_dir), read_as_trained(run_dir, data)
     margin = model.margin_column if isinstance(model, Ensemble) else ""
     roles = Roles(id_column=id_column, base_margin=margin)
     if label is not None:
@@ -180,9 +181,28 @@ def predict_by_text(text: str, data: str) -> Array:
 
 
 def trained_settings(run_dir: Path) -> dict[str, Any]:
-    """Settings of the run, by their names; none where its folder holds the model alone."""
+    """Settings of the run, by their names, with the schema that its folder keeps in place of the
+    one that it was given; none where the folder holds the model alone."""
     path = run_dir / "config.toml"
-    return flatten(tomllib.loads(path.read_text())) if path.is_file() else {}
+    settings = flatten(tomllib.loads(path.read_text())) if path.is_file() else {}
+    if settings.get("schema"):
+        settings["schema"] = str(run_dir.absolute() / SCHEMA)
+    return settings
+
+
+def read_as_trained(run_dir: Path, data: str) -> dict[str, Any]:
+    """How a run has read its tables, for another table; see ``table_settings``.
+
+    Raises
+    ------
+    ConfigError : it was by a schema, which is not in its folder.
+    """
+    trained = trained_settings(run_dir)
+    if (schema := trained.get("schema")) and not Path(schema).is_file():
+        rule = f"{SCHEMA} must lie in the folder of a run that has read its tables by a schema"
+        way = f"copy the schema there as it was in training: {shown(Path(schema))}"
+        raise ConfigError(f"{rule}, got none: {way}")
+    return table_settings({**trained, "data": data}, is_shared=True)
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from fedapp.stage import Stage
 
 # Errors of a run that somebody stopped.
 INTERRUPTIONS = frozenset({"SystemExit", "KeyboardInterrupt", StoppedError.__name__})
+SCHEMA = "schema.toml"  # by which the run has read its tables
 STOP = "stop"  # asks a run to stop after its round
 
 
@@ -70,7 +71,7 @@ class RunFolder:
         return self.path / "rounds.jsonl"
 
     def begin(self, settings: Settings) -> None:
-        """Make the folder and write the settings into it.
+        """Make the folder and write the settings into it, and a copy of the schema they name.
 
         Raises
         ------
@@ -79,6 +80,8 @@ class RunFolder:
         self.check_new()
         self.path.mkdir(parents=True, exist_ok=True)
         self.write("config.toml", tomli_w.dumps(settings.as_config()))
+        if settings.schema_file and (schema := Path(settings.schema_file)).is_file():
+            write_whole(self.path / SCHEMA, schema.read_bytes())
 
     def check_new(self) -> None:
         """Hold that the folder holds no run.

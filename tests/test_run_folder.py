@@ -14,8 +14,10 @@ from fedapp.commands.common import new_follower
 from fedapp.config import Settings, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError, DataError
+from fedapp.predict import predicted_rows, trained_settings
 from fedapp.run_folder import RunFolder, State
 from fedapp.run_state import RunState
+from fedapp.serve.scorer import Scorer
 from fedapp.session import carry_out
 from simulations.local import run_local
 
@@ -102,3 +104,36 @@ def test_a_folder_that_cannot_be_locked_counts_as_held_and_can_be_written(
     assert folder.is_held
     with folder.written():
         assert folder.state is State.RUNNING
+
+
+def test_a_run_keeps_the_schema_that_it_was_trained_with_and_predicts_by_it(
+    settings: MakeSettings, write_table: Callable[..., Path], tmp_path: Path
+) -> None:
+    schema = tmp_path / "rows.toml"
+    schema.write_text('missing = ["-9"]\n')
+    path = write_table(c=["-9", "1", "2", "3"] * 10)
+    folder = run_local(settings(data=str(path), label="y", schema=str(schema)))
+    before = predicted_rows(folder.path, str(path))
+    assert np.isnan(before.table.values[:, 2]).sum() == 10
+    moved = folder.path.rename(tmp_path / "moved")
+    for change in (lambda: schema.write_text('missing = ["1"]\n'), schema.unlink):
+        change()
+        found = predicted_rows(moved, str(path))
+        assert np.array_equal(found.table.values, before.table.values, equal_nan=True)
+        assert np.array_equal(found.predictions, before.predictions)
+    assert trained_settings(moved)["schema"] == str(moved / "schema.toml")
+
+
+def test_a_run_whose_schema_is_not_in_its_folder_predicts_nothing(
+    settings: MakeSettings, write_table: Callable[..., Path], tmp_path: Path
+) -> None:
+    schema = tmp_path / "rows.toml"
+    schema.write_text('missing = ["-9"]\n')
+    path = write_table()
+    folder = run_local(settings(data=str(path), label="y", schema=str(schema)))
+    (folder.path / "schema.toml").unlink()
+    rule = r"^schema\.toml must lie in the folder .*, got none: copy the schema there as it was"
+    with pytest.raises(ConfigError, match=rule):
+        predicted_rows(folder.path, str(path))
+    with pytest.raises(ConfigError, match=rule):
+        Scorer(folder.path)

@@ -19,8 +19,7 @@ from fedapp.data.predictions import by_class, columns_of_frame, in_codes_of, nam
 from fedapp.data.schema import Roles
 from fedapp.errors import DataError
 from fedapp.names import near
-from fedapp.predict import Model, load_model, summary_of, trained_settings
-from fedapp.site.config import table_settings
+from fedapp.predict import Model, load_model, read_as_trained, summary_of
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import Array
 
@@ -59,8 +58,7 @@ class Scorer:
 
     def __init__(self, run_dir: Path) -> None:
         self.model, self._predict = load_model(run_dir / "model.json")
-        trained = trained_settings(run_dir)
-        self._reader = table_settings({**trained, "data": "rows.parquet"}, is_shared=True)["reader"]
+        self._reader = read_as_trained(run_dir, "rows.parquet")["reader"]
         self.margin = self.model.margin_column if isinstance(self.model, Ensemble) else ""
         self.name, self.threshold = told_of(run_dir)
 
