@@ -6,6 +6,7 @@ on; so the rows keep their values, and no representative of any leaves the party
 
 from __future__ import annotations
 
+import hashlib
 from typing import Protocol
 
 import numpy as np
@@ -17,20 +18,25 @@ from fedapp.crypto.fixed_point import Bounds, Whole, to_whole
 from fedapp.crypto.pairwise import SIZES
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.histograms.bins import Cuts, digitise, with_categories
-from fedapp.histograms.descent import Descent, digit_counts
+from fedapp.histograms.descent import N_DIGITS, Descent, digit_counts
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages.fields import Array
 from fedapp.messages.pax import CountRequest, OpenRequest
+from fedapp.messages.private import PrivateCountRequest
 from fedapp.messages.secure import ToldCuts
 from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Site
 from fedapp.site.masks import Sums, bounds_of
-from fedapp.site.store import Store
+from fedapp.site.store import TOLD_ONCE, Store
 from fedapp.trees.objective import whole_gradients
 from fedapp.trees.sets import category_counts
+from fedapp.wire.content import take_apart
+from fedapp.wire.layout import to_bytes
 
 # That the counts of a run fit in, among a store's facts.
 COUNT_BYTES = "count_bytes"
+# By how many digits rows were counted, there too.
+COUNTED = "counted"
 # Of all parties in each child of a split, there too.
 MIN_CHILD_ROWS = "min_child_rows"
 
@@ -79,6 +85,7 @@ def open_sums(site: Site, request: OpenRequest) -> Sums:
     if request.count_bytes not in SIZES:
         rule = f"must be one of {SIZES}, got {request.count_bytes}"
         raise ProtocolError(site.name, "OpenRequest", "count_bytes", rule)
+    _count_once(site, request, digit=0)
     coded, store = keep_coding(site, request), site.store
     bounds = join(site, request, request)
     values = store["train.values"]
@@ -99,10 +106,11 @@ def open_sums(site: Site, request: OpenRequest) -> Sums:
 
 
 def count(site: Site, request: CountRequest) -> Sums:
-    """Weights of the rows by the next digit of their values."""
+    """Weights of the rows by the next digit of their values, each digit once a run."""
     store = site.store
     values, weights = store["train.values"], whole_weights(store, bounds_of(store))
-    check_offsets(site, "CountRequest", "offsets", request.offsets, len(request.prefixes))
+    check_prefixes(site, request)
+    _count_once(site, request, request.digit)
     counts = digit_counts(values, weights, request.prefixes, request.offsets, request.digit)
     return Sums([counts], store.facts[COUNT_BYTES], follows=True)
 
@@ -118,9 +126,7 @@ def take_cuts(site: Site, request: ToldCuts) -> None:
     if np.where(categories > 0, widths > categories, widths < 1).any():
         rule = "must give a column of numbers a bin, and one of categories no more than it has"
         raise ProtocolError(site.name, message, "edge_offsets", rule)
-    ascends = np.diff(request.edges) > 0
-    ascends[offsets[1:-1][(offsets[1:-1] > 0) & (offsets[1:-1] < len(request.edges))] - 1] = True
-    if not ascends.all():
+    if not _ascends(request.edges, offsets):
         raise ProtocolError(site.name, message, "edges", "must ascend in a column")
     minima = np.full(len(widths), -np.float32(LARGEST), dtype=np.float32)
     own = Cuts(request.edges, offsets, minima)
@@ -154,6 +160,51 @@ def _rows_by_category(values: Array, categories: Array) -> Whole:
         if width
     ]
     return np.concatenate([*counts, np.empty(0, dtype=np.int64)]).astype(np.int64)
+
+
+def _count_once(site: Site, request: OpenRequest | CountRequest, digit: int) -> None:
+    """Hold that rows are counted as an honest run does: by one digit after the other, before the
+    cuts are told. A run that was resumed asks for the same.
+
+    Raises
+    ------
+    ProtocolError : it is another digit's turn, or none's, or others were counted by this one.
+    """
+    facts, message = site.store.facts, type(request).__name__
+    due = facts.get(COUNTED, 0)
+    if digit != due or "codes" in site.store:
+        rule = "none" if "codes" in site.store or due == N_DIGITS else due
+        way = "rows are counted by each digit once a run, before the cuts are told"
+        raise ProtocolError(site.name, message, "digit", f"must be {rule}, got {digit}; {way}")
+    digest = hashlib.sha256(to_bytes(take_apart(request, site.name))).hexdigest()
+    told = facts.setdefault(TOLD_ONCE, {})
+    if told.setdefault(f"counts {digit}", digest) != digest:
+        rule = "must be what it was when counts of this digit were told, before the run was resumed"
+        raise ProtocolError(site.name, message, "content", rule)
+    facts[COUNTED] = digit + 1
+
+
+def check_prefixes(site: Site, request: CountRequest | PrivateCountRequest) -> None:
+    """Hold that what is counted is in columns of numbers, each once.
+
+    Raises
+    ------
+    ProtocolError : it is not.
+    ConfigError : it is finer than the site allows.
+    """
+    offsets, message = request.offsets, type(request).__name__
+    check_offsets(site, message, "offsets", offsets, len(request.prefixes))
+    if np.diff(offsets)[np.asarray(site.store["set_widths"]) > 0].any():
+        raise ProtocolError(site.name, message, "offsets", "must give columns of categories none")
+    if not _ascends(request.prefixes, offsets):
+        raise ProtocolError(site.name, message, "prefixes", "must ascend in a column")
+
+
+def _ascends(numbers: Array, offsets: Array) -> bool:
+    """Whether the numbers of each column ascend."""
+    rises = numbers[1:] > numbers[:-1]
+    rises[offsets[1:-1][(offsets[1:-1] > 0) & (offsets[1:-1] < len(numbers))] - 1] = True
+    return bool(rises.all())
 
 
 def check_offsets(site: Site, message: str, field: str, offsets: Array, n_all: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from clients.dictionary import kept_categories
 from clients.labels import CLASSES, keep_coding, loss_parameters
 from clients.margins import begin_margins, told_trees
-from clients.pax_sums import COUNT_BYTES, check_offsets, take_cuts, whole_weights
+from clients.pax_sums import COUNT_BYTES, check_prefixes, take_cuts, whole_weights
 from clients.scoring import score_subsets
 from clients.secure import join, label_sums
 from fedapp.crypto.fixed_point import Whole, power_above
@@ -70,7 +70,7 @@ def count(site: Site, request: PrivateCountRequest) -> Sums:
     """Weights of the rows by the next digit of their values."""
     store = site.store
     values, weights = store["train.values"], whole_weights(store, bounds_of(store))
-    check_offsets(site, "PrivateCountRequest", "offsets", request.offsets, len(request.prefixes))
+    check_prefixes(site, request)
     counts = digit_counts(values, weights, request.prefixes, request.offsets, request.digit)
     return Sums([counts], noise=(_of_counts(store, request.digit),))
 

@@ -146,7 +146,7 @@ def grown(**changes: Any) -> Callable[[GrowRequest], GrowRequest]:
             "split_sets sets must be 0 bytes, got 3",
         ),
     ],
-    ids="level trees wanted none columns margin splits leaves sets".split(),
+    ids=["level", "trees", "wanted", "none", "columns", "margin", "splits", "leaves", "sets"],
 )
 def test_a_level_is_as_large_as_the_last_one_allows(
     pax: Settings, monkeypatch: pytest.MonkeyPatch, skip: int, changes: Any, rule: str

@@ -13,11 +13,19 @@ import pytest
 from fedapp.crypto.pairwise import hide, total
 from fedapp.crypto.sealed import new_private_key, public_key
 from fedapp.errors import ProtocolError
+from fedapp.histograms.sketch import LARGEST
 from fedapp.home import home
-from fedapp.messages.fields import Array, Request
+from fedapp.messages.dictionary import NUMBERS
+from fedapp.messages.fields import Array, Request, fields_of
 from fedapp.messages.hello import HelloRequest
 from fedapp.messages.labels import LabelsRequest
-from fedapp.messages.pax import CountRequest, GrowRequest, OpenRequest, SketchRequest
+from fedapp.messages.pax import (
+    CountRequest,
+    GrowRequest,
+    GrowSumsRequest,
+    OpenRequest,
+    SketchRequest,
+)
 from fedapp.messages.scoring import EvaluateRequest, SumScoresRequest
 from fedapp.messages.secure import KeysRequest
 from fedapp.site.answer import answer
@@ -42,6 +50,7 @@ TERMS = {
     "eval_metrics": (),
 }
 OPENS_PAX = partial(OpenRequest, count_bytes=4, min_child_rows=0)
+EDGES = np.full(2, LARGEST, np.float32)  # a bin a column
 PREFIXES = np.arange(256, dtype=np.uint32)
 
 
@@ -103,9 +112,19 @@ def coordinator(write_table: WriteTable) -> Coordinator:
     return Coordinator({name: site_config(node, {}) for name, node in nodes.items()})
 
 
-def counting(first: int = 0) -> CountRequest:
-    """Counts by the second digit of what begins with some first ones."""
-    return CountRequest(1, PREFIXES[first:], np.array([0, 256 - first, 256 - first]))
+def counting(first: int = 0, digit: int = 1) -> CountRequest:
+    """Counts by the second digit, or a later one, of what begins with some first ones."""
+    return CountRequest(digit, PREFIXES[first:], np.array([0, 256 - first, 256 - first]))
+
+
+def growing() -> GrowRequest:
+    """Sums of the first tree's root."""
+    return GrowRequest(
+        *(0, 0, 1, 0.0, 1.0, 0, 16),
+        *(np.empty(0, dtype) for dtype in ("i4", "i4", "i4", "i4", "f4", "u1", "u1")),
+        *(np.empty(0, np.float32), np.empty(0, np.int64), np.zeros(1, "i4")),
+        *(np.zeros(1, "i4"), np.arange(2, dtype="i4")),
+    )
 
 
 def scoring() -> SumScoresRequest:
@@ -132,7 +151,7 @@ def test_all_answers_together_are_counts_and_each_alone_is_noise(coordinator: Co
 
 def test_parties_that_are_asked_for_different_things_give_noise(coordinator: Coordinator) -> None:
     coordinator.ask(coordinator.opening, 3)
-    honest, other = counting(), replace(counting(), prefixes=PREFIXES[::-1].copy())
+    honest, other = counting(), replace(counting(), prefixes=PREFIXES + 256)
     asked = {"bank": honest, "insurer": honest, "shop": other}
     assert is_noise(coordinator.masked(asked, 4).values())
 
@@ -142,10 +161,10 @@ def test_parties_that_were_once_asked_for_different_things_give_noise_from_there
 ) -> None:
     """Splits that send all rows but one party's elsewhere would else leave its rows alone."""
     coordinator.ask(coordinator.opening, 3)
-    honest, other = counting(), replace(counting(), prefixes=PREFIXES[::-1].copy())
+    honest, other = counting(), replace(counting(), prefixes=PREFIXES + 256)
     coordinator.ask({"bank": other, "insurer": honest, "shop": honest}, 4)
     for step in (5, 6):
-        assert is_noise(coordinator.masked(counting(), step).values())
+        assert is_noise(coordinator.masked(counting(digit=step - 3), step).values())
 
 
 def test_parties_that_were_told_of_different_runs_give_noise(coordinator: Coordinator) -> None:
@@ -204,8 +223,8 @@ def test_another_attempt_hides_equal_content_under_unrelated_masks(
     coordinator.ask(coordinator.opening, 3)
     # A checkpoint, to which the sites can go back.
     coordinator.ask(counting(), 4)
-    first = coordinator.masked(counting(), 5, checkpoint=4)
-    again = coordinator.masked(counting(), 5, attempt=1, checkpoint=4)
+    first = coordinator.masked(counting(digit=2), 5, checkpoint=4)
+    again = coordinator.masked(counting(digit=2), 5, attempt=1, checkpoint=4)
     for name in NAMES:
         assert chi_squared(again[name] - first[name]) < MOST_CHI2
     assert total(again.values(), 256**2, 4).tolist() == total(first.values(), 256**2, 4).tolist()
@@ -222,11 +241,78 @@ def test_asking_again_would_tell_a_partys_counts_if_masks_had_no_attempt(
     monkeypatch.setattr(masks, "label_of", lambda *given: b"always the same")
     coordinator.ask(coordinator.opening, 3)
     counts = coordinator.masked(counting(), 4)["bank"]
-    nobody = replace(counting(), prefixes=np.zeros(256, np.uint32))
+    nobody = CountRequest(2, PREFIXES + 2**16, counting().offsets)
     mask = coordinator.masked(nobody, 5, ["bank"])["bank"]
     own = total([counts, hide("bank", -total([mask], 256**2, 4), {}, b"", 4)], 256**2, 4)
     assert own.sum() == N_TRAIN << 30 - 7
     assert (own >= 0).all()
+
+
+def test_rows_are_counted_by_each_digit_once_before_the_cuts(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    way = "rows are counted by each digit once a run, before the cuts are told"
+
+    def refused(request: Request, due: int | str, digit: int, step: int) -> None:
+        name = type(request).__name__
+        rule = f"^bank: {name}.digit must be {due}, got {digit}; {way}$"
+        with pytest.raises(ProtocolError, match=rule):
+            coordinator.ask(request, step, ["bank"])
+
+    refused(coordinator.opening, 1, 0, 4)
+    refused(counting(digit=2), 1, 2, 4)
+    for digit in (1, 2, 3):
+        coordinator.ask(counting(digit=digit), digit + 3)
+        refused(counting(digit=digit), "none" if digit == 3 else digit + 1, digit, digit + 4)
+    refused(counting(5), "none", 1, 7)
+
+
+def test_no_rows_are_counted_once_the_cuts_are_told(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    sums = GrowSumsRequest(**fields_of(growing()), among=(), edges=EDGES, edge_offsets=np.arange(3))
+    coordinator.ask(sums, 4)
+    with pytest.raises(ProtocolError, match="digit must be none, got 1; rows are counted by each"):
+        coordinator.ask(counting(), 5)
+
+
+def test_a_step_back_does_not_let_others_be_counted(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    coordinator.ask(counting(), 4, checkpoint=3)
+    rule = "content must be what it was when counts of this digit were told, before"
+    with pytest.raises(ProtocolError, match=rule):
+        coordinator.ask(counting(1), 4, attempt=1, checkpoint=3)
+    coordinator.ask(counting(), 4, attempt=2, checkpoint=3)
+    with pytest.raises(ProtocolError, match=rule):
+        coordinator.ask(counting(1), 4, attempt=3, checkpoint=3)
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "ends", "rule"),
+    [
+        ([2, 1], [2, 2], "prefixes must ascend in a column"),
+        ([1, 1], [2, 2], "prefixes must ascend in a column"),
+        ([1, 2], [1, 1], "offsets must divide 2 among 2"),
+    ],
+)
+def test_what_is_counted_is_counted_once_in_a_request(
+    coordinator: Coordinator, prefixes: list[int], ends: list[int], rule: str
+) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    request = CountRequest(1, np.array(prefixes, np.uint32), np.array([0, *ends]))
+    with pytest.raises(ProtocolError, match=rf"^bank: CountRequest\.{rule}$"):
+        coordinator.ask(request, 4, ["bank"])
+    coordinator.ask(replace(request, prefixes=PREFIXES[1:3], offsets=np.array([0, 1, 2])), 4)
+
+
+def test_categories_are_no_numbers_to_be_counted_by_digits(write_table: WriteTable) -> None:
+    colours = ["red", "blue"] * 20
+    nodes = [{"name": name, "data": str(write_table(name, a=colours))} for name in NAMES]
+    configs = {str(node["name"]): site_config({**node, "label": "y"}, {}) for node in nodes}
+    coordinator = Coordinator(configs)
+    told = {"categories": ("blue", "red"), "category_counts": np.array([2, NUMBERS], np.int32)}
+    coordinator.ask(replace(coordinator.opening, **told), 3)
+    with pytest.raises(ProtocolError, match="offsets must give columns of categories none"):
+        coordinator.ask(CountRequest(1, PREFIXES, np.array([0, 256, 256])), 4)
+    coordinator.ask(CountRequest(1, PREFIXES, np.array([0, 0, 256])), 4)
 
 
 def test_nothing_of_one_party_leaves_it_once_sums_are_masked(coordinator: Coordinator) -> None:
@@ -236,12 +322,7 @@ def test_nothing_of_one_party_leaves_it_once_sums_are_masked(coordinator: Coordi
         SketchRequest(n_bins=4, min_child_rows=0, **TERMS),
         LabelsRequest(**TERMS),
         EvaluateRequest(model, 16, 1.0),
-        GrowRequest(
-            *(0, 0, 1, 0.0, 1.0, 0, 16),
-            *(np.empty(0, dtype) for dtype in ("i4", "i4", "i4", "i4", "f4", "u1", "u1")),
-            *(np.empty(0, np.float32), np.empty(0, np.int64), np.zeros(1, "i4")),
-            *(np.zeros(1, "i4"), np.arange(2, dtype="i4")),
-        ),
+        growing(),
     ]
     for request in requests:
         with pytest.raises(ProtocolError, match="class must be one for sums over all parties"):

@@ -25,6 +25,11 @@ With ``pax.aggregation=secure`` all but ``hello`` and keys comes under masks (se
   A sum may still be of one row, and whoever sees enough of them can rebuild some rows, though not
   whose they are: see ``simulations.attacks.pax_rows``. Rows of a category that one party alone has
   are that party's.
+- Rows are counted by each of four digits once a run, before the cuts are told; a run that was
+  resumed asks for the same again. A server that breaks the rules chooses which first digits are
+  counted further, at most ``most-bins`` of a column each time, and so may learn all values that
+  begin with these: of a column with no more different ones than that, every value of every party.
+  No floor of a site's holds for counts. Noise does (see ``private``).
 - A party learns the model as it grows, the cuts of all columns, and which first digits values near
   the quantiles have. Two parties know of what is not their own that it is the other's.
 """
@@ -139,13 +144,16 @@ class OpenRequest(Terms, Roster, Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CountRequest(Request):
-    """Count the weights of rows by the next digit of their values; see ``digit_counts``."""
+    """Count the weights of rows by the next digit of their values; see ``digit_counts``.
+
+    Of columns of numbers alone, each digit once a run.
+    """
 
     kind: ClassVar[str] = "train.pax_count"
     doing: ClassVar[str] = "counting values"
     leaves: ClassVar[str] = "sums"
     digit: Annotated[int, Range(1, 3)]
-    prefixes: Annotated[Array, Form("uint32", "n_prefixes")]
+    prefixes: Annotated[Array, Form("uint32", "n_prefixes")]  # ascending in a column
     offsets: Annotated[Array, Form("int64", "n_offsets", low=0)]  # n_columns + 1
 
 

@@ -78,7 +78,7 @@ class PrivateCountRequest(Request):
     doing: ClassVar[str] = "counting values"
     leaves: ClassVar[str] = "noised"
     digit: Annotated[int, Range(1, 3)]
-    prefixes: Annotated[Array, Form("uint32", "n_prefixes")]
+    prefixes: Annotated[Array, Form("uint32", "n_prefixes")]  # ascending in a column
     offsets: Annotated[Array, Form("int64", "n_column_offsets", low=0)]  # n_columns + 1
 
 
