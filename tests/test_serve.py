@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.csv
 import pytest
 from typer.testing import CliRunner
 
@@ -267,6 +268,23 @@ def test_a_column_of_base_margins_belongs_to_every_row(write_table: WriteTable) 
     status, refused = client.predict({**rows_of(path)[0], "start": None})
     assert status == 422
     assert "base-margin column 'start' must be finite" in refused["error"]
+
+
+def test_numbers_that_the_runs_schema_takes_for_missing_are_so(write_table: WriteTable) -> None:
+    rng = np.random.default_rng(5)
+    codes = np.where(rng.random(120) < 0.4, -9, rng.integers(0, 9, 120))
+    path = write_table(n_rows=120, income=codes)
+    Path("schema.toml").write_text('missing = ["-9"]\n')
+    run = fedapp.run("pax", data=path, label="y", schema="schema.toml", **SHORT)
+    expected = predicted(run, path)["probability_1"]
+    _, found = Client(run.path).predict({"rows": rows_of(path)})
+    assert [row["scores"]["probability_1"] for row in found["rows"]] == expected
+    assert found["warnings"] == []
+    frame = pyarrow.csv.read_csv(path)
+    assert np.array_equal(run.predict_proba(frame), run.predict_proba(path))
+    row = {**rows_of(path)[0], "income": -9}
+    client = Client(run.path)
+    assert client.predict(row) == client.predict({**row, "income": None})
 
 
 def test_what_is_missing_is_told_before_anything_is_served(

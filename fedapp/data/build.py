@@ -25,7 +25,7 @@ from fedapp.data.notes import (
 from fedapp.data.places import TextFile, is_number
 from fedapp.data.schema import MISSING, NO_NAME, PLAIN, Declared, Reader, Roles, first, listed
 from fedapp.data.table import Table
-from fedapp.data.typed import THOUSANDS, Typed, UntypedError, holds_numbers, typed
+from fedapp.data.typed import THOUSANDS, Typed, UntypedError, holds_numbers, typed, values_of
 from fedapp.errors import DataError
 from fedapp.names import near
 
@@ -92,7 +92,7 @@ def build_table(
 def is_unlabelled(column: Any) -> Mask:
     """Which rows of a label column have none: no value, or a number that is none."""
     found = _missing(column)
-    plain = _values_of_dictionary(column)
+    plain = values_of(column)
     return found | np.isnan(_numbers(plain)) if holds_numbers(plain.type) else found
 
 
@@ -171,12 +171,18 @@ def notes_on_types(found: Mapping[str, Typed]) -> list[Note]:
         notes.append(note_on(thousands, THOUSANDS_READ))
     unsaid = {name: one.names for name, one in found.items() if one.names and not one.said}
     notes += notes_on_missing_words(unsaid, "feature columns {} have")
+    counts = [
+        ([(name, one.n_outside) for name, one in found.items()], "are none of its categories"),
+        (
+            [(name, one.n_equal) for name, one in found.items()],
+            "equal a number declared as missing but are written otherwise",
+        ),
+    ]
     return notes + [
-        note_on(
-            [name], f"{one.n_outside:,} values that are none of its categories, read as missing"
-        )
-        for name, one in found.items()
-        if one.n_outside
+        note_on([name], f"{count:,} values that {are}, read as missing")
+        for columns, are in counts
+        for name, count in columns
+        if count
     ]
 
 
@@ -325,15 +331,8 @@ def _numbers(column: Any) -> npt.NDArray[np.float64]:
     return out
 
 
-def _values_of_dictionary(column: Any) -> Any:
-    """A column that is written as a dictionary and places in it as the values it stands for."""
-    if pa.types.is_dictionary(column.type):
-        return column.cast(column.type.value_type)
-    return column
-
-
 def _texts(column: Any) -> npt.NDArray[np.str_]:
-    column = _values_of_dictionary(column)
+    column = values_of(column)
     filled = column.cast(pa.string()).fill_null(MISSING_GROUP)
     return np.asarray(filled.to_numpy(), dtype=np.str_)
 
@@ -342,7 +341,7 @@ def _labels(
     column: Any, name: str, text: TextFile | None
 ) -> npt.NDArray[np.float64] | npt.NDArray[np.str_]:
     rule = "label column {} must"
-    column = _values_of_dictionary(column)
+    column = values_of(column)
     if not holds_numbers(column.type):
         _refuse(f"{rule} have no missing values", name, _missing(column), text, UNLABELLED)
         return _texts(column)
@@ -359,7 +358,7 @@ def _numbers_of_rows(
     name = roles.named().get(role, "")
     if not name:
         return None
-    column, least = _values_of_dictionary(frame[name]), LEAST[role]
+    column, least = values_of(frame[name]), LEAST[role]
     if not holds_numbers(column.type):
         faults = text.faults({name: is_number}, "numbers") if text else []
         here = no_numbers(f"{role} column", faults) if faults else ""

@@ -43,6 +43,7 @@ from fedapp.data.schema import (
     NO_ROLES,
     PACKINGS,
     PLAIN,
+    Declared,
     Reader,
     Roles,
     listed,
@@ -53,9 +54,14 @@ from fedapp.data.typed import (
     POINTS_WAY,
     THOUSANDS,
     as_texts,
+    goes_by_text,
     has_thousands_alone,
+    holds_numbers,
     is_read_as_text,
+    is_text,
+    values_of,
     with_point,
+    without,
 )
 from fedapp.errors import DataError
 from fedapp.names import near
@@ -155,7 +161,7 @@ def read_frame(path: Path, roles: Roles, reader: Reader = PLAIN) -> Any:
         if format == "csv" and reader.has_header:
             _check_header(path, frame, names)
         frame = frame.rename_columns(_renamed(names, reader))
-        return _with_label(frame, roles.label, reader, is_written=format == "csv")
+        return _with_roles(frame, roles, reader, is_written=format == "csv")
     except PermissionError:
         rule = f"data file '{path.name}' must be readable for the user that runs this"
         raise DataError(f"{rule}, got permission denied") from None
@@ -297,18 +303,37 @@ def _csv_frame_of_lines(path: Path, roles: Roles, reader: Reader) -> Any:
         raise
 
 
-def _with_label(frame: Any, label: str, reader: Reader, is_written: bool) -> Any:
-    """The label's own missing values and names in place of codes; as numbers where all are."""
-    declared = reader.of_feature(label)
-    if frame.column_names.count(label) != 1 or not (is_written or is_read_as_text(declared)):
-        return frame
-    texts, _ = as_texts(frame[label], declared, reader.missing)
-    at = frame.column_names.index(label)
-    if declared.type == "category":
-        return frame.set_column(at, label, texts)
-    if reader.decimal != ".":
-        return frame.set_column(at, *_with_points(label, texts, reader.decimal))
-    return frame.set_column(at, label, _parsed(texts))
+def _with_roles(frame: Any, roles: Roles, reader: Reader, is_written: bool) -> Any:
+    """Columns that are no features without what a schema declares as missing, and the label with
+    names in place of codes; as numbers where all are."""
+    for name in roles.named().values():
+        if frame.column_names.count(name) == 1:
+            declared, at = reader.of_feature(name), frame.column_names.index(name)
+            field, column = name, values_of(frame[name])
+            if name == roles.label:
+                field, column = _label(column, reader, declared, is_written)
+            absent = (*reader.missing, *declared.missing)
+            frame = frame.set_column(at, field, without(column, absent, reader.decimal))
+    return frame
+
+
+def _label(column: Any, reader: Reader, declared: Declared, is_written: bool) -> tuple[Any, Any]:
+    """The field and the values of labels: names or, where a file writes text, numbers if all are.
+
+    Raises
+    ------
+    DataError : see `_with_points`.
+    """
+    name, decimal = declared.rename or declared.name, reader.decimal
+    is_parsed = is_written or goes_by_text(column.type, declared)
+    if not is_parsed and not (reader.missing and is_text(column.type)):
+        return name, column
+    texts, _ = as_texts(column, declared, reader.missing, decimal)
+    if declared.type == "category" or not is_parsed:
+        return name, texts
+    if decimal != "." and not holds_numbers(column.type):
+        return _with_points(name, texts, decimal)
+    return name, _parsed(texts)
 
 
 # Arrow's words for a line, or a quoted field of several, that does not fit in a block.

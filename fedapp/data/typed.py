@@ -10,8 +10,9 @@ is nearly all distinct, unless a schema declares the type.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,6 +28,7 @@ DATE = re.compile(
     r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[-+]\d{2}(:?\d{2})?)?)?", re.ASCII
 )
 OTHER_DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1(\d{4}|\d{2})", re.ASCII)
+WHOLE = re.compile(r"[-+]?\d{1,20}", re.ASCII)  # of a column of 64 bits
 TEXTS = ("string", "large_string", "string_view")  # as pyarrow calls its types
 SECONDS = 86_400.0  # of a day
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -76,6 +78,8 @@ class Typed:
     marked : whether they are categories because the table, not a schema, says so of values that
         are no text.
     thousands : whether all points are read as marks of thousands, and no number has a comma.
+    n_equal : values of text that became missing, as they are written otherwise than a number that
+        means that there is none, but equal it.
     """
 
     column: Any
@@ -86,6 +90,7 @@ class Typed:
     said: bool = False
     marked: bool = False
     thousands: bool = False
+    n_equal: int = 0
 
 
 def holds_numbers(type: Any) -> bool:
@@ -94,7 +99,8 @@ def holds_numbers(type: Any) -> bool:
     return any(getattr(pa.types, test)(type) for test in tests)
 
 
-def _is_text(type: Any) -> bool:
+def is_text(type: Any) -> bool:
+    """Whether an Arrow type holds text."""
     return any(getattr(pa.types, f"is_{kind}")(type) for kind in TEXTS)
 
 
@@ -121,15 +127,18 @@ def typed(
     UntypedError : its values are of two types, of another than the one declared, or no category.
     """
     is_dictionary = pa.types.is_dictionary(column.type)
-    if is_dictionary:
-        column = column.cast(column.type.value_type)
-    marked = is_dictionary and not declared.type and not _is_text(column.type)
+    column = values_of(column)
+    absent = (*missing, *declared.missing)
+    marked = is_dictionary and not declared.type and not is_text(column.type)
     if pa.types.is_temporal(column.type) and declared.type in ("", "date") and not marked:
-        return Typed(_days(column), "date")
-    if holds_numbers(column.type) and not is_dictionary and not _needs_text(declared):
+        return Typed(_days(column, absent), "date")
+    are_numbers = holds_numbers(column.type)
+    if are_numbers and not is_dictionary and not goes_by_text(column.type, declared):
+        known = without(column, absent, decimal)
         kind = "boolean" if pa.types.is_boolean(column.type) else "number"
-        return Typed(column, kind, said=True)
-    texts, trimmed = as_texts(column, declared, missing)
+        n_equal = known.null_count - column.null_count if is_written else 0
+        return Typed(known, kind, said=True, n_equal=n_equal)
+    texts, trimmed = as_texts(column, declared, missing, decimal)
     if is_dictionary and not declared.type:
         declared = Declared(declared.name, type="category")
     if declared.type == "ordinal":
@@ -139,23 +148,73 @@ def typed(
         names = declared.categories or _names(texts)
         codes, n_outside = _coded(texts, names)
         return Typed(codes, "category", names, trimmed, n_outside, said=True, marked=marked)
-    return _found(texts, declared.type, decimal, trimmed, is_written)
+    point = "." if are_numbers else decimal
+    found = _found(texts, declared.type, point, trimmed, is_written)
+    if found.kind != "number":
+        return found
+    known = without(found.column, absent, decimal)
+    return replace(found, column=known, n_equal=known.null_count - found.column.null_count)
 
 
 def _needs_text(declared: Declared) -> bool:
-    """Whether values are looked at as they are written."""
-    return bool(
-        declared.type in ("category", "ordinal", "date") or declared.missing or declared.codes
-    )
+    """Whether values stand for others."""
+    return declared.type in ("category", "ordinal", "date") or bool(declared.codes)
 
 
 def is_read_as_text(declared: Declared) -> bool:
     """Whether a CSV file's column is to be read as it is written."""
-    return _needs_text(declared) or declared.type == "boolean"
+    return _needs_text(declared) or declared.type == "boolean" or bool(declared.missing)
 
 
-def as_texts(column: Any, declared: Declared, missing: tuple[str, ...]) -> tuple[Any, bool]:
+def goes_by_text(type: Any, declared: Declared) -> bool:
+    """Whether values of an Arrow type are looked at as text."""
+    if holds_numbers(type) and not pa.types.is_boolean(type):
+        return _needs_text(declared)
+    return is_read_as_text(declared)
+
+
+def values_of(column: Any) -> Any:
+    """A column that is written as a dictionary and places in it as the values it stands for."""
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    return column
+
+
+def without(column: Any, absent: Iterable[str], decimal: str) -> Any:
+    """A column of numbers without those that equal one that means that there is no value.
+
+    Parameters
+    ----------
+    column : of another type, it stays as it is.
+    absent : as a schema writes them; those that are no numbers are passed over.
+    decimal : in these.
+    """
+    type = column.type
+    if not (pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_decimal(type)):
+        return column
+    numbers = column.cast(pa.float64()) if pa.types.is_decimal(type) else column
+    found = []
+    for code in absent:
+        if code in MISSING or not is_number(code, decimal):
+            continue
+        text = code.strip() if decimal == "." else _pointed(code.strip(), decimal)
+        is_whole = WHOLE.fullmatch(text) and pa.types.is_integer(type)
+        with suppress(pa.ArrowInvalid, OverflowError):  # none of this column's type equals it
+            found.append(pa.scalar(int(text) if is_whole else float(text), numbers.type))
+    if not found:
+        return column
+    is_absent = pc.is_in(numbers, value_set=pa.array(found, numbers.type))
+    return pc.if_else(is_absent, pa.scalar(None, type), column)
+
+
+def as_texts(
+    column: Any, declared: Declared, missing: tuple[str, ...], decimal: str = "."
+) -> tuple[Any, bool]:
     """Values as text without spaces around, with names in place of codes; whether some had spaces.
+
+    Parameters
+    ----------
+    decimal : of the numbers among the values that mean that there is none.
 
     Raises
     ------
@@ -163,6 +222,7 @@ def as_texts(column: Any, declared: Declared, missing: tuple[str, ...]) -> tuple
     """
     if pa.types.is_binary(column.type) or pa.types.is_nested(column.type):
         raise UntypedError("values that are no text")
+    column = without(column, (*missing, *declared.missing), decimal)
     if pa.types.is_floating(column.type):
         # 1.0 in a file of another kind is the name 1 in this one.
         whole = column.cast(pa.int64(), safe=False)
@@ -285,18 +345,26 @@ def with_point(texts: Any, decimal: str) -> Any:
     return pc.replace_substring(pc.replace_substring(texts, ".", ""), decimal, ".")
 
 
+def _pointed(text: str, decimal: str) -> str:
+    """The same of one number."""
+    return text.replace(".", "").replace(decimal, ".")
+
+
 def _day(value: str) -> float:
     """Days since 1970 of an ISO date; UTC where it names no zone."""
     time = datetime.fromisoformat(value)
     return (time.replace(tzinfo=time.tzinfo or UTC) - EPOCH) / timedelta(days=1)
 
 
-def _days(column: Any) -> Any:
-    """Dates as days since 1970, times as a fraction of a day, durations in days."""
+def _days(column: Any, absent: Iterable[str]) -> Any:
+    """Dates as days since 1970, times as a fraction of a day, durations in days; without dates that
+    mean that there is none."""
     type = column.type
+    none = [repr(_day(code)) for code in absent if is_date(code)]
     if pa.types.is_date(type):
         days = column.cast(pa.date32()).cast(pa.int32()) if pa.types.is_date64(type) else column
-        return days.cast(pa.int32()).cast(pa.float64())
+        return without(days.cast(pa.int32()).cast(pa.float64()), none, ".")
     unit = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[type.unit]
     whole = pa.int32() if pa.types.is_time32(type) else pa.int64()
-    return pc.divide(column.cast(whole).cast(pa.float64()), SECONDS * unit)
+    days = pc.divide(column.cast(whole).cast(pa.float64()), SECONDS * unit)
+    return without(days, none, ".") if pa.types.is_timestamp(type) else days
