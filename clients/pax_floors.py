@@ -1,8 +1,12 @@
 """PAX at a party that tells of no bin with fewer of its rows than its ``least-bin-rows``.
 
 Rows of a node with too few of them are told as if they were in its sibling, and as if they stayed
-there; so a node of few rows tells nothing, not even its total. Where rows are told, and where they
-are, are two things: leaves and the next splits go by where they are.
+there; so in its round a node of few rows tells nothing, not even its total. Where rows are told,
+and where they are, are two things: leaves and the next splits go by where they are.
+
+So the next round's sums and scores, over all rows, follow from a leaf of few rows as from others: a
+server that gives it alone a value learns its rows, and two rounds that split next to each other
+tell of the rows in between. Margins by where rows are told would end this, and change the model.
 """
 
 from __future__ import annotations

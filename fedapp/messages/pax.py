@@ -12,6 +12,13 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   every category it learns how many rows a party has, and nothing hides a rare one. With
   ``min-child-rows`` also the number of rows of every node, column and bin, which shows those of
   one row. Before each round also its training and validation scores, as in ``scoring``.
+- A site with ``least-bin-rows`` merges bins of fewer of its rows in each node, and tells zeros of a
+  node of fewer. This holds within a round. The sums and scores that begin the next one are over all
+  rows, and change by those of a leaf. A server that breaks the rules gives a value to one leaf
+  alone, and learns of each class how many rows it has, exactly, however few; or it splits in two
+  rounds at neighbouring edges. So it may count and label the rows of any cell of bins, and
+  ``min-bin-rows``, which merges bins of scores, does not prevent it. Masks hide whose rows these
+  are; of what is told of a row, only noise (see ``private``) sets a bound.
 - A party learns the trees as they grow, and of the other parties only what is in them; with
   ``init-model`` also the trees of that model, without gains and hessians, whoever grew them.
 
