@@ -85,9 +85,9 @@ def open_sums(site: Site, request: OpenRequest) -> Sums:
     if request.count_bytes not in SIZES:
         rule = f"must be one of {SIZES}, got {request.count_bytes}"
         raise ProtocolError(site.name, "OpenRequest", "count_bytes", rule)
-    _count_once(site, request, digit=0)
     coded, store = keep_coding(site, request), site.store
     bounds = join(site, request, request)
+    _count_once(site, request, digit=0)
     values = store["train.values"]
     categories = category_counts(kept_categories(store), values.shape[1])
     store["set_widths"] = categories

@@ -252,18 +252,16 @@ def test_rows_are_counted_by_each_digit_once_before_the_cuts(coordinator: Coordi
     coordinator.ask(coordinator.opening, 3)
     way = "rows are counted by each digit once a run, before the cuts are told"
 
-    def refused(request: Request, due: int | str, digit: int, step: int) -> None:
-        name = type(request).__name__
-        rule = f"^bank: {name}.digit must be {due}, got {digit}; {way}$"
+    def refused(digit: int, due: int | str, step: int) -> None:
+        rule = f"^bank: CountRequest.digit must be {due}, got {digit}; {way}$"
         with pytest.raises(ProtocolError, match=rule):
-            coordinator.ask(request, step, ["bank"])
+            coordinator.ask(counting(digit=digit), step, ["bank"])
 
-    refused(coordinator.opening, 1, 0, 4)
-    refused(counting(digit=2), 1, 2, 4)
-    for digit in (1, 2, 3):
+    refused(2, due=1, step=4)
+    for digit, due in ((1, 2), (2, 3), (3, "none")):
         coordinator.ask(counting(digit=digit), digit + 3)
-        refused(counting(digit=digit), "none" if digit == 3 else digit + 1, digit, digit + 4)
-    refused(counting(5), "none", 1, 7)
+        refused(digit, due, step=digit + 4)
+    refused(1, due="none", step=7)
 
 
 def test_no_rows_are_counted_once_the_cuts_are_told(coordinator: Coordinator) -> None:
