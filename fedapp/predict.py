@@ -148,7 +148,7 @@ def predicted_rows(
     sources = _sources(data, summary)
     unmatched, tables = list[str](), dict[str, Table]()
     if sources:
-        joins = model.columns, roles, summary["active"], model.categories
+        joins = model.columns, roles, summary["active"], model.categories, read_as["reader"]
         table, unmatched, tables = read_joined(sources, *joins)
     else:
         how = read_as["reader"], model.categories

@@ -287,6 +287,44 @@ def test_a_whole_model_asks_for_the_parties_tables_by_name(train, tables) -> Non
     assert match in predict(folder, named(lacks))[1]
 
 
+def test_tables_of_an_exported_model_are_read_by_the_runs_schema(
+    train: Callable[..., RunFolder], tables: dict[str, Path], tmp_path: Path
+) -> None:
+    """The insurer's b is -9 where it is missing; numbers have decimal commas, names other letters
+    than UTF-8 has. Both tables in one file are read so too."""
+    rows = {
+        party: list(csv.reader(path.read_text().splitlines())) for party, path in tables.items()
+    }
+    for place, row in enumerate(rows["insurer"][1:]):
+        row[2] = "-9" if place % 3 == 0 else row[2]
+    for party, path in tables.items():
+        names = [f"{name}_{party}ä" if name in ("a", "b") else name for name in rows[party][0]]
+        lines = [";".join(names)]
+        lines += [";".join(row).replace(".", ",") for row in rows[party][1:]]
+        path.write_text("\n".join(lines) + "\n", encoding="latin-1")
+    text = '[columns."b_insurerä"]\nmissing = ["-9"]\nname = "income"\n'
+    (tmp_path / "schema.toml").write_text(text, encoding="utf-8")
+    folder = train(
+        allow_export=True,
+        share_column_names=True,
+        schema=str(tmp_path / "schema.toml"),
+        decimal=",",
+        encoding="latin-1",
+    )
+    model = json.loads((folder.path / "model.json").read_text())
+    assert "income" in model["columns"]
+    status, text = predict(folder, named(tables))
+    assert status == 0, text
+    found = scores()
+    one = tmp_path / "both.csv"
+    lines = [path.read_text("latin-1").splitlines() for path in tables.values()]
+    joined = [f"{first};{second.partition(';')[2]}" for first, second in zip(*lines, strict=True)]
+    one.write_text("\n".join(joined) + "\n", encoding="latin-1")
+    status, text = predict(folder, str(one))
+    assert status == 0, text
+    assert found == scores()
+
+
 def test_names_say_whose_they_are_where_two_parties_have_one_name() -> None:
     assert joint_names({"bank": ["a", "b"], "shop": ["c"]}) == ("a", "b", "c")
     shared = joint_names({"bank": ["a", "b"], "shop": ["b", "c"]})

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from fedapp.data.categories import Categories, as_categories, chosen, entries_of
 from fedapp.data.datasets import dataset_names, read_source
-from fedapp.data.load import read_frame
+from fedapp.data.load import column_names
 from fedapp.data.predictions import read_columns_of
-from fedapp.data.schema import Roles
+from fedapp.data.schema import PLAIN, Reader, Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.site.columns import row_ids
@@ -29,6 +29,7 @@ def read_joined(
     roles: Roles,
     first: str,
     categories: Categories = (),
+    reader: Reader = PLAIN,
 ) -> tuple[Table, list[str], dict[str, Table]]:
     """Rows that all tables have, with a model's columns in the model's order.
 
@@ -40,6 +41,7 @@ def read_joined(
         margins, in the first party's.
     first : the party whose rows are asked for, and in whose order.
     categories : of the columns of the model.
+    reader : what a schema says of every table; of its columns some may be absent.
 
     Returns
     -------
@@ -52,7 +54,7 @@ def read_joined(
     """
     if not roles.id_column:
         raise ConfigError('--id must name the column to match rows by, as in --id customer; got ""')
-    names = {party: _column_names(source) for party, source in sources.items()}
+    names = {party: _column_names(source, reader) for party, source in sources.items()}
     owners = [_owner(column, names, set(columns)) for column in columns]
     own = {party: [name for at, name in owners if at == party] for party in sources}
     others = {party: names[party].difference(own[party]) for party in (first, *sources)}
@@ -69,6 +71,7 @@ def read_joined(
                 roles.weight if party == weights_at else "",
                 base_margin=roles.base_margin if party == first else "",
             ),
+            reader=reader,
             categories=chosen(categories, [c for c, (at, _) in enumerate(owners) if at == party]),
         )
         for party, source in sources.items()
@@ -105,10 +108,10 @@ def _places(ids: Ids, wanted: Ids) -> npt.NDArray[np.int64]:
     return order[np.searchsorted(ids[order], wanted)]
 
 
-def _column_names(source: str) -> set[str]:
+def _column_names(source: str, reader: Reader) -> set[str]:
     if source in dataset_names():
         return set(read_source(source).columns)
-    return set(read_frame(Path(source), Roles()).column_names)
+    return set(column_names(Path(source), replace(reader, tolerant=True)))
 
 
 def _owner(column: str, names: Mapping[str, set[str]], columns: Collection[str]) -> tuple[str, str]:
