@@ -230,7 +230,9 @@ class Federated(BaseEstimator):
         summary = self.run_.summary
         self.model_text_ = model_text(self.run_.path / "model.json")
         forget_model(summary["model_id"])
-        gains = (summary.get("importance") or {}).get("gain") or {}
+        # XGBClassifier has the gain a split, a forest each column's share of all gain.
+        measure = "total_gain" if self.method == "federated-forest" else "gain"
+        gains = (summary.get("importance") or {}).get(measure) or {}
         if gains and set(gains) <= set(names):
             found = np.array([gains.get(name, 0.0) for name in names])
             self.feature_importances_ = found / found.sum()
@@ -330,7 +332,12 @@ class Horizontal(Federated):
 class Vertical(Federated):
     """Parties have different columns of the same rows; their parts of the model are joined."""
 
-    always: ClassVar = {**Federated.always, "allow-export": True, "align": "ordered"}
+    always: ClassVar = {
+        **Federated.always,
+        "allow-export": True,
+        "align": "ordered",
+        "share-column-names": True,
+    }
 
     columns: Mapping[str, Sequence[str | int]] | None = None
 

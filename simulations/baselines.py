@@ -167,9 +167,9 @@ class Trained:
         return metrics.curves(objective, found, residual_range=widest, center=self.center)
 
     def importance(self, columns: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Gain by column, largest first, as a run has it."""
+        """Total gain by column, largest first, as a run has it; of a forest its share."""
         order = [c for c in np.argsort(-self.gains, kind="stable") if self.gains[c] > 0]
-        return {"gain": {columns[c]: float(self.gains[c]) for c in order}}
+        return {"total_gain": {columns[c]: float(self.gains[c]) for c in order}}
 
 
 def run_baselines(settings: Settings) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from fedapp.messages.parcels import Parcel
 from fedapp.messages.vertical import FinalScores, VerticalHelloReply, VerticalHelloRequest
 from fedapp.metrics import threshold_rows
 from fedapp.trees.divided.lookup import DIVIDED
+from fedapp.trees.model import importance_of
 from fedapp.trees.objective import AUTO, Objective
 from strategies.base import TreeStrategy
 from strategies.scoring import threshold_note
@@ -231,17 +232,13 @@ def final_summary(reply: FinalScores, active: str, rows: Mapping[str, int]) -> d
 
 
 def _importance(reply: FinalScores) -> dict[str, dict[str, float]]:
-    """Gain and splits of the columns that split anywhere, largest gain first, if they are named."""
+    """See ``importance_of``; empty where columns are not named."""
     names, gains, counts = reply.column_names, reply.column_gains, reply.column_counts
     if not names:
         return {}
     if len(names) != len(gains):
         raise DataError(f"column_names must be {len(gains)}, one a column, got {len(names)}")
-    order = [place for place in np.argsort(-gains, kind="stable") if counts[place]]
-    return {
-        "gain": {names[place]: float(gains[place]) for place in order},
-        "count": {names[place]: int(counts[place]) for place in order},
-    }
+    return importance_of(names, gains, counts)
 
 
 def parts_file(

@@ -14,7 +14,7 @@ import pytest
 import sklearn
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.datasets import load_breast_cancer, load_diabetes, make_classification
 from sklearn.exceptions import NotFittedError
 from sklearn.inspection import permutation_importance
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_val_score
@@ -169,6 +169,28 @@ def test_a_frame_may_have_categories_and_missing_values() -> None:
     assert found.n_features_in_ == 2
     assert np.allclose(found.predict(frame), (towns == "Rome") * 10.0, atol=1)
     assert found.feature_importances_[0] == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_importance_is_that_of_xgboost(tmp_path: Path, n_classes: int) -> None:
+    xgboost = pytest.importorskip("xgboost")
+    X, y = make_classification(150, 6, n_informative=4, n_classes=n_classes, random_state=0)
+    found = PAXClassifier(n_estimators=3, max_depth=3, parties=2).fit(X, y)
+    stock = xgboost.XGBClassifier()
+    stock.load_model(found.run_.path / "model.xgb.json")
+    assert found.feature_importances_ == pytest.approx(stock.feature_importances_, rel=1e-5)
+    names = {"gain": "gain", "total_gain": "total_gain", "count": "weight"}
+    for ours, theirs in names.items():
+        score = found.run_.to_xgboost().get_score(importance_type=theirs)
+        assert found.run_.summary["importance"][ours] == pytest.approx(score, rel=1e-5)
+
+
+def test_importance_of_a_forest_is_each_columns_share_of_all_gain() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    found = FederatedForestRegressor(n_estimators=3, max_depth=3, parties=2).fit(X[:150], y[:150])
+    gains = found.run_.summary["importance"]["total_gain"]
+    shares = [gains.get(name, 0.0) / sum(gains.values()) for name in found.run_.model.columns]
+    assert found.feature_importances_ == pytest.approx(shares)
 
 
 def test_columns_say_whose_a_column_is(rows: tuple[Any, Any]) -> None:

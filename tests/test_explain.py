@@ -219,8 +219,9 @@ def test_the_report_has_gain_and_splits_by_shared_name(train: Train, strategy: s
     assert len(importance["gain"]) > 3
     page = write_report([folder.path]).read_text()
     n_columns = len(importance["gain"])
-    assert re.search(rf"</svg><figcaption>Gain by column, all {n_columns} in use<", page)
-    for name, gain in importance["gain"].items():
+    assert re.search(rf"</svg><figcaption>Total gain by column, all {n_columns} in use<", page)
+    for name, gain in importance["total_gain"].items():
+        assert importance["gain"][name] == gain / importance["count"][name]
         row = rf">{name}</[^<]*<td[^>]*>{re.escape(f'{gain:.6g}')}</td><td[^>]*>"
         assert re.search(f"{row}{importance['count'][name]}</td>", page)
     _, unnamed = train(strategy, share_column_names=False)

@@ -162,7 +162,7 @@ def test_the_contributions_are_xgboosts_own(binary):
 
 
 def test_importance_stands_beside_the_baselines(binary):
-    pooled = summary_of(binary)["baselines"]["importance"]["pooled"]["gain"]
+    pooled = summary_of(binary)["baselines"]["importance"]["pooled"]["total_gain"]
     assert pooled
     assert all(gain > 0 for gain in pooled.values())
     assert "beside the pooled baseline" in sections(page_of(binary))["What the model rests on"]
@@ -277,4 +277,4 @@ def test_a_whole_model_of_equal_column_names_is_explained_and_held_against_its_b
     summary = summary_of(run(tmp_path / "run", "secureboost", "--baselines", data=files, **few))
     columns = {"bank.size", "shop.size"}
     assert set(summary["contributions"]["mean"]) == columns
-    assert set(summary["baselines"]["importance"]["pooled"]["gain"]) == columns
+    assert set(summary["baselines"]["importance"]["pooled"]["total_gain"]) == columns

@@ -124,7 +124,8 @@ def test_there_is_no_model_without_a_file(tmp_path: Path) -> None:
 
 
 def test_importance_adds_gains_and_splits() -> None:
-    assert importance(ensemble(stump(), stump())) == {"gain": {"a": 6.0}, "count": {"a": 2}}
+    found = {"gain": {"a": 3.0}, "total_gain": {"a": 6.0}, "count": {"a": 2}}
+    assert importance(ensemble(stump(), stump())) == found
 
 
 def grown(max_depth: int) -> Growth:

@@ -190,7 +190,7 @@ def _part(site: Site, model: BaggedForest, kept: dict[str, PartKept]) -> dict[st
 def _importance(
     site: Site, kept: dict[str, PartKept]
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Gain and splits of all columns; under numbers unless all parties share their names."""
+    """Total gain and splits of all columns; under numbers unless all parties share their names."""
     store = site.store
     worth = {name: (_gains(site, name, one), one.counts, one.names) for name, one in kept.items()}
     worth[site.name] = own_worth(site)

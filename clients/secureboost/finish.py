@@ -80,11 +80,11 @@ def _first_rounds(view: View, n_rounds: int) -> tuple[Ensemble, list[Ints]]:
 def _importance(
     store: Store, model: Ensemble
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float64], Ints]:
-    """Gain and splits of the columns, where all parties share names."""
+    """Total gain and splits of the columns, where all parties share names."""
     if not all(store.facts["shared_names"].values()):
         return (), np.empty(0), np.empty(0, dtype=np.int64)
     found = importance(model)
-    gains, counts = found["gain"], found["count"]
+    gains, counts = found["total_gain"], found["count"]
     return (
         tuple(gains),
         np.array(list(gains.values()), dtype=np.float64),

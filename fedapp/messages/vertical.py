@@ -42,7 +42,7 @@ class FinalScores(RoundScores):
     __slots__ = ()
     test_scores: Annotated[Array, Form("float64", "n_test_scores", nan=True)]
     column_names: Annotated[tuple[str, ...], Range(0, 10**6)]
-    column_gains: Annotated[Array, Form("float64", "n_named", low=0)]
+    column_gains: Annotated[Array, Form("float64", "n_named", low=0)]  # of all splits of each
     column_counts: Annotated[Array, Form("int64", "n_named", low=0)]
 
 

@@ -149,13 +149,20 @@ def foundations(run: Run) -> str:
 
 
 def _importance(summary: Fields) -> dict[str, str]:
-    gains = (summary.get("importance") or {}).get("gain") or {}
+    gains = _total_gains(summary.get("importance"))
     if not gains:
         return {}
-    pooled = ((summary.get("baselines") or {}).get("importance") or {}).get("pooled") or {}
-    beside = ", beside the pooled baseline's" if pooled.get("gain") else ""
-    caption = f"Gain by column, {_shown(gains)}{beside}"
-    return {caption: plots.importance(gains, pooled.get("gain"))}
+    pooled = _total_gains(((summary.get("baselines") or {}).get("importance") or {}).get("pooled"))
+    beside = ", beside the pooled baseline's" if pooled else ""
+    caption = f"Total gain by column, {_shown(gains)}{beside}"
+    return {caption: plots.importance(gains, pooled or None)}
+
+
+def _total_gains(importance: Mapping[str, Any] | None) -> Mapping[str, float]:
+    """Total gain by column, which older runs call ``gain``."""
+    found = importance or {}
+    gains: Mapping[str, float] = found.get("total_gain") or found.get("gain") or {}
+    return gains
 
 
 def _shown(columns: Mapping[str, float]) -> str:
@@ -166,12 +173,12 @@ def _shown(columns: Mapping[str, float]) -> str:
 def _columns(summary: Fields) -> str:
     """The numbers behind the figures, of every column."""
     importance = summary.get("importance") or {}
-    gains, counts = importance.get("gain") or {}, importance.get("count") or {}
+    gains, counts = _total_gains(importance), importance.get("count") or {}
     moves = (summary.get("contributions") or {}).get("mean") or {}
     if not gains:
         return ""
     ordered = sorted(gains, key=gains.__getitem__, reverse=True)
-    header = ["column", "gain", "splits", *(["mean |contribution|"] if moves else [])]
+    header = ["column", "total gain", "splits", *(["mean |contribution|"] if moves else [])]
     rows = [
         [Name(n), f"{gains[n]:.6g}", f"{counts.get(n, 0):,}", *_moved(moves, n)] for n in ordered
     ]

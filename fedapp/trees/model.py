@@ -184,16 +184,26 @@ class Ensemble:
 
 
 def importance(model: Ensemble) -> dict[str, dict[str, float]]:
-    """Total gain and number of splits of each column that splits anywhere, largest gain first."""
+    """Of each column that splits anywhere, the one with the largest total gain first: ``gain`` a
+    split and ``total_gain``, as XGBoost names them, and ``count`` of splits, its ``weight``."""
     nodes = np.concatenate([*model.trees, np.empty(0, dtype=NODE)])
     splits = nodes[nodes["left"] != LEAF]
     n_columns = len(model.columns)
-    gains = np.bincount(splits["column"], weights=splits["gain"], minlength=n_columns)
+    weights = splits["gain"].astype(np.float64)
+    gains = np.bincount(splits["column"], weights=weights, minlength=n_columns).astype(np.float64)
     counts = np.bincount(splits["column"], minlength=n_columns)
+    return importance_of(model.columns, gains, counts)
+
+
+def importance_of(
+    columns: Sequence[str], gains: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]
+) -> dict[str, dict[str, float]]:
+    """The same of columns by their total gain and number of splits."""
     order = [c for c in np.argsort(-gains, kind="stable") if counts[c]]
     return {
-        "gain": {model.columns[c]: float(gains[c]) for c in order},
-        "count": {model.columns[c]: int(counts[c]) for c in order},
+        "gain": {columns[c]: float(gains[c] / counts[c]) for c in order},
+        "total_gain": {columns[c]: float(gains[c]) for c in order},
+        "count": {columns[c]: int(counts[c]) for c in order},
     }
 
 

@@ -118,16 +118,16 @@ figure.savefig(OUTPUT / "rounds.png", dpi=120)
 # %% [markdown]
 # ## What the model goes by, and whether its probabilities can be taken at their word
 #
-# Importance is the gain of all splits on a column. In the calibration plot a point is a group of
-# test rows with similar predictions; on the diagonal, as many of them have label 1 as predicted.
+# Importance is the total gain of all splits on a column. In the calibration plot a point is a group
+# of test rows with similar predictions; on the diagonal, as many of them have label 1 as predicted.
 
 # %%
-gains = dict(sorted(summary["importance"]["gain"].items(), key=lambda item: -item[1])[:10])
+gains = dict(sorted(summary["importance"]["total_gain"].items(), key=lambda item: -item[1])[:10])
 calibration = summary["curves"]["calibration"]
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
 left.barh(list(gains), list(gains.values()), color="#0072b2")
 left.invert_yaxis()
-left.set_xlabel("gain")
+left.set_xlabel("total gain")
 right.plot([0, 1], [0, 1], color="#aaaaaa", lw=1)
 sizes = np.array(calibration["rows"], float)
 right.plot(calibration["predicted"], calibration["observed"], color="#0072b2", lw=1)
