@@ -58,6 +58,7 @@ def test_no_more_runs_begin_in_a_day_than_the_site_allows(
     with pytest.raises(FedappError, match=rule):
         run_local(settings(parties=1), contexts)
     assert list(runs_of(home() / "sites" / "bank")) == models
+    assert "no run waits here" in approve().output
 
 
 def test_a_run_counts_once_and_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +126,7 @@ def test_who_approves_reads_what_the_run_reveals(method: str) -> None:
         admit(config, "a" * 16, method, HELLO)
     refused = approve("a" * 16, answer="n\n")
     assert (refused.exit_code, "test-fraction 0.2" in refused.output) == (1, True)
+    assert "at bank on 'rows.csv', first asked for" in refused.output
     text = " ".join(refused.output.split())
     module = messages_of(method.replace("-", "_"))
     assert module is not None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from fedapp.commands.common import console
 from fedapp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedapp.site.register import Run
 
 
 def approve_command(
@@ -25,7 +28,7 @@ def approve_command(
         model_id: (folder, one)
         for folder in sorted(home().glob("sites/*"))
         for model_id, one in runs_of(folder).items()
-        if not one.approved
+        if not one.approved and not one.begun
     }
     if not run:
         for model_id, (folder, one) in found.items():
@@ -37,7 +40,7 @@ def approve_command(
         waiting = ", ".join(found) or "none"
         raise ConfigError(f"run must be one that waits here ({waiting}), got {run}")
     folder, one = found[run]
-    console.print(_told(folder, run, one.method, one.asked), highlight=False)
+    console.print(escape(_told(folder, run, one)), highlight=False)
     for name, value in one.settings.items():
         console.print(f"  {name.replace('_', '-')} {escape(ascii(value))}", highlight=False)
     console.print(escape(_reveals(one.method)), highlight=False)
@@ -47,9 +50,10 @@ def approve_command(
     console.print(f"approved: {run}", highlight=False)
 
 
-def _told(folder: Path, run: str, method: str, asked: float) -> str:
-    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(asked))
-    return f"Run {run} of {method} at {folder.name}, first asked for {day}, with"
+def _told(folder: Path, run: str, one: Run) -> str:
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.asked))
+    where = f"at {folder.name} on {one.data!a}"
+    return f"Run {run} of {one.method} {where}, first asked for {day}, with"
 
 
 def _reveals(method: str) -> str:
