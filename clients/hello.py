@@ -23,6 +23,7 @@ from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.packages import versions
 from fedapp.site.answer import Handler, Site
 from fedapp.site.config import SiteConfig
+from fedapp.site.mail import note_greeting
 from fedapp.site.policy import check_subsets
 from fedapp.site.rows import fingerprint, read_subsets
 from fedapp.site.stores import KEEP_DAYS, drop_abandoned
@@ -57,6 +58,7 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
             site.store[f"{name}.labels"] = table.labels
     keep_own(site.store, own_categories(subsets))
     told = fields_of(reply)
+    note_greeting(site.store, request)
     site.store.facts["objective"] = request.objective
     site.store.facts["hello"] = {
         key: value for key, value in told.items() if key not in ("name", "since", COUNTS)

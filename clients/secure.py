@@ -39,7 +39,7 @@ def keys(site: Site, request: KeysRequest) -> KeysReply:
     """
     if BOUNDS in site.store.facts:
         raise ProtocolError(site.name, "KeysRequest", "step", "must come before the first sums")
-    begin_session(site.store, request)
+    begin_session(site.store)
     weighted = any((site.store[f"{subset}.weights"] != 1).any() for subset in SUBSETS)
     own = box_key(site.name), run_key(site.store)
     return KeysReply(*own, heaviest=_heaviest(site.store), weighted=bool(weighted))

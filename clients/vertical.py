@@ -22,7 +22,7 @@ from fedapp.site.answer import METHOD, MODEL_ID, Handler, Site
 from fedapp.site.columns import read_columns, read_rows_to_predict, row_ids
 from fedapp.site.config import SiteConfig
 from fedapp.site.likeness import check_range, quantiles, unlike_columns
-from fedapp.site.mail import begin_session, box_key, run_key
+from fedapp.site.mail import begin_session, box_key, note_greeting, run_key
 from fedapp.site.part_file import read_part
 from fedapp.site.rows import fingerprint
 from fedapp.site.stores import KEEP_DAYS, drop_abandoned
@@ -58,7 +58,8 @@ def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloRep
         raise ProtocolError(site.name, "VerticalHelloRequest", "model", rule)
     reply, table, ids = look(site.config, request)
     if "hello" not in store.facts:
-        begin_session(store, request)
+        note_greeting(store, request)
+        begin_session(store)
         if request.model:
             store.facts["model"] = request.model
         store["ids"], store["values"] = ids, table.values

@@ -28,6 +28,7 @@ from fedapp.site.mail import (
     begin_session,
     box_key,
     know,
+    note_greeting,
     run_key,
     seal_mail,
     session_secret,
@@ -135,7 +136,8 @@ def unmet(monkeypatch: pytest.MonkeyPatch) -> Sites:
     calls: list[str] = []
 
     def greet(site: Site, request: GreetRequest) -> SentReply:
-        begin_session(site.store, request)
+        note_greeting(site.store, request)
+        begin_session(site.store)
         return SentReply()
 
     def meet(site: Site, request: MeetRequest) -> SentReply:

@@ -49,6 +49,7 @@ TERMS = {
     "tweedie_variance_power": 1.5,
     "eval_metrics": (),
 }
+GREETING = HelloRequest("binary:logistic", 0.2, 0.2, 3, True)
 OPENS_PAX = partial(OpenRequest, count_bytes=4, min_child_rows=0)
 EDGES = np.full(2, LARGEST, np.float32)  # a bin a column
 PREFIXES = np.arange(256, dtype=np.uint32)
@@ -60,6 +61,7 @@ class Coordinator:
     Parameters
     ----------
     opens : the request by which parties meet, from the fields of a roster and terms.
+    greeting : of all sites, or of each.
     """
 
     def __init__(
@@ -68,9 +70,10 @@ class Coordinator:
         threshold: int = 0,
         method: str = "pax",
         opens: Callable[..., Request] = OPENS_PAX,
+        greeting: Request | Mapping[str, Request] = GREETING,
     ) -> None:
         self._configs, self._method, names = configs, method, tuple(configs)
-        self.ask(HelloRequest("binary:logistic", 0.2, 0.2, 3, True), 1, names)
+        self.ask(greeting, 1, names)
         keys = self.ask(KeysRequest(), 2, names)
         self.opening = opens(
             names=names,
@@ -104,12 +107,17 @@ class Coordinator:
 
 
 @pytest.fixture
-def coordinator(write_table: WriteTable) -> Coordinator:
+def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
     nodes = {
         name: {"name": name, "data": str(write_table(name, seed=seed)), "label": "y"}
         for seed, name in enumerate(NAMES)
     }
-    return Coordinator({name: site_config(node, {}) for name, node in nodes.items()})
+    return {name: site_config(node, {}) for name, node in nodes.items()}
+
+
+@pytest.fixture
+def coordinator(configs: dict[str, SiteConfig]) -> Coordinator:
+    return Coordinator(configs)
 
 
 def counting(first: int = 0, digit: int = 1) -> CountRequest:
@@ -171,6 +179,21 @@ def test_parties_that_were_told_of_different_runs_give_noise(coordinator: Coordi
     said = dict.fromkeys(NAMES, coordinator.opening)
     said["shop"] = replace(coordinator.opening, n_rows=121)
     coordinator.ask(said, 3)
+    assert is_noise(coordinator.masked(counting(), 4).values())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"test_fraction": 0.9, "valid_fraction": 0.0}, {"seed": 4}, {"fold": 1, "folds": 5}],
+    ids=["fraction", "seed", "fold"],
+)
+def test_parties_that_hold_other_rows_back_give_noise(
+    configs: dict[str, SiteConfig], change: Mapping[str, Any]
+) -> None:
+    """Else the sum over all parties would be one of few rows but those of one party."""
+    greeting = dict.fromkeys(NAMES, GREETING) | {"bank": replace(GREETING, **change)}
+    coordinator = Coordinator(configs, greeting=greeting)
+    coordinator.ask(coordinator.opening, 3)
     assert is_noise(coordinator.masked(counting(), 4).values())
 
 

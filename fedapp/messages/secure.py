@@ -7,10 +7,11 @@ that looks random to whoever has the key of no party. Numbers are whole multiple
 which, follows from the number of all rows, and from the largest weight and the largest label, each
 rounded up to a power of two.
 
-- A server that asks two parties for different things, tells them of different parties or keys, or
-  asks again in another attempt, gets noise, from there on: the masks follow from all that was
-  asked. One that asks all parties alike for sums that few rows enter gets these. A sum that one
-  party alone has rows for, such as of a category that occurs there only, is that party's.
+- A server that asks two parties for different things, has them hold back rows by different
+  fractions, folds or seeds, tells them of different parties or keys, or asks again in another
+  attempt, gets noise, from there on: the masks follow from all that was asked, the hello included.
+  One that asks all parties alike for sums that few rows enter gets these. A sum that one party
+  alone has rows for, such as of a category that occurs there only, is that party's.
 - Where a party may be lost (``min-parties`` above 0), each answer has one more mask, of a seed of
   which every party holds a sealed share; a second exchange tells the server the seeds of those that
   have answered, and, of the pairs with who has not, seeds of this answer alone. A late answer then

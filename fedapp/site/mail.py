@@ -118,11 +118,15 @@ def box_key(name: str) -> Array:
     return np.frombuffer(public_key(identity(name)), dtype=np.uint8)
 
 
-def begin_session(store: Store, greeting: Request) -> None:
-    """Draw the site's key of the run, and keep what the server said at its beginning."""
+def note_greeting(store: Store, greeting: Request) -> None:
+    """Keep what the server said at the beginning of the run, which is bound to all that is sent."""
+    store.facts["told"] = _digest(greeting)
+
+
+def begin_session(store: Store) -> None:
+    """Draw the site's key of the run."""
     private = new_private_key()
     store.facts["run_key"], store.facts["session"] = public_key(private).hex(), private.hex()
-    store.facts["told"] = _digest(greeting)
 
 
 def run_key(store: Store) -> Array:

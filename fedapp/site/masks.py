@@ -1,12 +1,13 @@
 """How a site's sums leave it where none may but added to those of others: under masks.
 
 A handler of such a request gives back whole numbers; here they are masked, so that none knows of a
-key or a step. The label of the masks says what they hide: the run with all its parties, through the
-secrets of the pairs; the step, the start of the server that it was sent in and where that went back
-to; and all requests since the parties met, each as a whole. What a handler answers follows from
-these alone: the nodes of the rows, and so whose rows enter a sum, from the splits of requests
-before it. So no stream of masks hides two contents, not even where a site's disk is set back, and
-parties that were once asked for different things give noise from there on.
+key or a step. The label of the masks says what they hide: the run with its hello and all its
+parties, through the secrets of the pairs; the step, the start of the server that it was sent in and
+where that went back to; and all requests since the parties met, each as a whole. What a handler
+answers follows from these alone: whose rows are held back, from the hello; the nodes of the rows,
+and so whose rows enter a sum, from the splits of requests before it. So no
+stream of masks hides two contents, not even where a site's disk is set back, and parties that were
+once asked for different things give noise from there on.
 
 The last answer of a run follows from its request alone, whatever start of the server asks: its
 label has no step, and a server that was started anew can add up answers to several starts.
