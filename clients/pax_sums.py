@@ -6,7 +6,6 @@ on; so the rows keep their values, and no representative of any leaves the party
 
 from __future__ import annotations
 
-import hashlib
 from typing import Protocol
 
 import numpy as np
@@ -26,12 +25,11 @@ from fedapp.messages.private import PrivateCountRequest
 from fedapp.messages.secure import ToldCuts
 from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Site
+from fedapp.site.mail import hold_once
 from fedapp.site.masks import Sums, bounds_of
-from fedapp.site.store import TOLD_ONCE, Store
+from fedapp.site.store import Store
 from fedapp.trees.objective import whole_gradients
 from fedapp.trees.sets import category_counts
-from fedapp.wire.content import take_apart
-from fedapp.wire.layout import to_bytes
 
 # That the counts of a run fit in, among a store's facts.
 COUNT_BYTES = "count_bytes"
@@ -176,11 +174,7 @@ def _count_once(site: Site, request: OpenRequest | CountRequest, digit: int) -> 
         rule = "none" if "codes" in site.store or due == N_DIGITS else due
         way = "rows are counted by each digit once a run, before the cuts are told"
         raise ProtocolError(site.name, message, "digit", f"must be {rule}, got {digit}; {way}")
-    digest = hashlib.sha256(to_bytes(take_apart(request, site.name))).hexdigest()
-    told = facts.setdefault(TOLD_ONCE, {})
-    if told.setdefault(f"counts {digit}", digest) != digest:
-        rule = "must be what it was when counts of this digit were told, before the run was resumed"
-        raise ProtocolError(site.name, message, "content", rule)
+    hold_once(site.name, site.store, request, f"counts of digit {digit} were told")
     facts[COUNTED] = digit + 1
 
 

@@ -280,7 +280,7 @@ def test_a_run_is_opened_once_however_often_a_site_goes_back(unmet: Sites) -> No
     """Else a server would begin one run after the other, which the site counts as one."""
     honest = unmet.begin(checkpoint=1)
     again = {"step": 2, "checkpoint": 1}
-    rule = r"^bank: MeetRequest\.content must be that of the run's first, whatever the server's"
+    rule = r"^bank: MeetRequest\.content must be what it was when the run was opened, before"
     for attempt in (1, 2):
         with pytest.raises(ProtocolError, match=rule):
             unmet.ask("bank", replace(honest, active="shop"), attempt=attempt, **again)

@@ -298,7 +298,7 @@ def test_no_rows_are_counted_once_the_cuts_are_told(coordinator: Coordinator) ->
 def test_a_step_back_does_not_let_others_be_counted(coordinator: Coordinator) -> None:
     coordinator.ask(coordinator.opening, 3)
     coordinator.ask(counting(), 4, checkpoint=3)
-    rule = "content must be what it was when counts of this digit were told, before"
+    rule = "content must be what it was when counts of digit 1 were told, before"
     with pytest.raises(ProtocolError, match=rule):
         coordinator.ask(counting(1), 4, attempt=1, checkpoint=3)
     coordinator.ask(counting(), 4, attempt=2, checkpoint=3)

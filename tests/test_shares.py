@@ -215,7 +215,7 @@ def test_a_run_that_was_opened_is_not_opened_otherwise(coordinator: Coordinator)
         replace(coordinator.opening, max_delta_step=0.001),
         {"attempt": 1, "checkpoint": 2},
     )
-    rule = r"^bank: OpenRequest\.content must be that of the run's first.*; begin a new run$"
+    rule = r"^bank: OpenRequest\.content must be what it was when the run was opened, before"
     with pytest.raises(ProtocolError, match=rule):
         coordinator.ask(other, 3, ALL, **back)
     coordinator.ask(coordinator.opening, 3, ALL, **back)

@@ -50,7 +50,9 @@ from fedapp.wire.layout import from_bytes, to_bytes
 L = TypeVar("L", bound=Letter)
 Letters = list[tuple[str, Letter]]  # receiver and content of each
 PAIRS = "pairs"  # secrets of the site's pairs, in a store's facts
-OPENED = "opened"  # digest of the request that told who takes part, in a store's facts
+# There too: digests of the requests that are answered once a run, by what they are for. No step
+# back of the state changes them: what was told stays told.
+TOLD_ONCE = "told_once"
 HEAD = struct.Struct("<II")  # step; twice the attempt, one more where it is the sender's last
 
 
@@ -169,9 +171,7 @@ def know(
         raise ProtocolError(own, "parcel", "names", f"must be {NAME_RULE}")
     if "peers" in store.facts:
         raise ProtocolError(own, "parcel", "names", "must be sent once")
-    if store.facts.setdefault(OPENED, digest := _digest(opening)) != digest:
-        rule = "must be that of the run's first, whatever the server's start; begin a new run"
-        raise ProtocolError(own, type(opening).__name__, "content", rule)
+    hold_once(own, store, opening, "the run was opened")
     found = {
         name: (key.tobytes(), of_run.tobytes())
         for name, key, of_run in zip(names, *keys, strict=True)
@@ -181,8 +181,26 @@ def know(
         raise ProtocolError(own, "parcel", "key", rule)
     check_trusted(config, {name: key for name, (key, _) in found.items() if name != own})
     store.facts["peers"] = {name: [key.hex() for key in both] for name, both in found.items()}
-    store.facts["told"] += digest
+    store.facts["told"] += _digest(opening)
     store.facts["heard"] = {}
+
+
+def hold_once(name: str, store: Store, request: Request, what: str) -> None:
+    """Hold that what is told once a run is asked for again, if ever, by the same request.
+
+    Parameters
+    ----------
+    what : happens then, in the past tense.
+
+    Raises
+    ------
+    ProtocolError : it was asked for otherwise, before the site went back.
+    """
+    told = store.facts.get(TOLD_ONCE, {})
+    if told.get(what, digest := _digest(request)) != digest:
+        rule = f"must be what it was when {what}, before the run was resumed"
+        raise ProtocolError(name, type(request).__name__, "content", f"{rule}; begin a new run")
+    store.facts[TOLD_ONCE] = {**told, what: digest}
 
 
 def _digest(request: Request) -> str:

@@ -34,7 +34,7 @@ from fedapp.crypto.shamir import SHARE_BYTES, new_secret, split
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array
 from fedapp.messages.secure import SEALED_BYTES, UnmaskReply, UnmaskRequest
-from fedapp.site.mail import OPENED
+from fedapp.site.mail import TOLD_ONCE
 from fedapp.site.store import Store
 
 log = logging.getLogger("fedapp.site")
@@ -46,7 +46,7 @@ LABEL = b"fedapp share v1"
 THRESHOLD, AMONG, PENDING, SUMMED = "threshold", "among", "pending", "summed"
 N_ASKED = "n_asked"
 # What a site does not forget when it goes back to a checkpoint.
-LASTING = OPENED, AMONG, SUMMED
+LASTING = TOLD_ONCE, AMONG, SUMMED
 
 
 def parties_of(name: str, store: Store, told: Sequence[str], follows: bool) -> list[str]:

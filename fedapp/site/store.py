@@ -38,9 +38,6 @@ STATE, CHECKPOINT = "state.json", "checkpoint.json"
 RAW = ".raw"
 T = TypeVar("T")
 REPLY = "reply"
-# Among the facts: digests of the requests that are answered once a run, by what they ask for. No
-# step back of the state changes them: what was told stays told.
-TOLD_ONCE = "told_once"
 SMALL = 512  # bytes; a smaller array costs less inside the JSON than as a file
 
 
@@ -282,8 +279,6 @@ class Store:
         if not (self.folder / CHECKPOINT).exists():
             return None
         kept = self._read(self.folder, CHECKPOINT, self.lasting, self.live)
-        if TOLD_ONCE in self.facts:
-            kept.facts[TOLD_ONCE] = self.facts[TOLD_ONCE]
         return kept if kept._kept["checkpoint"] == checkpoint else None
 
     def _write(self, name: str) -> None:

@@ -259,8 +259,8 @@ GUARDS = (
     Guard(
         "the coordinator goes back and opens one run after another, which the site counts as one",
         "fedapp/site/mail.py",
-        "if store.facts.setdefault(OPENED, digest := _digest(opening)) != digest:",
-        "digest = _digest(opening)\n    if False:",
+        "if told.get(what, digest := _digest(request)) != digest:",
+        "digest = _digest(request)\n    if False:",
         "tests/test_mail.py",
     ),
     Guard(
