@@ -151,6 +151,9 @@ class Federated(BaseEstimator):
         table = table.append_column(label, [labels])
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, labels)
+            if n_bad := int((weights < 0).sum()):
+                rule = "sample_weight must be >= 0 in every row"
+                raise ValueError(f"{rule}, got {n_bad:,} of {len(weights):,} rows below")
             self._check_weighted(labels, weights)
             given["weight"] = _free(WEIGHT, names)
             table = table.append_column(given["weight"], [weights])

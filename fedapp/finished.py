@@ -315,7 +315,8 @@ class Run(FinishedFolder):
         """A forest as a fitted ``sklearn.ensemble.RandomForestClassifier``, or ``Regressor``.
 
         It predicts what the run's model predicts, missing values too; classes that are all numbers
-        are numbers. ``joblib.dump`` keeps it for the same version of scikit-learn.
+        are numbers. Its ``feature_importances_`` is NaN: `summary` has the importance of the
+        columns. ``joblib.dump`` keeps it for the same version of scikit-learn.
 
         Raises
         ------

@@ -156,7 +156,12 @@ def _as_value(name: str, value: object, usual: Value) -> Value:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        if name == "drop_columns" and (split := [each for each in value if "," in str(each)]):
+            rule = f"{name} must be names without commas, got {split[0]!r}"
+            raise ConfigError(f'{rule}: a schema drops a column by its type = "drop"')
         value = ",".join(_entry(each) for each in value)
+    if name == "positive_label" and isinstance(value, bool):
+        value = int(value)  # a label of booleans has the classes 0 and 1
     if isinstance(usual, str) and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)  # a column may be called 54
     if not isinstance(value, bool | int | float | str):

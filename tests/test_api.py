@@ -255,6 +255,11 @@ def test_a_frame_that_breaks_a_rule_leaves_no_folder(write_table: WriteTable) ->
             "valid_fraction must be > 0 with early_stopping_rounds, got 0.0",
         ),
         ({"pax": {"bins": "x"}}, "pax={'bins': ...} must be one of 'share' or 'equal', got 'x'"),
+        (
+            {"drop_columns": ["a", "b, c"]},
+            "drop_columns must be names without commas, got 'b, c': a schema drops a column by its "
+            'type = "drop"',
+        ),
         ({"eta": object()}, "eta must be a text, a number, a truth value or a list, got object"),
     ],
 )
@@ -262,6 +267,13 @@ def test_a_wrong_setting_is_told_as_python_writes_it(given: dict[str, Any], told
     with pytest.raises(fedapp.ConfigError) as error:
         fedapp.run("pax", **given)
     assert str(error.value) == told
+
+
+@pytest.mark.parametrize(("positive", "classes"), [(True, ("0", "1")), (False, ("1", "0"))])
+def test_a_truth_value_may_be_the_positive_label(positive: bool, classes: tuple[str, str]) -> None:
+    table = pa.table({"a": [*range(40)], "y": [row % 3 == 0 for row in range(40)]})
+    given = {"data": table, "label": "y", "parties": 2, "num_boost_round": 1}
+    assert fedapp.run("pax", **given, positive_label=positive).classes == classes
 
 
 def test_settings_are_named_as_in_python() -> None:

@@ -220,6 +220,8 @@ def test_what_breaks_a_rule_is_a_value_error(rows: tuple[Any, Any]) -> None:
         FederatedForestRegressor(n_estimators=0).fit(X, y)
     with pytest.raises(ValueError, match=r"^monotone_constraints must"):
         PAXClassifier(monotone_constraints="c0").fit(X, y)
+    with pytest.raises(ValueError, match=r"^sample_weight must be >= 0 in every row, got"):
+        PAXClassifier().fit(X, y, sample_weight=-np.ones(len(y)))
     with pytest.raises(NotFittedError):
         PAXClassifier().predict(X)
 

@@ -3,7 +3,7 @@
 scikit-learn sends ``x <= threshold`` left and fedapp ``x < threshold``, both with values in
 float32: the next smaller float32 is the same split. A missing value goes where the forest sends it,
 by ``missing_go_to_left``. Impurities and numbers of rows are not known here and stay 0, so
-``feature_importances_`` is 0 too.
+``feature_importances_`` is NaN; the run's summary has the importance of the columns.
 
 Source: scikit-learn 1.6 to 1.9, ``sklearn/tree/_tree.pyx``.
 """
