@@ -94,11 +94,13 @@ def _check_texts(labels: Labels) -> None:
 
 
 def _way_out(labels: Labels) -> str:
-    """What makes text the numbers that it was meant to be."""
-    found = next((label for label in labels.tolist() if not is_number(str(label))), "")
-    if is_number_somehow(str(found)):
+    """What makes text the numbers that it was meant to be; empty where nothing in it is one."""
+    found = [label for label in map(str, labels.tolist()) if not is_number(label)]
+    if found and is_number_somehow(found[0]):
         return "; set decimal=, for decimal commas, remove commas that set off thousands"
-    value = quoted(str(found)).replace("'", '"')
+    if not found or (len(found) == len(labels) and not any(map(is_number_somehow, found))):
+        return ""
+    value = quoted(found[0]).replace("'", '"')
     way = f"; correct them, or list them in a schema as missing = [{value}]"
     return f"{way} (missing-label=drop drops these rows)"
 
