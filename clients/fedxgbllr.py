@@ -32,6 +32,7 @@ from fedapp.messages.fields import Array, Request
 from fedapp.messages.parameters import parameters_of
 from fedapp.messages.trees import arrays_of
 from fedapp.site.answer import Handler, Site
+from fedapp.site.policy import check_drawn
 from fedapp.site.store import Store
 from fedapp.trees.boosted.from_xgboost import for_xgboost, trees_from_xgboost, typed_columns
 from fedapp.trees.model import Grown, Tree
@@ -50,10 +51,11 @@ def fit(site: Site, request: FitRequest) -> FitReply:
     store = site.store
     if not store["train.weights"].any():
         raise DataError("weight must be > 0 in some training row")
+    check_drawn(site.config, int(request.subsample * len(store["train.labels"])))
     if request.n_outputs != n_outputs(store.facts["objective"], len(store.facts[CLASSES])):
         raise ProtocolError(site.name, "FitRequest", "n_outputs", "must be those of the run")
     with blaming(site.name, "FitRequest", "parameters"):
-        grown = _own_trees(store, request)
+        grown = _own_trees(site, request)
     square_sum = 0.0
     if LOSSES[store.facts["objective"]].link is IDENTITY:
         distances = store["train.labels"].astype(np.float64) - request.base_score
@@ -61,7 +63,7 @@ def fit(site: Site, request: FitRequest) -> FitReply:
     return FitReply(**pack_trees(grown.trees, ["gains"], grown.sets), square_sum=square_sum)
 
 
-def _own_trees(store: Store, request: FitRequest) -> Grown:
+def _own_trees(site: Site, request: FitRequest) -> Grown:
     """XGBoost's trees of the training rows.
 
     Under early stopping a party with validation rows keeps the rounds up to its best one. The
@@ -69,6 +71,7 @@ def _own_trees(store: Store, request: FitRequest) -> Grown:
     """
     import xgboost
 
+    store = site.store
     values, labels, weights = (store[f"train.{name}"] for name in ("values", "labels", "weights"))
     widths = _widths(store)
     options = {"nthread": THREADS, "max_bin": request.max_bin, **typed_columns(widths)}
@@ -80,7 +83,7 @@ def _own_trees(store: Store, request: FitRequest) -> Grown:
         matrix = xgboost.DMatrix(*held_back, weight=store["valid.weights"], **typed)
         watched, patience = [(matrix, "valid")], request.early_stopping_rounds
     booster = xgboost.train(
-        _parameters(store, request),
+        _parameters(site, request),
         rows,
         request.n_rounds,
         evals=watched,
@@ -96,9 +99,10 @@ def _widths(store: Store) -> Array:
     return category_counts(kept_categories(store), len(store.facts["hello"]["columns"]))
 
 
-def _parameters(store: Store, request: FitRequest) -> dict[str, Any]:
+def _parameters(site: Site, request: FitRequest) -> dict[str, Any]:
     """A request as ``xgboost.train`` takes it."""
-    parameters = {**parameters_of(request), "seed": request.seed % 2**31}
+    store, (entropy,) = site.store, site.entropy(request.seed, share=request.subsample)
+    parameters = {**parameters_of(request), "seed": entropy % 2**31}
     objective, loss = store.facts["objective"], loss_parameters(store)
     return {
         **for_xgboost(objective, request.n_outputs, parameters, loss),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -31,6 +32,8 @@ from simulations.local import run_local, site_contexts
 
 # What ends a wait that has no end, on however busy a machine.
 START_SECONDS, RUN_SECONDS, STOP_SECONDS = 300, 900, 60
+# Of a site and of the local engine, which else would draw other rows.
+DRAWS = {"draws-secret": secrets.token_hex(16)}
 # Processes of a coordinator and of a site, by the module that Python runs.
 SUPERLINK = "fedapp.deploy.superlink"
 SUPERNODE, SUPEREXEC = "fedapp.deploy.supernode", "fedapp.deploy.superexec"
@@ -225,7 +228,7 @@ def example_nodes(folder: Path, names: Sequence[str], n_rows: int) -> dict[str, 
         table = np.column_stack([a, b, c, a + b * c > 0])
         path = folder / f"{name}.csv"
         np.savetxt(path, table, delimiter=",", header="a,b,c,y", comments="", fmt="%g")
-        nodes[name] = {"data": str(path), "label": "y"}
+        nodes[name] = {"data": str(path), "label": "y", **DRAWS}
     return nodes
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simulations.deployment import Deployment
+from simulations.deployment import DRAWS, Deployment
 from tests.unpacked import unpack_compiled
 
 SITES = ("bank", "insurer", "shop")
@@ -35,7 +35,7 @@ def same_columns(folder: Path) -> dict[str, dict[str, str]]:
         ids = [f"{CUSTOMER}-{name}-{number}" for number in range(80)]
         table = {"id": ids, "a": a, "b": b, "y": (a + b > 0).astype(int)}
         path = write_csv(folder / f"{name}-rows.csv", table)
-        nodes[name] = {"data": path, "label": "y", "id": "id", "allow": HORIZONTAL}
+        nodes[name] = {"data": path, "label": "y", "id": "id", "allow": HORIZONTAL, **DRAWS}
     return nodes
 
 
@@ -51,7 +51,7 @@ def same_rows(folder: Path) -> dict[str, dict[str, str]]:
         order = np.random.default_rng(seed).permutation(60)
         table = {key: values[order] for key, values in {"id": ids, **columns}.items()}
         path = write_csv(folder / f"{name}-columns.csv", table)
-        nodes[name] = {"data": path, "id": "id", "allow-insecure": "true"}
+        nodes[name] = {"data": path, "id": "id", "allow-insecure": "true", **DRAWS}
     nodes["bank"]["label"] = "outcome"
     return nodes
 
@@ -95,7 +95,8 @@ def secrets_of(deployment: Deployment) -> list[bytes]:
     found = [CUSTOMER.encode(), *(name.encode() for name in CLASSES)]
     for name in SITES:
         folder = deployment.folder / name
-        found += [str(folder).encode(), str(deployment.node_config(name)["data"]).encode()]
+        node = deployment.node_config(name)
+        found += [str(told).encode() for told in (folder, node["data"], node["draws-secret"])]
         found += (folder / "supernode.key").read_bytes().splitlines()[1:-1]
         for key in folder.rglob("identity.key"):
             found += [key.read_bytes(), key.read_bytes().hex().encode()]

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from clients.secureboost import active
+from fedapp.messages.fields import Array
 from simulations.attacks import eini_paths, reverse_sums, shared_nodes, solved_bins
+from simulations.local import run_local
+from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.transcript import lines_of
 
 SMALL = {"data": "breast-cancer", "columns": "sizes:25,5", "test-fraction": 0.8, "max-bin": 8}
 SMALL |= {"secureboost.key-bits": 384, "num-boost-round": 2, "max-depth": 3, "seed": 1}
@@ -95,3 +104,64 @@ def test_sums_of_leaves_tell_the_ways_of_rows() -> None:
     found = eini_paths.attacked({**SMALL, "num-boost-round": 4})
     assert found.success > 0.9
     assert found.chance < 0.5
+
+
+def labels_from_losses(losses: list[float], draws: list[Array]) -> list[float]:
+    """Labels, up to a swap, of the rows that draws are of, where trees have one leaf, of eta 0.3.
+
+    A loss is that of a margin, which tells how many of a round's rows are of class 1: an equation.
+    """
+    n_rows, fits = len(draws[0]), []
+    for ones in range(1, n_rows):
+        share, counts, error = ones / n_rows, list[int](), 0.0
+        margin = np.log(share / (1 - share))
+        for loss, drawn in zip(losses, draws, strict=True):
+            n_drawn, mean = drawn.sum(), expit(margin)
+            sums = n_drawn * mean - np.arange(n_drawn + 1), n_drawn * mean * (1 - mean)
+            margins = margin - 0.3 * sums[0] / (sums[1] + 1)
+            found = -share * np.log(expit(margins)) - (1 - share) * np.log(expit(-margins))
+            best = int(np.argmin(np.abs(found - loss)))
+            counts.append(best)
+            margin, error = margins[best], max(error, abs(found[best] - loss))
+        fits.append((error, counts))
+    solved = np.linalg.lstsq(np.array(draws, dtype=float), np.array(min(fits)[1]), rcond=None)
+    return [float(label) for label in np.round(solved[0])]
+
+
+def test_losses_and_a_seed_do_not_tell_labels(
+    vertical: MakeSettings,
+    sites: MakeSites,
+    write_table: WriteTable,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A coordinator that knew which rows a round draws would solve for every label."""
+    n_rows, n_rounds, labels = 20, 30, list[Array]()
+    honest = active.new_round
+
+    def seen(*given: Any) -> Any:
+        labels.append(given[-1].store["labels"])
+        return honest(*given)
+
+    monkeypatch.setattr(active, "new_round", seen)
+    ids = range(n_rows)
+    contexts = sites(
+        {"name": "bank", "data": write_table("bank", n_rows, id=ids), "id": "id"},
+        {"name": "shop", "data": write_table("shop", n_rows, y=None, id=ids), "id": "id"},
+    )
+    contexts[1].node_config["label"] = ""
+    run = vertical(
+        num_boost_round=n_rounds,
+        gamma=1e9,
+        subsample=0.5,
+        eta=0.3,
+        test_fraction=0.0,
+        valid_fraction=0.0,
+        allow_export=False,
+    )
+    lines = lines_of(run_local(run, contexts).rounds)
+    draws = [
+        np.random.default_rng([run.seed, round_id, 1]).random(n_rows) < 0.5
+        for round_id in range(n_rounds)
+    ]
+    found = labels_from_losses([line["train"]["logloss"] for line in lines], draws)
+    assert found not in (labels[0].tolist(), (1 - labels[0]).tolist())

@@ -62,7 +62,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "fedxgbllr.rounds": 1,
         "fedxgbllr.epochs": 2,
     },
-    "bagging": {"num-boost-round": 2, "max-depth": 2},
+    "bagging": {"num-boost-round": 2, "max-depth": 2, "subsample": 0.7},
     "cyclic": {"num-boost-round": 3, "max-depth": 2},
     "fedavg-linear": {"fedavg-linear.rounds": 2},
 }

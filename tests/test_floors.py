@@ -177,6 +177,17 @@ def test_a_party_of_fewer_rows_tells_nothing_of_its_gradients(made: MakeRun) -> 
     assert not any(one[name].any() for one in small for name in ("histograms", "root_sums"))
 
 
+@pytest.mark.parametrize(("least", "n_counts"), [(0, 4), (LEAST, 1)])
+def test_rows_that_a_round_does_not_draw_are_as_many_or_none(
+    made: MakeRun, least: int, n_counts: int
+) -> None:
+    """Else they are told by how much a round of all rows differs from one without them."""
+    more = {"subsample": 0.99, "num_boost_round": 20, "parties": 1, "max_depth": 1}
+    _, app = listen(made(least_bin_rows=least, **more))
+    told = [arrays_of(reply)["root_sums"] for _, reply in app.of_kind("pax_grow")]
+    assert len({float(sums[0, 1]) for sums in told if len(sums)}) == n_counts
+
+
 def test_a_site_with_a_floor_takes_part_where_it_holds(
     made: MakeRun, settings: MakeSettings
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -376,3 +377,39 @@ def test_the_secrets_of_a_run_are_deleted_with_its_last_answer(coordinator: Coor
     coordinator.ask(scoring(), 4, checkpoint=3)
     kept = b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
     assert not [one for one in told if one.encode() in kept or bytes.fromhex(one) in kept]
+
+
+# Which rows a round draws
+
+
+def public_draw(name: str, seed: int, round_id: int, share: float) -> Array:
+    """The rows that numbers which the coordinator knows would draw."""
+    entropy = [seed, round_id, zlib.crc32(name.encode())]
+    return np.random.default_rng(entropy).random(N_TRAIN) < share
+
+
+def test_a_coordinator_does_not_choose_the_rows_that_a_round_draws(
+    coordinator: Coordinator,
+) -> None:
+    """A seed that draws one row of one party alone would have the sum of all be that row."""
+    coordinator.ask(coordinator.opening, 3)
+    values = Store.open(home() / "sites" / "bank" / MODEL)["train.values"]
+    edges, share, found = np.linspace(-3, 3, 20), 1 / (3 * N_TRAIN), 0
+    for round_id in range(4):
+        for seed in range(10_000):
+            drawn = {name: public_draw(name, seed, round_id, share) for name in NAMES}
+            if [drawn[name].sum() for name in NAMES] == [1, 0, 0]:
+                break
+        drawing = replace(growing(), round_id=round_id, subsample=share, seed=seed)
+        own = np.tile(edges, 0 if round_id else 2), np.array([] if round_id else [0, 20, 40])
+        request = GrowSumsRequest(
+            **fields_of(drawing),
+            among=(),
+            edges=own[0].astype(np.float32),
+            edge_offsets=own[1].astype(np.int64),
+        )
+        masked = coordinator.masked(request, 4 + round_id)
+        sums = total(masked.values(), len(masked["bank"]))[: 2 * 20 * 2].reshape(2, 20, 2)
+        bins = np.searchsorted(edges, values[drawn["bank"]][0], side="right")
+        found += [np.flatnonzero(column[:, 0]).tolist() for column in sums] == [[b] for b in bins]
+    assert found < 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -397,8 +397,84 @@ def test_a_misspelled_word_of_a_node_config_is_refused() -> None:
 
 def test_a_run_config_has_no_say_in_a_policy() -> None:
     run = {"data": "iris", "partition": "iid", "columns": "even", "allow": "pax", "min-rows": 9}
+    run |= {"draws-secret": SECRET}
     config = site_config({"partition-id": 0, "num-partitions": 2}, run)
-    assert (config.allowed, config.min_rows) == (frozenset(), 0)
+    assert (config.allowed, config.min_rows, config.draws_secret) == (frozenset(), 0, "")
+
+
+# What a site draws
+
+SECRET = "a text that nobody guesses"
+SHORT: dict[str, dict[str, object]] = {
+    "pax": {"subsample": 0.5},
+    "bagging": {"subsample": 0.5},
+    "cyclic": {"subsample": 0.5},
+    "fedavg-linear": {"fedavg_linear__rounds": 2, "fedavg_linear__batch_size": 8},
+    "secureboost": {
+        "secureboost__goss": True,
+        "secureboost__key_bits": 512,
+        "secureboost__insecure_small_key": True,
+        "allow_export": True,
+    },
+    "fedxgbllr": {"subsample": 0.5, "fedxgbllr__trees": 2, "fedxgbllr__rounds": 1},
+}
+
+
+@pytest.fixture
+def trained(
+    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
+) -> Callable[..., bytes]:
+    """``trained(strategy, overrides, **node)``: the model of two sites with such node configs."""
+
+    def train(strategy: str, overrides: Mapping[str, object], **more: str) -> bytes:
+        own = {key.replace("_", "-"): value for key, value in more.items()}
+        ids, is_one = range(80), strategy == "secureboost"
+        tables = {
+            "bank": write_table("bank", 80, id=ids),
+            "shop": write_table("shop", 80, seed=1, id=ids, **({"y": None} if is_one else {})),
+        }
+        nodes = [{"name": name, "data": data, "id": "id", **own} for name, data in tables.items()]
+        nodes[1] |= {"label": ""} if is_one else {}
+        for node_ in nodes:
+            node_["allow-export"] = "true"
+        folder = run_local(settings(strategy=strategy, parties=2, **overrides), sites(*nodes))
+        return (folder.path / "model.json").read_bytes()
+
+    return train
+
+
+@pytest.mark.parametrize("strategy", SHORT)
+def test_rows_are_drawn_by_a_secret_that_a_site_keeps_or_is_given(
+    trained: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, strategy: str
+) -> None:
+    if strategy == "fedxgbllr":
+        pytest.importorskip("torch")
+    drawn = trained(strategy, SHORT[strategy])
+    assert trained(strategy, SHORT[strategy]) == drawn
+    given = trained(strategy, SHORT[strategy], draws_secret=SECRET)
+    monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "another"))
+    assert trained(strategy, SHORT[strategy], draws_secret=SECRET) == given
+    assert len({drawn, given, trained(strategy, SHORT[strategy])}) == 3
+
+
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic", "secureboost", "fedxgbllr"])
+def test_a_round_that_draws_too_few_rows_is_refused(
+    trained: Callable[..., bytes], strategy: str
+) -> None:
+    """What a coordinator asks for could else be sums of the few rows of a small draw."""
+    goss = {"secureboost__top_rate": 0.1, "secureboost__other_rate": 0.1}
+    given = {**SHORT[strategy], "valid_fraction": 0.0, "test_fraction": 0.0}
+    few = given | (goss if strategy == "secureboost" else {"subsample": 0.1})
+    rule = r"subsample \(or secureboost\.goss\) must draw at least 20 training rows a round"
+    with pytest.raises(FedappError, match=rf"^(bank|shop).*: {rule} \(min-rows of .*\), got \d+; "):
+        trained(strategy, few, min_rows="20")
+    trained(strategy, given, min_rows="20")
+
+
+def test_a_secret_that_can_be_guessed_is_refused_and_none_is_shown() -> None:
+    with pytest.raises(ConfigError, match=r"^draws-secret must have 16 characters or .*, got 3$"):
+        site_config(node(draws_secret="abc"), {})
+    assert SECRET not in repr(site_config(node(draws_secret=SECRET), {}))
 
 
 # Node configs
@@ -451,6 +527,7 @@ def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(
         ["label", "numbers,", "2", "distinct"],
         ["ids", "one", "of", "its", "own", "for", "every", "row"],
         ["min-rows", "9"],
+        ["rows", "are", "drawn", "unseen"],
         ["min-bin-rows", "9"],
         ["most-bins", "1024"],
         ["pax", "yes"],

@@ -147,7 +147,7 @@ def begin(site: Site, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Le
         make_splits(view, mail)
         done.append(finish_round(view))
     while store.facts["n_rounds"] < request.n_rounds and not letters:
-        letters = new_round(view)
+        letters = new_round(site, view)
         if not letters:
             grow_alone(view)
             done.append(finish_round(view, alone=True))

@@ -31,7 +31,9 @@ from fedapp.messages.secureboost import (
     Splits,
     block_rows,
 )
+from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
+from fedapp.site.policy import check_drawn
 from fedapp.site.store import Store
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.purity import last_seen, mean_purity
@@ -64,14 +66,17 @@ class Chosen:
     records: Ints
 
 
-def new_round(view: View) -> Letters:
+def new_round(site: Site, view: View) -> Letters:
     """Gradients of the rows that are drawn; letters for the others with the first block of them,
     none if it is grown alone."""
     store, boost, joint = view.store, view.boost, view.joint
     rows, round_id = slice(view.n_train), store.facts["n_rounds"]
     labels, weights = store["labels"][rows], store["weights"][rows]
     pairs = gradients(view.objective, store["margins"][rows], labels, weights, view.parameters)
-    pairs = draw_rows(pairs, boost, np.random.default_rng([boost["seed"], round_id, 1]))
+    if boost["subsample"] < 1 or boost["goss"]:
+        entropy = site.entropy(boost["seed"], round_id, 1, share=boost["subsample"])
+        pairs = draw_rows(pairs, boost, np.random.default_rng(entropy))
+        check_drawn(site.config, int(pairs.any(axis=(1, 2)).sum()))
     n_columns = joint.cuts.n_columns
     sampling = Sampling(boost["seed"], boost["colsample_bytree"])
     allowed = sampling.columns(round_id, view.width, n_columns)

@@ -112,6 +112,7 @@ def check_command(
         "approve": "ask" if site.asks else "all",
         "min-bin-rows": str(site.min_bin_rows),
         "least-bin-rows": str(site.least_bin_rows),
+        "rows are drawn": "so that the coordinator can tell" if site.draws_openly else "unseen",
         **{key: str(limit) for key, limit in {**site.floors, **site.limits}.items()},
         "trusted": ", ".join(" ".join(one) for one in sorted(trusted.items())) or NOBODY,
     }.items():

@@ -247,6 +247,7 @@ def _node_config(site: SiteConfig, data: str) -> str:
         '# trusted = "NAME:FINGERPRINT"  # keys of other sites, beside those of fedapp trust',
         '# app = "HASH,HASH"            # of the coordinator: fedapp app hash prints its own',
         "# full-masks = true            # own Paillier ciphertexts under uniform masks, slower",
+        '# draws-secret = "TEXT"         # rows are drawn by it; only to compare with a local run',
         '# predict-data = "new.csv"      # what fedapp predict predicts',
     ]
     return "\n".join(lines) + "\n"

@@ -9,6 +9,10 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
 - A party learns the trees of all parties, without gains and hessians, their leaf values times the
   party's share of the rows. They come in the order of the parties' names, which it is not told, but
   it can tell which are its own, and so who among the others grew which.
+- Which rows and columns a party draws follows from a secret of the party's, unless it is simulated.
+  XGBoost takes 31 bits of it, and trees tell of the draw: a server that tries them all on rows that
+  it has guessed can tell whether these are right. A round that would draw fewer rows than
+  ``min-rows`` is refused.
 - With ``init-model`` a party also learns the trees of that model, without gains and hessians.
 """
 

@@ -8,6 +8,10 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
   ``scoring``, and once the sums of ``labels``.
 - A party learns every tree, without gains and hessians, and from the turns which ones came from the
   same party; it is not told that party's name.
+- Which rows and columns a party draws follows from a secret of the party's, unless it is simulated.
+  XGBoost takes 31 bits of it, and trees tell of the draw: a server that tries them all on rows that
+  it has guessed can tell whether these are right. A round that would draw fewer rows than
+  ``min-rows`` is refused.
 - With ``init-model`` a party also learns the trees of that model, without gains and hessians.
 """
 

@@ -10,7 +10,9 @@ party, and nothing is encrypted.
   deviations of the values that are there, so for every category the weight of its rows, once, with
   the sum of its labels; in every round the model as the party trained it on, of which the
   difference to the one it was sent is a sum of gradients: a party of one row, or of one row in a
-  batch and one epoch, gives that row away. Before each round also its training and validation
+  batch and one epoch, gives that row away. With one row in a batch and a large ``l2`` the model is
+  about the gradient of the last row; which row that is follows from a secret of the party's, unless
+  it is simulated. Before each round also its training and validation
   scores, and at the end those of the finished model, as in ``scoring``.
 - A party learns means and spreads of the columns over all parties, of a column of categories the
   share of each, and the model after each round.
@@ -26,7 +28,9 @@ With ``fedavg-linear.aggregation=secure`` all but ``hello`` and keys comes under
   power of two, though not which parties.
 - The mean of the models less the model before is about a sum of gradients of all rows. One that
   breaks the rules, and sends models that few rows have gradients at, gets the sums of these rows,
-  though not whose they are. A column or category that one party alone has is that party's.
+  though not whose they are. With a batch of one row and a large ``l2`` it gets about the sum of one
+  row of each party, which it does not choose: rows are put in order by a secret of each party's. A
+  column or category that one party alone has is that party's.
 - A party refuses powers of two that its values exceed, a weight of all rows below its own, and to
   write a model beyond the bound. By who refuses, one that breaks the rules learns how large each
   party's values and weights are, to powers of two; and by models that it sends near the bound,

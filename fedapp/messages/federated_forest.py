@@ -15,6 +15,11 @@ Reveals, with ``labels=encoded``:
   columns it knows how many each party has, and which it has drawn, under numbers. It learns no
   label, no row of a node, no threshold of a split and no leaf value; with ``master-keeps-model``,
   to which every party must agree by ``allow-export``, it gets the whole model at the end.
+- Which rows a tree draws (``bootstrap``) follows from a seed of the server's, for all parties must
+  draw the same. It knows them, and scores are exact: of a tree of one leaf, or of few, they are an
+  equation of the labels of the rows drawn. A server that breaks the rules, and has many runs of
+  such trees with other seeds, can solve for labels; fewer runs (``runs-per-day``, ``approve=ask``)
+  tell fewer.
 - A passive party learns codes of the labels of the training rows: which rows share a class (so two
   classes up to a swap), or numbers up to an affine map (``fedapp.trees.forest.label_codes``);
   with sample weights also these, and with ``min-impurity-decrease`` above 0 the scale of the
@@ -26,7 +31,8 @@ Reveals, with ``labels=encoded``:
 
 With ``labels=paillier``:
 
-- The server learns the same but for the improvements: it is told the splits alone. From how large
+- The server learns the same but for the improvements: it is told the splits alone. Of the rows that
+  trees draw and of exact scores the same holds as above. From how large
   the letters are it can tell about how many sums a party sends.
 - A passive party is told nothing of labels but the number of classes; of weights which training
   rows have none, and how many bits the weights, or weights times numbers, take. It learns which

@@ -11,6 +11,8 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
   every round the head's weights after the party's training and their mean loss, and at the end how
   much on average over its training rows the head turns each tree up. Before each round also scores
   as in ``scoring``, and the sums of ``labels``.
+- Which rows and columns a party draws, and the order of its batches, follow from a secret of the
+  party's, unless it is simulated. A run that would draw fewer rows than ``min-rows`` is refused.
 - A party learns the trees of all other parties, without gains, in the order of the parties' names,
   though not the names; the head after each round; and the mean of all parties' labels, with their
   standard deviation for regression.

@@ -19,6 +19,9 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   rounds at neighbouring edges. So it may count and label the rows of any cell of bins, and
   ``min-bin-rows``, which merges bins of scores, does not prevent it. Masks hide whose rows these
   are; of what is told of a row, only noise (see ``private``) sets a bound.
+- Which rows a party draws for a round (``subsample``) follows from a secret of the party's, unless
+  it is simulated, and is not told. A round that draws fewer than ``min-rows`` is refused; one
+  that draws fewer than ``least-bin-rows`` tells zeros, and one without so few rows is of all rows.
 - A party learns the trees as they grow, and of the other parties only what is in them; with
   ``init-model`` also the trees of that model, without gains and hessians, whoever grew them.
 
@@ -31,7 +34,8 @@ With ``pax.aggregation=secure`` all but ``hello`` and keys comes under masks (se
   number of missing values, with ``min-child-rows`` the number of rows; and the scores of all rows.
   A sum may still be of one row, and whoever sees enough of them can rebuild some rows, though not
   whose they are: see ``simulations.attacks.pax_rows``. Rows of a category that one party alone has
-  are that party's.
+  are that party's. One that breaks the rules may have rounds draw few rows, where sites have
+  neither ``min-rows`` nor ``least-bin-rows``; it chooses neither whose they are nor which.
 - Rows are counted by each of four digits once a run, before the cuts are told; a run that was
   resumed asks for the same again. A server that breaks the rules chooses which first digits are
   counted further, at most ``most-bins`` of a column each time, and so may learn all values that

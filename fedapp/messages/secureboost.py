@@ -15,6 +15,13 @@ Reveals:
   more; with ``share-column-names`` of all parties also the importance of the columns, and with
   ``allow-export`` of all the whole model, in it the name of the column of base margins if there is
   one. Base margins themselves never leave the active party.
+- Scores are exact. Where trees move all rows alike (a large ``gamma``), the loss after a round
+  tells how many of the rows that it has drawn have a label, an equation of the labels. The active
+  party draws these rows, with ``subsample`` and ``goss``, by a secret of its own and tells the
+  server neither, unless it is simulated, so that the server does not know which rows they are. A
+  passive party is told which they are: with the scores, as from a server that works together with
+  it, about as many rounds as rows tell every label of two classes. Without draws all rounds are
+  the same equation.
 - A passive party learns the structure of the trees down to the last level but one, which rows are
   in which of their nodes, which rows a round has drawn, which splits are its own, and nothing of
   labels, gradients, leaf weights or who else made a split. In the last level it sees its own

@@ -16,8 +16,10 @@ knows of a key or a step.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import logging
 import re
+import secrets
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedapp.errors import DataError, ProtocolError, blaming
-from fedapp.home import home
+from fedapp.home import home, secret_at
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.methods import MODULE, module_at
 from fedapp.messages.secure import AMONG
@@ -85,13 +87,38 @@ class Site:
         """Names of the other parties of a vertical run."""
         return [name for name in self.store.facts["peers"] if name != self.name]
 
-    def seeds(self, seed: int, round_id: int) -> np.random.SeedSequence:
-        """Of this party's own draws in a round of a run; the same run draws the same again."""
-        return np.random.SeedSequence([seed, round_id, zlib.crc32(self.name.encode())])
+    def entropy(self, *numbers: int, share: float = 1.0) -> list[int]:
+        """What draws of this party's rows begin with; the same run draws the same again.
 
-    def random(self, seed: int, round_id: int) -> np.random.Generator:
+        At a site that is not simulated a secret of the site is mixed in, so that nobody else can
+        tell which rows are drawn, and draws of other shares have nothing in common.
+
+        Parameters
+        ----------
+        numbers : of the run and the round, which the coordinator knows.
+        share : of the rows that are drawn.
+        """
+        if self.config.draws_openly:
+            return list(numbers)
+        mixed = hmac.digest(_draws_key(self.config), repr((numbers, share)).encode(), "sha256")
+        return [int.from_bytes(mixed, "big")]
+
+    def seeds(self, seed: int, round_id: int, share: float = 1.0) -> np.random.SeedSequence:
+        """Of this party's own draws in a round of a run."""
+        own = zlib.crc32(self.name.encode())
+        return np.random.SeedSequence(self.entropy(seed, round_id, own, share=share))
+
+    def random(self, seed: int, round_id: int, share: float = 1.0) -> np.random.Generator:
         """The draws that begin with ``seeds``."""
-        return np.random.default_rng(self.seeds(seed, round_id))
+        return np.random.default_rng(self.seeds(seed, round_id, share))
+
+
+def _draws_key(config: SiteConfig) -> bytes:
+    """The site's secret for draws of its rows: that of its node config, or one drawn once."""
+    if config.draws_secret:
+        return config.draws_secret.encode()
+    folder = home() / "sites" / config.name
+    return secret_at(folder / "draws.key", lambda: secrets.token_bytes(32))
 
 
 ON_DISK = Stores()

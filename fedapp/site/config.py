@@ -39,7 +39,7 @@ NODE_KEYS = (
         "most-columns",
     ),
     *("monotone-constraints", "interaction-constraints"),
-    *("runs-per-day", "approve", "most-epsilon"),
+    *("runs-per-day", "approve", "most-epsilon", "draws-secret"),
     *("partition-id", "num-partitions"),
 )
 # A site's own limits, far above what ordinary runs ask for.
@@ -56,6 +56,8 @@ FLOORS = {"min-child-rows": 0}
 MIN_BIN_ROWS = 10
 # Parties of a masked sum: where a node config says nothing, and the fewest it may say.
 LEAST_PARTIES, FEWEST_IN_SUMS = 3, 2
+# Of draws-secret: characters, and the word for draws as in a simulation.
+SHORTEST_SECRET, NO_SECRET = 16, "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class SiteConfig:
     bundles : hashes of the app bundles whose runs it answers; empty for that of the installed one.
     full_masks : whether its own Paillier keys encrypt with uniform masks, see fedapp.crypto.masks.
     monotone_constraints, interaction_constraints : of its own columns, between vertical parties.
+    draws_secret : mixed into the draws of its rows; empty for one that the site draws itself,
+        NO_SECRET for draws as in a simulation.
     """
 
     name: str
@@ -138,6 +142,7 @@ class SiteConfig:
     base_margin: str = ""
     drops_unlabelled: bool = False
     frame: Any = field(default=None, compare=False, repr=False)
+    draws_secret: str = field(default="", repr=False)
 
     @property
     def roles(self) -> Roles:
@@ -162,6 +167,11 @@ class SiteConfig:
     def fewest_parties(self) -> int:
         """Of masked sums; in a simulation, which hides nothing from itself, any number."""
         return 1 if self.simulated else self.least_parties or LEAST_PARTIES
+
+    @property
+    def draws_openly(self) -> bool:
+        """Whether rows are drawn by the numbers of a run alone, which the coordinator knows."""
+        return self.simulated or self.draws_secret == NO_SECRET
 
     @property
     def is_share(self) -> bool:
@@ -328,6 +338,7 @@ def _policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "trusted": _trusted(str(node.get("trusted", ""))),
         "full_masks": _is_true(node.get("full-masks", False)),
         "shares_categories": _is_true(node.get("share-categories", True)),
+        "draws_secret": _draws_secret(node),
         **_constraints(node),
     }
 
@@ -347,6 +358,20 @@ def _constraints(node: Mapping[str, Value]) -> dict[str, str]:
     except ValueError as error:
         raise ConfigError(f"{error} in the node config") from None
     return {"monotone_constraints": monotone, "interaction_constraints": interactions}
+
+
+def _draws_secret(node: Mapping[str, Value]) -> str:
+    """A text that cannot be guessed, or NO_SECRET; empty where nothing is said.
+
+    Raises
+    ------
+    ConfigError : it is too short.
+    """
+    found = str(node.get("draws-secret", ""))
+    if "draws-secret" in node and len(found) < SHORTEST_SECRET and found != NO_SECRET:
+        rule = f"must have {SHORTEST_SECRET} characters or more, or be {NO_SECRET} or absent"
+        raise ConfigError(f"draws-secret {rule}, got {len(found)}")
+    return found
 
 
 def _bundles(text: str) -> frozenset[str]:

@@ -191,6 +191,20 @@ def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
             raise DataError(rule.format(fewest, SUBSET_NAMES[subset], count) + way)
 
 
+def check_drawn(config: SiteConfig, n_drawn: int) -> None:
+    """Hold that a round draws enough of the training rows that its sums tell of no few.
+
+    Raises
+    ------
+    ConfigError : it draws fewer than the site trains on.
+    """
+    if n_drawn < config.min_rows:
+        raise ConfigError(
+            f"subsample (or secureboost.goss) must draw at least {config.min_rows} training rows a "
+            f"round (min-rows of {config.name}), got {n_drawn}; a larger share draws more"
+        )
+
+
 def _is_horizontal(method: str) -> bool:
     """Whether a run of a method is between parties with the same columns."""
     declared = method_of(method)

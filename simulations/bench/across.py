@@ -24,7 +24,7 @@ import psutil
 from sklearn.datasets import load_breast_cancer
 
 from simulations.bench.exchange import SITES, cpu_used
-from simulations.deployment import Deployment, settings_of
+from simulations.deployment import DRAWS, Deployment, settings_of
 
 IDLE_SECONDS = 45  # after which a site has let go of what answered
 METHODS = ("pax", "secureboost")
@@ -118,7 +118,7 @@ def tables(folder: Path, by_columns: bool) -> dict[str, dict[str, str]]:
             lines.append(",".join([*fields, str(data.target[row])] if has_label else fields))
         path = folder / f"{name}.csv"
         path.write_text("\n".join(lines) + "\n")
-        nodes[name] = {"data": str(path), "id": "patient", "allow-export": "true"}
+        nodes[name] = {"data": str(path), "id": "patient", "allow-export": "true", **DRAWS}
         if has_label:
             nodes[name]["label"] = "benign"
     return nodes

@@ -40,7 +40,7 @@ from fedapp.crypto.workers import n_cores
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder
 from simulations.bench import exponent, peak_bytes
-from simulations.deployment import Deployment, settings_of
+from simulations.deployment import DRAWS, Deployment, settings_of
 
 ROWS = (10_000, 100_000, 1_000_000)
 COLUMNS = (10, 10)  # active, passive
@@ -120,7 +120,7 @@ def sites_tables(folder: Path, method: str, n_rows: int) -> dict[str, dict[str, 
         pa.parquet.write_table(own, folder / f"{name}.parquet")
         nodes[name] = {"data": str(folder / f"{name}.parquet"), "id": "id", "allow-export": "true"}
         nodes[name] |= {"label": "label"} if not (place and by_columns) else {}
-        nodes[name] |= {"allow-insecure": "true"}
+        nodes[name] |= {"allow-insecure": "true", **DRAWS}
     return nodes
 
 
