@@ -139,7 +139,8 @@ def check_common(n_rows: int, predicts: bool) -> None:
     """
     fewest = 1 if predicts else FEWEST_ROWS
     if n_rows < fewest:
-        raise DataError(f"ids must have {fewest} rows in common at least, got {n_rows}")
+        rule = f"ids must have {fewest} rows in common at least, got {n_rows}"
+        raise DataError(f"{rule}: see that all parties write them alike; 7, 007 and 7.0 differ")
 
 
 def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:

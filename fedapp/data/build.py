@@ -25,7 +25,15 @@ from fedapp.data.notes import (
 from fedapp.data.places import TextFile, is_number
 from fedapp.data.schema import MISSING, NO_NAME, PLAIN, Declared, Reader, Roles, first, listed
 from fedapp.data.table import Table
-from fedapp.data.typed import THOUSANDS, Typed, UntypedError, holds_numbers, typed, values_of
+from fedapp.data.typed import (
+    THOUSANDS,
+    Typed,
+    UntypedError,
+    holds_numbers,
+    trimmed_texts,
+    typed,
+    values_of,
+)
 from fedapp.errors import DataError
 from fedapp.names import near
 
@@ -64,7 +72,7 @@ def build_table(
     found = _typed_columns(frame, columns, text, reader)
     values = _values(found, text)
     categories = as_categories(one.names for one in found.values())
-    ids = _ids(frame[roles.id_column], roles.id_column, text) if roles.id_column else None
+    ids, notes_on_ids = _ids(frame, roles.id_column, text)
     labels = _labels(frame[roles.label], roles.label, text) if roles.label else None
     return Table(
         columns,
@@ -78,7 +86,7 @@ def build_table(
             *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED),
             *notes_on_types(found),
             *notes_on_labels(frame, roles.label, labels, reader),
-            *([] if ids is None else note_on_ids(roles.id_column, ids)),
+            *notes_on_ids,
             *notes_on_features(
                 columns, values, lambda name: _numbers(found[name].column), categories
             ),
@@ -372,9 +380,18 @@ def _numbers_of_rows(
     return numbers
 
 
-def _ids(column: Any, name: str, text: TextFile | None) -> npt.NDArray[np.str_]:
+def _ids(
+    frame: Any, name: str, text: TextFile | None
+) -> tuple[npt.NDArray[np.str_] | None, list[Note]]:
+    """Ids as text without spaces around, and what is odd about them; None without a column."""
+    if not name:
+        return None, []
+    column = values_of(frame[name])
     _refuse("id column {} must have no missing values", name, _missing(column), text)
-    return _texts(column)
+    texts, trimmed = trimmed_texts(column)
+    ids = np.asarray(texts.to_numpy(), dtype=np.str_)
+    removed = [Note("id column {} has spaces around values, removed", f"'{name}'")]
+    return ids, [*(removed if trimmed else []), *note_on_ids(name, ids)]
 
 
 def _missing(column: Any) -> Mask:

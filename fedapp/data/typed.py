@@ -223,14 +223,7 @@ def as_texts(
     if pa.types.is_binary(column.type) or pa.types.is_nested(column.type):
         raise UntypedError("values that are no text")
     column = without(column, (*missing, *declared.missing), decimal)
-    if pa.types.is_floating(column.type):
-        # 1.0 in a file of another kind is the name 1 in this one.
-        whole = column.cast(pa.int64(), safe=False)
-        if pc.all(pc.equal(column, whole)).as_py() is not False:
-            column = whole
-    column = column.cast(pa.string())
-    texts = pc.utf8_trim_whitespace(column)
-    trimmed = pc.any(pc.not_equal(texts, column)).as_py() is True
+    texts, trimmed = trimmed_texts(column)
     absent = pa.array([*MISSING, *missing, *declared.missing])
     texts = pc.if_else(pc.is_in(texts, value_set=absent), pa.scalar(None, pa.string()), texts)
     if declared.codes:
@@ -238,6 +231,18 @@ def as_texts(
         named = pa.array([name for _, name in declared.codes]).take(found.combine_chunks())
         texts = pa.chunked_array([pc.coalesce(named, texts.combine_chunks())])
     return texts, trimmed
+
+
+def trimmed_texts(column: Any) -> tuple[Any, bool]:
+    """Values as text without spaces around; whether some had spaces."""
+    if pa.types.is_floating(column.type):
+        # 1.0 in a file of another kind is the name 1 in this one.
+        whole = column.cast(pa.int64(), safe=False)
+        if pc.all(pc.equal(column, whole)).as_py() is not False:
+            column = whole
+    column = column.cast(pa.string())
+    texts = pc.utf8_trim_whitespace(column)
+    return texts, pc.any(pc.not_equal(texts, column)).as_py() is True
 
 
 def _names(texts: Any) -> tuple[str, ...]:

@@ -9,17 +9,18 @@ name of the column of base margins if it has one (its values stay at the party),
 its table that means something to that party alone, the versions it runs, and what is odd about the
 table: how many rows have no label and are dropped, with the name of the label column, which
 features have one value or none, number the rows or are rounded as float32, how many rows share
-their id with another and the name of that column, which are written as dates, as yes and no, with
-spaces around or with points that set off thousands, which are marked as categories of numbers,
-which have names such as NULL that may mean no value, and these names, how many values are none of
-those that a schema gives or equal a number that it takes for missing and are written otherwise, and
-what separates the fields of the file. A site with ``share-categories = false`` tells no name of a
-category, but how many its schema gives to each column and a digest of them, which whoever guesses
-all of them can confirm. Where only sums over all parties may leave a site (``rounded``), it tells
-the range of its labels away from 0 to powers of two, and nothing that is odd about its table; its
-numbers of rows it does tell, and which classes none of them has. A party learns the objective, the
-fractions or the fold held back, and the seed; the names come with ``labels``. Where sums are
-masked, parties that were told different ones give noise.
+their id with another, whether ids have spaces around, and the name of that column, which are
+written as dates, as yes and no, with spaces around or with points that set off thousands, which are
+marked as categories of numbers, which have names such as NULL that may mean no value, and these
+names, how many values are none of those that a schema gives or equal a number that it takes for
+missing and are written otherwise, and what separates the fields of the file. A site with
+``share-categories = false`` tells no name of a category, but how many its schema gives to each
+column and a digest of them, which whoever guesses all of them can confirm. Where only sums over all
+parties may leave a site (``rounded``), it tells the range of its labels away from 0 to powers of
+two, and nothing that is odd about its table; its numbers of rows it does tell, and which classes
+none of them has. A party learns the objective, the fractions or the fold held back, and the seed;
+the names come with ``labels``. Where sums are masked, parties that were told different ones give
+noise.
 """
 
 from __future__ import annotations
