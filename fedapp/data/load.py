@@ -417,10 +417,10 @@ def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
         return frame
     # Parquet gives categories back as such if they are text, and others as their plain values.
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(written)))
-    are_categories = [pa.types.is_dictionary(type) for type in schema.types]
-    for place, name in enumerate(frame.column_names):
-        if are_categories[place] and not pa.types.is_dictionary(frame.column(place).type):
-            frame = frame.set_column(place, name, frame.column(place).dictionary_encode())
+    for place, (name, type) in enumerate(zip(frame.column_names, schema.types, strict=False)):
+        column = frame.column(place)
+        if pa.types.is_dictionary(type) and not pa.types.is_dictionary(column.type):
+            frame = frame.set_column(place, name, column.dictionary_encode())
     return frame
 
 
