@@ -147,7 +147,7 @@ GUARDS = (
     Guard(
         "a run begins that nobody has approved",
         "fedapp/site/register.py",
-        "if config.asks and not runs[model_id].approved:",
+        "if config.asks and not run.approved:",
         "if False:",
         "tests/test_register.py",
     ),
