@@ -73,6 +73,8 @@ class Federated(BaseEstimator):
     method: ClassVar[str]
     # Parameters whose settings are called otherwise.
     renamed: ClassVar[Mapping[str, str]] = {}
+    # Measure of ``feature_importances_``: of boosted trees the gain a split, as XGBClassifier's.
+    importance: ClassVar[str] = "gain"
     # Of each parameter, what it is.
     told: ClassVar[Mapping[str, str]] = {}
     # What is set beside the parameters.
@@ -233,9 +235,7 @@ class Federated(BaseEstimator):
         summary = self.run_.summary
         self.model_text_ = model_text(self.run_.path / "model.json")
         forget_model(summary["model_id"])
-        # XGBClassifier has the gain a split, a forest each column's share of all gain.
-        measure = "total_gain" if self.method == "federated-forest" else "gain"
-        gains = (summary.get("importance") or {}).get(measure) or {}
+        gains = (summary.get("importance") or {}).get(self.importance) or {}
         if gains and set(gains) <= set(names):
             found = np.array([gains.get(name, 0.0) for name in names])
             self.feature_importances_ = found / found.sum()

@@ -169,6 +169,7 @@ class _SecureBoost(_Constrained, _Boosted, Vertical):
 class _Forest(Vertical):
     method = "federated-forest"
     renamed: ClassVar = {"n_estimators": "trees"}
+    importance = "total_gain"
     always: ClassVar = {**Vertical.always, "federated-forest.master-keeps-model": True}
 
     n_estimators: int | None = None
