@@ -45,6 +45,8 @@ def test_each_bench_is_a_module_with_a_main() -> None:
     for name in every.BENCHES:
         source = Path(simulations.bench.__file__).with_name(f"{name}.py").read_text()
         assert "\ndef main(" in source, name
+        assert ("lines=" in source) == ("by=[" in source), name
+        assert '"lines":' not in source, name
 
 
 def test_a_figure_is_a_line_and_a_bench_a_table(tmp_path: Path, asked: list[list[str]]) -> None:

@@ -9,7 +9,6 @@ party with all rows, byte for byte.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from fedapp.config import Settings, load_settings
-from fedapp.packages import versions
+from simulations.bench import tell
 from simulations.bench.pax_speed import run_pax
 
 MAX_BIN, DEPTH, SEED = 255, 6, 42
@@ -146,8 +145,8 @@ def main() -> None:
         costs = list(measure(data, given.parties, given.trees, given.repeats))
     show(costs, f"{given.parties} parties, {given.rows:,} x {given.columns}, depth {DEPTH}")
     lines = [asdict(cost) for cost in costs]
-    made = versions(("fedapp", "numpy", "cryptography", "flwr"))
-    print(json.dumps({"bench": "pax_secure", **vars(given), "lines": lines, "versions": made}))
+    packages = "fedapp", "numpy", "cryptography", "flwr"
+    tell("pax_secure", packages, **vars(given), by=["sums"], lines=lines)
 
 
 if __name__ == "__main__":
