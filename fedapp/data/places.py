@@ -37,7 +37,7 @@ COMMA_NUMBER = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 # A number with a decimal point, thousands set off by commas, which nothing reads.
-THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", re.ASCII)
+WITH_THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", re.ASCII)
 Record = tuple[int, list[str]]
 
 
@@ -242,7 +242,7 @@ def is_number(value: str, decimal: str = ".") -> bool:
 def is_number_somehow(value: str) -> bool:
     """Whether a field is a number with a decimal point or comma, thousands set off or not."""
     is_plain = is_number(value) or is_number(value, ",")
-    return is_plain or THOUSANDS.fullmatch(value.strip(" \t")) is not None
+    return is_plain or WITH_THOUSANDS.fullmatch(value.strip(" \t")) is not None
 
 
 def quoted(value: str) -> str:
