@@ -28,8 +28,8 @@ from fedapp.home import shown
 from fedapp.linear import KIND as LINEAR
 from fedapp.linear import LinearModel, linear_from_json, predict_linear
 from fedapp.run_folder import SCHEMA
-from fedapp.site.config import table_settings
 from fedapp.site.joined import read_joined
+from fedapp.site.node_config import table_settings
 from fedapp.trees.divided.lookup import DIVIDED
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import KIND as BOOSTED

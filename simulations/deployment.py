@@ -25,7 +25,8 @@ from fedapp.crypto.sealed import fingerprint_of, public_key
 from fedapp.deploy.folders import write_federation, write_site
 from fedapp.deploy.processes import Federation
 from fedapp.run_folder import RunFolder
-from fedapp.site.config import parse_node_config, site_config
+from fedapp.site.config import site_config
+from fedapp.site.node_config import parse_node_config
 from fedapp.site.trust import identity, pin
 from simulations.engines import free_ports
 from simulations.local import run_local, site_contexts

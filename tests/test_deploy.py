@@ -36,7 +36,8 @@ from fedapp.deploy.bundle import installed_bundle
 from fedapp.deploy.machine import fill
 from fedapp.deploy.processes import Federation
 from fedapp.errors import ConfigError
-from fedapp.site.config import parse_node_config, site_config
+from fedapp.site.config import site_config
+from fedapp.site.node_config import parse_node_config
 from tests.conftest import WriteTable
 from tests.deploy_folders import init_federation, init_site, invoke
 

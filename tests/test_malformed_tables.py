@@ -21,7 +21,8 @@ from fedapp.data.partition import split_rows
 from fedapp.data.schema import Reader, Roles
 from fedapp.data.schema_file import read_schema
 from fedapp.errors import ConfigError, DataError
-from fedapp.site.config import SiteConfig, site_config, table_settings
+from fedapp.site.config import SiteConfig, site_config
+from fedapp.site.node_config import table_settings
 from fedapp.site.rows import read_table
 from simulations.local import run_local
 from strategies.horizontal import untrained_everywhere

@@ -23,8 +23,9 @@ from fedapp.messages.methods import all_methods, messages_of
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.site.answer import answer
 from fedapp.site.check import kind_of
-from fedapp.site.config import SiteConfig, parse_node_config, site_config
+from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.mail import box_key
+from fedapp.site.node_config import parse_node_config
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.policy import check_policy, check_request
 from fedapp.site.trust import pin

@@ -73,7 +73,8 @@ def check_command(
     from fedapp.home import home
     from fedapp.messages.methods import all_methods
     from fedapp.site.check import check_site, who_may_read_keys
-    from fedapp.site.config import parse_node_config, site_config
+    from fedapp.site.config import site_config
+    from fedapp.site.node_config import parse_node_config
     from fedapp.site.trust import pins_in
 
     if bool(node_config) == bool(config) or (config and not config.endswith(".toml")):

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.fields import Request
 from fedapp.messages.methods import messages_of, method_of
-from fedapp.site.config import FEWEST_IN_SUMS, SiteConfig
+from fedapp.site.config import SiteConfig
+from fedapp.site.node_config import FEWEST_IN_SUMS
 
 log = logging.getLogger("fedapp.site")
 

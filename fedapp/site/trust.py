@@ -20,7 +20,8 @@ from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.data.names import NAME
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import PRIVATE, home, private_folder, secret_at, write_whole
-from fedapp.site.config import SiteConfig, pinned_key
+from fedapp.site.config import SiteConfig
+from fedapp.site.node_config import pinned_key
 
 IDENTITY = "identity.key"
 PINNED = "trusted.toml"
