@@ -14,19 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
-from fedapp.trees.forest.cart import (
-    CRITERIA,
-    EPSILON,
-    NO_RANK,
-    Ints,
-    Rules,
-    beats,
-    fewest_rows,
-    scan,
-    scan_categories,
-)
+from fedapp.trees.forest.cart import CRITERIA, EPSILON, NO_RANK, Ints, Rules, beats, fewest_rows
 from fedapp.trees.forest.label_codes import RowFields
 from fedapp.trees.forest.listing import Flags, Listing, Places
+from fedapp.trees.forest.scan import scan, scan_categories
 
 Sums = npt.NDArray[np.float64]
 

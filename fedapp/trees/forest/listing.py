@@ -1,7 +1,7 @@
 """Columns that may be cut in the nodes of a tree, listed by their owner, who cannot read labels.
 
 It adds up rows, a sum a bin, and who can read the sums looks for the best cut (``column_sums``).
-Bins that may not be cut between (``cart.CLOSE``) are one here, so that between any two a cut is
+Bins that may not be cut between (``scan.CLOSE``) are one here, so that between any two a cut is
 allowed.
 
 ::
@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import (
-    CLOSE,
     DRAWN,
     LOWEST,
     NO_RANK,
@@ -34,6 +33,7 @@ from fedapp.trees.forest.cart import (
     fewest_rows,
     is_constant,
 )
+from fedapp.trees.forest.scan import CLOSE
 
 Places = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
