@@ -22,8 +22,8 @@ import numpy as np
 from fedapp.conversation import Conversation, Parties
 from fedapp.crypto.fixed_point import Whole, from_whole
 from fedapp.histograms.bins import Ints
+from fedapp.histograms.gain import Penalties
 from fedapp.histograms.noisy_sums import Agreed, agree
-from fedapp.histograms.split import Penalties
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.private import PrivateSplitsRequest
 from fedapp.trees.boosted.drawn import SHRINKING

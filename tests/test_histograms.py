@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedapp.histograms.bins import Cuts, digitise, ragged, with_categories
 from fedapp.histograms.build import add_histograms, build_all_histograms, build_histograms
+from fedapp.histograms.gain import Penalties, node_weight
 from fedapp.histograms.sketch import (
     Sketch,
     bin_map,
@@ -22,13 +23,7 @@ from fedapp.histograms.sketch import (
     surrogates,
     used_categories,
 )
-from fedapp.histograms.split import (
-    CategoryRules,
-    Penalties,
-    best_splits,
-    node_weight,
-    right_categories,
-)
+from fedapp.histograms.split import CategoryRules, best_splits, right_categories
 from tests.reference import naive_histogram
 
 RNG = np.random.default_rng(0)

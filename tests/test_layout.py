@@ -21,6 +21,7 @@ PACKAGES = ("fedapp", "strategies", "clients", "simulations")
 MAY_IMPORT_FLOWER = (
     "simulations/bench/changes.py",
     "simulations/bench/fuzz.py",
+    "simulations/bench/recorded.py",
     "fedapp/server_app.py",
     "fedapp/client_app.py",
     "fedapp/deploy/",

@@ -13,7 +13,8 @@ import pytest
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, FedappError
 from fedapp.histograms.bins import Cuts, ragged, with_categories
-from fedapp.histograms.split import CategoryRules, Penalties, best_splits
+from fedapp.histograms.gain import Penalties
+from fedapp.histograms.split import CategoryRules, best_splits
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import site_config
 from fedapp.site.policy import check_policy

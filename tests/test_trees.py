@@ -10,7 +10,8 @@ import pytest
 
 from fedapp.errors import DataError
 from fedapp.histograms.bins import Cuts
-from fedapp.histograms.split import CategoryRules, Penalties
+from fedapp.histograms.gain import Penalties
+from fedapp.histograms.split import CategoryRules
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.rounds import Sampling
 from fedapp.trees.model import LEAF, NODE, Ensemble, from_json, importance, load_model, to_json

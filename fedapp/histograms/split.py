@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
-from fedapp.kernels import inlined, kernel
+from fedapp.histograms.gain import Penalties, gain_of_weight, leaf_weight, side_gain, weight_within
+from fedapp.kernels import kernel
 
 SPLIT = np.dtype(
     [
@@ -33,22 +34,6 @@ NO_ROWS = np.zeros((1, 0), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Penalties:
-    """What holds a tree back, named as in XGBoost: all >= 0."""
-
-    reg_lambda: float
-    reg_alpha: float
-    gamma: float
-    min_child_weight: float
-    max_delta_step: float = 0.0
-
-    @property
-    def of_leaves(self) -> tuple[float, float, float, float]:
-        """What weights of leaves follow from, for kernels: all but ``gamma``."""
-        return self.reg_lambda, self.reg_alpha, self.min_child_weight, self.max_delta_step
-
-
-@dataclass(frozen=True, slots=True)
 class CategoryRules:
     """How columns of categories are split, named as in XGBoost.
 
@@ -61,20 +46,6 @@ class CategoryRules:
 
     max_cat_to_onehot: int
     max_cat_threshold: int
-
-
-def node_weight(gradient: float, hessian: float, penalties: Penalties) -> np.float32:
-    """Optimal weight of a leaf, before the learning rate.
-
-    Source: Chen and Guestrin 2016 (arXiv:1603.02754v3), Eq. 5, with XGBoost's L1 term.
-    """
-    if hessian < penalties.min_child_weight or hessian <= 0:
-        return np.float32(0)
-    shrunk = np.sign(gradient) * max(abs(gradient) - penalties.reg_alpha, 0.0)
-    weight = -shrunk / (hessian + penalties.reg_lambda)
-    if longest := penalties.max_delta_step:
-        weight = min(max(weight, -longest), longest)
-    return np.float32(weight)
 
 
 def best_splits(
@@ -173,69 +144,12 @@ def right_categories(
 
 
 @kernel
-def _shrunk(gradient: float, reg_alpha: float) -> Any:
-    """A sum of gradients, nearer to 0 by the L1 penalty."""
-    if gradient > reg_alpha:
-        return gradient - reg_alpha
-    if gradient < -reg_alpha:
-        return gradient + reg_alpha
-    return 0.0
-
-
-@inlined
-def _bounded_weight(gradient: float, hessian: float, penalties: Any) -> Any:
-    """Optimal weight of rows as a leaf, however few they are; hessian > 0."""
-    reg_lambda, reg_alpha, _, longest = penalties
-    weight = -_shrunk(gradient, reg_alpha) / (hessian + reg_lambda)
-    return min(max(weight, -longest), longest) if longest > 0.0 else weight
-
-
-@inlined
-def _leaf_weight(gradient: float, hessian: float, penalties: Any) -> Any:
-    """``node_weight``, of which a kernel makes float32."""
-    if hessian < penalties[2] or hessian <= 0.0:
-        return 0.0
-    return _bounded_weight(gradient, hessian, penalties)
-
-
-@kernel
 def _by_weight(histogram: Any, penalties: Any) -> Any:
     """Categories by the weights they would have as leaves, in float32, lower codes first."""
     weights = np.empty(histogram.shape[0], dtype=np.float32)
     for category in range(histogram.shape[0]):
-        weights[category] = _leaf_weight(histogram[category, 0], histogram[category, 1], penalties)
+        weights[category] = leaf_weight(histogram[category, 0], histogram[category, 1], penalties)
     return np.argsort(weights, kind="mergesort")
-
-
-@kernel
-def _weight_within(gradient: float, hessian: float, penalties: Any, bounds: Any) -> Any:
-    """Weight of one side of a split, within bounds, in float32."""
-    weight = _leaf_weight(gradient, hessian, penalties)
-    return min(max(np.float32(weight), bounds[0]), bounds[1])
-
-
-@kernel
-def _gain_of_weight(gradient: float, hessian: float, penalties: Any, weight: Any) -> Any:
-    """Score of one side of a split that has this weight, in float32."""
-    if hessian <= 0.0:
-        return np.float32(0.0)
-    gained = np.float32(2.0) * np.float32(gradient) * weight
-    spent = (np.float32(hessian) + np.float32(penalties[0])) * (weight * weight)
-    return -(gained + spent)
-
-
-@kernel
-def _side_gain(gradient: float, hessian: float, penalties: Any) -> Any:
-    """Score of one side of a split, in float32; XGBoost computes it from the weight where that is
-    bounded."""
-    reg_lambda, reg_alpha, _, longest = penalties
-    if hessian <= 0.0:
-        return np.float32(0.0)
-    if longest > 0.0:
-        weight = np.float32(_bounded_weight(gradient, hessian, penalties))
-        return _gain_of_weight(gradient, hessian, penalties, weight)
-    shrunk = _shrunk(gradient, reg_alpha)
-    return np.float32(shrunk * shrunk / (hessian + reg_lambda))
 
 
 @kernel
@@ -259,10 +173,10 @@ def _scan(
     min_child_weight = penalties[2]
     for node in range(histograms.shape[0]):
         total_gradient, total_hessian = sums[node, 0], sums[node, 1]
-        root_gain = _side_gain(total_gradient, total_hessian, penalties)
+        root_gain = side_gain(total_gradient, total_hessian, penalties)
         if len(monotone):
-            weight = _weight_within(total_gradient, total_hessian, penalties, bounds[node])
-            root_gain = _gain_of_weight(total_gradient, total_hessian, penalties, weight)
+            weight = weight_within(total_gradient, total_hessian, penalties, bounds[node])
+            root_gain = gain_of_weight(total_gradient, total_hessian, penalties, weight)
         best = np.float32(0.0)
         for column in range(offsets.shape[0] - 1):
             if not allowed[node, column]:
@@ -304,18 +218,18 @@ def _scan(
                     if hessian == 0.0 or other_hessian == 0.0:
                         continue
                     if len(monotone):
-                        weight = _weight_within(gradient, hessian, penalties, bounds[node])
-                        other = _weight_within(
+                        weight = weight_within(gradient, hessian, penalties, bounds[node])
+                        other = weight_within(
                             other_gradient, other_hessian, penalties, bounds[node]
                         )
                         rise = weight - other if backward else other - weight
                         if rise * monotone[column] < 0:
                             continue
-                        near_gain = _gain_of_weight(gradient, hessian, penalties, weight)
-                        far_gain = _gain_of_weight(other_gradient, other_hessian, penalties, other)
+                        near_gain = gain_of_weight(gradient, hessian, penalties, weight)
+                        far_gain = gain_of_weight(other_gradient, other_hessian, penalties, other)
                     else:
-                        near_gain = _side_gain(gradient, hessian, penalties)
-                        far_gain = _side_gain(other_gradient, other_hessian, penalties)
+                        near_gain = side_gain(gradient, hessian, penalties)
+                        far_gain = side_gain(other_gradient, other_hessian, penalties)
                     gain = np.float32(np.float32(near_gain + far_gain) - root_gain)
                     if gain > best:
                         best = gain
@@ -432,10 +346,10 @@ def _offer(
         return False
     gain = np.float32(
         np.float32(
-            _side_gain(gradient, hessian, penalties)
-            + _side_gain(other_gradient, other_hessian, penalties)
+            side_gain(gradient, hessian, penalties)
+            + side_gain(other_gradient, other_hessian, penalties)
         )
-        - _side_gain(total[0], total[1], penalties)
+        - side_gain(total[0], total[1], penalties)
     )
     if not gain > split["gain"]:
         return False

@@ -1,0 +1,246 @@
+"""Small runs of every method, recorded for ``simulations.bench.fuzz``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Error, Message
+from flwr.common.constant import ErrorCode
+
+from fedapp.client_app import SiteApp
+from fedapp.config import Settings, load_settings
+from fedapp.errors import StoppedError
+from fedapp.home import home
+from fedapp.messages.secure import LeftRequest
+from fedapp.server_app import train
+from fedapp.site import answer as answer_module
+from fedapp.site.mail import Mail
+from fedapp.site.trust import IDENTITY
+from fedapp.wire.codec import Envelope, from_records
+from fedapp.wire.content import Content
+from fedapp.wire.layout import to_bytes
+from simulations.local import LocalGrid, site_contexts
+
+N_ROWS = 60
+NODES = ("bank", "shop", "mill", "port")  # the first of them, as many as a run has
+PARTIES = 2  # where a run does not say otherwise
+VERTICAL = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True}
+FOREST = {
+    "federated-forest.trees": 3,
+    "federated-forest.max-depth": 3,
+    "federated-forest.key-bits": 256,
+    "federated-forest.insecure-small-key": True,
+}
+SECURE = {"strategy": "pax", "pax.aggregation": "secure", "parties": 3}
+PRIVATE = {"privacy.epsilon": 1000.0}
+LINEAR = {"fedavg-linear.rounds": 2, "fedavg-linear.local-epochs": 1}
+SECURE_LINEAR = {**LINEAR, "fedavg-linear.aggregation": "secure", "parties": 3}
+SHARES = {"parties": 4, "min-parties": 3}
+EINI = {"eini.key-bits": 512, "eini.insecure-small-key": True, "eini.unguarded": True}
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "pax": {},
+    "pax classes": {"strategy": "pax", "objective": "multi:softprob"},
+    "bagging": {},
+    "cyclic": {},
+    "pax secure": SECURE,
+    "pax shares": {**SECURE, **SHARES},
+    "pax private": {**SECURE, **PRIVATE},
+    "pax greedy": {**SECURE, **PRIVATE, "privacy.trees": "greedy"},
+    "fedavg-linear": LINEAR,
+    "fedavg-linear secure": SECURE_LINEAR,
+    "fedavg-linear shares": {**SECURE_LINEAR, **SHARES},
+    "fedxgbllr": {"fedxgbllr.trees": 6, "fedxgbllr.rounds": 1, "fedxgbllr.epochs": 1},
+    "secureboost": VERTICAL,
+    "federated-forest": FOREST,
+    "federated-forest paillier": {**FOREST, "federated-forest.labels": "paillier"},
+}
+# Step from which the last party of a run answers no more: the first sum of the second round.
+LOST_AT = {"pax shares": 17, "fedavg-linear shares": 11}
+PREDICTIONS = {"interactive": {}, "one-round": {}, "eini": EINI}
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """A recorded message.
+
+    Parameters
+    ----------
+    node : the site's node config.
+    home : copy of what the site had before it.
+    letters : classes of the letters that came with it.
+    """
+
+    kind: str
+    node: Mapping[str, Any]
+    envelope: Envelope
+    data: bytes
+    home: Path
+    letters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A run: its settings, what was asked at each step, and the replies by step and node."""
+
+    settings: Settings
+    kinds: Mapping[int, str]
+    replies: Mapping[tuple[int, int], bytes]
+
+
+class Recorder(SiteApp):
+    """Sites of which every message is kept, with the site's folder before it.
+
+    Parameters
+    ----------
+    lost : the site that is lost.
+    lost_at : from which step on; 0 where none is.
+    """
+
+    def __init__(self, folder: Path, lost: str = "", lost_at: int = 0) -> None:
+        super().__init__()
+        self.folder, self.seeds, self.replies = folder, list[Seed](), dict[tuple[int, int], bytes]()
+        self.kinds = dict[int, str]()
+        self._lost, self._lost_at = lost, lost_at
+        self._lock = threading.Lock()
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        name = str(context.node_config["name"])
+        envelope, content = from_records(message.content, name)
+        if name == self._lost and 0 < self._lost_at <= envelope.step:
+            return no_answer(message)
+        with self._lock:  # one site at a time, so that others' folders rest
+            here = self.folder / f"{len(self.seeds)}"
+            _copy_home(name, here)
+            with watching_letters() as seen:
+                reply = super().__call__(message, context)
+            kind, data = message.metadata.message_type, to_bytes(content)
+            node = dict(context.node_config)
+            self.seeds.append(Seed(kind, node, envelope, data, here, tuple(seen)))
+            self.kinds[envelope.step] = kind
+        if not reply.has_error():
+            found = to_bytes(from_records(reply.content, name)[1])
+            self.replies[envelope.step, context.node_id] = found
+        return reply
+
+
+def no_answer(message: Message) -> Message:
+    """What comes from a party that is lost."""
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "lost"), reply_to=message)
+
+
+def _copy_home(name: str, to: Path) -> None:
+    """What a site has, and of the others on this machine the keys alone."""
+    (to / "sites").mkdir(parents=True)
+    for folder in home().glob("sites/*"):
+        if folder.name == name:
+            shutil.copytree(folder, to / "sites" / name)
+        elif (folder / IDENTITY).exists():
+            (to / "sites" / folder.name).mkdir()
+            shutil.copy(folder / IDENTITY, to / "sites" / folder.name / IDENTITY)
+
+
+@contextmanager
+def watching_letters(
+    change: Callable[[str, Content], Content] | None = None,
+) -> Iterator[list[str]]:
+    """Have letters changed after they were opened; gives the classes of those that came."""
+    module, seen = vars(answer_module), list[str]()
+    honest = module["open_mail"]
+
+    def opened(*given: Any) -> Mail:
+        mail = honest(*given)
+        letters = mail._letters
+        seen.extend(letter.name for _, letter in letters)
+        changed = [(sender, change(sender, one) if change else one) for sender, one in letters]
+        return Mail(mail._name, changed)
+
+    module["open_mail"] = opened
+    try:
+        yield seen
+    finally:
+        module["open_mail"] = honest
+
+
+def record(
+    folder: Path, methods: str = ""
+) -> tuple[list[Seed], dict[str, Recorded], dict[str, str]]:
+    """Small runs of all methods; messages, replies, and the texts of models by method."""
+    seeds, runs, models = list[Seed](), dict[str, Recorded](), dict[str, str]()
+    for name, given in METHODS.items():
+        method = str(given.get("strategy", name.split()[0]))
+        if methods and name not in methods.split(","):
+            continue
+        settings = {"strategy": method, "parties": PARTIES, "num-boost-round": 2, "max-depth": 3}
+        found = {**settings, "max-bin": 16, "explain": "", **given}
+        names = NODES[: found["parties"]]
+        nodes = _write_tables(folder / name, method, names, "classes" in name)
+        if "min-parties" in found:
+            nodes = [{**node, "least-parties": 2} for node in nodes]
+        contexts = site_contexts(nodes)
+        predictions = PREDICTIONS if method in ("secureboost", "federated-forest") else {}
+        if "paillier" in name or (method == "secureboost"):
+            predictions = {key: one for key, one in predictions.items() if key != "one-round"}
+        for run, more in {name: found, **predictions}.items():
+            if run != name:
+                model = json.loads((folder / name / "run" / "summary.json").read_text())["model_id"]
+                base = {"strategy": run, "parties": PARTIES, "model": model, "explain": "r3,r9"}
+                more, run = {**base, **more}, f"{run} after {name}"
+            app = Recorder(folder / name / f"homes {run}", names[-1], LOST_AT.get(run, 0))
+            made = load_settings({**more, "run-dir": str(folder / name / run.replace(name, "run"))})
+            grid = LocalGrid(contexts, app)
+            try:
+                trained = train(grid, made)
+            finally:
+                grid.close()
+            if run in LOST_AT:
+                seeds += _record_resumed(folder / name, contexts, made)
+            seeds += app.seeds
+            runs[run] = Recorded(made, app.kinds, app.replies)
+            if run == name:
+                models[name] = (trained.path / "model.json").read_text()
+    return seeds, runs, models
+
+
+def _record_resumed(folder: Path, contexts: list[Context], settings: Settings) -> list[Seed]:
+    """What parties are asked alone where a run under masks is resumed that may lose some."""
+    app = Recorder(folder / "homes resumed")
+    grid = LocalGrid(contexts, app)
+    try:
+        begun = settings.model_copy(update={"run_dir": str(folder / "resumed")})
+        with suppress(StoppedError):
+            train(grid, begun, on_round=lambda _: False)
+        train(grid, load_settings({"resume": begun.run_dir}))
+    finally:
+        grid.close()
+    return [seed for seed in app.seeds if seed.kind == LeftRequest.kind]
+
+
+def _write_tables(
+    folder: Path, method: str, names: Sequence[str], has_classes: bool
+) -> list[dict[str, Any]]:
+    """A table for each site, and node configs that name them."""
+    (folder / "tables").mkdir(parents=True)
+    is_vertical, nodes = method in ("secureboost", "federated-forest"), []
+    for place, name in enumerate(names):
+        rng = np.random.default_rng(place)
+        rows = rng.normal(size=(N_ROWS, 3)).round(2)
+        labels = rng.integers(0, 3 if has_classes else 2, N_ROWS)
+        has_label = not (is_vertical and place)
+        header = ["id", *(f"{name if is_vertical else 'c'}{c}" for c in range(3))]
+        lines = [",".join([*header, "y"] if has_label else header)]
+        for number, row in enumerate(rows):
+            values = [f"r{number}", *map(str, row), *([str(labels[number])] if has_label else [])]
+            lines.append(",".join(values))
+        path = folder / "tables" / f"{name}.csv"
+        path.write_text("\n".join(lines) + "\n")
+        node = {"name": name, "data": str(path), "id": "id", "allow-insecure": "true"}
+        nodes.append({**node, "runs-per-day": 10**9, **({"label": "y"} if has_label else {})})
+    return nodes
