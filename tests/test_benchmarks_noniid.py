@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,20 @@ def test_settings_of_every_method_can_be_read(method: str) -> None:
         settings = noniid.settings_of(scenario, method, 7, quick=True)
         assert (settings.seed, settings.parties) == (7, scenario.parties)
         assert settings.strategy == noniid.METHODS[method]["strategy"]
+
+
+@pytest.mark.parametrize("method", noniid.METHODS)
+def test_steps_are_those_of_the_command_but_for_methods_that_have_their_own(method: str) -> None:
+    scenario = noniid.counts("adult", False, 2)[0]
+    large, small = (
+        noniid.settings_of(replace(scenario, steps=steps), method, 7, quick=False)
+        for steps in noniid.STEPS
+    )
+    if method in ("fedxgbllr", "fedavg-linear"):
+        assert small == large
+    else:
+        assert (large.eta, large.max_depth, large.num_boost_round) == (0.3, 6, 50)
+        assert (small.eta, small.max_depth, small.num_boost_round) == (0.1, 4, 100)
 
 
 SCORES = {"pax": 0.80, "bagging": 0.797, "cyclic": 0.79, POOLED: 0.81, ALONE: 0.7}
@@ -100,9 +115,11 @@ def test_every_method_has_a_line_and_baselines_send_nothing(
     ]
 
 
-def test_an_unknown_set_is_refused_by_name() -> None:
+def test_unknown_sets_and_steps_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"^data must be of default-credit, adult, got 'wine'$"):
         noniid.main(data="wine")
+    with pytest.raises(ConfigError, match=r"^steps must be of large, small, got 'tiny'$"):
+        noniid.main(steps="tiny")
 
 
 def test_a_party_with_rows_of_one_class_scores_by_chance_alone(tmp_path: Path) -> None:
@@ -132,6 +149,8 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     capsys.readouterr()
     noniid.main(quick=True, data="breast-cancer", output=tmp_path)
     assert json.loads((tmp_path / "quick" / "tables.json").read_text())["rows"] == first["rows"]
+    with pytest.raises(TypeError):  # runs with other steps are other runs
+        noniid.main(quick=True, data="breast-cancer", steps="small", output=tmp_path)
 
 
 def test_the_defaults_are_the_methods_own() -> None:

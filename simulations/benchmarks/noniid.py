@@ -5,13 +5,16 @@ shares from a Dirichlet distribution (Hsu et al. 2019, arXiv:1909.06335, and Li 
 arXiv:2102.02079, use 0.1 to 1); each party with half of the rows of the one before; by a column of
 the table, so that parties differ as branches do. Beside them stand XGBoost on all rows in one place
 and on each party's alone. A run that is finished is not made again.
+
+XGBoost's defaults take large steps, FedXGBllr's trees small ones. So that no method wins by its
+steps alone, ``--steps small`` runs all the others with small ones too.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -39,11 +42,17 @@ METHODS: dict[str, Row] = {
     "cyclic": {"strategy": "cyclic"},
     "fedavg-linear": {"strategy": "fedavg-linear"},
 }
+OWN_STEPS = ("fedxgbllr", "fedavg-linear")  # strategies with settings of their own
+LARGE, SMALL = "large", "small"
+STEPS: dict[str, Row] = {
+    LARGE: {"eta": 0.3, "max-depth": 6, "num-boost-round": 50},
+    SMALL: {"eta": 0.1, "max-depth": 4, "num-boost-round": 100},
+}
 NATURAL = {"default-credit": "EDUCATION", "adult": "occupation"}  # what parties differ by
 N_PARTIES, COUNTS, QUICK_PARTIES, QUICK_COUNTS = 5, (2, 5, 10, 30, 100), 3, (2, 3)
 ALPHAS, QUICK_ALPHAS = (1.0, 0.3, 0.1), (0.3,)
 IID, HALVED = "by chance", "sizes halved"
-FIRST_SEED, ROUNDS, QUICK_ROUNDS = 42, 50, 5
+FIRST_SEED, QUICK_ROUNDS = 42, 5
 TEST = 0.5  # of the rows, so that the draw of them seldom moves a difference by 0.005
 QUICK: Row = {"fedxgbllr.rounds": 2, "fedxgbllr.epochs": 2, "fedxgbllr.trees": 10}
 QUICK |= {"fedavg-linear.rounds": QUICK_ROUNDS}
@@ -51,11 +60,12 @@ OUTPUT = Path("runs/benchmarks/noniid")
 CUT = f"""\
 --quick: 1 seed, {QUICK_ROUNDS} rounds, {QUICK_PARTIES} parties and fewer ways to deal rows out; \
 FedXGBllr with {QUICK["fedxgbllr.trees"]} trees a party. So it shows what runs, not what is good."""
-NOTES = f"""\
+NOTES = """\
 AUC on the same half of the rows for every line of a set; of the others a tenth validates. Default
-settings, {ROUNDS} rounds of depth 6; FedXGBllr has 500 trees of depth 8 among all parties; "equal
-bins" is pax.bins=equal with max-bin=64; "secure" is pax.aggregation=secure, whose cuts are those of
-all rows. Alone: the mean over the parties, by XGBoost.
+settings but for the steps; FedXGBllr has 500 trees of depth 8 and eta 0.1 among all parties,
+whatever the steps; "equal bins" is pax.bins=equal with max-bin=64; "secure" is
+pax.aggregation=secure, whose cuts are those of all rows. Pooled, and alone, which is the mean over
+the parties: by XGBoost with the same steps.
 Seconds: of training, all parties on the cores of one machine, in this process. Bytes: both ways,
 all parties together. An exchange takes 0.2 to 1 s between organisations.
 Rows by a column: its values are at one party each; the column itself is no feature then."""
@@ -71,16 +81,18 @@ class Scenario:
     name : of the way, for people.
     partition : the setting.
     parties : how many.
+    steps : of boosting, large or small.
     """
 
     data: str
     name: str
     partition: str
     parties: int
+    steps: str = LARGE
 
     @property
     def folder(self) -> str:
-        """Of its runs; the same for the same runs."""
+        """Of its runs, whatever the steps."""
         kind = self.partition.partition(":")[0] if self.name == HALVED else self.partition
         return f"{self.data}-{kind.replace(':', '-')}-{self.parties}"
 
@@ -116,15 +128,31 @@ def settings_of(scenario: Scenario, method: str, seed: int, quick: bool) -> Sett
     """Of one run."""
     own: Row = {"data": scenario.data, "partition": scenario.partition, "test-fraction": TEST}
     own |= {"parties": scenario.parties}
-    rounds = {"num-boost-round": QUICK_ROUNDS if quick else ROUNDS}
+    steps = {} if _has_own_steps(method) else steps_of(scenario.steps, quick)
     cut = QUICK if quick else {}
-    return load_settings({"seed": seed, **own, **rounds, **cut, **METHODS[method]})
+    return load_settings({"seed": seed, **own, **steps, **cut, **METHODS[method]})
+
+
+def steps_of(name: str, quick: bool) -> Row:
+    """Settings of boosting."""
+    return STEPS[name] | ({"num-boost-round": QUICK_ROUNDS} if quick else {})
+
+
+def _has_own_steps(method: str) -> bool:
+    return METHODS[method]["strategy"] in OWN_STEPS
+
+
+def _name(name: str, steps: str) -> str:
+    """Of runs with these steps, below a scenario's folder."""
+    return name if steps == LARGE else f"{name}-{steps}"
 
 
 def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Path) -> Row:
     """Score and costs of one run, which is made unless it is there."""
     settings = settings_of(scenario, method, seed, quick)
-    folder = output / scenario.folder / method.replace(", ", "-").replace(" ", "-")
+    name = method.replace(", ", "-").replace(" ", "-")
+    steps = LARGE if _has_own_steps(method) else scenario.steps
+    folder = output / scenario.folder / _name(name, steps)
     where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties, {method}:"
     tell = partial(console.print, where)
     summary = finished_cell(settings, folder, run_and_tidy, tell)
@@ -141,7 +169,7 @@ def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Pa
 
 def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list[Row]:
     """Scores of XGBoost on all rows, and the mean of those on each party's alone."""
-    path = output / scenario.folder / f"baselines-{seed}.json"
+    path = output / scenario.folder / f"{_name('baselines', scenario.steps)}-{seed}.json"
 
     def baselines() -> list[Row]:
         found = run_baselines(settings_of(scenario, "pax", seed, quick))
@@ -192,6 +220,7 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="Minutes; says what is cut.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Draws to average over.")] = 1,
     data: Annotated[str, typer.Option(help=f"Of {', '.join(NATURAL)}.")] = "default-credit",
+    steps: Annotated[str, typer.Option(help="Of boosting: large or small.")] = LARGE,
     most: Annotated[int, typer.Option(min=2, help="Most parties.")] = COUNTS[-1],
     output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
 ) -> None:
@@ -201,24 +230,29 @@ def main(
     for name in sets:
         if name not in NATURAL:
             raise ConfigError(f"data must be of {', '.join(NATURAL)}, got {name!r}")
+    if steps not in STEPS:
+        raise ConfigError(f"steps must be of {', '.join(STEPS)}, got {steps!r}")
     if quick:
         console.print(CUT)
     drawn = range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
-    by_skew = [one for name in sets for one in skews(name, quick)]
-    by_count = [one for name in sets for one in counts(name, quick, most)]
+    found = [one for name in sets for one in (*skews(name, quick), *counts(name, quick, most))]
+    scenarios = [replace(one, steps=steps) for one in found]
     folder = output / ("quick" if quick else "full")
     folder.mkdir(parents=True, exist_ok=True)
-    rows = run_all([*by_skew, *by_count], drawn, quick, folder)
-    heading = f"Seeds: {', '.join(map(str, drawn))}.{' --quick.' if quick else ''}"
+    rows = run_all(scenarios, drawn, quick, folder)
+    how = ", ".join(f"{name}={value}" for name, value in steps_of(steps, quick).items())
+    heading = f"Seeds: {', '.join(map(str, drawn))}; {how}.{' --quick.' if quick else ''}"
     show(rows, heading)
-    found = verdicts(rows)
-    for each in found:
+    answers = verdicts(rows)
+    for each in answers:
         console.print(each.text, soft_wrap=True)
     console.print(NOTES)
-    page = benchmark_page(rows, list(METHODS), found, [heading, *NOTES.splitlines()])
-    RunFolder(folder).write("noniid.html", page)
-    tables: Row = {"rows": rows, "verdicts": [asdict(each) for each in found], "notes": NOTES}
-    write_tables(folder, "benchmarks.noniid", start, ["xgboost", "torch"], tables)
+    page = benchmark_page(rows, list(METHODS), answers, [heading, *NOTES.splitlines()])
+    results = folder if steps == LARGE else folder / f"steps-{steps}"
+    results.mkdir(exist_ok=True)
+    RunFolder(results).write("noniid.html", page)
+    tables: Row = {"rows": rows, "verdicts": [asdict(each) for each in answers], "notes": NOTES}
+    write_tables(results, "benchmarks.noniid", start, ["xgboost", "torch"], tables)
 
 
 if __name__ == "__main__":
