@@ -73,7 +73,10 @@ PRINTED = {  # Table 2, (set, share): AUC, KS; the sets as they fit Table 1, see
     ("Credit 2", 100): (0.854866, 54.9461),
 }
 ROWS = (30, 100, 300)  # Figure 10; the paper's are those of Table 2
-DEPLOYED, N_TIMED, N_REPEATS = (5.0, 9.0), 200, 5  # seconds of an exchange between sites
+# Seconds of an exchange between sites: near ones, far ones, and by Flower's own commands
+# (``simulations.bench.exchange``, ``--stock``).
+DEPLOYED = (0.2, 1.0, 13.0)
+N_TIMED, N_REPEATS = 200, 5
 QUICK_TREES, QUICK_ROWS, QUICK_POINTS = 10, 200, (50, 200)
 OUTPUT = Path("runs/papers/fed_eini")
 CUT = f"""\
@@ -287,7 +290,8 @@ def show_crossovers(rows: Sequence[Row], costs: Mapping[int, float]) -> None:
         grid.add_row(*shown)
     console.print(grid)
     for way in PLAIN if rows else ():
-        last = [f"{row[way][1]} rows at {row['exchange']:.2g} s" for row in rows[-3:]]
+        latest = rows[-1 - len(DEPLOYED) :]
+        last = [f"{row[way][1]} rows at {row['exchange']:.2g} s" for row in latest]
         where = f"{rows[-1]['credit']}, {rows[-1]['key_bits']} bits"
         text = f"Fed-EINI is faster below {', '.join(last)} an exchange; else interactive {way}"
         console.print(f"Advice ({where}): {text}", soft_wrap=True)
