@@ -60,6 +60,21 @@ def test_the_intercept_is_the_one_that_xgboost_estimates(objective, scale, weigh
     assert ours == pytest.approx(theirs, rel=1e-6)
 
 
+def test_hessians_of_classes_are_xgboosts_to_the_last_bit_wherever_margins_lie():
+    rng = np.random.default_rng(3)
+    given = {"objective": "multi:softprob", "num_class": 5, "max_depth": 1, "nthread": 1}
+    for size in (0.5, 2.0, 20.0):
+        for margins in size * rng.normal(size=(20, 2, 1, 5)):
+            for one in (margins[0], -np.abs(margins[1])):
+                start = one.astype(np.float32)
+                row = xgboost.DMatrix(np.zeros((1, 1)), np.ones(1), base_margin=start)
+                trees = json.loads(xgboost.train(given, row, 1).save_raw("json"))["learner"]
+                trees = trees["gradient_booster"]["model"]["trees"]
+                theirs = np.float32([tree["sum_hessian"][0] for tree in trees])
+                ours = gradients("multi:softprob", start, *np.ones((2, 1), np.float32))
+                assert ours[0, :, 1].tolist() == theirs.tolist()
+
+
 @pytest.mark.parametrize("objective", NUMBERS)
 def test_margins_and_predictions_undo_each_other(objective):
     margins = np.linspace(-4, 4, 50)[:, None]
@@ -75,8 +90,9 @@ def test_margins_and_predictions_undo_each_other(objective):
 def test_margins_of_any_size_have_finite_gradients_and_predictions(objective):
     margins = np.array([[-1e30], [-200], [0], [200], [1e30]], np.float32)
     if objective == "multi:softprob":
-        margins = np.hstack((margins, -margins))
-    labels, weights = np.full(5, 1, np.float32), np.ones(5, np.float32)
+        low = np.full((5, 1), -300, np.float32)
+        margins = np.vstack((np.hstack((margins, -margins)), np.hstack((low, low))))
+    labels, weights = np.full(len(margins), 1, np.float32), np.ones(len(margins), np.float32)
     assert np.isfinite(transform(objective, margins)).all()
     assert np.isfinite(exact_predictions(objective, margins.astype(np.float64))).all()
     if objective in ("binary:logistic", "reg:logistic", "multi:softprob"):

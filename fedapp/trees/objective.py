@@ -41,6 +41,8 @@ SOFTMAX_INTERCEPT = 0.5
 CUSTOM_INTERCEPT = 0.5
 # Past these the exponential leaves float32 and float64.
 LARGEST_POWER, LARGEST_EXACT_POWER = np.float32(88.7), 700.0
+# Exponentials of margins above it keep all bits of a float32.
+LEAST_UNSHIFTED = np.float32(-87)
 MOST_CLASSES = 10**6
 
 
@@ -166,7 +168,12 @@ def _log_odds(predictions: Doubles) -> Doubles:
 
 
 def _softmax(margins: Array) -> Array:
-    powers = _exp(margins - margins.max(axis=1, keepdims=True))
+    return _shares(margins, margins.max(axis=1, keepdims=True))
+
+
+def _shares(margins: Array, shifts: Array) -> Array:
+    """Softmax of margins less the shift of their row, shape (n_rows, 1)."""
+    powers = _exp(margins - shifts)
     shares: Array = powers / powers.sum(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
     return shares
 
@@ -223,7 +230,11 @@ def _logistic_pairs(
 def _softmax_pairs(
     margins: Array, labels: Array, parameters: LossParameters
 ) -> tuple[Array, Array]:
-    return _share_pairs(_softmax(margins), one_hot(labels, margins), np.float32(2))
+    largest = margins.max(axis=1, keepdims=True)
+    # For gradients, not for predictions, XGBoost shifts margins that are all below 0 by nothing; of
+    # very low ones all exponentials would vanish, and here they are shifted.
+    shifts = np.where(largest < LEAST_UNSHIFTED, largest, np.maximum(largest, np.float32(0)))
+    return _share_pairs(_shares(margins, shifts), one_hot(labels, margins), np.float32(2))
 
 
 def _poisson_pairs(
