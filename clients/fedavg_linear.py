@@ -100,7 +100,7 @@ def _scores(
     site: Site, model: LinearModel, request: AverageRequest, adder: Adder
 ) -> dict[str, Array]:
     """Scores of the model that was sent."""
-    scores, center = dict[str, Array](), float(model.base_margin)
+    scores, center = dict[str, Array](), float(model.base_margin[0])
     for subset in WATCHED:
         margins = predict_linear(model, site.store[f"{subset}.values"])
         how = margins, request.score_bins, center

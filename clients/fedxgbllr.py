@@ -54,6 +54,7 @@ def fit(site: Site, request: FitRequest) -> FitReply:
     check_drawn(site.config, int(request.subsample * len(store["train.labels"])))
     if request.n_outputs != n_outputs(store.facts["objective"], len(store.facts[CLASSES])):
         raise ProtocolError(site.name, "FitRequest", "n_outputs", "must be those of the run")
+    _check_scores(site, request)
     with blaming(site.name, "FitRequest", "parameters"):
         grown = _own_trees(site, request)
     square_sum = 0.0
@@ -106,7 +107,7 @@ def _parameters(site: Site, request: FitRequest) -> dict[str, Any]:
     objective, loss = store.facts["objective"], loss_parameters(store)
     return {
         **for_xgboost(objective, request.n_outputs, parameters, loss),
-        "base_score": request.base_score,
+        "base_score": request.base_score.tolist(),
         "eval_metric": metrics.loss_metric(objective, loss.tweedie_variance_power),
         "nthread": THREADS,
     }
@@ -114,11 +115,13 @@ def _parameters(site: Site, request: FitRequest) -> dict[str, Any]:
 
 def share(site: Site, request: ShareRequest) -> ShareReply:
     """Line 7: the outputs of all trees for all rows, once; the rows' values are dropped."""
+    _check_scores(site, request)
     store = site.store
     for name, array in arrays_of(request).items():
         store[f"trees.{name}"] = array
     store["trees.counts"] = request.counts
-    scalars = ("n_outputs", "head", "channels", "classes", "base_score", "unit")
+    store["base_score"] = request.base_score
+    scalars = ("n_outputs", "head", "channels", "classes", "unit")
     store.facts["model"] = {name: getattr(request, name) for name in scalars}
     with blaming(site.name, "ShareRequest", "trees"):
         (ensembles, sets), shape = _ensembles(store), _shape(store)
@@ -178,10 +181,10 @@ def _labelled(store: Store, subset: str) -> tuple[Array, Array, Array]:
     return store[f"{subset}.outputs"], store[f"{subset}.labels"], store[f"{subset}.weights"]
 
 
-def _scale(store: Store) -> tuple[Objective, np.float32, np.float32]:
+def _scale(store: Store) -> tuple[Objective, Array, np.float32]:
     """Objective, base margin, and unit of the head."""
     objective, model = cast(Objective, store.facts["objective"]), store.facts["model"]
-    base = base_margin(objective, np.float32(model["base_score"]))
+    base = base_margin(objective, store["base_score"])
     return objective, base, np.float32(model["unit"])
 
 
@@ -193,7 +196,7 @@ def _scores(
     (objective, base, unit), shape = _scale(store), _shape(store)
     scaled = weights_in_unit(shape, weights, unit)
     margins = base + head_margins(shape, scaled, store[f"{subset}.outputs"])
-    return score_fields(site, subset, objective, margins, n_bins, float(base), residual_range)
+    return score_fields(site, subset, objective, margins, n_bins, float(base[0]), residual_range)
 
 
 def final(site: Site, request: FinalRequest) -> FinalReply:
@@ -216,7 +219,7 @@ def _model(store: Store, weights: Array) -> StackedModel:
     model, (ensembles, sets) = store.facts["model"], _ensembles(store)
     return StackedModel(
         cast(Objective, store.facts["objective"]),
-        np.float32(model["base_score"]),
+        np.array(store["base_score"]),
         tuple(store.facts["hello"]["columns"]),
         tuple(model["classes"]),
         np.float32(model["unit"]),
@@ -226,6 +229,14 @@ def _model(store: Store, weights: Array) -> StackedModel:
         sets,
         kept_categories(store),
     )
+
+
+def _check_scores(site: Site, request: FitRequest | ShareRequest) -> None:
+    """Hold that there is a base score for every output of the run."""
+    width = n_outputs(site.store.facts["objective"], len(site.store.facts[CLASSES]))
+    if len(request.base_score) != width:
+        rule = f"must be {width}, one an output, got {len(request.base_score)}"
+        raise ProtocolError(site.name, type(request).__name__, "base_score", rule)
 
 
 def _check_weights(site: Site, request: AverageRequest | FinalRequest, shape: HeadShape) -> None:

@@ -24,7 +24,7 @@ from fedapp.messages.labels import LabelsReply, LabelsRequest, Terms
 from fedapp.metrics import check_metrics
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
-from fedapp.trees.objective import AUTO, LossParameters, check_classes
+from fedapp.trees.objective import AUTO, LossParameters, Objective, check_classes, label_sums
 
 log = logging.getLogger("fedapp.site")
 # Of the run, in a store's facts: classes, metrics beside the objective's, parameters of the loss.
@@ -60,8 +60,8 @@ def keep_coding(site: Site, request: Terms) -> dict[str, Any]:
         check_metrics(facts["objective"], request.eval_metrics)
     facts[CLASSES], facts[METRICS] = list(request.classes), list(request.eval_metrics)
     facts[PARAMETERS] = asdict(LossParameters.of(request))
-    label_sum, weight_sum = code_labels(site.store, request.classes)
-    return {"label_sum": label_sum, "weight_sum": weight_sum, "unseen": recode(site, request)}
+    sums, weight_sum = code_labels(site.store, facts["objective"], request.classes)
+    return {"label_sums": sums, "weight_sum": weight_sum, "unseen": recode(site, request)}
 
 
 def loss_parameters(store: Store) -> LossParameters:
@@ -69,18 +69,15 @@ def loss_parameters(store: Store) -> LossParameters:
     return LossParameters(**store.facts[PARAMETERS])
 
 
-def code_labels(store: Store | dict[str, Any], classes: Sequence[str]) -> tuple[float, float]:
-    """Keep class ids in place of the labels; returns the weighted sum of the training labels.
-
-    Returns
-    -------
-    Weighted sum of the labels, and sum of the weights.
-    """
+def code_labels(
+    store: Store | dict[str, Any], objective: Objective, classes: Sequence[str]
+) -> tuple[npt.NDArray[np.float64], float]:
+    """Keep class ids in place of the labels; returns the ``label_sums`` of the training rows, and
+    the sum of their weights."""
     for subset in SUBSETS:
         store[f"{subset}.labels"] = class_ids(store[f"{subset}.labels"], classes)
-    coded = store["train.labels"].astype(np.float64)
-    weights = store["train.weights"]
-    return float(coded @ weights), float(weights.sum(dtype=np.float64))
+    rows = store["train.labels"], store["train.weights"]
+    return label_sums(objective, *rows, len(classes)), float(rows[1].sum(dtype=np.float64))
 
 
 def number_rows(site: Site, objective: str) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:

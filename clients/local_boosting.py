@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from clients.dictionary import kept_categories
 from clients.labels import CLASSES, loss_parameters
-from clients.margins import begin_margins, told_trees
+from clients.margins import begin_margins, told_base_margin, told_trees
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
@@ -17,7 +17,7 @@ from fedapp.site.answer import Site
 from fedapp.site.policy import check_drawn
 from fedapp.trees.boosted.from_xgboost import grow_trees
 from fedapp.trees.model import Grown
-from fedapp.trees.objective import Objective, n_outputs
+from fedapp.trees.objective import Objective
 from fedapp.trees.packed import EXPLAINED, pack_trees
 from fedapp.trees.predict import add_trees
 from fedapp.trees.sets import category_counts
@@ -39,8 +39,9 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
         raise ProtocolError(site.name, type(request).__name__, "n_classes", "must be the run's")
     widths = category_counts(kept_categories(store), store["train.values"].shape[1])
     known = told_trees(site, request, widths)
+    base_margin = told_base_margin(site, request)
     if "train.margins" not in store:
-        begin_margins(store, n_outputs(objective, request.n_classes), request.base_margin)
+        begin_margins(store, base_margin)
     scores = _learn(site, objective, known, request)
     rows = store["train.values"], store["train.labels"], store["train.weights"]
     given = objective, request.n_classes, _parameters(site, request), rows
@@ -59,9 +60,8 @@ def _learn(site: Site, objective: Objective, grown: Grown, request: BoostOrder) 
             values = store[f"{subset}.values"]
             margins = add_trees(margins, grown.trees, values, grown.sets)
             store[f"{subset}.margins"] = margins
-        scores |= score_fields(
-            site, subset, objective, margins, request.score_bins, request.base_margin
-        )
+        how = margins, request.score_bins, float(request.base_margin[0])
+        scores |= score_fields(site, subset, objective, *how)
     return scores
 
 

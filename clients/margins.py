@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from clients.labels import CLASSES
@@ -44,17 +46,39 @@ def base_margins(store: Store, subset: str) -> Array | None:
     return store.find(f"{subset}.base_margins")
 
 
-def begin_margins(store: Store, width: int, base_margin: float) -> None:
+class TellsBaseMargin(Protocol):
+    """A request that says what margins rows start from."""
+
+    @property
+    def base_margin(self) -> Array: ...
+
+
+def told_base_margin(site: Site, request: TellsBaseMargin) -> Array:
+    """The margins that rows start from; float32, shape (n_outputs,).
+
+    Raises
+    ------
+    ProtocolError : they are not one for every output of the run.
+    """
+    facts, found = site.store.facts, request.base_margin
+    width = n_outputs(facts["objective"], len(facts[CLASSES]))
+    if len(found) != width:
+        rule = f"must be {width}, one an output, got {len(found)}"
+        raise ProtocolError(site.name, type(request).__name__, "base_margin", rule)
+    return found
+
+
+def begin_margins(store: Store, base_margin: Array) -> None:
     """Margins before the first tree, for the rows that train and those that validate: their own
     base margins, where the table has them.
 
     Parameters
     ----------
-    width : margins of a row.
+    base_margin : see ``told_base_margin``.
     """
     for subset in WATCHED:
         if (own := base_margins(store, subset)) is not None:
             store[f"{subset}.margins"] = own[:, None]
             continue
-        shape = (len(store[f"{subset}.labels"]), width)
-        store[f"{subset}.margins"] = np.full(shape, base_margin, dtype=np.float32)
+        n_rows = len(store[f"{subset}.labels"])
+        store[f"{subset}.margins"] = np.tile(base_margin, (n_rows, 1))

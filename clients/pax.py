@@ -15,7 +15,7 @@ import numpy as np
 
 from clients.dictionary import kept_categories
 from clients.labels import CLASSES, keep_coding, loss_parameters
-from clients.margins import begin_margins, told_trees
+from clients.margins import begin_margins, told_base_margin, told_trees
 from clients.pax_floors import TOLD, begin_round, divide, drawn_rows, sum_nodes
 from clients.pax_sums import (
     MIN_CHILD_ROWS,
@@ -108,7 +108,7 @@ def _grow(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
     store = site.store
     _check(site, request)
     if "train.margins" not in store:
-        _begin(store, request.n_trees, request.base_margin)
+        _begin(store, request.base_margin)
     _route(site, request)
     _check_leaves(site, request)
     scores = _start_round(site, request, terms) if request.level == 0 else _no_scores()
@@ -133,8 +133,7 @@ def begin_from(site: Site, request: InitRequest) -> InitReply:
         raise ProtocolError(site.name, "InitRequest", "trees", "must come before the first round")
     widths = np.asarray(store["set_widths"])  # none before the sketch
     known = told_trees(site, request, widths)
-    width = n_outputs(store.facts["objective"], len(store.facts[CLASSES]))
-    _begin(store, width, request.base_margin)
+    _begin(store, told_base_margin(site, request))
     rows = {"train": _training_values(store), "valid": store["valid.values"]}
     for subset in WATCHED:
         margins = store[f"{subset}.margins"]
@@ -155,12 +154,12 @@ def _training_values(store: Store) -> Array:
     return values
 
 
-def _begin(store: Store, n_trees: int, base_margin: float) -> None:
+def _begin(store: Store, base_margin: Array) -> None:
     """Margins before the first tree, and all rows at the roots."""
-    begin_margins(store, n_trees, base_margin)
+    begin_margins(store, base_margin)
     for subset in WATCHED:
         n_rows = len(store[f"{subset}.labels"])
-        store[f"{subset}.nodes"] = np.zeros((n_trees, n_rows), dtype=np.int32)
+        store[f"{subset}.nodes"] = np.zeros((len(base_margin), n_rows), dtype=np.int32)
 
 
 def _route(site: Site, request: GrowRequest) -> None:
@@ -219,7 +218,7 @@ def _start_round(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Ar
             margins = margins + request.leaf_values[starts + nodes].T
             store[f"{subset}.margins"] = margins
         store[f"{subset}.nodes"] = np.zeros_like(nodes)
-        how = objective, margins, request.score_bins, request.base_margin
+        how = objective, margins, request.score_bins, float(request.base_margin[0])
         scores |= score_fields(site, subset, *how, adder=terms.adder)
     rows = (store[f"train.{name}"] for name in ("margins", "labels", "weights"))
     margins, labels, weights = rows
@@ -283,6 +282,7 @@ def _check(site: Site, request: GrowRequest) -> None:
     store.facts["open"] = request.level, width if at_root else 2 * n_splits
     rules = {
         "n_trees": (n_trees == width, f"must be {width}"),
+        "base_margin": (len(request.base_margin) == width, f"must be {width}, one an output"),
         "level": (at_root or request.level == level + 1, f"must be 0 or {level + 1}"),
         "split_nodes": (n_splits <= n_open, f"must be {n_open} at most"),
         "wanted_nodes": (

@@ -13,7 +13,7 @@ import numpy as np
 
 from clients.dictionary import kept_categories
 from clients.labels import CLASSES, keep_coding, loss_parameters
-from clients.margins import begin_margins, told_trees
+from clients.margins import begin_margins, told_base_margin, told_trees
 from clients.pax_sums import COUNT_BYTES, check_prefixes, take_cuts, whole_weights
 from clients.scoring import score_subsets
 from clients.secure import join, label_sums
@@ -63,7 +63,9 @@ def open_sums(site: Site, request: PrivateOpenRequest) -> Sums:
     counts = digit_counts(values, whole_weights(store, bounds), prefixes, offsets, digit=0)
     of_labels = budget_of(store).own_variance("labels", math.sqrt(2) * heaviest_units(store))
     noise = Noise("labels", 0, (of_labels,)), _of_counts(store, 0)
-    return Sums([label_sums(store, bounds), counts], noise=noise)
+    sums = label_sums(store, bounds)
+    # Several classes begin alike, whatever their shares.
+    return Sums([sums if len(sums) == 2 else sums[-1:], counts], noise=noise)
 
 
 def count(site: Site, request: PrivateCountRequest) -> Sums:
@@ -182,7 +184,7 @@ def _walked(site: Site, request: PrivateTreesRequest) -> tuple[Grown, Array, Who
     if len(grown.trees) != width:
         rule = f"must be {width}, got {len(grown.trees)}"
         raise ProtocolError(site.name, type(request).__name__, "trees", rule)
-    _add_leaves(site, request, width)
+    _add_leaves(site, request)
     values, margins = store["train.values"], store["train.margins"]
     pairs = row_pairs(
         store.facts["objective"], margins, store["train.labels"], loss_parameters(store)
@@ -194,7 +196,7 @@ def _walked(site: Site, request: PrivateTreesRequest) -> tuple[Grown, Array, Who
     return grown, nodes, np.ascontiguousarray(whole.transpose(1, 0, 2))
 
 
-def _add_leaves(site: Site, request: PrivateTreesRequest, width: int) -> None:
+def _add_leaves(site: Site, request: PrivateTreesRequest) -> None:
     """Move the margins by the leaves of the last round, once."""
     store, n_told = site.store, len(request.leaf_values)
     wanted = store.facts["n_leaves"] if "train.margins" in store else 0
@@ -202,7 +204,7 @@ def _add_leaves(site: Site, request: PrivateTreesRequest, width: int) -> None:
         rule = f"must be {wanted}, those of the last round, got {n_told}"
         raise ProtocolError(site.name, type(request).__name__, "leaf_values", rule)
     if "train.margins" not in store:
-        begin_margins(store, width, request.base_margin)
+        begin_margins(store, told_base_margin(site, request))
     elif n_told:
         store["train.margins"] = store["train.margins"] + request.leaf_values[store["places"]]
     store.facts["n_leaves"] = 0

@@ -38,7 +38,7 @@ class Scored(Described, Protocol):
     @property
     def n_outputs(self) -> int: ...
     @property
-    def base_margin(self) -> np.float32: ...
+    def base_margin(self) -> Array: ...
 
 
 M = TypeVar("M", bound=Scored)
@@ -152,7 +152,7 @@ def _scores(
     for subset in subsets:
         batches = [predict(model, *rows) for rows in _batches(site.store, subset)]
         margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
-        center, widest = float(model.base_margin), request.residual_range
+        center, widest = float(model.base_margin[0]), request.residual_range
         scores |= score_fields(
             site, subset, model.objective, margins, request.score_bins, center, widest, adder
         )

@@ -27,7 +27,7 @@ from fedapp.site.masks import BOUNDS
 from fedapp.site.policy import check_parties, check_threshold
 from fedapp.site.shares import AMONG, THRESHOLD, unmask
 from fedapp.site.store import Store
-from fedapp.trees.objective import is_regression, label_power
+from fedapp.trees.objective import is_regression, label_power, n_outputs
 
 
 def keys(site: Site, request: KeysRequest) -> KeysReply:
@@ -108,11 +108,16 @@ def _largest(store: Store) -> int:
 
 
 def label_sums(store: Store, bounds: Bounds) -> Whole:
-    """Weighted sum of the training labels, and sum of the weights; int64, shape (2,)."""
+    """Weighted sums of the training labels, for softmax of the rows of each class, and sum of the
+    weights; int64, shape (n_outputs + 1,)."""
+    run = store.facts["objective"], len(store.facts[CLASSES])
     labels, weights = (store[f"train.{name}"].astype(np.float64) for name in ("labels", "weights"))
-    power = label_power(store.facts["objective"], len(store.facts[CLASSES]), bounds)
-    terms = to_whole(labels * weights, bounds.exponent(power))
-    return np.array([terms.sum(), to_whole(weights, bounds.exponent(0)).sum()], dtype=np.int64)
+    exponent, sums = bounds.exponent(label_power(*run, bounds)), np.zeros(n_outputs(*run), np.int64)
+    if len(sums) > 1:
+        np.add.at(sums, labels.astype(np.int64), to_whole(weights, exponent))
+    else:
+        sums += to_whole(labels * weights, exponent).sum()
+    return np.append(sums, to_whole(weights, bounds.exponent(0)).sum())
 
 
 HANDLERS: Mapping[type[Request], Handler] = {

@@ -162,9 +162,9 @@ class LinearModel:
         return n_outputs(self.objective, len(self.classes))
 
     @property
-    def base_margin(self) -> np.float32:
-        """Margin of a row whose inputs are all means."""
-        return np.float32(self.bias[0])
+    def base_margin(self) -> Rows:
+        """Margins of a row whose inputs are all means; float32, shape (n_outputs,)."""
+        return self.bias.astype(np.float32)
 
 
 def predict_linear(model: LinearModel, values: Rows) -> Rows:

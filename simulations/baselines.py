@@ -37,6 +37,7 @@ from fedapp.trees.objective import (
     LossParameters,
     base_margin,
     base_score,
+    label_sums,
     margins_of,
     n_outputs,
 )
@@ -318,8 +319,9 @@ def _boosted(settings: Settings, rows: Pooled) -> Trained:
     for name, gain in kept.get_score(importance_type="total_gain").items():
         gains[int(name[1:])] = gain  # f0, f1, ...
     with np.errstate(divide="ignore"):  # of a party whose rows are all of one class
-        center = float(base_margin(settings.objective, np.float32(parameters["base_score"])))
-    return Trained(margins, center, gains)
+        told = np.array([parameters.get("base_score", 0)], dtype=np.float32)
+        center = base_margin(settings.objective, told)
+    return Trained(margins, float(center[0]), gains)
 
 
 def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
@@ -425,11 +427,13 @@ def xgboost_parameters(
     """
     n_classes = int(labels.max()) + 1
     total = float(weights.sum(dtype=np.float64))
-    label_sum = float(drawn.astype(np.float64) @ weights)
+    sums = label_sums(settings.objective, drawn, weights, n_classes)
     width, loss = n_outputs(settings.objective, n_classes), LossParameters.of(settings)
+    score = float(base_score(settings.objective, sums, total, loss)[0])
     return {
         **for_xgboost(settings.objective, width, parameters_of(settings), loss),
-        "base_score": float(base_score(settings.objective, label_sum, total, loss)),
+        # Several classes start by XGBoost's own default.
+        **({"base_score": score} if width == 1 else {}),
         **_constraints(settings, columns),
         # XGBoost stops by the last one.
         "eval_metric": [settings.watched_metric],

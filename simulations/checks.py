@@ -125,7 +125,7 @@ def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:
         kept = {f"{subset}.labels": subsets[subset].labels for subset in SUBSETS}
         kept["train.weights"] = weights_of(subsets["train"])
         nothing = np.empty(0, dtype=np.int64)
-        sums[name] = LabelsReply(*code_labels(kept, classes), unseen=nothing)
+        sums[name] = LabelsReply(*code_labels(kept, settings.objective, classes), unseen=nothing)
     label_sums(sums, len(classes))
 
 

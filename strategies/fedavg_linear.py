@@ -46,7 +46,7 @@ from fedapp.messages.fedavg_linear import (
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.run_folder import RunFolder
-from fedapp.trees.objective import base_margin, n_outputs
+from fedapp.trees.objective import base_margin
 from strategies.base import Summary
 from strategies.fedavg_linear_plain import Averages, PlainAverages
 from strategies.fedavg_linear_secure import MaskedAverages
@@ -152,7 +152,7 @@ class FedAvgLinear(HorizontalStrategy):
             table,
             MomentsRequest(**self.terms()),
             lambda party, reply: check_moments(
-                party, reply, n_inputs, n_classes, table.n_coded_columns
+                party, reply, n_inputs, n_classes, self.n_outputs, table.n_coded_columns
             ),
         )
         self.note_coding(replies)
@@ -162,9 +162,8 @@ class FedAvgLinear(HorizontalStrategy):
         )
         objective = self.settings.objective
         mean = mean_label(replies, n_classes, self.settings)
-        width = n_outputs(objective, n_classes)
-        bias = np.full(width, base_margin(objective, mean), dtype=np.float64)
-        weights = np.zeros((n_inputs, width))
+        bias = base_margin(objective, mean).astype(np.float64)
+        weights = np.zeros((n_inputs, len(bias)))
         return self._linear(whole.means, whole.scales, weights, bias)
 
     def _linear(self, *arrays: Floats) -> LinearModel:

@@ -70,7 +70,7 @@ class MaskedAverages:
         of_labels, unseen, counts = yield from sums.ask(
             parties,
             OpenRequest(**roster, **terms),
-            (2,),
+            (self._run.n_outputs + 1,),
             (table.n_coded_columns,),
             (int(is_number.sum()), N_POWERS),
             may_fail=0,
@@ -84,7 +84,7 @@ class MaskedAverages:
         around = SpreadsRequest(means)
         (squares,) = yield from sums.ask(parties, around, (2, len(of_each)), may_fail=0)
         reply = MomentsReply(
-            label_sum=labels.label_sum,
+            label_sums=labels.label_sums,
             weight_sum=labels.weight_sum,
             unseen=labels.unseen,
             counts=weights,

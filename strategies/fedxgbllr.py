@@ -52,7 +52,7 @@ from fedapp.messages.trees import arrays_of
 from fedapp.metrics import loss_metric, scored_names
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import together
-from fedapp.trees.objective import n_outputs
+from fedapp.trees.objective import alike, n_outputs
 from fedapp.trees.packed import pack_trees, unpack_trees
 from fedapp.trees.sets import Ints, category_counts
 from fedapp.trees.stacked.head import Floats, HeadShape, Kind, initial_weights
@@ -149,7 +149,8 @@ class FedXGBllr(HorizontalStrategy):
         columns, classes = self.table.columns, self.table.classes
         self._warn_of_lacking(untrained_by_class(parties, classes))
         weight_sum = sum(reply.weight_sum for reply in labels.values())
-        mean = mean_label(labels, 0, self.settings)
+        # The head learns the shares of several classes.
+        mean = alike(mean_label(labels, 0, self.settings))
         request = self._fit_request(len(parties), mean, len(classes))
         widths = category_counts(self.table.categories, len(columns))
         fits = yield from ask(
@@ -196,12 +197,12 @@ class FedXGBllr(HorizontalStrategy):
             "(pax.aggregation=secure) is the same model whoever has which rows"
         )
 
-    def _fit_request(self, n_parties: int, mean: np.float32, n_classes: int) -> FitRequest:
+    def _fit_request(self, n_parties: int, mean: Floats, n_classes: int) -> FitRequest:
         """XGBoost's parameters; the general ones but for depth and eta."""
         own = {"max_depth": self.own.max_depth, "eta": self.own.eta}
         return FitRequest(
             n_outputs=n_outputs(self.settings.objective, n_classes),
-            base_score=float(mean),
+            base_score=mean,
             n_rounds=self.own.trees or max(1, TREES_OF_ALL // n_parties),
             early_stopping_rounds=self.settings.early_stopping_rounds,
             **(parameters_of(self.settings) | own),
@@ -332,6 +333,6 @@ def _share_request(model: StackedModel) -> ShareRequest:
         head=model.shape.kind,
         channels=model.shape.channels,
         classes=model.classes,
-        base_score=float(model.base_score),
+        base_score=model.base_score,
         unit=float(model.unit),
     )

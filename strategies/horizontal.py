@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
@@ -34,6 +35,7 @@ from fedapp.trees.objective import (
     base_score,
     check_base_margin,
     is_regression,
+    n_outputs,
 )
 from strategies.base import TreeStrategy
 from strategies.dictionary import alike_names, joint_dictionary
@@ -179,6 +181,11 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
                 rule = "are not among its categories, and count as missing"
                 self.warn_once(f"{party}: {count:,} values of {listed([column])} {rule}")
 
+    @property
+    def n_outputs(self) -> int:
+        """Margins of a row."""
+        return n_outputs(self.settings.objective, len(self.table.classes))
+
     def terms(self) -> dict[str, Any]:
         """The fields of ``Terms``."""
         return {**self.table.coding(), **loss_fields(self.settings)}
@@ -190,7 +197,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             parties.all(LabelsRequest(**self.terms())),
             LabelsReply,
             lambda party, reply: check_coded(
-                party, reply, len(table.classes), table.n_coded_columns
+                party, reply, len(table.classes), self.n_outputs, table.n_coded_columns
             ),
         )
         self.note_coding(replies)
@@ -343,7 +350,7 @@ def _positive_label(parties: Mapping[str, HelloReply], settings: Settings) -> st
 
 def mean_label(
     replies: Mapping[str, LabelsReply], n_classes: int, settings: Settings
-) -> np.float32:
+) -> npt.NDArray[np.float32]:
     """Prediction before the first tree: ``base_score`` of all parties' training rows.
 
     Raises
@@ -356,8 +363,10 @@ def mean_label(
     return score
 
 
-def label_sums(replies: Mapping[str, LabelsReply], n_classes: int = 0) -> tuple[float, float]:
-    """Weighted sum of the labels, and sum of the weights, over all parties.
+def label_sums(
+    replies: Mapping[str, LabelsReply], n_classes: int = 0
+) -> tuple[npt.NDArray[np.float64], float]:
+    """Weighted sums of the labels, and sum of the weights, over all parties.
 
     Raises
     ------
@@ -366,10 +375,10 @@ def label_sums(replies: Mapping[str, LabelsReply], n_classes: int = 0) -> tuple[
     weight_sum = sum(reply.weight_sum for reply in replies.values())
     if not weight_sum > 0:
         raise DataError("weight must be > 0 in some row of some party")
-    label_sum = sum(reply.label_sum for reply in replies.values())
-    if n_classes == 2 and not 0 < label_sum < weight_sum:
+    sums = np.sum([reply.label_sums for reply in replies.values()], axis=0)
+    if n_classes == 2 and not 0 < sums[-1] < weight_sum:
         raise DataError("label must have both classes among the training rows of weight > 0")
-    return label_sum, weight_sum
+    return sums, weight_sum
 
 
 def check_validation(parties: Mapping[str, HelloReply], settings: Settings) -> None:

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedapp.config import Settings
 from fedapp.conversation import Check, Checkpoint, Conversation, Parties
@@ -94,7 +95,7 @@ class Boosted:
             "round_id": self.n_rounds,
             "n_rounds": n_rounds,
             "n_classes": len(self.model.classes),
-            "base_margin": float(self.model.base_margin),
+            "base_margin": self.model.base_margin,
             "score_bins": ROUND_BINS,
         }
 
@@ -138,7 +139,7 @@ class Boosted:
             "ends": np.array(self.ends, dtype=np.int64),
         }
         facts = {
-            "base_score": float(self.model.base_score),
+            "base_score": self.model.base_score.tolist(),
             "weights": dict(self.weights),
             "history": self.history.scores,
             "told": self.n_told,
@@ -183,7 +184,7 @@ def _go_on(boosted: Boosted, model: Ensemble, begun: Begun) -> None:
     boosted.ends = [n_trees * n_rounds for n_rounds in range(1, begun.n_rounds + 1)]
 
 
-def _bare(settings: Settings, table: CommonTable, mean: np.float32) -> Ensemble:
+def _bare(settings: Settings, table: CommonTable, mean: npt.NDArray[np.float32]) -> Ensemble:
     """A model without trees."""
     bare = Ensemble(settings.objective, mean, table.columns, table.classes, ())
     bare = replace(bare, categories=table.categories, margin_column=table.base_margin)
@@ -194,7 +195,7 @@ def _restore(settings: Settings, saved: Checkpoint, table: CommonTable) -> Boost
     """Undo ``Boosted.checkpoint``."""
     arrays, facts = saved.arrays, saved.facts
     history = History.of(settings, facts["history"])
-    mean = np.float32(facts["base_score"])
+    mean = np.array(facts["base_score"], dtype=np.float32)
     model = _bare(settings, table, mean)
     trees = split_trees(arrays["nodes"], arrays["offsets"])
     grown = Grown(trees, CategorySets(arrays["sets"], arrays["set_widths"]))

@@ -41,7 +41,7 @@ from fedapp.trees.boosted.constraints import check_without_categories, constrain
 from fedapp.trees.boosted.grow import Growth, Rows, Shape
 from fedapp.trees.boosted.limits import Limits
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
-from fedapp.trees.objective import LossParameters, base_margin
+from fedapp.trees.objective import LossParameters, alike, base_margin
 from fedapp.trees.packed import pack_trees
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, mean_label
@@ -136,18 +136,20 @@ class PAX(HorizontalStrategy):
         labels, cuts = yield from self._opening.begin(parties, self.table, self.terms())
         self.note_coding(labels)
         mean = mean_label(labels, len(self.table.classes), self.settings)
+        if self.noised:
+            mean = alike(mean)
         if init_model is None:
             return self._boosting(mean, cuts)
         boosting = self._boosting(init_model.base_score, cuts)
         boosting.grown = init_model.grown
         request = InitRequest(
-            base_margin=float(init_model.base_margin),
+            base_margin=init_model.base_margin,
             **pack_trees(init_model.trees, sets=init_model.sets),
         )
         yield from ask(parties.all(request), InitReply)
         return boosting
 
-    def _boosting(self, mean: np.float32, cuts: Cuts) -> Boosting:
+    def _boosting(self, mean: npt.NDArray[np.float32], cuts: Cuts) -> Boosting:
         """A model without trees."""
         table = self.table
         sampling = Sampling(self.settings.seed, self.settings.colsample_bytree)
@@ -248,7 +250,7 @@ class PAX(HorizontalStrategy):
             round_id=boosting.n_rounds,
             level=growth.level,
             n_trees=boosting.width,
-            base_margin=float(base_margin(boosting.objective, boosting.base_score)),
+            base_margin=base_margin(boosting.objective, boosting.base_score),
             subsample=self.settings.subsample,
             seed=self.settings.seed,
             score_bins=ROUND_BINS,

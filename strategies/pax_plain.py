@@ -14,7 +14,7 @@ from fedapp.messages.labels import LabelsReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest, check_sketch
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.trees.boosted.rounds import Boosting
-from fedapp.trees.objective import is_regression
+from fedapp.trees.objective import is_regression, n_outputs
 from fedapp.trees.sets import category_counts
 from strategies.horizontal import CommonTable
 from strategies.scoring import ask_to_score
@@ -136,6 +136,7 @@ class PlainSums:
                 reply,
                 categories,
                 len(table.classes),
+                n_outputs(self._settings().objective, len(table.classes)),
                 n_bins[party],
                 table.n_coded_columns,
             ),

@@ -180,7 +180,8 @@ class NoisedSums:
         deviation = self._deviation("counts", math.sqrt(max(n_numbers, 1)))
         lightest = int(2 * CLEAR * deviation)
         descent = Descent(categories == 0, self._most_bins, lightest)
-        sums, counts = yield from MaskedSums().ask(parties, request, (2,), (n_numbers, BASE))
+        n_sums = 2 if self._width == 1 else 1
+        sums, counts = yield from MaskedSums().ask(parties, request, (n_sums,), (n_numbers, BASE))
         descent.take(settle(counts, None, deviation))
         while descent.digit < N_DIGITS:
             prefixes, offsets = descent.wanted()
@@ -198,7 +199,7 @@ class NoisedSums:
         nothing = np.empty(0, dtype=np.float32)
         told: dict[str, Any] = {
             "round_id": boosting.n_rounds,
-            "base_margin": float(base_margin(boosting.objective, boosting.base_score)),
+            "base_margin": base_margin(boosting.objective, boosting.base_score),
             "leaf_values": np.concatenate([*values, nothing]),
         }
         if self._private.trees == GREEDY:
@@ -258,6 +259,11 @@ class NoisedSums:
         """Undo ``facts``."""
         self._bounds, self._n_classes = Bounds(**facts["bounds"]), facts["n_classes"]
         self.budget = Budget(**facts["budget"])
+
+    @property
+    def _width(self) -> int:
+        """Margins of a row."""
+        return n_outputs(self._settings().objective, self._n_classes)
 
     @property
     def _most_bins(self) -> int:
@@ -361,27 +367,28 @@ class NoisedSums:
             )
 
     def _labels(self, sums: Any, n_coded_columns: int) -> LabelsReply:
-        """What the labels come to, within what labels can; of values that the dictionary lacks
-        nothing is told."""
+        """What the labels come to, within what labels can; of values that the dictionary lacks, and
+        of the shares of several classes, nothing is told."""
         regression = is_regression(self._settings().objective)
         power = self._bounds.largest if regression else power_above(self._n_classes)
         exponents = np.array([self._bounds.exponent(power), self._bounds.exponent(0)])
-        label_sum, weight_sum = from_whole(sums, exponents).tolist()
+        *told, weight_sum = from_whole(sums, exponents[-len(sums) :]).tolist()
         row = math.ldexp(1.0, self._bounds.heaviest) / 2
         weight_sum = max(weight_sum, 2 * row)
-        if self._n_classes == 2:
-            label_sum = min(max(label_sum, row), weight_sum - row)
+        if self._width > 1:
+            told = [weight_sum / self._width] * self._width
+        elif self._n_classes == 2:
+            told = [min(max(told[0], row), weight_sum - row)]
         elif regression:
             low, high = _means(self._settings().objective, math.ldexp(1.0, self._bounds.largest))
-            label_sum = min(max(label_sum, low * weight_sum), high * weight_sum)
-        return LabelsReply(label_sum, weight_sum, np.zeros(n_coded_columns, dtype=np.int64))
+            told = [min(max(told[0], low * weight_sum), high * weight_sum)]
+        return LabelsReply(np.array(told), weight_sum, np.zeros(n_coded_columns, dtype=np.int64))
 
     def _form(self) -> tuple[ClippedNumbers, Statistics]:
         """What has added sums of no rows, and these."""
         settings, clip = self._settings(), self._private.clip
         adder = ClippedNumbers(self._bounds, power_above(clip) if clip else 0)
-        width = n_outputs(settings.objective, self._n_classes)
-        nothing = np.empty((0, width), np.float32), *(np.empty(0, np.float32),) * 2
+        nothing = np.empty((0, self._width), np.float32), *(np.empty(0, np.float32),) * 2
         extra = settings.eval_metrics
         form = statistics(settings.objective, *nothing, SCORE_BINS, extra=extra, adder=adder)
         return adder, form

@@ -80,7 +80,7 @@ class SecureSums:
                 **roster,
                 **terms,
             ),
-            (2,),
+            (self._run.n_outputs + 1,),
             (table.n_coded_columns,),
             (int(categories.sum()),),
             (int((categories == 0).sum()), BASE),

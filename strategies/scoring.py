@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from fedapp import metrics
 from fedapp.config import Settings
@@ -32,7 +33,7 @@ class Scored(Described, Protocol):
     """What the summary asks of a model."""
 
     @property
-    def base_margin(self) -> np.float32: ...
+    def base_margin(self) -> npt.NDArray[np.float32]: ...
 
 
 def own_statistics(reply: Reply, subset: str) -> metrics.Statistics:
@@ -307,7 +308,7 @@ def score_summary(
         for subset in (subset for subset in SUBSETS if first is not None and scores[subset]):
             assert first is not None
             scores[subset] |= metrics.scores_from_bin(
-                found[subset], first, float(model.base_margin)
+                found[subset], first, float(model.base_margin[0])
             )
         return scores
 
@@ -323,7 +324,7 @@ def score_summary(
             objective,
             test,
             residual_range=residual_range,
-            center=float(model.base_margin),
+            center=float(model.base_margin[0]),
             threshold_bin=first,
         )
     return {

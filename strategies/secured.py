@@ -119,6 +119,11 @@ class SecuredRun:
             raise ConfigError(f"min-parties {rule}")
         self.bounds, self._n_classes = Bounds(**facts["bounds"]), facts["n_classes"]
 
+    @property
+    def n_outputs(self) -> int:
+        """Margins of a row."""
+        return n_outputs(self._settings().objective, self._n_classes)
+
     # What sums say
 
     def labels(self, sums: Whole, unseen: Whole) -> LabelsReply:
@@ -126,13 +131,13 @@ class SecuredRun:
 
         Parameters
         ----------
-        sums : of labels and of weights, shape (2,).
+        sums : of labels and of weights, shape (n_outputs + 1,).
         unseen : values that the dictionary lacks, by column.
         """
         power = label_power(self._settings().objective, self._n_classes, self.bounds)
-        exponents = np.array([self.bounds.exponent(power), self.bounds.exponent(0)])
-        label_sum, weight_sum = from_whole(sums, exponents).tolist()
-        return LabelsReply(label_sum, weight_sum, unseen)
+        found = from_whole(sums[:-1], self.bounds.exponent(power))
+        (weight_sum,) = from_whole(sums[-1:], self.bounds.exponent(0)).tolist()
+        return LabelsReply(found, weight_sum, unseen)
 
     def score_shapes(self, subsets: Sequence[str], n_bins: int) -> list[tuple[int, ...]]:
         """Of the sums and the histogram of each subset's scores."""
@@ -170,8 +175,7 @@ class SecuredRun:
     def _form(self, n_bins: int) -> tuple[metrics.Statistics, WholeNumbers]:
         """Sums of no rows, and what has added them."""
         settings, adder = self._settings(), WholeNumbers(self.bounds)
-        width = n_outputs(settings.objective, self._n_classes)
-        nothing = np.empty((0, width), np.float32), *(np.empty(0, np.float32),) * 2
+        nothing = np.empty((0, self.n_outputs), np.float32), *(np.empty(0, np.float32),) * 2
         extra = settings.eval_metrics
         form = metrics.statistics(settings.objective, *nothing, n_bins, extra=extra, adder=adder)
         return form, adder

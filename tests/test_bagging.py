@@ -20,7 +20,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.config import SiteConfig
 from fedapp.site.rows import Holdout, read_subsets
 from fedapp.trees.model import Ensemble, load_model
-from fedapp.trees.objective import base_score
+from fedapp.trees.objective import base_score, label_sums
 from fedapp.trees.predict import predict_margins
 from simulations.baselines import xgboost_parameters
 from simulations.local import run_local, simulated_contexts
@@ -101,10 +101,10 @@ class Reference:
         ones = np.ones(len(every), np.float32)
         self.parameters = xgboost_parameters(settings, every, ones, every)
         self.width = int(self.parameters.get("num_class", 1))
-        score = base_score(settings.objective, float(every.sum()), len(every))
+        sums = label_sums(settings.objective, every, ones, len(names))
+        score = base_score(settings.objective, sums, len(every))
         nothing = Ensemble(settings.objective, score, (), (), ())
-        shape = (len(every), self.width)
-        self.margins = np.full(shape, nothing.base_margin, np.float32)
+        self.margins = np.tile(nothing.base_margin, (len(every), 1))
         for _ in range(n_rounds):
             self._round()
 

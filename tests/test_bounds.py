@@ -12,6 +12,9 @@ import pytest
 
 from fedapp.config import Settings
 from fedapp.errors import PartyError
+from fedapp.messages.bagging import BagRequest
+from fedapp.messages.cyclic import TurnRequest
+from fedapp.messages.fedxgbllr import FitRequest, ShareRequest
 from fedapp.messages.pax import GrowRequest
 from fedapp.messages.scoring import EvaluateRequest
 from fedapp.trees.model import NODE, Ensemble, from_json, to_json
@@ -79,7 +82,7 @@ def test_a_model_of_other_columns_classes_or_objective_is_refused(
 def test_values_of_too_few_columns_are_not_walked() -> None:
     tree = np.zeros(3, dtype=NODE)
     tree["left"], tree["column"] = [1, -1, -1], [4, 0, 0]
-    model = Ensemble("reg:squarederror", np.float32(0), ("a", "b", "c", "d", "e"), (), (tree,))
+    model = Ensemble("reg:squarederror", np.zeros(1, np.float32), tuple("abcde"), (), (tree,))
     with pytest.raises(ValueError, match="values must have 5 columns, got 4"):
         predict_margins(model, np.zeros((2, 4), dtype=np.float32))
     again = from_json(to_json(model))
@@ -120,9 +123,10 @@ def grown(**changes: Any) -> Callable[[GrowRequest], GrowRequest]:
         ),
         (
             0,
-            {"base_margin": lambda _: 1e39},
-            "base_margin must be -3.4e\\+38 to 3.4e\\+38, got 1e\\+39",
+            {"base_margin": lambda _: np.zeros(2, np.float32)},
+            "base_margin must be 1, one an output",
         ),
+        (0, {"base_margin": lambda margins: margins * np.inf}, "base_margin must be finite"),
         (
             1,
             {
@@ -146,13 +150,45 @@ def grown(**changes: Any) -> Callable[[GrowRequest], GrowRequest]:
             "split_sets sets must be 0 bytes, got 3",
         ),
     ],
-    ids=["level", "trees", "wanted", "none", "columns", "margin", "splits", "leaves", "sets"],
+    ids=[
+        "level",
+        "trees",
+        "wanted",
+        "none",
+        "columns",
+        "margins",
+        "margin",
+        "splits",
+        "leaves",
+        "sets",
+    ],
 )
 def test_a_level_is_as_large_as_the_last_one_allows(
     pax: Settings, monkeypatch: pytest.MonkeyPatch, skip: int, changes: Any, rule: str
 ) -> None:
     asks(monkeypatch, GrowRequest, grown(**changes), skip)
     refuses(rf"^party-1\b.*: GrowRequest.{rule}$", pax)
+
+
+STARTS = [
+    ("bagging", BagRequest, "base_margin"),
+    ("cyclic", TurnRequest, "base_margin"),
+    ("fedxgbllr", FitRequest, "base_score"),
+    ("fedxgbllr", ShareRequest, "base_score"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "request_of", "field"), STARTS)
+def test_rows_start_from_a_margin_for_every_output(
+    settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    request_of: type,
+    field: str,
+) -> None:
+    run = settings(strategy=strategy, data="wine", objective="multi:softprob", num_boost_round=1)
+    asks(monkeypatch, request_of, lambda sent: replace(sent, **{field: getattr(sent, field)[:2]}))
+    refuses(rf"{request_of.__name__}.{field} must be 3, one an output, got 2$", run)
 
 
 @pytest.mark.parametrize("widths", [[33], [1, 2] * 60_000])

@@ -86,7 +86,7 @@ def sketch_reply() -> Any:
         masses=np.ones(3, dtype=np.float32),
         offsets=np.array([0, 3], dtype=np.int64),
         maxima=np.array([2], dtype=np.float32),
-        label_sum=1.0,
+        label_sums=np.ones(1),
         weight_sum=3.0,
         unseen=np.empty(0, np.int64),
     )

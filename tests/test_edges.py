@@ -124,7 +124,7 @@ def test_rows_without_weight_do_not_move_the_cuts(
         "tree_method": "hist",
         "max_depth": 3,
         "max_bin": 64,
-        "base_score": float(model.base_score),
+        "base_score": float(model.base_score[0]),
     }
     found = compare_trees(model, xgboost.train(parameters, matrix, 5))
     assert found.differing == 0

@@ -49,11 +49,9 @@ CHECKED: dict[str, dict[str, Any]] = {
 WEIGHTS = "check_sample_weight_equivalence_on_dense_data"
 # Checks that fail by what a method is.
 DEALT = "which party a row is dealt to follows from how many rows there are"
-AS_XGBOOST = "XGBoost with base_score=0.5 differs here in the same predictions by the same amounts"
 UNKNOWN = "a passive party does not know the weights: rows without any count in its cuts"
 DRAWN = "a tree's rows are drawn, and how, follows from how many rows there are"
 EXPECTED: dict[str, dict[str, str]] = {
-    "PAXClassifier": {WEIGHTS: AS_XGBOOST},
     "FedBaggingClassifier": {WEIGHTS: DEALT},
     "FedBaggingRegressor": {WEIGHTS: DEALT},
     "FedCyclicClassifier": {WEIGHTS: DEALT},

@@ -177,6 +177,23 @@ def test_parties_with_few_distinct_values_grow_the_pooled_trees(
     assert_exact(agreement(run), 15 if objective == "multi:softprob" else 5)
 
 
+@pytest.mark.parametrize(("parties", "aggregation"), [(1, "plain"), (3, "plain"), (3, "secure")])
+def test_classes_start_where_xgboost_starts_them(
+    settings: MakeSettings, tmp_path: Path, parties: int, aggregation: str
+) -> None:
+    run = settings(
+        data=str(made_table(tmp_path / "made.csv", "multi:softprob", 12)),
+        label="y",
+        objective="multi:softprob",
+        parties=parties,
+        **{"num-boost-round": 1, "pax.aggregation": aggregation},
+    )
+    model, booster = load_model(run_local(run).path / "model.json"), pooled_booster(run)
+    told = json.loads(booster.save_config())["learner"]["learner_model_param"]["base_score"]
+    assert model.base_score.tolist() == np.array(json.loads(told), np.float32).tolist()
+    assert len(set(model.base_score.tolist())) == 3
+
+
 @pytest.mark.parametrize("data", ["default-credit", pytest.param("a9a", marks=pytest.mark.slow)])
 def test_three_parties_with_few_distinct_real_values_grow_the_pooled_trees(
     real_data: Path, settings: MakeSettings, tmp_path: Path, data: str
@@ -226,14 +243,18 @@ def test_stock_xgboost_predicts_the_same_from_the_export(
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-def test_stock_xgboost_explains_the_export(settings: MakeSettings, tmp_path: Path) -> None:
-    data = str(made_table(tmp_path / "made.csv", "binary:logistic", 40))
-    _, booster, table = exported(settings(data=data, label="y", **{"num-boost-round": 5}))
+@pytest.mark.parametrize(("objective", "width"), [("binary:logistic", 1), ("multi:softprob", 3)])
+def test_stock_xgboost_explains_the_export(
+    settings: MakeSettings, tmp_path: Path, objective: str, width: int
+) -> None:
+    data = str(made_table(tmp_path / "made.csv", objective, 40))
+    run = settings(data=data, label="y", objective=objective, **{"num-boost-round": 5})
+    _, booster, table = exported(run)
     matrix = xgboost.DMatrix(table.values, feature_names=list(table.columns))
-    contributions = booster.predict(matrix, pred_contribs=True)
-    margins = booster.predict(matrix, output_margin=True)
-    assert contributions.shape == (table.n_rows, len(table.columns) + 1)
-    np.testing.assert_allclose(contributions.sum(axis=1), margins, atol=1e-4)
+    contributions = booster.predict(matrix, pred_contribs=True, strict_shape=True)
+    margins = booster.predict(matrix, output_margin=True, strict_shape=True)
+    assert contributions.shape == (table.n_rows, width, len(table.columns) + 1)
+    np.testing.assert_allclose(contributions.sum(axis=-1), margins, atol=1e-4)
     assert json.loads(booster.save_raw("json"))["learner"]["feature_names"] == list(table.columns)
 
 

@@ -168,7 +168,7 @@ def test_a_reply_of_another_class_stops_the_run_by_name(three_rounds: MakeSettin
         masses=np.zeros(1, np.float32),
         offsets=np.zeros(2, np.int64),
         maxima=np.zeros(1, np.float32),
-        label_sum=0.0,
+        label_sums=np.zeros(1),
         weight_sum=1.0,
         unseen=np.empty(0, np.int64),
     )
@@ -240,7 +240,7 @@ RUBBISH: Mapping[str, tuple[int, Callable[[Any], Reply]]] = {
         2,
         lambda reply: replace(reply, representatives=reply.representatives[::-1].copy()),
     ),
-    "sum of labels": (2, lambda reply: replace(reply, label_sum=-5.0)),
+    "sum of labels": (2, lambda reply: replace(reply, label_sums=np.full(1, -5.0))),
 }
 
 

@@ -274,18 +274,23 @@ def test_a_bad_setting_is_refused(
 def test_moments_of_other_columns_are_refused() -> None:
     three = np.zeros(3)
     reply = MomentsReply(
-        label_sum=1.0,
+        label_sums=np.ones(1),
         weight_sum=2.0,
         unseen=np.empty(0, np.int64),
         counts=three,
         means=three,
         squares=three,
     )
-    check_moments("bank", reply, 3, 2, 0)
+    check_moments("bank", reply, 3, 2, 1, 0)
     with pytest.raises(ProtocolError, match=r"counts must be of shape \(2,\), got \(3,\)"):
-        check_moments("bank", reply, 2, 2, 0)
-    with pytest.raises(ProtocolError, match="label_sum must be 0 to 2"):
-        check_moments("bank", replace(reply, label_sum=3.0), 3, 2, 0)
+        check_moments("bank", reply, 2, 2, 1, 0)
+    with pytest.raises(ProtocolError, match="label_sums must be 0 to 2"):
+        check_moments("bank", replace(reply, label_sums=np.full(1, 3.0)), 3, 2, 1, 0)
+    with pytest.raises(ProtocolError, match="label_sums must be 3, one an output, got 1"):
+        check_moments("bank", reply, 3, 3, 3, 0)
+    check_moments("bank", replace(reply, label_sums=np.float64([0, 2, 0])), 3, 3, 3, 0)
+    with pytest.raises(ProtocolError, match="label_sums must be 0 to 2"):
+        check_moments("bank", replace(reply, label_sums=np.float64([-1, 2, 1])), 3, 3, 3, 0)
 
 
 def test_moments_of_a_party_without_a_value_leave_those_of_the_others() -> None:

@@ -36,7 +36,7 @@ def grown() -> tuple[Any, tuple[Tree, ...], Any]:
 
 def test_trees_of_a_booster_are_its_own(grown: tuple[Any, tuple[Tree, ...], Any]) -> None:
     trained, trees, values = grown
-    model = Ensemble("multi:softprob", np.float32(0.5), tuple("abcd"), tuple("012"), trees)
+    model = Ensemble("multi:softprob", np.zeros(3, np.float32), tuple("abcd"), tuple("012"), trees)
     assert compare_trees(model, trained).differing == 0
     zeros = np.zeros((len(values), 3), np.float32)
     theirs = trained.predict(xgboost.DMatrix(values, base_margin=zeros), output_margin=True)

@@ -161,7 +161,7 @@ def test_tree_outputs_and_the_base_margin_add_up_to_the_ensembles_margin(objecti
     booster, values, _ = boosted(objective)
     width = n_outputs(objective, 3)
     outputs = tree_outputs([trees_of(booster)], 12 * width, values)
-    margins = base_margin(objective, np.float32(0.4)) + outputs.reshape(-1, 12, width).sum(axis=1)
+    margins = base_margin(objective, np.float32([0.4])) + outputs.reshape(-1, 12, width).sum(axis=1)
     expected = booster.predict(xgboost.DMatrix(values), output_margin=True).reshape(-1, width)
     np.testing.assert_allclose(margins, expected, atol=1e-5, rtol=1e-5)
 
@@ -229,7 +229,7 @@ def plain_loop(shape: HeadShape, weights: np.ndarray, rows: HeadRows, seed: int)
         rng = np.random.default_rng([seed, round_id, zlib.crc32(b"party-1")])
         for _ in range(3):
             for batch in torch.tensor(rng.permutation(len(truth))).split(64):
-                margins = head(outputs[batch])[:, 0] + float(rows.base_margin)
+                margins = head(outputs[batch])[:, 0] + float(rows.base_margin[0])
                 adam.zero_grad()
                 nn.functional.binary_cross_entropy_with_logits(margins, truth[batch]).backward()
                 adam.step()

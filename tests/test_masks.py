@@ -129,7 +129,7 @@ def counting(first: int = 0, digit: int = 1) -> CountRequest:
 def growing() -> GrowRequest:
     """Sums of the first tree's root."""
     return GrowRequest(
-        *(0, 0, 1, 0.0, 1.0, 0, 16),
+        *(0, 0, 1, np.zeros(1, np.float32), 1.0, 0, 16),
         *(np.empty(0, dtype) for dtype in ("i4", "i4", "i4", "i4", "f4", "u1", "u1")),
         *(np.empty(0, np.float32), np.empty(0, np.int64), np.zeros(1, "i4")),
         *(np.zeros(1, "i4"), np.arange(2, dtype="i4")),
@@ -138,7 +138,7 @@ def growing() -> GrowRequest:
 
 def scoring() -> SumScoresRequest:
     """The last question of a run, of a model without trees."""
-    model = Ensemble("binary:logistic", np.float32(0.5), ("a", "b"), ("0", "1"), *NO_TREES)
+    model = Ensemble("binary:logistic", np.float32([0.5]), ("a", "b"), ("0", "1"), *NO_TREES)
     return SumScoresRequest(np.frombuffer(to_json(model).encode(), np.uint8), 16, 1.0, ())
 
 

@@ -22,6 +22,7 @@ from fedapp.trees.objective import (
     exact_predictions,
     gradients,
     is_regression,
+    label_sums,
     margins_of,
     transform,
 )
@@ -55,9 +56,49 @@ def test_the_intercept_is_the_one_that_xgboost_estimates(objective, scale, weigh
     given = {"objective": objective, **({} if scale == 1 else {"scale_pos_weight": scale})}
     config = json.loads(xgboost.train(given, matrix, 1).save_config())
     (theirs,) = json.loads(config["learner"]["learner_model_param"]["base_score"])
-    sums = float(labels.astype(np.float64) @ weights), float(weights.sum(dtype=np.float64))
-    ours = base_score(objective, *sums, LossParameters(scale, 0.0, 1.5))
+    sums = label_sums(objective, labels, weights, 2), float(weights.sum(dtype=np.float64))
+    (ours,) = base_score(objective, *sums, LossParameters(scale, 0.0, 1.5))
     assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def drawn_classes(rng, n_classes):
+    """Labels of some of the classes, some of them rare, and weights of several kinds."""
+    n_rows, n_there = int(rng.integers(n_classes, 2000)), int(rng.integers(1, n_classes + 1))
+    shares = rng.dirichlet(np.full(n_there, rng.choice([0.05, 0.3, 1, 10])))
+    labels = rng.choice(n_classes, n_there, replace=False)[rng.choice(n_there, n_rows, p=shares)]
+    whole, real = rng.integers(1, 9, n_rows), rng.uniform(0.1, 5, n_rows)
+    some = real * (rng.random(n_rows) < 0.7)
+    some[0] = 1
+    kinds = np.ones(n_rows), whole, real, some
+    return labels.astype(np.float32), kinds[rng.integers(4)].astype(np.float32)
+
+
+def test_the_intercept_of_classes_is_xgboosts_to_the_last_bit():
+    rng = np.random.default_rng(0)
+    for n_classes in [*range(2, 31)] * 8:
+        labels, weights = drawn_classes(rng, n_classes)
+        matrix = xgboost.DMatrix(np.zeros((len(labels), 1)), labels, weight=weights)
+        given = {"objective": "multi:softprob", "num_class": n_classes, "nthread": 1}
+        config = json.loads(xgboost.train(given, matrix, 1).save_config())
+        theirs = json.loads(config["learner"]["learner_model_param"]["base_score"])
+        sums = label_sums("multi:softprob", labels, weights, n_classes)
+        ours = base_score("multi:softprob", sums, float(weights.sum(dtype=np.float64)))
+        assert ours.tobytes() == np.array(theirs, dtype=np.float32).tobytes()
+
+
+def test_the_order_of_rows_is_in_the_intercept_of_classes_for_fractional_weights_alone():
+    rng = np.random.default_rng(2)
+    labels = rng.integers(0, 3, 20_000).astype(np.float32)
+    order = rng.permutation(len(labels))
+
+    def moved(weights):
+        given = (labels, weights), (labels[order], weights[order])
+        sums = [label_sums("multi:softprob", *rows, 3) for rows in given]
+        np.testing.assert_allclose(*sums, rtol=1e-5)
+        return bool((sums[0] != sums[1]).any())
+
+    assert moved(rng.uniform(0.5, 2, len(labels)).astype(np.float32))
+    assert not moved(rng.integers(1, 9, len(labels)).astype(np.float32))
 
 
 def test_hessians_of_classes_are_xgboosts_to_the_last_bit_wherever_margins_lie():
@@ -82,7 +123,7 @@ def test_margins_and_predictions_undo_each_other(objective):
     np.testing.assert_allclose(margins_of(objective, predictions), margins, rtol=1e-6, atol=1e-6)
     quick = transform(objective, margins.astype(np.float32))
     np.testing.assert_allclose(quick, predictions, rtol=1e-6)
-    back = [base_margin(objective, score) for score in quick[:, 0]]
+    back = base_margin(objective, quick[:, 0])
     np.testing.assert_allclose(back, margins[:, 0], rtol=1e-5, atol=1e-5)
 
 
@@ -121,7 +162,7 @@ def test_text_labels_are_refused_by_an_objective_of_numbers():
 
 def test_a_mean_label_without_a_margin_is_refused():
     with pytest.raises(DataError, match=r"mean label .* between 0 and inf for count:poisson"):
-        check_mean("count:poisson", np.float32(0))
+        check_mean("count:poisson", np.zeros(1, np.float32))
 
 
 TWO_CLASSES = {"objective": "binary:logistic"}
@@ -218,7 +259,7 @@ def test_the_first_margin_is_xgboosts_to_the_last_bit() -> None:
         given = {"objective": "binary:logistic", "base_score": float(score), "gamma": 1e9}
         booster = xgboost.train({**given, "eta": 0.0}, rows, 1)
         margins = booster.predict(rows, output_margin=True)
-        assert (margins == base_margin("binary:logistic", score)).all()
+        assert (margins == base_margin("binary:logistic", score[None])).all()
 
 
 def test_exponentials_are_those_of_the_c_library() -> None:

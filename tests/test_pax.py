@@ -184,7 +184,7 @@ def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) 
     assert {type(request) for request in exchange.requests.values()} == {pax.SketchRequest}
     exchange = talk.send({"a": _sketch(1.0, 2.0, 0.0), "b": _sketch(2.0, 3.0, 2.0)})
     request = exchange.requests["a"]
-    assert (request.level, request.base_margin, request.wanted_nodes.tolist()) == (0, 0.0, [0])
+    assert (request.level, request.base_margin, request.wanted_nodes.tolist()) == (0, [0.0], [0])
     # Gradients at margin 0 are -1/2 and 1/2, hessians 1/4; labels are 0 at a, 1 at b.
     event = talk.send({"a": _grow([0.5, 0.5]), "b": _grow([-0.5, -0.5])})
     assert isinstance(event, Checkpoint)
@@ -202,7 +202,7 @@ def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) 
 
 def _sketch(low: float, high: float, label_sum: float) -> pax.SketchReply:
     return pax.SketchReply(
-        label_sum=label_sum,
+        label_sums=np.array([label_sum]),
         weight_sum=2.0,
         unseen=np.empty(0, np.int64),
         representatives=np.float32([low, high]),

@@ -127,6 +127,8 @@ def test_without_noise_the_model_is_that_of_all_rows(
 ) -> None:
     runs = [run_local(made(objective, parties=n, num_boost_round=3)) for n in (2, 4)]
     assert model_of(runs[0]) == model_of(runs[1])
+    if objective == "multi:softprob":
+        assert json.loads(model_of(runs[0]))["base_score"] == [0.5] * 3
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_leaves_are_those_of_the_rows_that_reach_them(
     whole.code_as(model)
     values, labels = whole.values[whole.train], whole.labels[whole.train]
     ones, eta, penalty = np.ones(len(labels), np.float32), np.float32(run.eta), run.reg_lambda
-    margins = np.tile(model.base_margin, (len(labels), model.n_outputs)).astype(np.float32)
+    margins = np.tile(model.base_margin, (len(labels), 1))
     leaves = np.zeros((len(model.trees), len(values)), np.int32)
     for place, tree in enumerate(model.trees):
         find_leaves(tree, values, leaves[place], model.sets)

@@ -61,8 +61,8 @@ class Recorded:
         order = np.concatenate((whole.train, whole.order[~np.isin(whole.order, whole.train)]))
         found = written(whole.labels[order], 16) | written(whole.labels, 16)
         labels, weights = whole.labels[whole.train], whole.weights[whole.train]
-        mean = base_score(objective, float(labels.sum()), float(len(labels)))
-        margins = np.full((len(labels), 1), base_margin(objective, mean), dtype=np.float32)
+        mean = base_score(objective, labels.sum(keepdims=True), len(labels))
+        margins = np.tile(base_margin(objective, mean), (len(labels), 1))
         pairs = gradients(objective, margins, labels, weights)
         for column in (pairs[:, 0, 0], pairs[:, 0, 1], pairs[:, 0].ravel()):
             found |= written(column, 4)

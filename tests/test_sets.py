@@ -44,7 +44,7 @@ def boosted() -> tuple[Any, Ensemble, np.ndarray]:
     grown = trees_from_xgboost(booster, WIDTHS)
     model = Ensemble(
         "binary:logistic",
-        np.float32(0.5),
+        np.float32([0.5]),
         NAMES,
         ("0", "1"),
         grown.trees,

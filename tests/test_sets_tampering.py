@@ -262,7 +262,7 @@ def check_told(message: str, reply: Any) -> None:
     if message == "PartitionReply":
         _own_sets("a party", reply, 3)
     else:
-        check_sketch("a party", reply, np.array([*WIDTHS.values(), 0, 0]), 2, 8, 5)
+        check_sketch("a party", reply, np.array([*WIDTHS.values(), 0, 0]), 2, 1, 8, 5)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def stump(threshold: float = 1.0, default_left: bool = False) -> np.ndarray:
 
 
 def ensemble(*trees: np.ndarray, classes: tuple[str, ...] = ("0", "1")) -> Ensemble:
-    return Ensemble("binary:logistic", np.float32(0.3), ("a", "b"), classes, trees)
+    return Ensemble("binary:logistic", np.float32([0.3]), ("a", "b"), classes, trees)
 
 
 def test_logistic_gradients_are_those_of_the_loss() -> None:
@@ -51,8 +51,8 @@ def test_squared_error_gradients_are_residuals() -> None:
 
 
 def test_the_base_margin_of_logistic_loss_is_a_logit() -> None:
-    margin = base_margin("binary:logistic", np.float32(0.3))
-    assert transform("binary:logistic", np.float32([[margin]]))[0, 0] == pytest.approx(0.3)
+    margin = base_margin("binary:logistic", np.float32([0.3]))
+    assert transform("binary:logistic", margin[None])[0, 0] == pytest.approx(0.3)
 
 
 def test_extreme_margins_stay_finite() -> None:
@@ -86,6 +86,33 @@ def test_a_model_survives_the_disk_bit_for_bit(tmp_path: Path) -> None:
     assert again.trees[0].tobytes() == tree.tobytes()
     assert again.base_score == np.float32(0.3)
     assert to_json(again) == path.read_text()
+
+
+def of_classes(scores: list[float]) -> Ensemble:
+    names = ("a", "b"), ("x", "y", "z")
+    return Ensemble("multi:softprob", np.float32(scores), *names, (stump(), stump(), stump()))
+
+
+def test_a_model_of_classes_says_where_each_starts() -> None:
+    text = to_json(of_classes([0.25, -1.5, 1.25]))
+    assert json.loads(text)["base_score"] == [0.25, -1.5, 1.25]
+    assert from_json(text).base_score.tolist() == [0.25, -1.5, 1.25]
+
+
+def test_one_number_of_an_older_model_is_where_every_class_starts() -> None:
+    alike = of_classes([0.5, 0.5, 0.5])
+    older = {**json.loads(to_json(alike)), "base_score": 0.5}
+    again, rows = from_json(json.dumps(older)), np.float32([[0, 1], [2, np.nan]])
+    assert again.base_margin.tolist() == [0.5, 0.5, 0.5]
+    assert predict_margins(again, rows).tobytes() == predict_margins(alike, rows).tobytes()
+    assert to_json(again) == to_json(alike)
+
+
+@pytest.mark.parametrize("score", [[0.1, 0.2], [0.1, 0.2, float("nan")], "half", None])
+def test_a_base_score_that_is_not_one_a_class_is_refused(score: object) -> None:
+    text = json.dumps({**json.loads(to_json(of_classes([0, 0, 0]))), "base_score": score})
+    with pytest.raises(DataError, match="model must be JSON of fedapp's format"):
+        from_json(text)
 
 
 @pytest.mark.parametrize(

@@ -392,6 +392,6 @@ def test_trees_of_half_a_round_are_refused_by_a_party(
 
 def test_a_party_takes_no_initial_model_once_rounds_have_begun() -> None:
     begun: Any = SimpleNamespace(name="bank", store={"train.margins": np.zeros((2, 1))})
-    request = InitRequest(base_margin=0.0, **pack_trees([]))
+    request = InitRequest(base_margin=np.zeros(1, np.float32), **pack_trees([]))
     with pytest.raises(ProtocolError, match=r"^bank: InitRequest.trees must come before"):
         begin_from(begun, request)

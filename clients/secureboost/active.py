@@ -88,7 +88,7 @@ from fedapp.trees.objective import (
     base_score,
     check_base_margin,
     check_objective,
-    n_outputs,
+    label_sums,
 )
 
 
@@ -197,8 +197,8 @@ def _code_labels(site: Site, request: SetupRequest) -> int:
     store, n_train = site.store, site.store.facts["n_train"]
     classes, labels = number_rows(site, objective)
     check_weights(store["weights"][:n_train])
-    weights = store["weights"][:n_train].astype(np.float64)
-    sums = float(labels[:n_train] @ weights), float(weights.sum())
+    rows = labels[:n_train], store["weights"][:n_train]
+    sums = label_sums(objective, *rows, len(classes)), float(rows[1].sum(dtype=np.float64))
     mean = base_score(objective, *sums, parameters)
     check_mean(objective, mean)
     store.facts |= {"n_rounds": 0, "n_leaves": 0}
@@ -207,17 +207,15 @@ def _code_labels(site: Site, request: SetupRequest) -> int:
     store["model.records"] = np.empty(0, dtype=np.int64)
     if request.init_model:
         mean = begin_trees_of(site, request, classes)
-    store.facts |= {"classes": list(classes), "base_score": float(mean)}
-    width = n_outputs(objective, len(classes))
-    store["margins"] = _starts(store, objective, width, mean)
-    return width
+    store.facts["classes"], store["base_score"] = list(classes), mean
+    store["margins"] = _starts(store, objective, mean)
+    return len(mean)
 
 
-def _starts(store: Store, objective: Objective, width: int, mean: np.float32) -> Array:
+def _starts(store: Store, objective: Objective, mean: Array) -> Array:
     """Margins of all rows before the first tree: their own, where the table has them."""
     if "base_margins" not in store:
-        margin = base_margin(objective, mean)
-        return np.full((len(store["labels"]), width), margin, dtype=np.float32)
+        return np.tile(base_margin(objective, mean), (len(store["labels"]), 1))
     try:
         check_base_margin(objective)
     except ValueError as error:

@@ -70,7 +70,7 @@ def initial_part(site: Site) -> ActivePart:
     return active_part(site, site.store.facts[INIT_MODEL])
 
 
-def begin_trees_of(site: Site, request: SetupRequest, classes: tuple[str, ...]) -> np.float32:
+def begin_trees_of(site: Site, request: SetupRequest, classes: tuple[str, ...]) -> Array:
     """Begin with the trees of the model to go on from; returns its base score.
 
     Raises

@@ -70,7 +70,7 @@ def _first_rounds(view: View, n_rounds: int) -> tuple[Ensemble, list[Ints]]:
         party: shared[party] or [f"{party} column {place + 1}" for place in range(len(widths))]
         for party, widths in view.joint.widths.items()
     }
-    classes, mean = tuple(store.facts["classes"]), np.float32(store.facts["base_score"])
+    classes, mean = tuple(store.facts["classes"]), np.array(store["base_score"])
     trees = split_trees(store["model.nodes"], offsets)[:kept]
     columns, parameters = joint_names(names), view.parameters
     model = Ensemble(view.objective, mean, columns, classes, trees, parameters=parameters)

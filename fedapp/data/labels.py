@@ -259,12 +259,12 @@ def check_weights(weights: npt.NDArray[np.float32]) -> None:
         raise DataError("weight must be > 0 in some training row")
 
 
-def check_mean(objective: Objective, mean: np.float32) -> None:
+def check_mean(objective: Objective, mean: npt.NDArray[np.float32]) -> None:
     """Hold that training has a margin to begin with.
 
     Parameters
     ----------
-    mean : prediction before the first tree.
+    mean : prediction before the first tree, as ``base_score`` gives it.
 
     Raises
     ------

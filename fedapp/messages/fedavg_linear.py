@@ -8,7 +8,7 @@ party, and nothing is encrypted.
 
 - The server learns of each party: for every column the weight, the mean and the sum of squared
   deviations of the values that are there, so for every category the weight of its rows, once, with
-  the sum of its labels; in every round the model as the party trained it on, of which the
+  the sums of ``labels``; in every round the model as the party trained it on, of which the
   difference to the one it was sent is a sum of gradients: a party of one row, or of one row in a
   batch and one epoch, gives that row away. With one row in a batch and a large ``l2`` the model is
   about the gradient of the last row; which row that is follows from a secret of the party's, unless
@@ -174,21 +174,26 @@ class ScoreSumsRequest(booster.SumScoresRequest):
 
 
 def check_moments(
-    party: str, reply: MomentsReply, n_inputs: int, n_classes: int, n_coded_columns: int
+    party: str,
+    reply: MomentsReply,
+    n_inputs: int,
+    n_classes: int,
+    n_outputs: int,
+    n_coded_columns: int,
 ) -> None:
     """Hold moments against the inputs and classes of the run.
 
     Parameters
     ----------
     n_inputs : columns of numbers, and categories of all others.
-    n_coded_columns : see ``check_coded``.
+    n_outputs, n_coded_columns : see ``check_coded``.
 
     Raises
     ------
-    ProtocolError : moments of other inputs, or an impossible sum of labels.
+    ProtocolError : moments of other inputs, or impossible sums of labels.
     """
     _hold_shapes(party, reply, dict.fromkeys(("counts", "means", "squares"), (n_inputs,)))
-    check_coded(party, reply, n_classes, n_coded_columns)
+    check_coded(party, reply, n_classes, n_outputs, n_coded_columns)
 
 
 def check_average(party: str, reply: AverageReply, request: AverageRequest) -> None:

@@ -42,7 +42,7 @@ class FitRequest(TreeParameters, Request):
     kind: ClassVar[str] = "train.fedxgbllr_fit"
     doing: ClassVar[str] = "growing trees"
     n_outputs: Annotated[int, Range(1, 1000)]
-    base_score: float
+    base_score: Annotated[Array, Form("float32", "n_scores")]  # one an output
     n_rounds: Annotated[int, Range(1, 10**5)]
     early_stopping_rounds: Annotated[int, Range(0, 10**6)]  # on the party's own validation rows
 
@@ -65,7 +65,7 @@ class ShareRequest(Trees, Request):
     head: Annotated[str, Range(1, 16)]  # cnn, cnn3 or fcnn
     channels: Annotated[int, Range(1, 10**5)]
     classes: Annotated[tuple[str, ...], Range(0, 1000)]
-    base_score: float
+    base_score: Annotated[Array, Form("float32", "n_scores")]  # one an output
     unit: Annotated[float, Range(0, 1e38)]  # of the head's margins
 
 

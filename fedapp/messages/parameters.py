@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fedapp.data.categories import MOST_CATEGORIES
-from fedapp.messages.fields import Range, SiteLimit, fields_of
+from fedapp.messages.fields import Array, Form, Range, SiteLimit, fields_of
 
 MOST_DEPTH = 15
 MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
-LARGEST_MARGIN = 3.4e38  # below the largest float32
 NotNegative = Annotated[float, Range(0, 1e38)]
-BaseMargin = Annotated[float, Range(-LARGEST_MARGIN, LARGEST_MARGIN)]
+BaseMargin = Annotated[Array, Form("float32", "n_outputs")]  # of a row before its first tree
 
 
 @dataclass(frozen=True, eq=False)

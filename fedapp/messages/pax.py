@@ -6,7 +6,7 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
 
 - The server learns of each party: a representative and the weight of every bin of every column of
   numbers (so the values themselves of a column with fewer values than bins), each such column's
-  largest value, the sum of its labels, and per tree node, column and bin the sums of gradients and
+  largest value, the sums of ``labels``, and per tree node, column and bin the sums of gradients and
   hessians and the number of missing values. A bin may hold a single row: the share rule gives a
   small party few bins, and that is all that hides its rows. A category is a bin of its own, so of
   every category it learns how many rows a party has, and nothing hides a rare one. With
@@ -142,8 +142,8 @@ class GrowRequest(Request):
 class OpenRequest(Terms, Roster, Request):
     """Meet the others, code labels and categories; sum the labels, count what columns begin with.
 
-    Asks for ``sums``: of the labels, of the weights, of values the dictionary lacks by column, of
-    rows by category, and ``digit_counts`` of all columns of numbers.
+    Asks for ``sums``: of the labels by output, of the weights, of values the dictionary lacks by
+    column, of rows by category, and ``digit_counts`` of all columns of numbers.
     """
 
     kind: ClassVar[str] = "train.pax_open"
@@ -195,6 +195,7 @@ def check_sketch(
     reply: SketchReply,
     categories: Array,
     n_classes: int,
+    n_outputs: int,
     n_bins: int,
     n_coded_columns: int = 0,
 ) -> None:
@@ -203,11 +204,11 @@ def check_sketch(
     Parameters
     ----------
     categories : int64, shape (n_columns,): of each column, 0 for one of numbers.
-    n_coded_columns : see ``check_coded``.
+    n_outputs, n_coded_columns : see ``check_coded``.
 
     Raises
     ------
-    ProtocolError : bins that do not fill the columns, or do not ascend, or an impossible mean.
+    ProtocolError : bins that do not fill the columns, or do not ascend; sums that no labels have.
     """
     offsets, points, n_columns = reply.offsets, reply.representatives, len(categories)
     fills = len(offsets) == n_columns + 1 and offsets[0] == 0 and offsets[-1] == len(points)
@@ -228,7 +229,7 @@ def check_sketch(
         raise ProtocolError(party, "SketchReply", "representatives", "must ascend in a column")
     if not (points[ends - 1] <= reply.maxima[np.diff(offsets) > 0]).all():
         raise ProtocolError(party, "SketchReply", "maxima", "must be the largest values")
-    check_coded(party, reply, n_classes, n_coded_columns)
+    check_coded(party, reply, n_classes, n_outputs, n_coded_columns)
 
 
 def check_grow(

@@ -2,14 +2,15 @@
 
 Reveals: as ``secure``, but no sum is exact. The server learns sums over all parties to each of
 which every party has added discrete Gaussian noise before it masked them: of the labels and the
-weights; of the weights of rows by the digits of their values; of gradients and hessians at the
-leaves of trees whose structure it draws without looking at rows or, with ``privacy.trees=greedy``,
-grows from such sums by node, column and bin; and of the scores of validation and test rows of the
-finished model, with no scores before and none of training rows. What it learns
-so, and the model, which follows from it, is (epsilon, delta)-differentially private: it is almost
-as likely if one row of one party counts for nothing. Each party's noise is large enough that this
-holds against the other parties too, each of which knows its own noise, but not against all of them
-but one together with the server; and it holds of each row, not of all rows of a person together.
+weights (with ``multi:softprob`` of the weights alone: every class starts at 0.5); of the weights of
+rows by the digits of their values; of gradients and hessians at the leaves of trees whose structure
+it draws without looking at rows or, with ``privacy.trees=greedy``, grows from such sums by node,
+column and bin; and of the scores of validation and test rows of the finished model, with no scores
+before and none of training rows. What it learns so, and the model, which follows from it, is
+(epsilon, delta)-differentially private: it is almost as likely if one row of one party counts for
+nothing. Each party's noise is large enough that this holds against the other parties too, each of
+which knows its own noise, but not against all of them but one together with the server; and it
+holds of each row, not of all rows of a person together.
 
 - A party draws its noise from its operating system, once for each sum of the schedule, and draws
   the same again where a server that was started anew asks the same again. It refuses another
@@ -61,8 +62,8 @@ class Promise:
 class PrivateOpenRequest(Terms, Roster, Promise, Request):
     """Meet the others, code labels and categories; sum the labels, count what columns begin with.
 
-    Asks for noised sums: of the labels and the weights, and ``digit_counts`` of all columns of
-    numbers.
+    Asks for noised sums: of the labels, but for several outputs, and of the weights; and
+    ``digit_counts`` of all columns of numbers.
     """
 
     kind: ClassVar[str] = "train.private_open"

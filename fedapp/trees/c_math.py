@@ -24,9 +24,11 @@ def exp(powers: Array) -> Array:
     return found
 
 
-def log(value: np.float32) -> np.float32:
-    """``logf`` of a number > 0."""
-    return np.float32(_log(np.float32(value)))
+def log(values: Array) -> Array:
+    """``logf`` of numbers > 0; float32, shape (n,)."""
+    found = np.empty(values.shape, dtype=np.float32)
+    _log(*(*frozen(values), found))
+    return found
 
 
 @kernel
@@ -36,5 +38,6 @@ def _exp(powers: Any, found: Any) -> None:
 
 
 @kernel
-def _log(value: Any) -> Any:
-    return math.log(value)
+def _log(values: Any, found: Any) -> None:
+    for place in range(len(values)):
+        found[place] = math.log(values[place])

@@ -20,6 +20,7 @@ from fedapp.trees.objective import (
     check_base_score,
     exact_predictions,
     n_outputs,
+    read_base_score,
 )
 from fedapp.trees.sets import (
     NO_SET,
@@ -83,7 +84,8 @@ class Ensemble:
     Parameters
     ----------
     objective : the loss it was trained for.
-    base_score : float32, prediction without any tree (a probability for logistic loss).
+    base_score : float32, shape (n_outputs,): prediction without any tree (a probability for
+        logistic loss); for softmax the margin of each class.
     columns : names of the features, in order.
     classes : names of the classes in the order of their ids; empty for regression.
     trees : arrays of ``NODE``; with k outputs, tree i adds to output ``i % k``.
@@ -95,7 +97,7 @@ class Ensemble:
     """
 
     objective: Objective
-    base_score: np.float32
+    base_score: Margins
     columns: tuple[str, ...]
     classes: tuple[str, ...]
     trees: tuple[Tree, ...]
@@ -115,8 +117,8 @@ class Ensemble:
         return Grown(self.trees, self.sets)
 
     @property
-    def base_margin(self) -> np.float32:
-        """``base_score`` on the scale of the margins."""
+    def base_margin(self) -> Margins:
+        """``base_score`` on the scale of the margins; float32, shape (n_outputs,)."""
         return base_margin(self.objective, self.base_score)
 
     def starts(self, n_rows: int, base_margins: Margins | None = None) -> Margins:
@@ -363,9 +365,10 @@ def from_json(text: str) -> Ensemble:
         read = [read_tree(tree, len(said.columns), NODE) for tree in document["trees"]]
         widths = category_counts(categories, len(said.columns))
         trees, sets = with_sets(read, document.get("sets", []), widths)
-        if len(trees) % n_outputs(said.objective, len(said.classes)):
+        width = n_outputs(said.objective, len(said.classes))
+        if len(trees) % width:
             raise ValueError("trees must be one for every output")
-        mean = np.float32(document["base_score"])
+        mean = read_base_score(document["base_score"], width)
         check_base_score(said.objective, mean)
         # What is not said of the objective is plain.
         told = {name: float(value) for name, value in document.get("parameters", {}).items()}

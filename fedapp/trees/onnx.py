@@ -104,7 +104,7 @@ def _trees(model: Ensemble | BaggedForest) -> dict[str, Any]:
             found["target_weights"] += weights.astype(float).tolist()
     given: dict[str, Any] = {**found, "n_targets": width, "post_transform": "NONE"}
     if isinstance(model, Ensemble):
-        given["base_values"] = [float(model.base_margin)] * width
+        given["base_values"] = model.base_margin.tolist()
     return given
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from fedapp.data.categories import Categories
 from fedapp.errors import DataError, as_plain
@@ -49,7 +50,7 @@ def write_model(
     kind: str,
     model: Described,
     content: Mapping[str, Any],
-    base_score: np.float32 | None = None,
+    base_score: npt.NDArray[np.float32] | None = None,
     ensure_ascii: bool = True,
 ) -> str:
     """The model as text; the same model always gives the same text.
@@ -58,12 +59,14 @@ def write_model(
     ----------
     kind : empty for a boosted model.
     content : what JSON can hold; floats by ``exact``.
+    base_score : a number in the text where the model has one output, else a list.
     """
+    told = [] if base_score is None else [exact(score) for score in base_score]
     document = {
         "format": FORMAT,
         **({"kind": kind} if kind else {}),
         "objective": model.objective,
-        **({} if base_score is None else {"base_score": exact(base_score)}),
+        **({"base_score": told[0] if len(told) == 1 else told} if told else {}),
         "columns": list(model.columns),
         "classes": list(model.classes),
         **content,

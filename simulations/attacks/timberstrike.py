@@ -197,7 +197,7 @@ def target_of(run: Trained, tells_hessians: bool) -> Target:
     held_back = np.concatenate([shares[name]["test"] for name in names])
     own = np.random.default_rng(settings.seed).permutation(held_back)
     own = np.resize(own, len(of_theirs))  # of too few, some twice
-    return Target(trees, float(bare.base_margin), numbers[of_theirs], numbers[own])
+    return Target(trees, float(bare.base_margin[0]), numbers[of_theirs], numbers[own])
 
 
 def attacked(overrides: Overrides) -> Outcome:

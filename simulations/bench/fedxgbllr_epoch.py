@@ -116,7 +116,7 @@ def measure_epoch(kind: Kind, all_rows: int) -> dict[str, float]:
     rng, n_rows = np.random.default_rng(SEED), all_rows // PARTS_OF[kind]
     outputs = rng.normal(scale=0.1, size=(n_rows, N_TREES)).astype(np.float32)
     labels = (outputs[:, :50].sum(axis=1) > 0).astype(np.float32)
-    ones, zero, one = np.ones_like(labels), np.float32(0), np.float32(1)
+    ones, zero, one = np.ones_like(labels), np.zeros(1, np.float32), np.float32(1)
     rows = HeadRows(outputs, labels, ones, zero, one)
     weights = initial_weights(shape, SEED)
     loops = (our_epochs, plain_epochs)

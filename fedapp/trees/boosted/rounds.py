@@ -75,7 +75,7 @@ class Boosting:
     """
 
     objective: Objective
-    base_score: np.float32
+    base_score: npt.NDArray[np.float32]
     columns: tuple[str, ...]
     classes: tuple[str, ...]
     cuts: Cuts
@@ -154,7 +154,7 @@ class Boosting:
         """All that changes from round to round, and the cuts, to be kept."""
         nodes, offsets = stack_trees(self.grown.trees)
         return {
-            "base_score": np.array(self.base_score),
+            "base_score": self.base_score,
             "edges": self.cuts.edges,
             "offsets": self.cuts.offsets,
             "minima": self.cuts.minima,
@@ -177,10 +177,10 @@ class Boosting:
         self.route_sets = CategorySets(arrays["route_sets"], arrays["route_set_widths"])
 
 
-def kept_cuts(arrays: Arrays) -> tuple[np.float32, Cuts]:
+def kept_cuts(arrays: Arrays) -> tuple[npt.NDArray[np.float32], Cuts]:
     """Base score and cuts of kept arrays."""
     cuts = Cuts(arrays["edges"], arrays["offsets"], arrays["minima"], arrays["categories"])
-    return np.float32(arrays["base_score"]), cuts
+    return arrays["base_score"], cuts
 
 
 def n_leaves(trees: Iterable[Tree]) -> int:

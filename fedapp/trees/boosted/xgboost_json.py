@@ -46,7 +46,7 @@ def to_xgboost_json(model: Ensemble) -> str:
             "feature_types": feature_types(category_counts(model.categories, len(model.columns))),
             "gradient_booster": {"model": booster, "name": "gbtree"},
             "learner_model_param": {
-                "base_score": "[" + ",".join([str(model.base_score)] * width) + "]",
+                "base_score": "[" + ",".join(map(str, model.base_score)) + "]",
                 "boost_from_average": "0",
                 "num_class": str(width if width > 1 else 0),
                 "num_feature": str(len(model.columns)),

@@ -48,14 +48,14 @@ class HeadRows:
     outputs : float32, shape (n_rows, n_columns): of every tree, may be memory-mapped.
     labels : float32, shape (n_rows,).
     weights : float32, shape (n_rows,), >= 0, with a sum > 0.
-    base_margin : what the head's margins are added to.
+    base_margin : float32, shape (n_outputs,): what the head's margins are added to.
     unit : both sides of the head are divided by it, see ``StackedModel``.
     """
 
     outputs: Floats
     labels: Floats
     weights: Floats
-    base_margin: np.float32
+    base_margin: Floats
     unit: np.float32
 
 
@@ -184,9 +184,10 @@ class _Batches:
         (self._objective, self._power), self._shape = measure, shape
         self._rows, self._device = rows, device
         self._gathered = np.empty((self.size, rows.outputs.shape[1]), dtype=np.float32)
+        self._base_margin = torch.tensor(rows.base_margin, device=device)
         labels = rows.labels
         if self._objective == REGRESSION:
-            labels = (labels - rows.base_margin) / rows.unit
+            labels = (labels - rows.base_margin[0]) / rows.unit
         self._labels = torch.tensor(labels, device=device)
         mean = rows.weights.mean(dtype=np.float64)
         self._scales = torch.tensor((rows.weights / mean).astype(np.float32), device=device)
@@ -199,16 +200,15 @@ class _Batches:
         places = torch.from_numpy(rows).to(self._device)
         labels, scales = self._labels[places], self._scales[places]
         margins = forward(self._shape, layers, self._take(rows))
-        total = margins[:, 0] + float(self._rows.base_margin)
+        totals = margins + self._base_margin
         if self._objective in ("binary:logistic", "reg:logistic"):
-            return functional.binary_cross_entropy_with_logits(total, labels, weight=scales)
+            return functional.binary_cross_entropy_with_logits(totals[:, 0], labels, weight=scales)
         if self._objective == "multi:softprob":
-            # The base margin is the same for every class and cancels.
-            losses = functional.cross_entropy(margins, labels.long(), reduction="none")
+            losses = functional.cross_entropy(totals, labels.long(), reduction="none")
             return (losses * scales).mean()
         if self._objective == REGRESSION:
             return ((margins[:, 0] - labels).square() * scales).mean()
-        return (self._deviance(total, labels) * scales).mean()
+        return (self._deviance(totals[:, 0], labels) * scales).mean()
 
     def _deviance(self, margins: Tensor, labels: Tensor) -> Tensor:
         """Negative log-likelihood of labels whose mean is an exponential, up to a constant."""

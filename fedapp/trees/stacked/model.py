@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedapp.data.categories import Categories
 from fedapp.trees.model import Ensemble, Tree, with_sets
-from fedapp.trees.objective import Objective, base_margin, n_outputs
+from fedapp.trees.objective import Objective, base_margin, n_outputs, read_base_score
 from fedapp.trees.packed import TREES, pack_trees, unpack_trees
 from fedapp.trees.sets import NO_SETS, CategorySets, category_counts
 from fedapp.trees.stacked.head import Floats, HeadShape, Kind, head_margins, weights_in_unit
@@ -46,7 +46,7 @@ class StackedModel:
     """
 
     objective: Objective
-    base_score: np.float32
+    base_score: Floats
     columns: tuple[str, ...]
     classes: tuple[str, ...]
     unit: np.float32
@@ -118,7 +118,7 @@ def to_arrays(model: StackedModel) -> dict[str, npt.NDArray[Any]]:
     return {
         **pack_trees(model.trees, ["gains"], model.sets),
         "counts": model.counts,
-        "base_score": np.array(model.base_score),
+        "base_score": model.base_score,
         "unit": np.array(model.unit),
         "weights": model.weights,
     }
@@ -144,7 +144,7 @@ def from_arrays(
     width = n_outputs(objective, len(classes))
     return StackedModel(
         objective,
-        np.float32(arrays["base_score"]),
+        arrays["base_score"],
         columns,
         classes,
         np.float32(arrays["unit"]),
@@ -245,7 +245,7 @@ def _model(said: Opening, document: Mapping[str, Any]) -> StackedModel:
     weights = np.array(head["weights"], dtype=np.float32)
     if weights.shape != (shape.n_weights,):
         raise ValueError(f"{len(weights)} weights of a head that has {shape.n_weights}")
-    mean, unit = (np.float32(document[name]) for name in ("base_score", "unit"))
+    mean, unit = read_base_score(document["base_score"], width), np.float32(document["unit"])
     return StackedModel(
         said.objective,
         mean,
