@@ -18,7 +18,7 @@ from fedapp.errors import ConfigError
 from fedapp.folder_locks import LOCK, alone
 from fedapp.home import home, shown
 from fedapp.metrics import watched_metric
-from fedapp.run_folder import RunFolder, State
+from fedapp.run_folder import MADE_FROM, RunFolder, State
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.stores import KEEP_DAYS, SECONDS_A_DAY
@@ -188,7 +188,7 @@ def _check_flat(path: Path) -> None:
 
 def _is_scrap(name: str) -> bool:
     """Whether a file may lie in a folder whose run has not begun."""
-    return name == LOCK or name.startswith(".config.toml.")
+    return name in (LOCK, MADE_FROM) or name.startswith(".config.toml.")
 
 
 def found_runs(parent: Path, deep: bool = False, tell: Tell = _silent) -> list[FoundRun]:

@@ -29,6 +29,7 @@ from fedapp.stage import Stage
 INTERRUPTIONS = frozenset({"SystemExit", "KeyboardInterrupt", StoppedError.__name__})
 SCHEMA = "schema.toml"  # by which the run has read its tables
 STOP = "stop"  # asks a run to stop after its round
+MADE_FROM = "made-from.json"  # what decides on a run of a study, written before it begins
 
 
 class State(StrEnum):

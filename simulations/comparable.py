@@ -19,6 +19,7 @@ from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import load_strategy
 from simulations.baselines import BY_COLUMNS, BY_ROWS, baselines_of, join_tables
+from simulations.kept import TABLE, check_same, table_digest
 from simulations.rows import stacked_tables
 
 # Settings of a comparison that its lines and facts name.
@@ -149,14 +150,7 @@ def claim_folder(
     ConfigError : names the first setting that differs, both values, and the way out.
     """
     asked, path = {**_identity(settings, engine), **(more or {})}, output / COMPARED
-    there = json.loads(path.read_text()) if path.exists() else asked
-    for name in sorted({*asked, *there}, key=lambda name: (name == "table", name)):
-        before = there.get(name, defaults().get(name))  # the default of one they do not know
-        if asked.get(name) != before:
-            values = f"{before!r} as in {output}, got {asked.get(name)!r}"
-            if name == "table":
-                values = f"that of the runs in {output}, got one with another content"
-            raise ConfigError(f"{name} must be {values}; name another folder by --output")
+    check_same(asked, json.loads(path.read_text()) if path.exists() else asked, output)
     output.mkdir(parents=True, exist_ok=True)
     RunFolder(output).write_json(COMPARED, asked)
 
@@ -165,14 +159,5 @@ def _identity(settings: Settings, engine: str) -> dict[str, Any]:
     """All that decides on the runs of a comparison, but for methods and seeds."""
     config = flatten(settings.as_config())
     kept = {name: config[name] for name in config if name not in STATED - {"data"}}
-    sources = party_sources(settings.data, settings.parties).values() or [settings.data]
     stated = {"parties": settings.parties, "objective": settings.objective}
-    return {**kept, **stated, "engine": engine, "table": "".join(map(_digest, sources))}
-
-
-def _digest(source: str) -> str:
-    """Of a file's content; nothing of a table that is known by its name."""
-    if not Path(source).is_file():
-        return ""
-    with Path(source).open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+    return {**kept, **stated, "engine": engine, TABLE: table_digest(settings)}

@@ -2,13 +2,11 @@
 
 Every cell is an ordinary run in a folder of its own, ``<output>/<strategy>-<seed>``, with
 ``-fold-<fold>`` where there are folds; a cell that is finished is not run again, and one that was
-interrupted goes on from its last round.
+interrupted goes on from its last round, as ``simulations.kept`` says.
 """
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import Settings, Value, defaults, flatten, load_settings
-from fedapp.errors import ConfigError
+from fedapp.config import Settings, Value, load_settings
 from fedapp.housekeeping import delete_run
 from fedapp.metrics import larger_is_better
 from fedapp.report.summary import read_run
 from fedapp.report.tradeoff import Comparison, Line
-from fedapp.run_folder import RunFolder, State
+from fedapp.run_folder import MADE_FROM, RunFolder, State
 from simulations.baselines import BaselineKind, baselines_of, run_baselines
 from simulations.comparable import (
     changed_settings,
@@ -31,12 +28,11 @@ from simulations.comparable import (
     same_rows,
     unread_settings,
 )
+from simulations.kept import CODE, KEY, UNTOLD, check_same, kept, made_from, read_made_from
 from simulations.rows import settled
 
 Engine = Callable[[Settings], RunFolder]
 Draw = Mapping[str, int]  # seed and fold
-# Settings that name a run but do not change what it finds.
-NO_MATTER = {"run-dir", "resume"}
 
 
 def compare(
@@ -133,21 +129,31 @@ def _by_split(strategies: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def finished_cell(
     settings: Settings, output: Path, engine: Engine, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The summary of one run, which is made, or gone on with, unless it is there."""
+    """The summary of one run, which is made, or gone on with, unless it is there.
+
+    Raises
+    ------
+    ConfigError : a run of other settings or of another table is there.
+    """
     name = f"{settings.strategy}-{_suffix({'seed': settings.seed, 'fold': settings.fold})}"
     folder = (output / name).resolve()
-    if (folder / "summary.json").exists():
-        _check_same(settings, folder)
-        tell(f"{name}: finished before")
-        return dict(read_run(folder).summary)
-    place = {"run_dir": str(folder)}
-    if folder.exists():
-        if RunFolder(folder).state is State.RESUMABLE:
-            _check_same(settings, folder)
-            place["resume"] = str(folder)
-            tell(f"{name}: goes on")
-        else:  # What is left of a run that was interrupted at once, or that failed.
+    asked, before = made_from(settings), read_made_from(folder / MADE_FROM)
+    is_finished, place = (folder / "summary.json").exists(), {"run_dir": str(folder)}
+    if before and (is_finished or RunFolder(folder).state is State.RESUMABLE):
+        check_same(asked, before, folder)
+        code = "" if before[CODE] == asked[CODE] else ", by other code"
+        tell(f"{name}: {'finished before' if is_finished else 'goes on'}{code}")
+        if is_finished:
+            return dict(read_run(folder).summary)
+        place["resume"] = str(folder)
+    else:
+        if folder.exists():
+            if before is None:
+                tell(f"{name}: {UNTOLD}")
+                (folder / "summary.json").unlink(missing_ok=True)  # or it would be kept
             delete_run(folder)
+        folder.mkdir(parents=True)
+        RunFolder(folder).write_json(MADE_FROM, {KEY: asked})
     engine(settings.model_copy(update=place))
     tell(f"{name}: done")
     return dict(read_run(folder).summary)
@@ -156,16 +162,6 @@ def finished_cell(
 def _suffix(draw: Draw) -> str:
     """What a cell's name ends with."""
     return f"{draw['seed']}-fold-{draw['fold']}" if draw["fold"] else str(draw["seed"])
-
-
-def _check_same(settings: Settings, folder: Path) -> None:
-    """Hold that a cell was begun with these settings; one it does not know had its default."""
-    asked = flatten(settings.as_config())
-    ran = {**defaults(), **flatten(tomllib.loads((folder / "config.toml").read_text()))}
-    for name in sorted({*asked, *ran} - NO_MATTER):
-        if asked.get(name) != ran.get(name):
-            values = f"{ran.get(name)!r} as in {folder}, got {asked.get(name)!r}"
-            raise ConfigError(f"{name} must be {values}; name another folder by --output")
 
 
 def _line(name: str, cells: Sequence[Mapping[str, Any]], metric: str) -> Line:
@@ -202,19 +198,33 @@ def _baselines(
     for kind, run in sorted(kinds.items(), key=lambda item: item[0].name):
         found: dict[str, list[float]] = {}
         for draw in draws:
-            name = f"baselines-{kind.name}-{_suffix(draw)}"
-            path = output / f"{name}.json"
-            if not path.exists():
-                begin(
-                    f"training the baselines ({kind.model} by {kind.split_by}), {_in_words(draw)}"
-                )
-                scored = run_baselines(run.model_copy(update=draw))
-                RunFolder(output).write_json(path.name, scored)
-                tell(f"{name}: done")
-            for line, values in _named(kind, json.loads(path.read_text())).items():
+            for line, values in _named(kind, _scored(kind, run, draw, output, tell, begin)).items():
                 found.setdefault(line, []).append(_score(values, metric))
         scores |= found
     return [Line(name, tuple(values)) for name, values in scores.items()]
+
+
+def _scored(
+    kind: BaselineKind,
+    run: Settings,
+    draw: Draw,
+    output: Path,
+    tell: Callable[[str], None],
+    begin: Callable[[str], None],
+) -> Mapping[str, Any]:
+    """Scores of the baselines of a kind, which are trained unless they are there."""
+    name, settings = f"baselines-{kind.name}-{_suffix(draw)}", run.model_copy(update=draw)
+
+    def made() -> list[dict[str, Any]]:
+        begin(f"training the baselines ({kind.model} by {kind.split_by}), {_in_words(draw)}")
+        found = run_baselines(settings)
+        tell(f"{name}: done")
+        return [found]
+
+    # All methods of a kind have the same ones.
+    of_kind = settings.model_copy(update={"strategy": kind.name})
+    (scored,) = kept(output / f"{name}.json", of_kind, made, tell)
+    return scored
 
 
 def _named(kind: BaselineKind, found: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:

@@ -118,7 +118,9 @@ def test_a_stopped_cell_of_other_settings_is_not_gone_on_with(tmp_path: Path) ->
         finished_cell(
             settings, tmp_path, lambda one: run_local(one, on_round=lambda line: False), print
         )
-    match = f"^eta must be 0.1 as in {tmp_path}/pax-42, got 0.3; name another folder by --output$"
+    match = (
+        f"^eta must be 0.1 as in {tmp_path}/pax-42, got 0.3; delete that folder, or name another$"
+    )
     with pytest.raises(ConfigError, match=match):
         finished_cell(settings.model_copy(update={"eta": 0.3}), tmp_path, run_local, print)
 
@@ -128,7 +130,7 @@ def test_a_cell_made_before_a_setting_existed_is_taken_where_that_has_its_defaul
 ) -> None:
     output, engine = tmp_path / "out", Counted()
     compared(output, Counted(), n_seeds=1)
-    for path in (output / "pax-42" / "config.toml", output / "compared.json"):
+    for path in (output / "pax-42" / "made-from.json", output / "compared.json"):
         lines = path.read_text().splitlines()
         path.write_text("\n".join(line for line in lines if "gamma" not in line))
     compared(output, engine, n_seeds=1)
@@ -155,13 +157,13 @@ def test_a_cell_that_another_process_writes_or_that_is_no_runs_stays(tmp_path: P
 def test_runs_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
     output = tmp_path / "out"
     compared(output, Counted(), n_seeds=1)
-    match = f"^eta must be 0.3 as in {output}, got 0.1; name another folder by --output$"
+    match = f"^eta must be 0.3 as in {output}, got 0.1; delete that folder, or name another$"
     with pytest.raises(ConfigError, match=match):
         compared(output, Counted(), n_seeds=1, eta=0.1)
     with pytest.raises(ConfigError, match=f"^engine must be 'local' as in {output}, got 'simula"):
         compare(["pax"], SHORT, 1, output, Counted(), "simulation")
     (output / "compared.json").unlink()
-    match = f"^eta must be 0.3 as in {output}/pax-42, got 0.1; name another folder by --output$"
+    match = f"^eta must be 0.3 as in {output}/pax-42, got 0.1; delete that folder, or name another$"
     with pytest.raises(ConfigError, match=match):
         compared(output, Counted(), n_seeds=1, eta=0.1)
 

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from simulations.papers import fed_eini, fedxgbllr, page, pax
-from simulations.papers.tables import Row, kept
+from simulations.papers.tables import Row
 
 
 def test_shares_and_percents_differ_by_points_and_errors_by_a_ratio() -> None:
@@ -107,9 +107,3 @@ def test_papers_that_were_not_run_are_missing_and_none_at_all_is_an_error(
         page.main(tmp_path)
     write(tmp_path, {"pax": tables["pax"]})
     assert len(page.read(tmp_path)) == 1
-
-
-def test_rows_that_a_file_holds_are_not_made_again(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    assert kept(path, lambda: [{"auc": 0.5}]) == [{"auc": 0.5}]
-    assert kept(path, lambda: [{"auc": 0.9}]) == [{"auc": 0.5}]

@@ -234,7 +234,10 @@ def test_other_settings_or_another_space_are_not_taken_for_these(write_table: Wr
     given = {"data": write_table(n_rows=60), "label": "y", "output": "out", **SHORT}
     fedapp.tune("pax", runs=1, **given)
     for changed, match in (
-        ({"seed": 1}, "^seed must be 42 as in .*out, got 1; name another folder by --output$"),
+        (
+            {"seed": 1},
+            "^seed must be 42 as in .*out, got 1; delete that folder, or name another$",
+        ),
         ({"max_bin": 8}, "^max_bin must be 16 as in .*out, got 8"),
         ({"space": {"eta": [0.1]}}, "^space must be "),
         ({"search": "optuna"}, "^search must be 'random' as in "),

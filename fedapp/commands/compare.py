@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from fedapp.commands.common import (
     Folds,
@@ -42,6 +43,7 @@ def compare(
     from fedapp.report.tradeoff import fact_table, score_table, tradeoff_page
     from simulations.comparable import check_comparable, comparison_folder
     from simulations.compare import compare as compare_all
+    from simulations.kept import other_code
 
     overrides = folded(parse_overrides(config or []), folds)
     follower = new_follower()
@@ -69,3 +71,5 @@ def compare(
     console.print(fact_table(found))
     console.print(score_table(found))
     console.print(f"{folder / 'comparison.html'}", soft_wrap=True)
+    if told := other_code(folder):
+        console.print(f"[yellow]![/] {escape(told)}", highlight=False, soft_wrap=True)

@@ -7,6 +7,7 @@ import shlex
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from fedapp.commands.common import (
     ENGINES,
@@ -62,6 +63,7 @@ def _cross_validate(
     from fedapp.folds import SUMMARY
     from fedapp.report.folds import fold_table
     from simulations.folds import CrossValidation
+    from simulations.kept import other_code
 
     follower = new_follower()
     all_folds = CrossValidation(strategy, {}, engine, baselines, follower)
@@ -78,6 +80,8 @@ def _cross_validate(
     summary = folder.path / SUMMARY
     console.print(fold_table(json.loads(summary.read_text())))
     console.print(f"mean ± standard deviation over {folds} folds: {shown(summary)}", soft_wrap=True)
+    if told := other_code(folder.path):
+        console.print(f"[yellow]![/] {escape(told)}", highlight=False, soft_wrap=True)
 
 
 def what_now(training: Training) -> str:

@@ -30,8 +30,9 @@ from simulations.baselines import run_baselines
 from simulations.benchmarks.noniid_page import benchmark_page
 from simulations.benchmarks.verdict import ALONE, POOLED, verdicts
 from simulations.compare import finished_cell
+from simulations.kept import kept
 from simulations.papers.fedxgbllr import run_and_tidy
-from simulations.papers.tables import Row, console, grouped, kept, mean_of, new_grid, write_tables
+from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables
 
 METHODS: dict[str, Row] = {
     "pax": {"strategy": "pax"},
@@ -169,12 +170,14 @@ def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Pa
 def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list[Row]:
     """Scores of XGBoost on all rows, and the mean of those on each party's alone."""
     path = output / scenario.folder / f"baselines-{scenario.steps}-{seed}.json"
+    settings = settings_of(scenario, "pax", seed, quick)
 
     def baselines() -> list[Row]:
-        found = run_baselines(settings_of(scenario, "pax", seed, quick))
+        found = run_baselines(settings)
         return [{"pooled": found["pooled"], "alone": found["alone"]}]
 
-    (found,) = kept(path, baselines)
+    tell = partial(console.print, f"{scenario.data}, {scenario.name}, {scenario.parties} parties:")
+    (found,) = kept(path, settings, baselines, tell)
     alone = float(np.mean([scores["auc"] for scores in found["alone"].values()]))
     row = {**asdict(scenario), "seed": seed}
     return [
@@ -251,7 +254,7 @@ def main(
     results.mkdir(exist_ok=True)
     RunFolder(results).write("noniid.html", page)
     tables: Row = {"rows": rows, "verdicts": [asdict(each) for each in answers], "notes": NOTES}
-    write_tables(results, "benchmarks.noniid", start, ["xgboost", "torch"], tables)
+    write_tables(results, "benchmarks.noniid", start, ["xgboost", "torch"], tables, folder)
 
 
 if __name__ == "__main__":

@@ -36,10 +36,11 @@ from simulations.benchmarks.splits import (
     rank_correlations,
 )
 from simulations.compare import finished_cell
+from simulations.kept import kept
 from simulations.papers.federated_forest import warned_once
 from simulations.papers.fedxgbllr import OBJECTIVES, run_and_tidy
 from simulations.papers.one_round import write_rows
-from simulations.papers.tables import Row, console, grouped, kept, new_grid, write_tables
+from simulations.papers.tables import Row, console, grouped, new_grid, write_tables
 
 DATA, QUICK_DATA = ("default-credit", "give-me-some-credit", "waveform"), ("waveform",)
 ALPHAS, BETAS = (0.1, 1.0, 10.0, 100.0), (0.0, 0.3, 0.6, 1.0)
@@ -145,7 +146,8 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
         folder = output / point.name
         tell = partial(console.print, f"{point.data}, {KINDS[point.kind]} {point.value:g}:")
         summary = finished_cell(settings, folder, run_and_tidy, tell)
-        pooled = pooled_scores(settings, folder / f"pooled-{settings.strategy}.json")
+        path_of_pooled = folder / f"pooled-{settings.strategy}.json"
+        (pooled,) = kept(path_of_pooled, settings, partial(pooled_scores, settings), tell)
         rows.append(
             {
                 "data": point.data,
@@ -166,10 +168,9 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
     return rows
 
 
-def pooled_scores(settings: Settings, path: Path) -> Row:
-    """Scores of the model of the joined table, worked out unless the file is there."""
-    (found,) = kept(path, lambda: [run_baselines(settings)["pooled"]])
-    return found
+def pooled_scores(settings: Settings) -> list[Row]:
+    """Scores of the model of the joined table, as the one row."""
+    return [run_baselines(settings)["pooled"]]
 
 
 def differences(rows: Sequence[Row]) -> list[Row]:

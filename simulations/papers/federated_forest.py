@@ -7,7 +7,6 @@ of a prediction over trees, depth and rows).
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -32,10 +31,10 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.report.canvas import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
-from fedapp.run_folder import RunFolder
 from fedapp.trees.objective import REGRESSION
 from simulations.baselines import Pooled, forest_scores, join_tables
 from simulations.compare import finished_cell
+from simulations.kept import kept
 from simulations.local import run_local
 from simulations.papers.fed_eini import run_and_keep, spent
 from simulations.papers.fedxgbllr import OBJECTIVES, run_and_tidy
@@ -158,11 +157,10 @@ def repeat(data: str, source: Row, seed: int, output: Path) -> Row:
     tell = partial(console.print, f"{data}:")
     summary = finished_cell(settings, output / data, run_and_tidy, tell)
     path = output / data / f"others-{seed}.json"
-    if not path.exists():
-        RunFolder(path.parent).write_json(path.name, others(settings))
+    (beside,) = kept(path, settings, lambda: [others(settings)], tell)
     name = score_name(objective)
     row = {"data": data, "seed": seed, "FF": summary["metrics"]["test"][name]}
-    return {**row, **json.loads(path.read_text())}
+    return {**row, **beside}
 
 
 def score_name(objective: str) -> str:

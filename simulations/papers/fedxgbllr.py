@@ -39,6 +39,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.trees.objective import REGRESSION
 from simulations.baselines import xgboost_parameters
 from simulations.compare import finished_cell
+from simulations.kept import kept
 from simulations.local import run_local
 from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables
 
@@ -155,10 +156,9 @@ def bytes_by_use(ledger: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 def run_pooled(data: str, seed: int, output: Path) -> Row:
     """XGBoost on all rows but the test rows: its score on these, and on all rows."""
-    path = output / f"{data}-pooled-{seed}.json"
-    if not path.exists():
-        RunFolder(output).write_json(path.name, pooled_scores(settings_of(data, seed, POOLED)))
-    return {"data": data, "seed": seed, **json.loads(path.read_text())}
+    path, settings = output / f"{data}-pooled-{seed}.json", settings_of(data, seed, POOLED)
+    (found,) = kept(path, settings, lambda: [pooled_scores(settings)], console.print)
+    return {"data": data, "seed": seed, **found}
 
 
 def pooled_scores(settings: Settings) -> dict[str, float]:

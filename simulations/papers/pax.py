@@ -26,18 +26,19 @@ from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
 from fedapp.home import home
 from simulations.baselines import run_baselines
+from simulations.kept import kept
 from simulations.local import run_local
 from simulations.papers.tables import (
     Row,
     console,
     grouped,
-    kept,
     mean_of,
     new_grid,
     write_tables,
 )
 
-DATA = ("default-credit", "ijcnn1", "cod-rna", "airline")
+AIRLINE = "airline"
+DATA = ("default-credit", "ijcnn1", "cod-rna", AIRLINE)
 BINS = ("share", "equal")
 FIRST_SEED = 42
 TREES, PAPER_TREES, QUICK_TREES = 50, 100, 10
@@ -101,9 +102,14 @@ def costs(summary: Mapping[str, Any]) -> Row:
     }
 
 
+def own_config(common: Row, data: str, seed: int, n_trees: int) -> Row:
+    """Settings of the runs of one table."""
+    return {**common, "data": data, "seed": seed, "num-boost-round": n_trees}
+
+
 def quality(data: str, seed: int, n_trees: int) -> list[Row]:
     """PAX by both rules for bins, and XGBoost, on the same rows of one data set."""
-    config = {**QUALITY, "data": data, "seed": seed, "num-boost-round": n_trees}
+    config = own_config(QUALITY, data, seed, n_trees)
     baselines = run_baselines(load_settings(config))
     pooled = baselines["pooled"]["auc"]
     spread = pooled_spread(config)
@@ -151,8 +157,7 @@ def partitions(table: Table, draw: str, seed: int, n_trees: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "airline.parquet"
         write_rows(table, rows, path)
-        config = {**PAPER, "data": str(path), "label": "delayed", "seed": seed}
-        config["num-boost-round"] = n_trees
+        config = {**own_config(PAPER, str(path), seed, n_trees), "label": "delayed"}
         pooled = run_baselines(load_settings(config))["pooled"]
         found = [{"draw": draw, "partition": "pooled", "seed": seed, **_picked(pooled)}]
         for number, sizes in enumerate(PARTITIONS, 1):
@@ -214,20 +219,25 @@ def main(
         for data in DATA
         for seed in drawn
         for row in kept(
-            cells / f"quality-{data}-{seed}-{trees}.json", partial(quality, data, seed, trees)
+            cells / f"quality-{data}-{seed}-{trees}.json",
+            load_settings(own_config(QUALITY, data, seed, trees)),
+            partial(quality, data, seed, trees),
+            console.print,
         )
     ]
     show_quality(scores, f"Test AUC, 3 equal parties, {trees} trees of depth 6, {how}")
     console.print(f"spread: of pooled XGBoost alone, max-bin {NEARBY_BINS[0]} to {NEARBY_BINS[-1]}")
     trees = QUICK_TREES if quick else PAPER_TREES
-    table = read_source("airline")
+    table = read_source(AIRLINE)
     dealt = [
         row
         for draw in DRAWS
         for seed in drawn
         for row in kept(
             cells / f"partitions-{draw}-{seed}-{trees}.json",
+            load_settings(own_config(PAPER, AIRLINE, seed, trees)),
             partial(partitions, table, draw, seed, trees),
+            console.print,
         )
     ]
     show_partitions(dealt, f"Airline, {trees} trees, {how}")

@@ -37,9 +37,10 @@ from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from simulations.baselines import Pooled, join_tables
 from simulations.compare import finished_cell
+from simulations.kept import kept
 from simulations.local import LocalGrid, simulated_contexts
 from simulations.papers.fedxgbllr import run_and_tidy
-from simulations.papers.tables import Row, console, kept, new_grid, write_tables
+from simulations.papers.tables import Row, console, new_grid, write_tables
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.vertical import Mailbox, VerticalStrategy
@@ -161,7 +162,8 @@ def alignment(n_first: int, n_second: int) -> Row:
 def kept_alignment(n_first: int, n_second: int, output: Path) -> Row:
     """The same, which is measured unless it is there."""
     path = output / f"alignment-{n_first}-{n_second}.json"
-    return kept(path, lambda: [alignment(n_first, n_second)])[0]
+    settings = load_settings({**COMMON, "align": "psi"})
+    return kept(path, settings, lambda: [alignment(n_first, n_second)], console.print)[0]
 
 
 def show_table_1(rows: Sequence[Row]) -> None:

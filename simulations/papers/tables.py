@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from rich.table import Table as Grid
 
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder
+from simulations.kept import other_code
 
 Row = dict[str, Any]
 
@@ -34,19 +34,6 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]
     return groups
 
 
-def kept(path: Path, make: Callable[[], Sequence[Row]]) -> list[Row]:
-    """Rows that a file holds, or that are made now and written to it.
-
-    Parameters
-    ----------
-    path : named by all that decides on the rows; so a command that was interrupted goes on.
-    """
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        RunFolder(path.parent).write_json(path.name, {"rows": list(make())})
-    return list(json.loads(path.read_text())["rows"])
-
-
 def new_grid(heading: str, names: Sequence[str], n_texts: int) -> Grid:
     """An empty table narrow enough for 80 characters; columns after the texts are numbers."""
     grid = Grid(title=heading, box=None, padding=(0, 1, 0, 0), pad_edge=False)
@@ -56,15 +43,22 @@ def new_grid(heading: str, names: Sequence[str], n_texts: int) -> Grid:
 
 
 def write_tables(
-    output: Path, module: str, start: float, packages: Sequence[str], tables: Mapping[str, Any]
+    output: Path,
+    module: str,
+    start: float,
+    packages: Sequence[str],
+    tables: Mapping[str, Any],
+    runs: Path | None = None,
 ) -> None:
-    """Write ``tables.json``: with the command, and the versions of packages; print where.
+    """Write ``tables.json``: with the command, and the versions of packages; print where, and which
+    results were kept that are of other code.
 
     Parameters
     ----------
     output : folder.
     module : of the command, below ``simulations``.
     start : of the command, by ``time.monotonic``.
+    runs : folder of the runs, where it is another one.
     """
     command = " ".join([f"python -m simulations.{module}", *sys.argv[1:]])
     found = versions(("fedapp", "flwr", "numpy", *packages))
@@ -72,3 +66,5 @@ def write_tables(
     RunFolder(output).write_json("tables.json", document)
     spent = f"{time.monotonic() - start:.0f} seconds"
     console.print(f"{spent}; written to {output / 'tables.json'}", soft_wrap=True)
+    if told := other_code(runs or output):
+        console.print(told, soft_wrap=True)
