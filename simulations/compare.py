@@ -152,7 +152,7 @@ def finished_cell(
                 tell(f"{name}: {UNTOLD}")
                 (folder / "summary.json").unlink(missing_ok=True)  # or it would be kept
             delete_run(folder)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         RunFolder(folder).write_json(MADE_FROM, {KEY: asked})
     engine(settings.model_copy(update=place))
     tell(f"{name}: done")
