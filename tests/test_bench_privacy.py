@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulations.attacks.membership import advantage, losses
+from simulations.attacks.membership import Told, above_usual, advantage, caught, own_margins
 from simulations.bench.privacy import EPSILONS, HOW, NO_NOISE, Cell, drawing, show, test_score
 from simulations.scored import Scored
 
@@ -37,11 +37,36 @@ def test_scores_are_those_of_sklearn() -> None:
     assert test_score(found, True) == ("auc", 1.0)
     name, value = test_score(found, False)
     assert (name, value) == ("rmse", pytest.approx(np.sqrt((0.01 + 4 + 4) / 3)))
-    np.testing.assert_allclose(losses(found), np.log1p(np.exp([0.1, -3, -2])))
+    np.testing.assert_allclose(own_margins(found), [-0.1, 3, 2], rtol=1e-6)
+
+
+def rows(shift: float, rng: np.random.Generator) -> Told:
+    """200 rows, of which half are members, whose margins are larger by a shift."""
+    members = np.arange(200) < 100
+    return Told(rng.normal(size=200) + shift * members, members)
 
 
 def test_an_advantage_is_what_other_rows_confirm() -> None:
     rng = np.random.default_rng(0)
-    same = [advantage(rng.normal(size=100), rng.normal(size=100), rng) for _ in range(5)]
+    same = [advantage(rows(0, rng), rng) for _ in range(5)]
     assert abs(np.mean(same)) < 0.06
-    assert advantage(rng.normal(-9, size=100), rng.normal(size=100), rng) > 0.95
+    assert advantage(rows(9, rng), rng) > 0.95
+    tied = Told(np.zeros(200), np.arange(200) < 100)
+    assert advantage(tied, rng) == 0.0
+
+
+def test_members_are_caught_above_all_but_one_in_a_hundred_others() -> None:
+    rng = np.random.default_rng(0)
+    assert np.mean([caught(rows(0, rng)) for _ in range(20)]) < 0.05
+    assert caught(rows(9, rng)) == 1.0
+    assert caught(Told(np.zeros(200), np.arange(200) < 100)) == 0.0
+
+
+def test_a_margin_is_held_against_models_with_and_without_the_row() -> None:
+    flags = np.array([[True, True, False], [False, True, True], [True, True, False]])
+    margins = np.array([[5.0, 9.0, 1.0], [1.0, 9.0, 2.0], [7.0, 9.0, 1.0]])
+    shadows = [Told(*each) for each in zip(margins, flags, strict=True)]
+    found = above_usual(Told(np.array([6.0, 9.0, 1.0]), flags[0]), shadows)
+    # The row that has trained all models says nothing.
+    assert found.margins.tolist() == [6.0 - (6.0 + 1.0) / 2, 1.0 - (2.0 + 1.0) / 2]
+    assert found.members.tolist() == [True, False]

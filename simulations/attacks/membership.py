@@ -1,19 +1,24 @@
 """How well a model's scores tell which rows trained it.
 
 An attacker has the finished model and rows with their labels, half of which have trained it, and
-takes those of small loss for these. Its advantage is the largest difference between the share of
-training rows and the share of other rows that it takes, over all thresholds (Yeom et al. 2018,
-"Privacy Risk in Machine Learning"). The second attack asks how much smaller a row's loss is than
-under models that other rows have trained, as an attacker with rows like these can find out (Carlini
-et al. 2022, "Membership Inference Attacks From First Principles", in its offline form, without the
-normal distribution).
+takes those for these of whose labels the model is surest (Yeom et al. 2018, "Privacy Risk in
+Machine Learning"). The second attack asks how much surer it is than is usual for the row, under
+models of other halves of the rows, as an attacker with rows like these can train them (LiRA:
+Carlini et al. 2022, "Membership Inference Attacks From First Principles", arXiv:2112.03570). The
+margin of a row's label has a normal distribution over models that the row has trained, and another
+one over the rest. Departure: the models are ``SHADOWS``, too few for more than two means of each
+row. With one variance and one distance of the means for all rows the likelihood ratio grows with
+what a margin is above the middle of its row's two means.
 
-A threshold that is chosen by the rows it is judged by finds something in noise too: the advantage
-of the threshold that fits one half of the rows is measured on the other half, and the mean over
-many halves is told. Without anything to find it is 0 on average.
+Two figures are told. The advantage is the largest difference between the share of training rows and
+the share of other rows that are taken, over all thresholds. A threshold that is chosen by the rows
+it is judged by finds something in noise too: the one that fits one half of the rows is measured on
+the other half, and the mean over many halves is told. Without anything to find it is 0 on average.
+The other figure is the share of training rows taken by the threshold that takes 1 % of the others:
+what is found out almost for certain. Without anything to find it is 0.01.
 
 ``python -m simulations.attacks.membership`` trains PAX plainly, under secure aggregation and with
-an epsilon of 1 on half of a small table that it overfits, and prints a line for each.
+an epsilon of 1 on half of each table, and prints a line for each.
 """
 
 from __future__ import annotations
@@ -21,51 +26,93 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.config import Settings
 from simulations.rows import stacked_tables
 from simulations.scored import Scored, score, trained
 
 Doubles = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 USUAL = {"max-depth": 6, "num-boost-round": 50, "eta": 0.3, "parties": 3}
+HALF = {"test-fraction": 0.5, "valid-fraction": 0.0}
 HOW: dict[str, dict[str, Any]] = {
     "plain": {"pax.aggregation": "plain"},
     "secure": {"pax.aggregation": "secure"},
     "epsilon 1": {"pax.aggregation": "secure", "privacy.epsilon": 1.0},
 }
-HALVES, SHADOWS = 200, 4
+HALVES, SHADOWS, RARE = 200, 16, 0.01
 
 
-def losses(found: Scored) -> Doubles:
-    """Log loss of each row, of two classes."""
-    margins, labels = found.margins[:, 0].astype(np.float64), found.labels
-    return np.logaddexp(0, margins) - labels * margins
-
-
-def advantage(members: Doubles, others: Doubles, rng: np.random.Generator) -> float:
-    """Share of members taken less that of others, for the threshold that fits other rows best.
+@dataclass(frozen=True, slots=True, eq=False)
+class Told:
+    """What a model says of the rows of a table.
 
     Parameters
     ----------
-    members, others : float64: smaller says member.
+    margins : float64, shape (n_rows,): of the row's label.
+    members : bool, shape (n_rows,): whether the row has trained the model.
     """
+
+    margins: Doubles
+    members: Flags
+
+
+def own_margins(found: Scored) -> Doubles:
+    """Margin of each row's own label, of two classes: the larger, the smaller the loss."""
+    return np.where(found.labels == 1, 1.0, -1.0) * found.margins[:, 0]
+
+
+def told(data: str, how: Mapping[str, Any], seed: int) -> Told:
+    """Train on the half of a table that follows from the seed."""
+    settings, model, _ = trained({"data": data, **USUAL, **HALF, **how, "seed": seed})
+    _, rows = stacked_tables(settings)
+    found = score(settings, model)
+    places = {
+        subset: np.concatenate([each[subset] for each in rows.values()])
+        for subset in ("train", "test")
+    }
+    n_rows = sum(map(len, places.values()))
+    margins, members = np.empty(n_rows), np.zeros(n_rows, dtype=bool)
+    for subset, own in places.items():
+        margins[own] = own_margins(found[subset])
+    members[places["train"]] = True
+    return Told(margins, members)
+
+
+def above_usual(model: Told, shadows: Sequence[Told]) -> Told:
+    """Margins above the middle of the row's means over the shadow models that it has trained and
+    over the others, of the rows that have both."""
+    members = np.stack([each.members for each in shadows])
+    both = members.any(axis=0) & ~members.all(axis=0)
+    margins, within = np.stack([each.margins for each in shadows])[:, both], members[:, both]
+    means = [margins.mean(axis=0, where=side) for side in (within, ~within)]
+    return Told(model.margins[both] - np.mean(means, axis=0), model.members[both])
+
+
+def advantage(model: Told, rng: np.random.Generator) -> float:
+    """Share of members taken less that of others, for the threshold that fits other rows best."""
+    members, others = model.margins[model.members], model.margins[~model.members]
     found = []
     for _ in range(HALVES):
         first, second = _halves(members, rng), _halves(others, rng)
-        places = np.sort(np.concatenate((first[0], second[0])))
-        threshold = places[np.argmax([_taken(first[0], second[0], each) for each in places])]
-        found.append(_taken(first[1], second[1], threshold))
-    return statistics.mean(found)
+        threshold = _best_threshold(first[0], second[0])
+        found.append(np.mean(first[1] >= threshold) - np.mean(second[1] >= threshold))
+    return float(np.mean(found))
 
 
-def _taken(members: Doubles, others: Doubles, threshold: float) -> float:
-    return float((members <= threshold).mean() - (others <= threshold).mean())
+def _best_threshold(members: Doubles, others: Doubles) -> float:
+    values = np.concatenate((members, others))
+    order = np.argsort(-values)
+    each = np.repeat([1 / len(members), -1 / len(others)], [len(members), len(others)])
+    ends = np.append(np.diff(values[order]) != 0, True)  # equal values are taken together
+    return float(values[order][np.where(ends, each[order].cumsum(), -1).argmax()])
 
 
 def _halves(rows: Doubles, rng: np.random.Generator) -> tuple[Doubles, Doubles]:
@@ -73,55 +120,43 @@ def _halves(rows: Doubles, rng: np.random.Generator) -> tuple[Doubles, Doubles]:
     return shuffled[: len(rows) // 2], shuffled[len(rows) // 2 :]
 
 
-def attacked(data: str, how: Mapping[str, Any], seed: int) -> dict[str, float]:
-    """Advantages of both attacks on one model."""
-    common = {"data": data, **USUAL, "test-fraction": 0.5, "valid-fraction": 0.0, **how}
-    settings, model, _ = trained({**common, "seed": seed})
-    found = score(settings, model)
-    members, others = losses(found["train"]), losses(found["test"])
-    usual = [np.zeros_like(members), np.zeros_like(others)]
-    counts = [np.zeros_like(members), np.zeros_like(others)]
-    for shadow in range(SHADOWS):
-        # Other halves of the same rows; what a row's loss is where it has not trained.
-        other_settings, other, _ = trained({**common, "seed": 1000 + SHADOWS * seed + shadow})
-        outside = held_out(settings, other_settings)
-        of_rows = score(settings, other)
-        for place, subset in enumerate(("train", "test")):
-            free = outside[subset]
-            usual[place][free] += losses(of_rows[subset])[free]
-            counts[place][free] += 1
-    rng = np.random.default_rng(seed)
-    known, unknown = (
-        own[n > 0] - total[n > 0] / n[n > 0]
-        for own, total, n in zip((members, others), usual, counts, strict=True)
-    )
-    return {
-        "threshold": advantage(members, others, rng),
-        "shadow": advantage(known, unknown, rng),
-    }
+def caught(model: Told) -> float:
+    """Share of members taken by the threshold that takes ``RARE`` of the others."""
+    threshold = np.quantile(model.margins[~model.members], 1 - RARE)
+    return float(np.mean(model.margins[model.members] > threshold))
 
 
-def held_out(settings: Settings, other: Settings) -> dict[str, npt.NDArray[np.bool_]]:
-    """Which rows of a run have not trained another one, by subset."""
-    _, rows = stacked_tables(settings)
-    _, other_rows = stacked_tables(other)
-    trained_other = np.concatenate([each["train"] for each in other_rows.values()])
-    return {
-        subset: ~np.isin(np.concatenate([each[subset] for each in rows.values()]), trained_other)
-        for subset in ("train", "test")
-    }
+def attacked(data: str, how: Mapping[str, Any], seeds: int) -> dict[str, float]:
+    """Figures of both attacks, means over models of as many seeds."""
+    shadows = [told(data, how, 1000 + number) for number in range(SHADOWS)]
+    figures = []
+    for seed in range(seeds):
+        model, rng = told(data, how, seed), np.random.default_rng(seed)
+        surer = above_usual(model, shadows)
+        figures.append(
+            {
+                "threshold": advantage(model, rng),
+                "shadow": advantage(surer, rng),
+                "threshold, caught": caught(model),
+                "shadow, caught": caught(surer),
+            }
+        )
+    return {kind: statistics.mean(each[kind] for each in figures) for kind in figures[0]}
 
 
 def main() -> None:
-    """Print a JSON line for each way to train."""
+    """Print a JSON line for each table and way to train."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", default="breast-cancer")
+    parser.add_argument("--data", nargs="+", default=["breast-cancer", "default-credit"])
     parser.add_argument("--seeds", type=int, default=5)
     given = parser.parse_args()
-    for name, how in HOW.items():
-        found = [attacked(given.data, how, seed) for seed in range(given.seeds)]
-        means = {kind: statistics.mean(each[kind] for each in found) for kind in found[0]}
-        print(json.dumps({"attack": "membership", **vars(given), "how": name, **means}))
+    for data in given.data:
+        for name, how in HOW.items():
+            start = time.perf_counter()
+            found = attacked(data, how, given.seeds)
+            seconds = round(time.perf_counter() - start)
+            line = {"attack": "membership", "data": data, "seeds": given.seeds, "how": name}
+            print(json.dumps({**line, **found, "seconds": seconds}), flush=True)
 
 
 if __name__ == "__main__":
