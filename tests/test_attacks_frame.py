@@ -43,6 +43,11 @@ def test_the_table_has_a_line_a_result() -> None:
     )
 
 
+def test_the_table_says_where_a_search_has_not_finished() -> None:
+    line = Result("name", "set", "way", 0.25, 0.5, 0.25, 1.25, unfinished=0.7)
+    assert "| 0.250, 0.700 unfinished | 0.500 |" in table([line])
+
+
 @pytest.mark.parametrize("module", every.MODULES, ids=lambda module: module.__name__)
 def test_an_attack_is_called_like_its_module_and_tried_on_two_sets(module: object) -> None:
     found: Attack = module.ATTACK  # type: ignore[attr-defined]

@@ -94,16 +94,23 @@ def test_the_way_of_a_row_is_found_where_one_alone_gives_the_sum() -> None:
     chosen = [2, 0, 3, 1, 0]
     total = sum(int(each[one]) for each, one in zip(options, chosen, strict=True))
     assert eini_paths.the_way(options, total + 1, slack=1) == chosen
-    assert eini_paths.the_way(options, total + 2, slack=1) is None
+    assert eini_paths.the_way(options, total + 2, slack=1) == []
     assert eini_paths.the_way(options, total, slack=1, most=11) is None
     options[4][1] = options[4][0]
-    assert eini_paths.the_way(options, total, slack=1) is None
+    assert eini_paths.the_way(options, total, slack=1) == []
 
 
 def test_sums_of_leaves_tell_the_ways_of_rows() -> None:
     found = eini_paths.attacked({**SMALL, "num-boost-round": 4})
     assert found.success > 0.9
-    assert found.chance < 0.5
+    assert found.unfinished == 0.0
+    assert 0.0 < found.chance < 0.7
+
+
+def test_rows_whose_search_is_not_finished_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eini_paths.the_way, "__defaults__", (1,))
+    found = eini_paths.attacked({**SMALL, "num-boost-round": 2})
+    assert 0.0 < found.unfinished <= 1.0 - found.success
 
 
 def labels_from_losses(losses: list[float], draws: list[Array]) -> list[float]:

@@ -4,10 +4,12 @@ The active party knows all leaf values, and which leaves its own splits leave op
 their sum alone, in 53 bits and more: which values add up to it is a subset sum. The values of each
 half of the trees are added up in all ways; one list is sorted, and of the other each entry says
 what is missing (Horowitz and Sahni 1974). That takes the square root of the number of ways, up to
-``MOST`` a half; what a lattice could do beyond is not tried.
+``MOST`` a half. Rows with more are counted as unfinished, and as not found: other searches go
+further, and what a lattice could do is not tried.
 
 Success is the share of rows of which one way alone gives the sum, and is the true one, through all
-trees; chance, that of guessing one of those open.
+trees. Chance is the share of rows that went, in every tree, the way of most training rows of those
+that the own splits leave open; the active party has seen how many these are.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from clients.eini.active import Plan, plan_of
+from clients.eini.active import NOT_OWN, Plan, plan_of
 from clients.inference import own_part
-from fedapp.config import load_settings
+from fedapp.config import Settings, load_settings
 from fedapp.crypto.keys import PrivateKey
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import decrypt
@@ -32,13 +34,16 @@ from fedapp.data.datasets import read_source
 from fedapp.messages.eini import Structure, Totals
 from fedapp.site.answer import Site
 from fedapp.trees.divided.candidates import candidates
+from fedapp.trees.divided.lookup import Lookup
 from simulations.attacks.frame import Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, listening, trained
 from simulations.attacks.targets import ACTIVE, CREDIT, PASSIVE, SECUREBOOST
+from simulations.baselines import join_tables
 from simulations.local import run_local
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
 MOST, ROWS = 2**18, 100
 
 
@@ -53,13 +58,15 @@ class Curious:
         self.terms: list[Ints] = []  # of each tree, shape (n_rows, n_entries), in multiples
         self.open: list[Bools] = []  # to a row by the own splits, in the same shape
         self.theirs: list[Bools] = []  # by those of the passive party: the truth
+        self.sizes: list[Ints] = []  # of each tree, shape (n_entries,): training rows
         self.slack = 0  # of a sum that is rounded once, in multiples
 
     def note(self, heard: Heard) -> None:
         """Keep what a message adds."""
         site = heard.site
         if structure := heard.mail.all(Structure).get(ACTIVE):
-            self.theirs = _open_by_passive(site, structure)
+            self._lookup, self._structure = own_part(site).lookup, structure
+            self.theirs = _open_by_passive(self._lookup, structure, site.store["values"])
         for _, letter in heard.mail.each(Totals):
             self._take(site, letter)
 
@@ -72,47 +79,67 @@ class Curious:
         sums = layout.unpack(plain, letter.n_rows)[:, 0]
         self.sums = np.concatenate((self.sums, np.ldexp(sums, unit)))
         self.slack = layout.n_terms
-        self.open, self.terms = [], []
-        for tree in plan.shared:
-            mine, terms = _open_by_active(site, plan, tree)
-            self.open.append(mine)
-            self.terms.append(np.rint(np.ldexp(terms, unit)).astype(np.int64))
+        self._site, self._plan = site, plan
+        self.open = _open_by_active(site, plan, store["values"])
+        self.terms = [
+            np.rint(np.ldexp(_terms(plan, tree, mine, store["values"]), unit)).astype(np.int64)
+            for tree, mine in zip(plan.shared, self.open, strict=True)
+        ]
+
+    def count(self, settings: Settings) -> None:
+        """Keep how many training rows are in each entry, as the active party saw in training."""
+        table, _, active = join_tables(settings)
+        values = table.values[table.split.train]
+        mine = _open_by_active(self._site, self._plan, values[:, active])
+        others = np.delete(values, np.arange(values.shape[1])[active], axis=1)
+        theirs = _open_by_passive(self._lookup, self._structure, others)
+        self.sizes = [(a & b).sum(axis=0) for a, b in zip(mine, theirs, strict=True)]
 
 
-def _open_by_active(site: Site, plan: Plan, tree: int) -> tuple[Bools, npt.NDArray[np.float64]]:
-    """Entries that the own splits leave open to rows, and what these would add."""
-    values, found = site.store["values"], plan.skeletons[tree]
-    mine = candidates(found.lefts, plan.own_sides(site, tree, values), len(values))
-    terms = np.zeros(mine.shape)
+def _open_by_active(site: Site, plan: Plan, values: Floats) -> list[Bools]:
+    """Entries of each tree that the active party's splits leave open to rows."""
+    return [
+        candidates(plan.skeletons[tree].lefts, plan.own_sides(site, tree, values), len(values))
+        for tree in plan.shared
+    ]
+
+
+def _terms(plan: Plan, tree: int, mine: Bools, values: Floats) -> npt.NDArray[np.float64]:
+    """What the open entries of a tree would add to the sums of rows."""
+    found, terms = plan.skeletons[tree], np.zeros(mine.shape)
     for place, entry in enumerate(found.sources[found.entries]):
         rows = mine[:, place]
         terms[rows, place] = plan.terms_below(tree, int(entry), values[rows])[:, 0]
-    return mine, terms
+    return terms
 
 
-def _open_by_passive(site: Site, letter: Structure) -> list[Bools]:
+def _open_by_passive(lookup: Lookup, letter: Structure, values: Floats) -> list[Bools]:
     """Entries of each tree that the passive party's splits leave open to rows."""
-    lookup, values = own_part(site).lookup, site.store["values"]
     found = []
     for lefts, records in zip(
         np.split(letter.lefts, letter.ends[:-1]),
         np.split(letter.records, letter.ends[:-1]),
         strict=True,
     ):
-        own = np.flatnonzero(records >= 0).tolist()
+        own = np.flatnonzero(records != NOT_OWN).tolist()
         sides = {node: lookup.sides(records[node], values) for node in own}
         found.append(candidates(lefts, sides, len(values)))
     return found
 
 
 def the_way(options: Sequence[Ints], total: int, slack: int, most: int = MOST) -> list[int] | None:
-    """Which option of each list adds up to a total; None where none, several, or too many may.
+    """Which option of each list adds up to a total.
 
     Parameters
     ----------
     options : int64, shape (n_options,) each.
     slack : how far a sum may be off.
     most : ways through a half of the lists that are tried.
+
+    Returns
+    -------
+    Places of the options; none where none or several ways add up, None where too many would have
+    to be tried.
     """
     halves: list[list[int]] = [[], []]
     sizes = [1, 1]
@@ -129,7 +156,7 @@ def the_way(options: Sequence[Ints], total: int, slack: int, most: int = MOST) -
     starts = np.searchsorted(left[order], missing - slack, side="left")
     ends = np.searchsorted(left[order], missing + slack, side="right")
     if (ends - starts).sum() != 1:
-        return None
+        return []
     at = int(np.argmax(ends - starts))
     chosen = _places(halves[0], options, int(order[starts[at]]))
     chosen |= _places(halves[1], options, at)
@@ -181,31 +208,36 @@ def predicted(overrides: Overrides, model: str, curious: Curious) -> None:
 def attacked(overrides: Overrides) -> Outcome:
     """Train, predict, and look for the way of each row."""
     given, curious = {**SECUREBOOST, **overrides}, Curious()
+    n_found = n_guessed = n_unfinished = 0
     with trained(given, [], curious.note) as run:
         predicted(given, run.summary["model_id"], curious)
-        n_found, guessed = 0, 0.0
+        curious.count(run.settings)
         for row, total in enumerate(curious.sums):
-            own = [each[row] for each in curious.open]
-            options = [
-                terms[row][is_open] for terms, is_open in zip(curious.terms, own, strict=True)
+            own = [np.flatnonzero(each[row]) for each in curious.open]
+            truth = [each[row, places] for each, places in zip(curious.theirs, own, strict=True)]
+            options = [each[row, places] for each, places in zip(curious.terms, own, strict=True)]
+            guess = [
+                int(each[places].argmax()) for each, places in zip(curious.sizes, own, strict=True)
             ]
-            guessed += float(np.exp(-np.log([len(each) for each in options]).sum()))
             way = the_way(options, int(total), curious.slack)
-            if way is not None:
-                reached = [
-                    np.flatnonzero(is_open)[one] for is_open, one in zip(own, way, strict=True)
-                ]
-                n_found += all(
-                    theirs[row, entry]
-                    for theirs, entry in zip(curious.theirs, reached, strict=True)
-                )
-        return Outcome(n_found / len(curious.sums), guessed / len(curious.sums), run.score)
+            n_unfinished += way is None
+            n_found += _is_true(way, truth) if way else 0
+            n_guessed += _is_true(guess, truth)
+    found, guessed, unfinished = (
+        each / len(curious.sums) for each in (n_found, n_guessed, n_unfinished)
+    )
+    return Outcome(found, guessed, run.score, unfinished)
+
+
+def _is_true(way: Sequence[int], truth: Sequence[Bools]) -> bool:
+    """Whether a row went this way, by which of its options it did go."""
+    return all(each[one] for each, one in zip(truth, way, strict=True))
 
 
 ATTACK = Attack(
     name="eini_paths",
     holder="the active party of Fed-EINI, from the sums of leaves that it decrypts",
-    measure="share of rows whose way through all trees is found; chance: one of those open",
+    measure="share of rows whose way through all trees is found; chance: the usual way",
     data={
         "spambase": {"data": "spambase", "columns": "sizes:37,20", "test-fraction": 0.5},
         "default-credit": CREDIT,

@@ -28,11 +28,13 @@ class Outcome:
     ----------
     success, chance : in the attack's measure; with the messages, and without them.
     score : AUC of the model's test rows.
+    unfinished : share of what is attacked whose search ended without an answer.
     """
 
     success: float
     chance: float
     score: float
+    unfinished: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Result:
     chance: float
     score: float
     seconds: float
+    unfinished: float = 0.0
 
 
 def results(
@@ -90,17 +93,18 @@ def results(
             start = time.perf_counter()
             found = [attack.run({**given, "seed": seed}) for seed in range(seeds)]
             seconds = (time.perf_counter() - start) / seeds
-            success, chance, score = (
+            success, chance, score, unfinished = (
                 statistics.mean(getattr(each, part) for each in found)
-                for part in ("success", "chance", "score")
+                for part in ("success", "chance", "score", "unfinished")
             )
-            yield Result(attack.name, name, way, success, chance, score, seconds)
+            yield Result(attack.name, name, way, success, chance, score, seconds, unfinished)
 
 
 def table(lines: Iterable[Result]) -> str:
     """Results as a table of Markdown."""
     rows = [
-        f"| {one.attack} | {one.data} | {one.setting} | {one.success:.3f} | {one.chance:.3f} "
+        f"| {one.attack} | {one.data} | {one.setting} | {one.success:.3f}"
+        f"{f', {one.unfinished:.3f} unfinished' if one.unfinished else ''} | {one.chance:.3f} "
         f"| {one.score:.3f} | {one.seconds:.1f} |"
         for one in lines
     ]
