@@ -19,10 +19,10 @@ it, weighted by their hessians. Departures:
   the leaf's, and a leaf of a later tree gives one equation in place of two.
 
 Success is the paper's measure: the share of values, labels among them, that are within 0.319
-standard deviations of the true ones, when rebuilt and true rows are matched so that most are. The
-matching knows the truth, which lifts every guess. Who knows which row is which is judged without
-it, row by row. Chance is a guess without trees by whoever knows as much besides (``Knows``), in the
-same measure.
+standard deviations of the true ones, when rebuilt and true rows are matched so that most are. That
+raises what a guess has, too; an attacker that knows which row is which is judged without it, row by
+row. Chance is a guess without trees by whoever knows as much besides (``Knows``), in the same
+measure.
 """
 
 from __future__ import annotations
