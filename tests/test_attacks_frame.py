@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from pathlib import Path
+
 import pytest
 
 from simulations.attacks import __main__ as every
-from simulations.attacks.frame import Attack, Outcome, Overrides, Result, results, table
+from simulations.attacks.frame import Attack, Outcome, Overrides, Result, command, results, table
 
-WAYS = {"default": {}, "one": {"way": 1}, "two": {"way": 2}}
+WAYS: dict[str, Overrides] = {"default": {}, "one": {"max-depth": 1}, "two": {"max-depth": 2}}
 
 
 def attack(asked: list[Overrides]) -> Attack:
@@ -15,24 +18,71 @@ def attack(asked: list[Overrides]) -> Attack:
         asked.append(overrides)
         return Outcome(0.5 + overrides["seed"], 0.25, 0.75)
 
-    sets = {"first": {"data": "a", "rows": 9}, "second": {"data": "b"}}
-    return Attack("name", "who", "what", sets, WAYS, run, quick={"rows": 3})
+    sets: dict[str, Overrides] = {
+        "first": {"data": "wine", "eta": 0.9},
+        "second": {"data": "digits"},
+    }
+    return Attack("name", "who", "what", sets, WAYS, run, quick={"eta": 0.3})
 
 
-def test_results_are_means_over_seeds_of_every_set_and_setting() -> None:
+def test_results_are_means_over_seeds_of_every_set_and_setting(tmp_path: Path) -> None:
     asked: list[Overrides] = []
-    found = list(results(attack(asked), seeds=2))
+    found = list(results(attack(asked), seeds=2, output=tmp_path))
     names = [(one.data, one.setting) for one in found]
     assert names == [(data, way) for data in ("first", "second") for way in WAYS]
     assert {(one.success, one.chance, one.score) for one in found} == {(1.0, 0.25, 0.75)}
-    assert asked[2:4] == [{"data": "a", "rows": 9, "way": 1, "seed": seed} for seed in (0, 1)]
+    assert asked[2:4] == [
+        {"data": "wine", "eta": 0.9, "max-depth": 1, "seed": seed} for seed in (0, 1)
+    ]
 
 
-def test_quick_results_are_of_one_set_and_two_settings() -> None:
+def test_quick_results_are_of_one_set_and_two_settings(tmp_path: Path) -> None:
     asked: list[Overrides] = []
-    found = list(results(attack(asked), seeds=1, quick=True, data=("second", "first")))
+    sets = ("second", "first")
+    found = list(results(attack(asked), seeds=1, quick=True, data=sets, output=tmp_path))
     assert [(one.data, one.setting) for one in found] == [("second", "default"), ("second", "one")]
-    assert asked == [{"data": "b", "rows": 3, "seed": 0, **way} for way in ({}, {"way": 1})]
+    common = {"data": "digits", "eta": 0.3, "seed": 0}
+    assert asked == [{**common, **way} for way in ({}, {"max-depth": 1})]
+
+
+def test_a_run_that_is_kept_is_not_run_again(tmp_path: Path) -> None:
+    asked: list[Overrides] = []
+    first = list(results(attack(asked), seeds=2, output=tmp_path))
+    n_runs = len(asked)
+    assert list(results(attack(asked), seeds=2, output=tmp_path)) == first
+    assert len(asked) == n_runs
+    list(results(attack(asked), seeds=3, output=tmp_path))
+    assert {one["seed"] for one in asked[n_runs:]} == {2}
+    n_runs = len(asked)
+    list(results(attack(asked), seeds=1, quick=True, output=tmp_path))
+    assert len(asked) == n_runs + 2
+
+
+def test_what_was_found_before_an_interruption_is_kept(tmp_path: Path) -> None:
+    asked: list[Overrides] = []
+    before = list(islice(results(attack(asked), seeds=1, output=tmp_path), 2))
+    assert list(results(attack(asked), seeds=1, output=tmp_path))[:2] == before
+    assert len(asked) == 6
+
+
+@pytest.mark.parametrize("seeds", ["0", "-1", "two"])
+def test_a_command_without_a_run_is_refused(
+    seeds: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["attacks", f"--seeds={seeds}"])
+    with pytest.raises(SystemExit):
+        command(attack([]))
+    assert f"argument --seeds: must be >= 1, got {seeds}" in capsys.readouterr().err
+
+
+def test_a_command_says_how_long_it_took_and_where_runs_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["attacks", "--quick"])
+    command(attack([]))
+    assert capsys.readouterr().out.endswith("0 seconds; each run is kept in runs/attacks/name\n")
+    assert (tmp_path / "runs/attacks/name/first, default, quick, seed 0.json").is_file()
 
 
 def test_the_table_has_a_line_a_result() -> None:
