@@ -198,15 +198,19 @@ class SecureBoost(VerticalStrategy):
         # Gradients and hessians, of each root and of one of each two children above the leaves.
         n_sums = n_rounds * 2**settings.max_depth
         is_multi = settings.objective == "multi:softprob"  # with two classes or more
-        if settings.least_bin_rows or n_sums * (1 + is_multi) < ENOUGH_SUMS * n_rows:
+        if n_sums * (1 + is_multi) < ENOUGH_SUMS * n_rows:
             return
         told = f"up to {n_sums:,} sums{' a class' if is_multi else ''}"
         has = "" if self.simulated else " (which may have it)"
+        what = "bin of nearly every training row"
+        if settings.least_bin_rows:
+            what = "merged bins of most training rows"
         self.warn_once(
-            "the active party may find the bin of nearly every training row in the others' "
-            f"columns: it is told {told} of each bin, and half as many as the {n_rows:,} rows are "
-            f"enough; least-bin-rows at the passive parties{has} hides most, then a smaller "
-            "max-depth and fewer rounds (num-boost-round); a smaller max-bin tells less of a value"
+            f"the active party may find the {what} in the others' columns: it is told {told} of "
+            f"each bin, and half as many as the {n_rows:,} rows are enough; fewer rounds "
+            "(num-boost-round) and a smaller max-depth tell less; least-bin-rows at the passive "
+            f"parties{has} merges bins, and the more rounds, the less that hides; a smaller "
+            "max-bin tells less of a value"
         )
 
     def _walk(self, mailbox: Mailbox) -> Conversation[None]:

@@ -41,7 +41,7 @@ def test_a_run_that_tells_half_as_many_sums_as_rows_says_so(
     (told,) = warnings_of(made(data=str(write_table(n_rows=N_TRAIN))))
     assert told.startswith("the active party may find the bin of nearly every training row")
     assert "up to 16 sums of each bin, and half as many as the 32 rows are enough" in told
-    assert "least-bin-rows at the passive parties hides most" in told
+    assert "least-bin-rows at the passive parties merges bins" in told
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,19 @@ def test_a_run_that_tells_half_as_many_sums_as_rows_says_so(
     [
         {"max_depth": 3},
         {"n_rows": N_TRAIN + 1},
-        {"least_bin_rows": 2},
         {"secureboost__first_trees": 1},
     ],
 )
-def test_a_run_that_tells_fewer_sums_or_merges_bins_says_nothing(
+def test_a_run_that_tells_fewer_sums_says_nothing(
     made: MakeSettings, write_table: WriteTable, more: dict[str, Any]
 ) -> None:
     path = write_table(n_rows=more.pop("n_rows", N_TRAIN))
     assert warnings_of(made(data=str(path), **more)) == []
+
+
+def test_a_floor_does_not_silence_that(made: MakeSettings, write_table: WriteTable) -> None:
+    (told,) = warnings_of(made(data=str(write_table(n_rows=N_TRAIN)), least_bin_rows=2))
+    assert told.startswith("the active party may find the merged bins of most training rows")
 
 
 def test_sums_of_each_class_count(made: MakeSettings, write_table: WriteTable) -> None:
@@ -76,4 +80,4 @@ def test_whether_sites_merge_bins_is_theirs_to_know(
     shop = {"name": "shop", "data": table, "id": "id", "label": ""}
     run = made(label="", align="psi", allow_export=False)
     told = warnings_of(run, sites(bank, shop))
-    assert "at the passive parties (which may have it) hides most" in told[-1]
+    assert "at the passive parties (which may have it) merges bins" in told[-1]

@@ -7,15 +7,20 @@ each bin is looked for that fits all of them, by accelerated projected gradients
 2009), from the shares of the bins on, which the first round tells: there all hessians are alike.
 
 Where the passive party merges bins (``least-bin-rows``), a node tells sums between the ends of its
-groups alone, of which those of the roots are the finest. Of each such end is looked for which rows
-lie above it, from the nodes that tell it: the solution nearest to the share of all rows.
+groups alone, of which those of the roots are the finest. Then the shares in these groups are looked
+for, by equations in which rows lie above an end, from the nodes that tell it.
 
-Success is the share of values (rows times columns) whose bin has the largest share in the end;
-chance, that of guessing the largest bin of each column. Rows that have been in the same leaves of
-all trees have one gradient, and nobody can tell them apart by sums.
+Success is the share of values (rows times columns) whose group has the largest share in the end;
+chance, that of guessing the largest group of each column. Where nothing is merged a group is a bin.
+What a value loses because its bin is merged is no part of either: ``reverse_sums`` reads groups as
+they are, and counts bins. Rows that have been in the same leaves of all trees have one gradient,
+and nobody can tell them apart by sums.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +43,11 @@ from simulations.attacks.targets import (
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-RANK = 1e-9  # of singular values, of the largest; what is smaller is rounding
-STEPS = 60
+Floats = npt.NDArray[np.float32]
+# Of singular values, of the largest. Sums are known to about 1e-10: what smaller ones tell is lost
+# in that, and would bring it into all shares.
+RANK = 1e-6
+STEPS, STILL = 400, 1e-5  # no share moves more in a step: that was the last one
 
 
 class Active:
@@ -72,106 +80,133 @@ class Active:
             self.sums.append(histogram[place].T)
 
 
-def solved(coefficients: Array, sums: Array, widths: Ints) -> Ints:
-    """The bin of each row in each column.
+@dataclass(frozen=True, slots=True, eq=False)
+class Equations:
+    """What the same nodes tell of the rows in some sets of groups.
 
     Parameters
     ----------
-    coefficients : float64, shape (n_equations, n_rows): the second is of all rows' hessians, alike.
+    rows : float32, shape (n_equations, n_rows), orthonormal.
+    sums : float32, shape (n_equations, n_sets): of the rows in each set.
+    sets : int64, shape (n_sets,): which these are.
+    """
+
+    rows: Floats
+    sums: Floats
+    sets: Ints
+
+
+def solved(
+    coefficients: Array, sums: Array, widths: Ints, merged: bool = False
+) -> list[tuple[Ints, Ints]]:
+    """The group of bins that each row is in, of each column.
+
+    Parameters
+    ----------
+    coefficients : float64, shape (n_equations, n_rows): of gradients and hessians in turn; the
+        second is of all rows' hessians, alike.
     sums : float64, shape (n_equations, n_bins).
     widths : bins of each column; one more is of missing values, whose sums are the rest.
+    merged : nodes merge bins, and tell of each group in its last one; no value is missing.
 
     Returns
     -------
-    int64, shape (n_rows, n_columns).
+    The last bin of each group, and the group of each row, int64, shape (n_rows,).
     """
     scale = np.sqrt((coefficients**2).sum(axis=1)).clip(1e-300)[:, None]
-    left, sizes, right = np.linalg.svd(coefficients / scale, full_matrices=False)
-    kept, totals = sizes > RANK * sizes[0], coefficients.sum(axis=1)
+    scaled, totals = coefficients / scale, coefficients.sum(axis=1)
+    whitened: dict[bytes, tuple[Floats, Array]] = {}  # by which equations, of the last column
     found = []
     for own in np.split(sums, np.cumsum(widths)[:-1], axis=1):
-        full = np.hstack([own, (totals - own.sum(axis=1))[:, None]])
-        wanted = (left.T @ (full / scale))[kept] / sizes[kept, None]
-        found.append(_fitted(right[kept], wanted, full[1] / totals[1]).argmax(axis=1))
-    return np.stack(found, axis=1)
-
-
-def _fitted(equations: Array, sums: Array, shares: Array) -> Array:
-    """Shares of each row in the bins of a column, float64, shape (n_rows, n_bins).
-
-    Parameters
-    ----------
-    equations : float64, shape (n_equations, n_rows), orthonormal, so that steps have length 1.
-    shares : of all rows together, to begin with.
-    """
-    found = ahead = np.tile(shares, (equations.shape[1], 1))
-    speed = 1.0
-    for _ in range(STEPS):
-        before, found = found, _to_shares(ahead - equations.T @ (equations @ ahead - sums))
-        speed, last = (1 + np.sqrt(1 + 4 * speed**2)) / 2, speed
-        ahead = found + (last - 1) / speed * (found - before)
+        full = own if merged else np.hstack([own, (totals - own.sum(axis=1))[:, None]])
+        told = np.repeat(full[1::2] > 0, 2, axis=0) if merged else np.ones(full.shape, dtype=bool)
+        ends = np.flatnonzero(told[0])
+        # Bins one by one where all nodes tell them; else those above each end but the last.
+        singly = not merged or len(ends) == 1
+        members = np.eye(len(ends)) if singly else np.triu(np.ones(2 * ends.shape), 1)[:-1]
+        within = full[:, ends] @ members.T / scale
+        by = told[:, ends[: len(members)]].T
+        whitened = {
+            key: whitened.get(key) or _whitened(scaled[np.frombuffer(key, dtype=bool)])
+            for key in {one.tobytes() for one in by}
+        }
+        equations = []
+        for key, (rows, weights) in whitened.items():
+            sets = np.flatnonzero([one.tobytes() == key for one in by])
+            known = within[np.ix_(np.frombuffer(key, dtype=bool), sets)]
+            equations.append(Equations(rows, (weights @ known).astype(np.float32), sets))
+        found.append((ends, _fitted(equations, members, full[1, ends] / totals[1]).argmax(axis=1)))
     return found
 
 
-def _to_shares(values: Array) -> Array:
-    """The nearest rows that are >= 0 and add up to 1 (Duchi et al. 2008)."""
-    ordered = -np.sort(-values, axis=1)
-    over = np.cumsum(ordered, axis=1) - 1
-    counts = np.arange(1, values.shape[1] + 1)
-    last = (ordered * counts > over).sum(axis=1)
-    level = over[np.arange(len(values)), last - 1] / last
-    nearest: Array = np.maximum(values - level[:, None], 0)
-    return nearest
+def _whitened(equations: Array) -> tuple[Floats, Array]:
+    """Orthonormal combinations of equations, and their weights, shape (n_found, n_equations)."""
+    left, sizes, right = np.linalg.svd(equations, full_matrices=False)
+    kept = sizes > RANK * sizes[0]
+    return right[kept].astype(np.float32), left.T[kept] / sizes[kept, None]
 
 
-def solved_between(coefficients: Array, sums: Array, widths: Ints) -> Ints:
-    """The same where nodes merge bins: of each group of a root, its last bin; no value is missing.
+def _fitted(equations: Sequence[Equations], members: Array, shares: Array) -> Floats:
+    """Shares of each row in the groups of a column, shape (n_rows, n_groups).
 
     Parameters
     ----------
-    coefficients, sums : gradients and hessians in turn; the first two are of the first root.
+    members : shape (n_sets, n_groups): 1 where a set has a group.
+    shares : of all rows together, to begin with.
     """
-    scale = np.sqrt((coefficients**2).sum(axis=1)).clip(1e-300)
-    left = coefficients / scale[:, None]
-    products, totals = left @ left.T, left.sum(axis=1)
-    of_hessians = np.arange(len(sums)) | 1
-    found = []
-    for own in np.split(sums, np.cumsum(widths)[:-1], axis=1):
-        above = own[:, ::-1].cumsum(axis=1)[:, ::-1] - own
-        told = own[of_hessians] > 0  # a bin with rows ends a group
-        ends = np.flatnonzero(told[0])
-        shares = [np.ones(left.shape[1])]
-        for end in ends[:-1].tolist():
-            known = np.flatnonzero(told[:, end])
-            share = above[1, end] / coefficients[1].sum()
-            rest = above[known, end] / scale[known] - share * totals[known]
-            values, vectors = np.linalg.eigh(products[np.ix_(known, known)])
-            kept = vectors[:, values > RANK * values[-1]]
-            weights = kept @ ((kept.T @ rest) / values[values > RANK * values[-1]])
-            shares.append(share + weights @ left[known])
-        lying = np.stack([*shares, np.zeros(left.shape[1])], axis=1)
-        found.append(ends[(lying[:, :-1] - lying[:, 1:]).argmax(axis=1)])
-    return np.stack(found, axis=1)
+    within = members.astype(np.float32)
+    step = np.float32(1 / np.linalg.norm(members, 2) ** 2)
+    found = ahead = np.tile(shares.astype(np.float32), (equations[0].rows.shape[1], 1))
+    speed = 1.0
+    for _ in range(STEPS):
+        inside = ahead @ within.T
+        errors = np.empty_like(inside)
+        for one in equations:
+            errors[:, one.sets] = one.rows.T @ (one.rows @ inside[:, one.sets] - one.sums)
+        before, found = found, _to_shares(ahead - step * errors @ within)
+        if np.abs(found - before).max() < STILL:
+            break
+        speed, last = (1 + np.sqrt(1 + 4 * speed**2)) / 2, speed
+        ahead = found + np.float32((last - 1) / speed) * (found - before)
+    return found
+
+
+def _to_shares(values: Floats) -> Floats:
+    """The nearest rows that are >= 0 and add up to 1 (Duchi et al. 2008)."""
+    ordered = -np.sort(-values, axis=1)
+    over = np.cumsum(ordered, axis=1) - 1
+    counts = np.arange(1, values.shape[1] + 1, dtype=np.float32)
+    last = (ordered * counts > over).sum(axis=1)
+    level = over[np.arange(len(values)), last - 1] / last.astype(np.float32)
+    nearest: Floats = np.maximum(values - level[:, None], 0)
+    return nearest
 
 
 def attacked(overrides: Overrides) -> Outcome:
     """Solve for the bins of the passive party's training rows."""
     active = Active()
     with trained({**SECUREBOOST, **overrides}, [ACTIVE, PASSIVE], active.note) as run:
-        truth = active.codes
-        chance = float(np.mean([np.bincount(own).max() / len(own) for own in truth.T]))
         if not active.sums:  # all rounds were grown alone
+            chance = _largest(active.codes.T)
             return Outcome(chance, chance, run.score)
         sums = np.concatenate(active.coefficients), np.concatenate(active.sums)
-        solve = solved_between if run.settings.least_bin_rows else solved
-        success = float((solve(*sums, active.widths) == truth).mean())
-        return Outcome(success, chance, run.score)
+        found = solved(*sums, active.widths, merged=run.settings.least_bin_rows > 0)
+        truth = [
+            np.searchsorted(ends, own) for (ends, _), own in zip(found, active.codes.T, strict=True)
+        ]
+        success = np.mean([own == groups for own, (_, groups) in zip(truth, found, strict=True)])
+        return Outcome(float(success), _largest(truth), run.score)
+
+
+def _largest(columns: Iterable[Ints]) -> float:
+    """Share of values in the largest group of their column."""
+    return float(np.mean([np.bincount(own).max() / len(own) for own in columns]))
 
 
 ATTACK = Attack(
     name="solved_bins",
     holder="the active party of SecureBoost, from the sums that it decrypts",
-    measure="share of a passive party's values whose bin is found; chance: the largest bin",
+    measure="share of a passive party's values whose group is found; chance: the largest group",
     data={
         "ionosphere": IONOSPHERE,
         "default-credit": CREDIT,
