@@ -3,9 +3,10 @@
 Nobody sees what it encrypts. So it gives up the lowest digits of a gradient, which a tree does not
 miss, and writes a digit of its own there for one row each: in a sum that digit says whether the bin
 holds the row. Two numbers of ``DIGITS`` digits tell ``2 * DIGITS`` rows a round, in every column of
-every other party, and the trees stay as good as they were. (Weng et al. 2020, "Practical Privacy
-Attacks on Vertical Federated Learning", arXiv:2011.09290, call it the reverse sum attack; theirs
-tells the order of the bins that rows are in.)
+every other party, and the trees stay as good as they were. That is the least it can read: nodes of
+a level share no row, so that below the root the same digits can serve other rows again. (Weng et
+al. 2020, "Practical Privacy Attacks on Vertical Federated Learning", arXiv:2011.09290, call it the
+reverse sum attack; theirs tells the order of the bins that rows are in.)
 
 Success is the share of values (rows times columns) whose bin is read, or guessed right as the
 largest bin where a row has had no turn; chance, that of guessing alone.
@@ -36,7 +37,7 @@ from simulations.attacks.targets import (
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-DIGITS = 30  # of 53; the others are the gradient
+DIGITS = 44  # of 53; the others are the gradient
 UNKNOWN = -1
 
 
@@ -140,7 +141,7 @@ ATTACK = Attack(
         "50 rounds": {"num-boost-round": 50},
         "max-bin=8": {"max-bin": 8},
         "first-trees=5": {"secureboost.first-trees": 5},
-        "least-bin-rows=20": {"least-bin-rows": 20},
+        "least-bin-rows=20, 20 rounds": {"least-bin-rows": 20, "num-boost-round": 20},
     },
     run=attacked,
 )
