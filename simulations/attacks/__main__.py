@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simulations.attacks import (
     eini_paths,
+    forest_nodes,
     label_groups,
     reverse_sums,
     shared_nodes,
@@ -12,7 +13,15 @@ from simulations.attacks import (
 )
 from simulations.attacks.frame import command
 
-MODULES = (shared_nodes, reverse_sums, solved_bins, eini_paths, label_groups, timberstrike)
+MODULES = (
+    shared_nodes,
+    reverse_sums,
+    solved_bins,
+    eini_paths,
+    label_groups,
+    forest_nodes,
+    timberstrike,
+)
 
 if __name__ == "__main__":
     command(*(module.ATTACK for module in MODULES))

@@ -5,8 +5,9 @@ rows are where. CART splits a node above ``max-depth`` that is impure wherever s
 in it, so one that stays whole, though a column of the party's own differs in it, has one label.
 Rows of such nodes are joined, tree after tree.
 
-Success is the accuracy of who knows one label of either of the two largest groups, gives it to the
-group, and takes all other rows for the larger class; chance, that of taking all rows for it.
+Success is the AUC of who knows one label of either of the two largest groups, gives it to the
+group, and takes all other rows to lie between; chance, 0.5, that of no messages. A forest whose
+nodes are left impure has no such groups, and is open to ``forest_nodes``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.metrics import roc_auc_score
 
 from fedapp.messages.federated_forest import PartitionRequest
 from fedapp.trees.forest.cart import fewest_rows
@@ -92,15 +94,19 @@ def joined(groups: Ints, members: Ints) -> Ints:
     return np.where(np.isin(groups, found), found.min(), groups)
 
 
-def guessed(groups: Ints, labels: Labels) -> tuple[float, float]:
-    """Accuracy by the two largest groups, and without any."""
-    larger = float(labels.mean() > 0.5)
-    guesses = np.full(len(labels), larger)
+def guessed(groups: Ints, labels: Labels) -> float:
+    """AUC by the two largest groups.
+
+    Parameters
+    ----------
+    labels : of two classes, 0 and 1.
+    """
+    scores = np.full(len(labels), 0.5)
     names, sizes = np.unique(groups, return_counts=True)
     for name in names[np.argsort(sizes)[-2:]]:
         members = groups == name
-        guesses[members] = labels[members][0]
-    return float((guesses == labels).mean()), float((labels == larger).mean())
+        scores[members] = labels[members][0]
+    return float(roc_auc_score(labels, scores))
 
 
 def attacked(overrides: Overrides) -> Outcome:
@@ -109,13 +115,13 @@ def attacked(overrides: Overrides) -> Outcome:
     with trained({**COMMON, **overrides}, [PASSIVE], passive.note) as run:
         table, _, _ = join_tables(run.settings)
         found = guessed(passive.groups, table.labels[table.split.train])
-        return Outcome(*found, run.score)
+        return Outcome(found, 0.5, run.score)
 
 
 ATTACK = Attack(
     name="label_groups",
     holder="a passive party of a Federated Forest with labels=paillier, from nodes that stay whole",
-    measure="accuracy of guessed labels; chance: the larger class",
+    measure="AUC of guessed labels; chance: 0.5",
     data={
         "breast-cancer": {"data": "breast-cancer", "columns": "sizes:15,15"},
         "default-credit": {**CREDIT, "columns": "sizes:5,18"},
