@@ -12,7 +12,8 @@ from typing import Any, cast
 import numpy as np
 
 from clients.dictionary import kept_categories
-from clients.labels import CLASSES, loss_parameters
+from clients.labels import loss_parameters, run_outputs
+from clients.margins import check_outputs
 from clients.scoring import score_fields
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS, WATCHED
@@ -36,7 +37,7 @@ from fedapp.site.policy import check_drawn
 from fedapp.site.store import Store
 from fedapp.trees.boosted.from_xgboost import for_xgboost, trees_from_xgboost, typed_columns
 from fedapp.trees.model import Grown, Tree
-from fedapp.trees.objective import IDENTITY, LOSSES, Objective, base_margin, n_outputs
+from fedapp.trees.objective import IDENTITY, LOSSES, Objective, base_margin
 from fedapp.trees.packed import TREES, pack_trees, unpack_trees
 from fedapp.trees.sets import CategorySets, category_counts
 from fedapp.trees.stacked.head import HeadShape, head_margins, learned_rates, weights_in_unit
@@ -52,9 +53,9 @@ def fit(site: Site, request: FitRequest) -> FitReply:
     if not store["train.weights"].any():
         raise DataError("weight must be > 0 in some training row")
     check_drawn(site.config, int(request.subsample * len(store["train.labels"])))
-    if request.n_outputs != n_outputs(store.facts["objective"], len(store.facts[CLASSES])):
+    if request.n_outputs != run_outputs(store):
         raise ProtocolError(site.name, "FitRequest", "n_outputs", "must be those of the run")
-    _check_scores(site, request)
+    check_outputs(site, request, "base_score")
     with blaming(site.name, "FitRequest", "parameters"):
         grown = _own_trees(site, request)
     square_sum = 0.0
@@ -115,7 +116,7 @@ def _parameters(site: Site, request: FitRequest) -> dict[str, Any]:
 
 def share(site: Site, request: ShareRequest) -> ShareReply:
     """Line 7: the outputs of all trees for all rows, once; the rows' values are dropped."""
-    _check_scores(site, request)
+    check_outputs(site, request, "base_score")
     store = site.store
     for name, array in arrays_of(request).items():
         store[f"trees.{name}"] = array
@@ -229,14 +230,6 @@ def _model(store: Store, weights: Array) -> StackedModel:
         sets,
         kept_categories(store),
     )
-
-
-def _check_scores(site: Site, request: FitRequest | ShareRequest) -> None:
-    """Hold that there is a base score for every output of the run."""
-    width = n_outputs(site.store.facts["objective"], len(site.store.facts[CLASSES]))
-    if len(request.base_score) != width:
-        rule = f"must be {width}, one an output, got {len(request.base_score)}"
-        raise ProtocolError(site.name, type(request).__name__, "base_score", rule)
 
 
 def _check_weights(site: Site, request: AverageRequest | FinalRequest, shape: HeadShape) -> None:

@@ -24,7 +24,14 @@ from fedapp.messages.labels import LabelsReply, LabelsRequest, Terms
 from fedapp.metrics import check_metrics
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
-from fedapp.trees.objective import AUTO, LossParameters, Objective, check_classes, label_sums
+from fedapp.trees.objective import (
+    AUTO,
+    LossParameters,
+    Objective,
+    check_classes,
+    label_sums,
+    n_outputs,
+)
 
 log = logging.getLogger("fedapp.site")
 # Of the run, in a store's facts: classes, metrics beside the objective's, parameters of the loss.
@@ -62,6 +69,11 @@ def keep_coding(site: Site, request: Terms) -> dict[str, Any]:
     facts[PARAMETERS] = asdict(LossParameters.of(request))
     sums, weight_sum = code_labels(site.store, facts["objective"], request.classes)
     return {"label_sums": sums, "weight_sum": weight_sum, "unseen": recode(site, request)}
+
+
+def run_outputs(store: Store) -> int:
+    """Margins of a row in the run."""
+    return n_outputs(store.facts["objective"], len(store.facts[CLASSES]))
 
 
 def loss_parameters(store: Store) -> LossParameters:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from clients.dictionary import kept_categories
 from clients.labels import CLASSES, loss_parameters
-from clients.margins import begin_margins, told_base_margin, told_trees
+from clients.margins import begin_margins, check_outputs, told_trees
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
@@ -39,9 +39,9 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
         raise ProtocolError(site.name, type(request).__name__, "n_classes", "must be the run's")
     widths = category_counts(kept_categories(store), store["train.values"].shape[1])
     known = told_trees(site, request, widths)
-    base_margin = told_base_margin(site, request)
+    check_outputs(site, request, "base_margin")
     if "train.margins" not in store:
-        begin_margins(store, base_margin)
+        begin_margins(store, request.base_margin)
     scores = _learn(site, objective, known, request)
     rows = store["train.values"], store["train.labels"], store["train.weights"]
     given = objective, request.n_classes, _parameters(site, request), rows

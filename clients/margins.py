@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
-from clients.labels import CLASSES
+from clients.labels import run_outputs
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fields import Array
@@ -14,7 +12,6 @@ from fedapp.messages.trees import Trees, arrays_of
 from fedapp.site.answer import Site
 from fedapp.site.store import Store
 from fedapp.trees.model import Grown
-from fedapp.trees.objective import n_outputs
 from fedapp.trees.packed import unpack_trees
 from fedapp.trees.sets import Ints
 
@@ -30,10 +27,9 @@ def told_trees(site: Site, request: Trees, widths: Ints) -> Grown:
     ------
     ProtocolError : they are none of the party's table, or not one for every output of the run.
     """
-    facts, message = site.store.facts, type(request).__name__
+    message, width = type(request).__name__, run_outputs(site.store)
     with blaming(site.name, message, "trees"):
         grown = unpack_trees(arrays_of(request), widths)
-    width = n_outputs(facts["objective"], len(facts[CLASSES]))
     if len(grown.trees) % width:
         rule = f"must be a multiple of {width}, got {len(grown.trees)}"
         raise ProtocolError(site.name, message, "trees", rule)
@@ -46,26 +42,17 @@ def base_margins(store: Store, subset: str) -> Array | None:
     return store.find(f"{subset}.base_margins")
 
 
-class TellsBaseMargin(Protocol):
-    """A request that says what margins rows start from."""
-
-    @property
-    def base_margin(self) -> Array: ...
-
-
-def told_base_margin(site: Site, request: TellsBaseMargin) -> Array:
-    """The margins that rows start from; float32, shape (n_outputs,).
+def check_outputs(site: Site, request: object, field: str) -> None:
+    """Hold that a field has a value for every output of the run.
 
     Raises
     ------
-    ProtocolError : they are not one for every output of the run.
+    ProtocolError : it has not.
     """
-    facts, found = site.store.facts, request.base_margin
-    width = n_outputs(facts["objective"], len(facts[CLASSES]))
-    if len(found) != width:
-        rule = f"must be {width}, one an output, got {len(found)}"
-        raise ProtocolError(site.name, type(request).__name__, "base_margin", rule)
-    return found
+    width, n_values = run_outputs(site.store), len(getattr(request, field))
+    if n_values != width:
+        rule = f"must be {width}, one an output, got {n_values}"
+        raise ProtocolError(site.name, type(request).__name__, field, rule)
 
 
 def begin_margins(store: Store, base_margin: Array) -> None:
@@ -74,7 +61,7 @@ def begin_margins(store: Store, base_margin: Array) -> None:
 
     Parameters
     ----------
-    base_margin : see ``told_base_margin``.
+    base_margin : float32, shape (n_outputs,).
     """
     for subset in WATCHED:
         if (own := base_margins(store, subset)) is not None:

@@ -14,8 +14,8 @@ from typing import cast
 import numpy as np
 
 from clients.dictionary import kept_categories
-from clients.labels import CLASSES, keep_coding, loss_parameters
-from clients.margins import begin_margins, told_base_margin, told_trees
+from clients.labels import keep_coding, loss_parameters, run_outputs
+from clients.margins import begin_margins, check_outputs, told_trees
 from clients.pax_floors import TOLD, begin_round, divide, drawn_rows, sum_nodes
 from clients.pax_sums import (
     MIN_CHILD_ROWS,
@@ -58,7 +58,7 @@ from fedapp.trees.boosted.routes import (
     route_codes,
     route_values,
 )
-from fedapp.trees.objective import Objective, gradients, n_outputs
+from fedapp.trees.objective import Objective, gradients
 from fedapp.trees.predict import add_trees
 from fedapp.trees.sets import CategorySets, category_counts, set_numbers
 
@@ -133,7 +133,8 @@ def begin_from(site: Site, request: InitRequest) -> InitReply:
         raise ProtocolError(site.name, "InitRequest", "trees", "must come before the first round")
     widths = np.asarray(store["set_widths"])  # none before the sketch
     known = told_trees(site, request, widths)
-    _begin(store, told_base_margin(site, request))
+    check_outputs(site, request, "base_margin")
+    _begin(store, request.base_margin)
     rows = {"train": _training_values(store), "valid": store["valid.values"]}
     for subset in WATCHED:
         margins = store[f"{subset}.margins"]
@@ -273,7 +274,7 @@ def _check(site: Site, request: GrowRequest) -> None:
     """Hold the request against the party's table, so that no index leaves its array."""
     store = site.store
     n_columns = len(store["offsets"]) - 1
-    width = n_outputs(store.facts["objective"], len(store.facts[CLASSES]))
+    width = run_outputs(store)
     n_trees, n_leaves = request.n_trees, len(request.leaf_values)
     # Nodes that may be split: the roots, then both children of every split.
     level, n_open = store.facts.get("open", (-1, 0))

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from clients.dictionary import kept_categories
-from clients.labels import CLASSES, keep_coding, loss_parameters
-from clients.margins import begin_margins, told_base_margin, told_trees
+from clients.labels import keep_coding, loss_parameters, run_outputs
+from clients.margins import begin_margins, check_outputs, told_trees
 from clients.pax_sums import COUNT_BYTES, check_prefixes, take_cuts, whole_weights
 from clients.scoring import score_subsets
 from clients.secure import join, label_sums
@@ -38,7 +38,6 @@ from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.noise import PROMISED, Noise, budget_of, promise
 from fedapp.site.store import Store
 from fedapp.trees.model import LEAF, Grown, Tree
-from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import find_leaves
 from fedapp.trees.row_bounds import RowBounds, row_bounds, row_pairs
 from fedapp.trees.sets import category_counts
@@ -179,7 +178,7 @@ def _walked(site: Site, request: PrivateTreesRequest) -> tuple[Grown, Array, Who
     """The trees of a request; where rows are in them, int32, shape (n_trees, n_rows); and the rows'
     gradients and hessians, int64, shape (n_trees, n_rows, 2)."""
     store = site.store
-    width = n_outputs(store.facts["objective"], len(store.facts[CLASSES]))
+    width = run_outputs(store)
     grown = told_trees(site, request, np.asarray(store["set_widths"]))
     if len(grown.trees) != width:
         rule = f"must be {width}, got {len(grown.trees)}"
@@ -204,7 +203,8 @@ def _add_leaves(site: Site, request: PrivateTreesRequest) -> None:
         rule = f"must be {wanted}, those of the last round, got {n_told}"
         raise ProtocolError(site.name, type(request).__name__, "leaf_values", rule)
     if "train.margins" not in store:
-        begin_margins(store, told_base_margin(site, request))
+        check_outputs(site, request, "base_margin")
+        begin_margins(store, request.base_margin)
     elif n_told:
         store["train.margins"] = store["train.margins"] + request.leaf_values[store["places"]]
     store.facts["n_leaves"] = 0

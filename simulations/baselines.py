@@ -426,14 +426,15 @@ def xgboost_parameters(
     columns : names, for the constraints.
     """
     n_classes = int(labels.max()) + 1
-    total = float(weights.sum(dtype=np.float64))
-    sums = label_sums(settings.objective, drawn, weights, n_classes)
     width, loss = n_outputs(settings.objective, n_classes), LossParameters.of(settings)
-    score = float(base_score(settings.objective, sums, total, loss)[0])
+    begins = {}  # several classes by XGBoost's own default
+    if width == 1:
+        total = float(weights.sum(dtype=np.float64))
+        sums = label_sums(settings.objective, drawn, weights, n_classes)
+        begins["base_score"] = float(base_score(settings.objective, sums, total, loss)[0])
     return {
         **for_xgboost(settings.objective, width, parameters_of(settings), loss),
-        # Several classes start by XGBoost's own default.
-        **({"base_score": score} if width == 1 else {}),
+        **begins,
         **_constraints(settings, columns),
         # XGBoost stops by the last one.
         "eval_metric": [settings.watched_metric],

@@ -46,6 +46,14 @@ def told_by(settings: Settings, output: Path, engine: Callable[[Settings], RunFo
     return told
 
 
+def run_or_stop(settings: Settings, output: Path, engine: Callable[..., RunFolder]) -> None:
+    if engine is stopped:
+        with pytest.raises(StoppedError):
+            told_by(settings, output, engine)
+    else:
+        told_by(settings, output, engine)
+
+
 def change(path: Path, **facts: Any) -> None:
     """What a file says that it was made from."""
     content = json.loads(path.read_text())
@@ -63,11 +71,7 @@ def test_a_run_serves_again_where_all_is_the_same(settings: Settings, tmp_path: 
 def test_a_run_on_another_content_of_the_file_does_not_serve(
     settings: Settings, tmp_path: Path, write_table: WriteTable, engine: Any
 ) -> None:
-    if engine is stopped:
-        with pytest.raises(StoppedError):
-            told_by(settings, tmp_path, engine)
-    else:
-        told_by(settings, tmp_path, engine)
+    run_or_stop(settings, tmp_path, engine)
     write_table(n_rows=50)
     rule = f"^table must be that of the runs in {tmp_path}/{NAME}, got one with another content; "
     with pytest.raises(ConfigError, match=rule + "delete that folder, or name another"):
@@ -108,11 +112,7 @@ def test_a_run_that_was_begun_by_other_code_goes_on_and_stays_named(
 def test_a_run_that_does_not_say_what_it_was_made_from_is_made_again(
     settings: Settings, tmp_path: Path, engine: Any
 ) -> None:
-    if engine is stopped:
-        with pytest.raises(StoppedError):
-            told_by(settings, tmp_path, engine)
-    else:
-        told_by(settings, tmp_path, engine)
+    run_or_stop(settings, tmp_path, engine)
     (tmp_path / NAME / MADE_FROM).unlink()
     assert told_by(settings, tmp_path, run_local) == [f"{NAME}: {UNTOLD}", f"{NAME}: done"]
     assert told_by(settings, tmp_path, not_run) == [f"{NAME}: finished before"]

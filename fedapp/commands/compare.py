@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from fedapp.commands.common import (
     Folds,
@@ -19,6 +18,7 @@ from fedapp.commands.common import (
 from fedapp.config import Settings, load_settings, parse_overrides
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError
+from fedapp.report.summary import print_warning
 from fedapp.run_folder import RunFolder
 from fedapp.session import carry_out, check_method, check_tables
 
@@ -72,4 +72,4 @@ def compare(
     console.print(score_table(found))
     console.print(f"{folder / 'comparison.html'}", soft_wrap=True)
     if told := other_code(folder):
-        console.print(f"[yellow]![/] {escape(told)}", highlight=False, soft_wrap=True)
+        print_warning(console, told)

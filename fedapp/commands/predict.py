@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from fedapp.commands.common import Overrides, console, interruptible, new_follower
 from fedapp.config import parse_overrides
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError, FedappError
+from fedapp.report.summary import print_warning
 
 if TYPE_CHECKING:
     from fedapp.predict import Predicted
@@ -154,7 +154,7 @@ def _show(predicted: Predicted, output: str) -> None:
     from fedapp.report.summary import score_table, score_text
 
     for line in predicted.warnings:
-        console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
+        print_warning(console, line)
     if predicted.tables:
         read = (f"{name} read {_table(one)}" for name, one in predicted.tables.items())
         _say(", ".join(read))

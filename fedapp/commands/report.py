@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from fedapp.commands.common import console
+from fedapp.report.summary import print_warning
 
 
 def report(
@@ -21,4 +21,4 @@ def report(
     console.print(f"{write_report(run_dirs, output)}", soft_wrap=True)
     if len(run_dirs) > 1:
         for line in compared_warnings(run_dirs):
-            console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
+            print_warning(console, line)

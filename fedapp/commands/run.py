@@ -7,7 +7,6 @@ import shlex
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from fedapp.commands.common import (
     ENGINES,
@@ -22,6 +21,7 @@ from fedapp.config import parse_overrides
 from fedapp.engines import SIMULATED
 from fedapp.home import shown
 from fedapp.report.progress import kept_text
+from fedapp.report.summary import print_warning
 from fedapp.run_folder import RunFolder
 from fedapp.session import Training
 
@@ -81,7 +81,7 @@ def _cross_validate(
     console.print(fold_table(json.loads(summary.read_text())))
     console.print(f"mean ± standard deviation over {folds} folds: {shown(summary)}", soft_wrap=True)
     if told := other_code(folder.path):
-        console.print(f"[yellow]![/] {escape(told)}", highlight=False, soft_wrap=True)
+        print_warning(console, told)
 
 
 def what_now(training: Training) -> str:

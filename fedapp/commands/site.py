@@ -72,6 +72,7 @@ def check_command(
     from fedapp.deploy.bundle import installed_bundle
     from fedapp.home import home
     from fedapp.messages.methods import all_methods
+    from fedapp.report.summary import print_warning
     from fedapp.site.check import check_site, who_may_read_keys
     from fedapp.site.config import site_config
     from fedapp.site.node_config import parse_node_config
@@ -124,4 +125,4 @@ def check_command(
         methods.add_row(method, answer)
     console.print(methods)
     for note in found.notes:
-        console.print(f"[yellow]![/] {escape(note)}", highlight=False, soft_wrap=True)
+        print_warning(console, note)

@@ -98,6 +98,11 @@ def _read_run(run_dir: Path) -> Run:
     return Run(run_dir, config, summary, rounds, ledger)
 
 
+def print_warning(console: Console, text: str) -> None:
+    """A line that begins with a yellow mark, as it is written."""
+    console.print(f"[yellow]![/] {escape(text)}", highlight=False, soft_wrap=True)
+
+
 def print_summary(summary: Mapping[str, Any], console: Console, path: Path | None = None) -> None:
     """Print what a run gave and what it cost; path is where its folder lies."""
     console.print()
@@ -111,7 +116,7 @@ def print_summary(summary: Mapping[str, Any], console: Console, path: Path | Non
     for line in score_notes(summary):
         console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
     for line in warning_lines(summary):
-        console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
+        print_warning(console, line)
 
 
 def score_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, Scores]]:
