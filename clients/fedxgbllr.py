@@ -35,9 +35,10 @@ from fedapp.messages.trees import arrays_of
 from fedapp.site.answer import Handler, Site
 from fedapp.site.policy import check_drawn
 from fedapp.site.store import Store
+from fedapp.trees.base_score import base_margin
 from fedapp.trees.boosted.from_xgboost import for_xgboost, trees_from_xgboost, typed_columns
 from fedapp.trees.model import Grown, Tree
-from fedapp.trees.objective import IDENTITY, LOSSES, Objective, base_margin
+from fedapp.trees.objective import IDENTITY, LOSSES, Objective
 from fedapp.trees.packed import TREES, pack_trees, unpack_trees
 from fedapp.trees.sets import CategorySets, category_counts
 from fedapp.trees.stacked.head import HeadShape, head_margins, learned_rates, weights_in_unit

@@ -30,9 +30,10 @@ from fedapp.messages.fields import MOST_FOLDS
 from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
 from fedapp.names import listed, near_setting
+from fedapp.trees.base_score import check_base_margin
 from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
 from fedapp.trees.custom import CUSTOM
-from fedapp.trees.objective import AUTO, LOSSES, Objective, check_base_margin
+from fedapp.trees.objective import AUTO, LOSSES, Objective
 
 Value = bool | int | float | str
 # What runs are logged in; ``fedapp.logs`` has a module for each.

@@ -24,6 +24,7 @@ from fedapp.messages.parameters import parameters_of
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import read_columns, row_ids, split_common
 from fedapp.site.rows import Rows
+from fedapp.trees.base_score import base_margin, base_score, label_sums
 from fedapp.trees.boosted.constraints import constraints_of
 from fedapp.trees.boosted.from_xgboost import for_xgboost, typed_columns
 from fedapp.trees.divided.lookup import joint_names
@@ -32,15 +33,7 @@ from fedapp.trees.forest.draws import column_seeds, n_features, row_counts
 from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.forest.levels import Rows as TreeRows
 from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
-from fedapp.trees.objective import (
-    REGRESSION,
-    LossParameters,
-    base_margin,
-    base_score,
-    label_sums,
-    margins_of,
-    n_outputs,
-)
+from fedapp.trees.objective import REGRESSION, LossParameters, margins_of, n_outputs
 from fedapp.trees.sets import category_counts
 from fedapp.trees.sides import Nodes
 from simulations.rows import PartRows, party_configs, settled, stacked_tables

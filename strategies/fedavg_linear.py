@@ -46,7 +46,7 @@ from fedapp.messages.fedavg_linear import (
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.run_folder import RunFolder
-from fedapp.trees.objective import base_margin
+from fedapp.trees.base_score import base_margin
 from strategies.base import Summary
 from strategies.fedavg_linear_plain import Averages, PlainAverages
 from strategies.fedavg_linear_secure import MaskedAverages

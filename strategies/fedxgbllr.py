@@ -51,8 +51,9 @@ from fedapp.messages.parameters import MOST_DEPTH, parameters_of
 from fedapp.messages.trees import arrays_of
 from fedapp.metrics import loss_metric, scored_names
 from fedapp.run_folder import RunFolder
+from fedapp.trees.base_score import alike
 from fedapp.trees.model import together
-from fedapp.trees.objective import alike, n_outputs
+from fedapp.trees.objective import n_outputs
 from fedapp.trees.packed import pack_trees, unpack_trees
 from fedapp.trees.sets import Ints, category_counts
 from fedapp.trees.stacked.head import Floats, HeadShape, Kind, initial_weights

@@ -28,15 +28,9 @@ from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.messages.labels import LabelsReply, LabelsRequest, check_coded
 from fedapp.messages.parameters import loss_fields
 from fedapp.run_folder import RunFolder
+from fedapp.trees.base_score import base_score, check_base_margin
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import (
-    LossParameters,
-    Objective,
-    base_score,
-    check_base_margin,
-    is_regression,
-    n_outputs,
-)
+from fedapp.trees.objective import LossParameters, Objective, is_regression, n_outputs
 from strategies.base import TreeStrategy
 from strategies.dictionary import alike_names, joint_dictionary
 from strategies.settings import HELD_BACK

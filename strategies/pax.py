@@ -37,11 +37,12 @@ from fedapp.messages.pax import (
     check_grow,
 )
 from fedapp.run_folder import RunFolder
+from fedapp.trees.base_score import alike, base_margin
 from fedapp.trees.boosted.constraints import check_without_categories, constraints_of
 from fedapp.trees.boosted.grow import Growth, Rows, Shape
 from fedapp.trees.boosted.limits import Limits
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
-from fedapp.trees.objective import LossParameters, alike, base_margin
+from fedapp.trees.objective import LossParameters
 from fedapp.trees.packed import pack_trees
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, mean_label

@@ -41,10 +41,11 @@ from fedapp.messages.secure import EVERYONE
 from fedapp.metrics import Statistics, statistics
 from fedapp.metrics.adders import read_sums
 from fedapp.metrics.noised import ClippedNumbers, plausible
+from fedapp.trees.base_score import base_margin
 from fedapp.trees.boosted.drawn import CYCLIC, Kind, draw_trees, weighed
 from fedapp.trees.boosted.rounds import Boosting, n_leaves
 from fedapp.trees.model import LEAF, Grown
-from fedapp.trees.objective import LossParameters, base_margin, is_regression, n_outputs
+from fedapp.trees.objective import LossParameters, is_regression, n_outputs
 from fedapp.trees.packed import pack_trees
 from fedapp.trees.row_bounds import RowBounds, row_bounds
 from fedapp.trees.sets import category_counts

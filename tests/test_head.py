@@ -16,9 +16,10 @@ from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.site.rows import Holdout, share_rows
+from fedapp.trees.base_score import base_margin
 from fedapp.trees.boosted.from_xgboost import trees_from_xgboost
 from fedapp.trees.model import Tree
-from fedapp.trees.objective import base_margin, n_outputs
+from fedapp.trees.objective import n_outputs
 from fedapp.trees.packed import pack_trees, unpack_trees
 from fedapp.trees.stacked.fit import HeadRows, Training, fit_head, forward
 from fedapp.trees.stacked.head import (

@@ -12,17 +12,15 @@ from fedapp.config import load_settings
 from fedapp.data.labels import check_mean, class_names
 from fedapp.errors import ConfigError, DataError
 from fedapp.trees import c_math
+from fedapp.trees.base_score import base_margin, base_score, label_sums
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.objective import (
     LOSSES,
     PLAIN,
     LossParameters,
-    base_margin,
-    base_score,
     exact_predictions,
     gradients,
     is_regression,
-    label_sums,
     margins_of,
     transform,
 )

@@ -23,8 +23,8 @@ from fedapp.site import answer
 from fedapp.site.masks import bounds_of
 from fedapp.site.noise import noised
 from fedapp.site.store import Store
+from fedapp.trees.base_score import alike
 from fedapp.trees.model import LEAF, load_model
-from fedapp.trees.objective import alike
 from simulations.local import run_local, simulated_contexts
 from strategies import pax
 from strategies.horizontal import mean_label

@@ -12,10 +12,11 @@ from fedapp.errors import DataError
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.gain import Penalties
 from fedapp.histograms.split import CategoryRules
+from fedapp.trees.base_score import base_margin
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.rounds import Sampling
 from fedapp.trees.model import LEAF, NODE, Ensemble, from_json, importance, load_model, to_json
-from fedapp.trees.objective import base_margin, gradients, transform
+from fedapp.trees.objective import gradients, transform
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import NO_SET
 

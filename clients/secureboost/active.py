@@ -80,16 +80,9 @@ from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.phases import enter, phase_of
 from fedapp.site.store import Store
+from fedapp.trees.base_score import base_margin, base_score, check_base_margin, label_sums
 from fedapp.trees.model import stack_trees
-from fedapp.trees.objective import (
-    LossParameters,
-    Objective,
-    base_margin,
-    base_score,
-    check_base_margin,
-    check_objective,
-    label_sums,
-)
+from fedapp.trees.objective import LossParameters, Objective, check_objective
 
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:

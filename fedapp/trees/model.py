@@ -12,16 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.categories import Categories
-from fedapp.trees.objective import (
-    PLAIN,
-    LossParameters,
-    Objective,
-    base_margin,
-    check_base_score,
-    exact_predictions,
-    n_outputs,
-    read_base_score,
-)
+from fedapp.trees.base_score import base_margin, check_base_score, read_base_score
+from fedapp.trees.objective import PLAIN, LossParameters, Objective, exact_predictions, n_outputs
 from fedapp.trees.sets import (
     NO_SET,
     NO_SETS,

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.categories import Categories
+from fedapp.trees.base_score import base_margin, read_base_score
 from fedapp.trees.model import Ensemble, Tree, with_sets
-from fedapp.trees.objective import Objective, base_margin, n_outputs, read_base_score
+from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.packed import TREES, pack_trees, unpack_trees
 from fedapp.trees.sets import NO_SETS, CategorySets, category_counts
 from fedapp.trees.stacked.head import Floats, HeadShape, Kind, head_margins, weights_in_unit
