@@ -24,6 +24,7 @@ from fedapp.packages import versions
 from fedapp.site.answer import Handler, Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.mail import note_greeting
+from fedapp.site.plan import keep_plan
 from fedapp.site.policy import check_subsets
 from fedapp.site.rows import fingerprint, read_subsets
 from fedapp.site.stores import KEEP_DAYS, drop_abandoned
@@ -38,6 +39,7 @@ COUNTS = "category_counts"  # an array, so none of a store's facts
 def hello(site: Site, request: HelloRequest) -> HelloReply:
     """Open a run at a site, or meet the server again after it was started anew."""
     drop_abandoned(site.store.folder.parent, KEEP_DAYS)
+    keep_plan(site.config, site.store, request)
     if "hello" in site.store.facts:
         # The server holds the fingerprint against the one the run began with.
         subsets = read_subsets(site.config, _holdout(request))

@@ -24,6 +24,7 @@ from fedapp.site.config import SiteConfig
 from fedapp.site.likeness import check_range, quantiles, unlike_columns
 from fedapp.site.mail import begin_session, box_key, note_greeting, run_key
 from fedapp.site.part_file import read_part
+from fedapp.site.plan import keep_plan
 from fedapp.site.rows import fingerprint
 from fedapp.site.stores import KEEP_DAYS, drop_abandoned
 from fedapp.trees.divided.lookup import categories_of, quantiles_of
@@ -37,6 +38,7 @@ KEPT = ("n_table", "n_columns", "active", "objective", "n_unlike", "simulated", 
 def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
     """Open a run at a site, or meet the server again after it was started anew."""
     drop_abandoned(site.store.folder.parent, KEEP_DAYS)
+    keep_plan(site.config, site.store, request)
     try:
         return _introduction(site, request)
     except DataError as error:

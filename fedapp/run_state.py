@@ -22,6 +22,7 @@ class RunState:
     warnings : told to the user.
     asked : step at which each party was last asked.
     fingerprints : of the parties' tables.
+    keys : fingerprints of the parties' keys, as in the plan of the run.
     bytes : sent to parties, and to the server.
     seconds : since the run began, and in training, earlier attempts included.
     """
@@ -35,6 +36,7 @@ class RunState:
     warnings: tuple[str, ...] = ()
     asked: Mapping[str, int] = field(default_factory=dict)
     fingerprints: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
     bytes: tuple[int, int] = (0, 0)
     seconds: tuple[float, float] = (0.0, 0.0)
 

@@ -19,7 +19,7 @@ Departures from Flower's ``FedXgbBagging`` (1.41), which joins the parties' tree
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -51,6 +51,11 @@ class Bagging(HorizontalStrategy):
     def own_settings(cls, settings: Settings) -> BaggingSettings:
         """``[bagging]``, checked."""
         return check(BaggingSettings, settings.sections["bagging"], "bagging.")
+
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        """With the rounds that a party boosts before a mean."""
+        return {**super().planned(settings), "trees": cls.own_settings(settings).local_rounds}
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None

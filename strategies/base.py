@@ -39,6 +39,7 @@ from fedapp.errors import (
     blaming,
 )
 from fedapp.messages.fields import Introduction, Reply, Request
+from fedapp.messages.greet import GreetReply, GreetRequest
 from fedapp.messages.parcels import Parcel
 from fedapp.run_folder import RunFolder, without_nan
 from fedapp.run_state import RunState
@@ -51,7 +52,7 @@ from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.layout import to_bytes
 from fedapp.wire.ledger import Ledger
 from fedapp.wire.replies import read_reply
-from strategies.meeting import check_steps, check_tables, check_texts, meet, oddities
+from strategies.meeting import check_greeted, check_steps, check_tables, check_texts, meet, oddities
 from strategies.settings import ReadsSettings
 
 log = logging.getLogger("fedapp")
@@ -104,6 +105,15 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     @abstractmethod
     def greeting(self) -> Request:
         """The request that opens a run."""
+
+    def plan(self) -> dict[str, Any]:
+        """The fields of the run's ``Plan``."""
+        keys = self._state.keys
+        return {
+            **self.planned(self.settings),
+            "parties": tuple(keys),
+            "fingerprints": tuple(keys.values()),
+        }
 
     @abstractmethod
     def conversation(self, parties: Parties[I], saved: Checkpoint | None) -> Conversation[Summary]:
@@ -197,8 +207,9 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             for party, sent in parcels.items():
                 with blaming(party, self._pending.reply.__name__, "parcels"):
                     relay.collect(party, sent)
-        asked = dict.fromkeys(self._pending.requests, self._state.step)
-        self._note(exchanges=self._state.exchanges + 1, asked={**self._state.asked, **asked})
+        steps = [party for party, one in self._pending.requests.items() if one.is_step]
+        asked = {**self._state.asked, **dict.fromkeys(steps, self._state.step)}
+        self._note(exchanges=self._state.exchanges + 1, asked=asked)
         self._advance(answers)
         return None, None
 
@@ -303,9 +314,17 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     def _whole_run(self) -> Conversation[Summary]:
         """Meet the parties, then let the method talk to them."""
-        greetings = dict.fromkeys(self._addresses, self.greeting())
-        replies = yield from ask(greetings, self.introduction, may_fail=len(self._state.left_out))
+        n_lost = len(self._state.left_out)
+        greetings = dict.fromkeys(self._addresses, GreetRequest())
+        met = yield from ask(greetings, GreetReply, may_fail=n_lost)
+        check_texts(met.values())
+        if not self._state.keys:
+            self._note(keys={one.name: one.fingerprint for one in meet(met.values()).values()})
+        openings = dict.fromkeys(met, self.greeting())
+        n_lost -= len(greetings) - len(met)
+        replies = yield from ask(openings, self.introduction, may_fail=n_lost)
         check_texts(replies.values())
+        check_greeted(replies, met)
         names = {label: reply.name for label, reply in replies.items()}
         before = self._state.asked
         self._note(asked=dict.fromkeys(names.values(), self._state.step))
@@ -352,7 +371,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                 return
             if isinstance(event, Exchange):
                 self._pending = event
-                self._note(step=self._state.step + 1)
+                if any(request.is_step for request in event.requests.values()):
+                    self._note(step=self._state.step + 1)
                 return
             given = None
             match event:

@@ -15,7 +15,9 @@ Departures from Flower's ``FedXgbCyclic`` (1.41):
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.cyclic import TurnReply, TurnRequest
 from fedapp.messages.hello import HelloReply
@@ -30,6 +32,11 @@ class Cyclic(HorizontalStrategy):
 
     reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
     objectives = OR_FUNCTION
+
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        """A turn is one round of XGBoost."""
+        return {**super().planned(settings), "trees": 1}
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -121,6 +121,12 @@ class FedAvgLinear(HorizontalStrategy):
     def most_rounds(cls, settings: Settings) -> int:
         """Rounds of averaging."""
         return cls.own_settings(settings).rounds
+
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        """With who sees the model of a party."""
+        aggregation = cls.own_settings(settings).aggregation
+        return {**super().planned(settings), "aggregation": aggregation}
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None

@@ -153,6 +153,13 @@ class FederatedForest(VerticalStrategy):
         """Levels."""
         return cls.own_settings(settings).max_depth
 
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        """A forest is grown at once."""
+        own = cls.own_settings(settings)
+        forest = {"rounds": 0, "trees": own.trees, "max_depth": own.max_depth}
+        return {**super().planned(settings), **forest}
+
     def conversation(
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -128,6 +128,13 @@ class FedXGBllr(HorizontalStrategy):
         """Rounds of averaging."""
         return cls.own_settings(settings).rounds
 
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        """With the boosting rounds of each party, and their depth."""
+        own = cls.own_settings(settings)
+        trees = own.trees or max(1, TREES_OF_ALL // settings.parties)
+        return {**super().planned(settings), "trees": trees, "max_depth": own.max_depth}
+
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
@@ -152,7 +159,7 @@ class FedXGBllr(HorizontalStrategy):
         weight_sum = sum(reply.weight_sum for reply in labels.values())
         # The head learns the shares of several classes.
         mean = alike(mean_label(labels, 0, self.settings))
-        request = self._fit_request(len(parties), mean, len(classes))
+        request = self._fit_request(mean, len(classes))
         widths = category_counts(self.table.categories, len(columns))
         fits = yield from ask(
             parties.all(request),
@@ -198,13 +205,13 @@ class FedXGBllr(HorizontalStrategy):
             "(pax.aggregation=secure) is the same model whoever has which rows"
         )
 
-    def _fit_request(self, n_parties: int, mean: Floats, n_classes: int) -> FitRequest:
+    def _fit_request(self, mean: Floats, n_classes: int) -> FitRequest:
         """XGBoost's parameters; the general ones but for depth and eta."""
         own = {"max_depth": self.own.max_depth, "eta": self.own.eta}
         return FitRequest(
             n_outputs=n_outputs(self.settings.objective, n_classes),
             base_score=mean,
-            n_rounds=self.own.trees or max(1, TREES_OF_ALL // n_parties),
+            n_rounds=self.planned(self.settings)["trees"],
             early_stopping_rounds=self.settings.early_stopping_rounds,
             **(parameters_of(self.settings) | own),
         )

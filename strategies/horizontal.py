@@ -112,6 +112,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             settings.fold,
             settings.folds,
             settings.score_test,
+            **self.plan(),
         )
 
     def suggested_objective(self) -> tuple[Objective, str]:

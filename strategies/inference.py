@@ -30,6 +30,11 @@ class InferenceStrategy(VerticalStrategy):
     reads = frozenset(("model", "output", "explain"))
 
     @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        """Nothing is trained."""
+        return {"aggregation": "sealed"}
+
+    @classmethod
     def own_settings(cls, settings: Settings) -> Any:
         """Hold that there is a model to predict with, and that rows to be explained have names.
 

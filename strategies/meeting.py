@@ -10,9 +10,10 @@ from fedapp.data.names import NAME, NAME_RULE
 from fedapp.data.notes import is_plain
 from fedapp.errors import LONGEST, DataError, PartyError, ProtocolError
 from fedapp.messages.fields import Introduction
+from fedapp.messages.greet import GreetReply
 from fedapp.run_state import RunState
 
-I = TypeVar("I", bound=Introduction)  # noqa: E741
+I = TypeVar("I", bound=Introduction | GreetReply)  # noqa: E741
 
 
 def meet(replies: Iterable[I]) -> Parties[I]:
@@ -32,7 +33,7 @@ def meet(replies: Iterable[I]) -> Parties[I]:
     return Parties(members)
 
 
-def check_texts(replies: Iterable[Introduction]) -> None:
+def check_texts(replies: Iterable[Introduction | GreetReply]) -> None:
     """Hold what parties say of themselves to what a terminal shows as it is.
 
     Raises
@@ -43,9 +44,23 @@ def check_texts(replies: Iterable[Introduction]) -> None:
         message = type(reply).__name__
         if not NAME.fullmatch(reply.name):
             raise ProtocolError(ascii(reply.name), message, "name", f"must be {NAME_RULE}")
-        if not all(is_plain(note) for note in reply.notes):
+        notes = reply.notes if isinstance(reply, Introduction) else ()
+        if not all(is_plain(note) for note in notes):
             rule = f"must be printable, each {LONGEST} letters at most"
             raise ProtocolError(reply.name, message, "notes", rule)
+
+
+def check_greeted(replies: Mapping[str, Introduction], met: Mapping[str, GreetReply]) -> None:
+    """Check that parties have the names of the plan, by Flower node.
+
+    Raises
+    ------
+    ProtocolError : a party has another name.
+    """
+    for label, reply in replies.items():
+        if reply.name != (due := met[label].name):
+            rule = f"must be {due}, as it was when the party was greeted, got {reply.name}"
+            raise ProtocolError(due, type(reply).__name__, "name", rule)
 
 
 def check_tables(parties: Mapping[str, Introduction], state: RunState) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +108,11 @@ class PAX(HorizontalStrategy):
         if own.aggregation == "secure":
             check_secured(settings, "pax.aggregation")
         return own
+
+    def plan(self) -> dict[str, Any]:
+        """With what the server sees of gradients."""
+        noise = self.noised.promise(self.settings.parties) if self.noised else {}
+        return {**super().plan(), "aggregation": self.own.aggregation, **noise}
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None

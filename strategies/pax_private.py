@@ -151,8 +151,6 @@ class NoisedSums:
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Meet, sum the labels, and go down to about the quantiles of every column."""
         private, rounds = self._private, self._settings().num_boost_round
-        levels = self._settings().max_depth if private.trees == GREEDY else 0
-        self.budget = budget_for(private.epsilon, private.delta, rounds, len(parties), levels)
         own = self._row_bounds()
         self._check_enough(parties, own)
         if private.trees == GREEDY:
@@ -191,6 +189,16 @@ class NoisedSums:
             descent.take(settle(counts, descent.masses, deviation))
         cuts = with_categories(descent.cuts(), categories, categories)
         return {EVERYONE: self._labels(sums, table.n_coded_columns)}, cuts
+
+    def promise(self, n_parties: int) -> dict[str, Any]:
+        """The least noise that keeps the promise, as fields of a ``Plan``."""
+        private, settings = self._private, self._settings()
+        levels = settings.max_depth if private.trees == GREEDY else 0
+        rounds = settings.num_boost_round
+        budget = budget_for(private.epsilon, private.delta, rounds, n_parties, levels)
+        self.budget = budget
+        names = ("epsilon", "delta", "multiplier", "levels")
+        return {name: getattr(budget, name) for name in names}
 
     def add_round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[Progress]:
         """Draw or grow a round's trees, and weigh their leaves."""

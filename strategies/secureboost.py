@@ -16,7 +16,7 @@ while the passive parties check and keep one, the active party makes the next.
 from __future__ import annotations
 
 from dataclasses import astuple
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -132,6 +132,11 @@ class SecureBoost(VerticalStrategy):
                 f"subsample must be 1 with secureboost.goss, got {settings.subsample}"
             )
         return own
+
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        """With how rows are drawn."""
+        return {**super().planned(settings), "goss": cls.own_settings(settings).goss}
 
     def conversation(
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None

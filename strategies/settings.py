@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedapp.config import Section, Settings, defaults
 from fedapp.errors import ConfigError
@@ -95,6 +95,14 @@ class ReadsSettings:
     def most_rounds(cls, settings: Settings) -> int:
         """Rounds that training takes if nothing stops it early."""
         return settings.num_boost_round
+
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        """Fields of the run's ``Plan`` that follow from its settings alone."""
+        read = set(cls.settings_read(settings))
+        names = {"max_depth", "subsample", "max_bin"}
+        general = {one: getattr(settings, one) for one in names if one.replace("_", "-") in read}
+        return {"rounds": cls.most_rounds(settings), **general}
 
     @classmethod
     def settings_read(cls, settings: Settings) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from strategies.base import TreeStrategy
 from strategies.scoring import threshold_note
 
 FEWEST_PARTIES = 2
+SPLIT = ("test_fraction", "valid_fraction", "fold", "folds")
 
 R = TypeVar("R", bound=Reply)
 
@@ -44,7 +45,14 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
             settings.seed,
             settings.model,
             asks_objective=settings.objective == AUTO and not settings.model,
+            **self.plan(),
+            **{name: getattr(settings, name) for name in SPLIT if not settings.model},
         )
+
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        """Parties write to each other in sealed letters."""
+        return {**super().planned(settings), "aggregation": "sealed"}
 
     def settle(self) -> None:
         """Hold also that the party with the labels alone says which of its classes counts as 1.

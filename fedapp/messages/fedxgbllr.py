@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
+from fedapp.messages.fields import Array, Form, PlanLimit, Range, Reply, Request, SiteLimit
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import TreeParameters
 from fedapp.messages.scoring import EvaluateReply, Scores, Sums
@@ -43,7 +43,7 @@ class FitRequest(TreeParameters, Request):
     doing: ClassVar[str] = "growing trees"
     n_outputs: Annotated[int, Range(1, 1000)]
     base_score: Annotated[Array, Form("float32", "n_scores")]  # one an output
-    n_rounds: Annotated[int, Range(1, 10**5)]
+    n_rounds: Annotated[int, Range(1, 10**5), PlanLimit("trees")]
     early_stopping_rounds: Annotated[int, Range(0, 10**6)]  # on the party's own validation rows
 
 

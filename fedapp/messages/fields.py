@@ -11,6 +11,7 @@ form stands when a site takes a value at all::
     insecure_small_key: Annotated[bool, OnlyInTrials()]
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
     min_child_rows: Annotated[int, Range(0, 2**40), SiteFloor("min-child-rows")]
+    level: Annotated[int, Range(0, 64), PlanLimit("max_depth")]
 """
 
 from __future__ import annotations
@@ -105,6 +106,18 @@ class SiteFloor:
     setting: str
 
 
+@dataclass(frozen=True, slots=True)
+class PlanLimit:
+    """The largest value is a field of the run's plan.
+
+    Parameters
+    ----------
+    name : of the field of ``fedapp.messages.plan.Plan``.
+    """
+
+    name: str
+
+
 class Message:
     """What a message of any direction is; its class knows the fields and their rules.
 
@@ -117,6 +130,7 @@ class Message:
     for_trials: ClassVar[Mapping[str, OnlyInTrials]]
     limits: ClassVar[Mapping[str, SiteLimit]]
     floors: ClassVar[Mapping[str, SiteFloor]]
+    planned: ClassVar[Mapping[str, PlanLimit]]
     carries_letters: ClassVar[bool] = False
 
     def __init_subclass__(cls, letters: bool | None = None) -> None:
@@ -132,6 +146,7 @@ class Message:
         cls.for_trials = {name: rule for name, rule in rules if isinstance(rule, OnlyInTrials)}
         cls.limits = {name: rule for name, rule in rules if isinstance(rule, SiteLimit)}
         cls.floors = {name: rule for name, rule in rules if isinstance(rule, SiteFloor)}
+        cls.planned = {name: rule for name, rule in rules if isinstance(rule, PlanLimit)}
 
 
 def _form_of(hint: Any) -> tuple[Any, Form | Range | None]:
@@ -154,7 +169,8 @@ class Request(Message):
 
     ``leaves`` says what of a party's rows leaves it with the reply: what is its own; its share of
     ``sums``, under masks, or what takes these ``masks`` off the sum of all (see
-    ``fedapp.messages.secure``); or ``nothing`` but what opens every run.
+    ``fedapp.messages.secure``); or ``nothing`` but what opens every run. A request that is no step
+    (``is_step``) is answered at any time, and changes nothing.
     """
 
     __slots__ = ()
@@ -162,6 +178,7 @@ class Request(Message):
     doing: ClassVar[str]
     each_round: ClassVar[bool] = False
     leaves: ClassVar[str] = "own"
+    is_step: ClassVar[bool] = True
 
 
 class Reply(Message):

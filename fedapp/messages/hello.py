@@ -30,13 +30,14 @@ from typing import Annotated, ClassVar
 
 from fedapp.messages.dictionary import Counts, Names
 from fedapp.messages.fields import MOST_FOLDS, Introduction, Range, Request
+from fedapp.messages.plan import Plan
 
 SHARED_BY = frozenset({"horizontal"})
 
 
 @dataclass(frozen=True, slots=True)
-class HelloRequest(Request):
-    """Read the table and say what it looks like."""
+class HelloRequest(Plan, Request):
+    """Open a run with its plan: read the table and say what it looks like."""
 
     kind: ClassVar[str] = "query.hello"
     doing: ClassVar[str] = "reading the tables"

@@ -53,7 +53,16 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteFloor, SiteLimit
+from fedapp.messages.fields import (
+    Array,
+    Form,
+    PlanLimit,
+    Range,
+    Reply,
+    Request,
+    SiteFloor,
+    SiteLimit,
+)
 from fedapp.messages.labels import LabelsReply, Terms, check_coded
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, BaseMargin
@@ -72,7 +81,8 @@ class SketchRequest(Terms, Request):
 
     kind: ClassVar[str] = "train.pax_sketch"
     doing: ClassVar[str] = "summarising the columns"
-    n_bins: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]  # most bins a column
+    # Most bins a column.
+    n_bins: Annotated[int, Range(2, 65535), SiteLimit("most-bins"), PlanLimit("max_bin")]
     min_child_rows: MinChildRows
 
 
@@ -113,7 +123,7 @@ class GrowRequest(Request):
     doing: ClassVar[str] = "growing trees"
     each_round: ClassVar[bool] = True
     round_id: Annotated[int, Range(0, 10**6)]
-    level: Annotated[int, Range(0, MOST_DEPTH)]
+    level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]
     n_trees: Annotated[int, Range(1, 1000)]  # of a round, one an output
     base_margin: BaseMargin
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws

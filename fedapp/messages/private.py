@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.messages import scoring
-from fedapp.messages.fields import Array, Form, Range, Request
+from fedapp.messages.fields import Array, Form, PlanLimit, Range, Request
 from fedapp.messages.labels import Terms
 from fedapp.messages.parameters import MOST_DEPTH, BaseMargin
 from fedapp.messages.secure import Roster, ToldCuts
@@ -53,7 +53,7 @@ class Promise:
     epsilon: Annotated[float, Range(0, 1e6)]
     delta: Annotated[float, Range(0, 1)]
     multiplier: Annotated[float, Range(0, 1e9)]  # of noise, of the whole budget
-    n_rounds: Annotated[int, Range(1, 10**6)]
+    n_rounds: Annotated[int, Range(1, 10**6), PlanLimit("rounds")]
     levels: Annotated[int, Range(0, MOST_DEPTH)]  # of a tree that are split by sums; 0: drawn
     clip: Annotated[float, Range(0, 1e30)]  # size of the largest gradient; 0: has a bound
 
@@ -107,7 +107,7 @@ class PrivateSplitsRequest(ToldCuts, PrivateTreesRequest):
     """
 
     kind: ClassVar[str] = "train.private_splits"
-    level: Annotated[int, Range(0, MOST_DEPTH)]
+    level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]
     drawn: Annotated[Array, Form("int32", "n_drawn", low=0)]  # columns to sum over, ascending
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedapp.messages.fields import Array, Form, Range, Reply, SiteLimit, fields_of
+from fedapp.messages.fields import Array, Form, PlanLimit, Range, Reply, SiteLimit, fields_of
 from fedapp.messages.parameters import BaseMargin, TreeParameters
 from fedapp.messages.scoring import Scores, Sums
 
@@ -46,7 +46,8 @@ class BoostOrder(Trees, TreeParameters):
     """The trees a party does not know yet, and how to boost on from there."""
 
     round_id: Annotated[int, Range(0, 10**6)]
-    n_rounds: Annotated[int, Range(0, 10**6)]  # 0: only score the model so far
+    # 0: only score the model so far.
+    n_rounds: Annotated[int, Range(0, 10**6), PlanLimit("trees")]
     n_classes: Annotated[int, Range(0, 1000)]
     base_margin: BaseMargin
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]

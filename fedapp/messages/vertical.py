@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.fields import Array, Form, Introduction, Range, Request
+from fedapp.messages.fields import MOST_FOLDS, Array, Form, Introduction, Range, Request
+from fedapp.messages.plan import Plan
 
 SHARED_BY = frozenset({"vertical", "inference"})
 
@@ -47,8 +48,8 @@ class FinalScores(RoundScores):
 
 
 @dataclass(frozen=True, slots=True)
-class VerticalHelloRequest(Request):
-    """Read the table and say how large it is."""
+class VerticalHelloRequest(Plan, Request):
+    """Open a run with its plan: read the table and say how large it is."""
 
     kind: ClassVar[str] = "query.vertical_hello"
     doing: ClassVar[str] = "reading the tables"
@@ -57,6 +58,10 @@ class VerticalHelloRequest(Request):
     seed: Annotated[int, Range(0, 2**63 - 1)]
     model: Annotated[str, Range(0, 16)]  # whose columns are wanted, to predict; empty to train
     asks_objective: bool  # what the labels are like is to be told
+    test_fraction: Annotated[float, Range(0, 1)] = 0.0
+    valid_fraction: Annotated[float, Range(0, 1)] = 0.0
+    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # that tests, from 1; 0: test_fraction decides
+    folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

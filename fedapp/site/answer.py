@@ -44,6 +44,7 @@ from fedapp.site.mail import (
 )
 from fedapp.site.masks import Sums, check_leaves, is_masked, masked, note_request
 from fedapp.site.noise import check_noised, noised
+from fedapp.site.plan import check_planned
 from fedapp.site.policy import check_leaving, check_policy, check_private, check_request, module_of
 from fedapp.site.register import admit, note_begun
 from fedapp.site.shares import go_back, keep
@@ -159,6 +160,8 @@ def answered(
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
     folder = home() / "sites" / config.name / envelope.model_id
+    if not request.is_step:
+        return to_bytes(_handled(Site(config, Store(folder)), handler, request, envelope, content))
     if begins := not config.simulated and not has_begun(folder):
         admit(config, envelope.model_id, envelope.method, request)
     with locked(folder):
@@ -202,6 +205,7 @@ def _handled(
 ) -> Content:
     """What the handler answers, with its letters as they are, not sealed yet."""
     given: list[Mail] = []
+    check_planned(site.config, site.store, request)
     check_leaves(site.name, site.store, request)
     check_noised(site.name, site.store, request)
     try:

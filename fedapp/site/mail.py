@@ -30,6 +30,7 @@ from fedapp.crypto.sealed import (
     Address,
     Keys,
     agree,
+    fingerprint_of,
     new_private_key,
     prefixed,
     public_key,
@@ -41,6 +42,7 @@ from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fields import Array, Letter, Request
 from fedapp.messages.parcels import Parcel
 from fedapp.site.config import SiteConfig
+from fedapp.site.plan import check_roster
 from fedapp.site.store import Store
 from fedapp.site.trust import check_trusted, identity
 from fedapp.wire.codec import Envelope
@@ -159,8 +161,8 @@ def know(
     Raises
     ------
     ProtocolError : the site is not among them, a name comes twice or is none, they were sent
-        before, a key is not trusted, one of the site's own was exchanged, or the run was opened
-        otherwise before the site went back.
+        before, they are not those of the plan, a key is not trusted, one of the site's own was
+        exchanged, or the run was opened otherwise before the site went back.
     """
     own = config.name
     if own not in names or len(set(names)) < len(names):
@@ -179,6 +181,8 @@ def know(
     if found[own] != (box_key(own).tobytes(), run_key(store).tobytes()):
         rule = "must be the site's own, the server sent another"
         raise ProtocolError(own, "parcel", "key", rule)
+    if not config.simulated:
+        check_roster(store, own, {name: fingerprint_of(key) for name, (key, _) in found.items()})
     check_trusted(config, {name: key for name, (key, _) in found.items() if name != own})
     store.facts["peers"] = {name: [key.hex() for key in both] for name, both in found.items()}
     store.facts["told"] += _digest(opening)

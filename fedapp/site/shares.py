@@ -35,6 +35,7 @@ from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array
 from fedapp.messages.secure import SEALED_BYTES, UnmaskReply, UnmaskRequest
 from fedapp.site.mail import TOLD_ONCE
+from fedapp.site.plan import FIRST_ROUND, PLAN
 from fedapp.site.store import Store
 
 log = logging.getLogger("fedapp.site")
@@ -46,7 +47,7 @@ LABEL = b"fedapp share v1"
 THRESHOLD, AMONG, PENDING, SUMMED = "threshold", "among", "pending", "summed"
 N_ASKED = "n_asked"
 # What a site does not forget when it goes back to a checkpoint.
-LASTING = TOLD_ONCE, AMONG, SUMMED
+LASTING = TOLD_ONCE, AMONG, SUMMED, PLAN, FIRST_ROUND
 
 
 def parties_of(name: str, store: Store, told: Sequence[str], follows: bool) -> list[str]:

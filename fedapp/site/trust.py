@@ -37,6 +37,11 @@ def identity(name: str, place: Path | None = None) -> bytes:
     return secret_at((place or home()) / "sites" / name / IDENTITY, new_private_key)
 
 
+def own_fingerprint(name: str) -> str:
+    """The fingerprint of the site's own public key."""
+    return fingerprint_of(public_key(identity(name)))
+
+
 def pins_in(place: Path) -> dict[str, str]:
     """Fingerprints by name that ``pin`` has written.
 

@@ -1,0 +1,17 @@
+"""Send the party's name, before a run opens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedapp.messages.greet import GreetReply, GreetRequest
+from fedapp.site.answer import Handler, Site
+from fedapp.site.trust import own_fingerprint
+
+
+def greet(site: Site, request: GreetRequest) -> GreetReply:
+    """The party's name and the fingerprint of its key."""
+    return GreetReply(site.name, "" if site.config.simulated else own_fingerprint(site.name))
+
+
+HANDLERS: Mapping[type[GreetRequest], Handler] = {GreetRequest: greet}

@@ -1,0 +1,112 @@
+"""The plan of a run at a site: kept when the run opens, and compared with every later request.
+
+It outlives a step back of the server. Without this, a run that was approved as a masked one of 50
+rounds could be asked for plain sums, or for sums of 2,500 other draws.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedapp.data.names import NAME
+from fedapp.errors import ProtocolError
+from fedapp.messages.fields import Request
+from fedapp.messages.plan import Plan
+from fedapp.site.config import SiteConfig
+from fedapp.site.store import Store
+from fedapp.site.trust import own_fingerprint
+
+# Among a store's facts: the plan; the first round of the run (not 0 where it goes on from another
+# model), and the last one that was asked for.
+PLAN, FIRST_ROUND, LAST_ROUND = "plan", "first_round", "last_round"
+# Fields of an opening that are settings of the run beside those of ``Plan``.
+SPLIT = ("test_fraction", "valid_fraction", "seed", "fold", "folds")
+# What a request discloses -> the aggregations under which it may.
+ALLOWED = {"own": ("plain", "sealed"), "sums": ("secure",), "noised": ("secure",)}
+
+
+def plan_of(request: Plan) -> dict[str, Any]:
+    """The settings that an opening fixes, as JSON can hold them."""
+    found = {name: getattr(request, name) for name in (*Plan.__dataclass_fields__, *SPLIT)}
+    return {name: list(one) if isinstance(one, tuple) else one for name, one in found.items()}
+
+
+def keep_plan(config: SiteConfig, store: Store, request: Plan) -> None:
+    """Keep what a run may ask for.
+
+    Raises
+    ------
+    ProtocolError : the site is not in it under its key, a name comes twice or is none, or the run
+        was opened with another plan before the server went back.
+    """
+    plan, name, message = plan_of(request), config.name, type(request).__name__
+    for field, value in store.facts.get(PLAN, plan).items():
+        if plan[field] != value:
+            rule = (
+                f"must be {value}, as when the run was opened, got {plan[field]}; begin a new run"
+            )
+            raise ProtocolError(name, message, field, rule)
+    store.facts[PLAN] = plan
+    if config.simulated:
+        return
+    parties, fingerprints = request.parties, request.fingerprints
+    if len(set(parties)) < len(parties) or not all(map(NAME.fullmatch, parties)):
+        raise ProtocolError(name, message, "parties", "must be names that differ")
+    if len(fingerprints) != len(parties):
+        raise ProtocolError(name, message, "fingerprints", "must be one a party")
+    if dict(zip(parties, fingerprints, strict=True)).get(name) != own_fingerprint(name):
+        rule = f"must have {name} with the fingerprint of its key"
+        raise ProtocolError(name, message, "parties", rule)
+
+
+def check_roster(store: Store, name: str, roster: dict[str, str]) -> None:
+    """Check that sums are masked, or letters written, between the parties of the plan.
+
+    Parameters
+    ----------
+    roster : fingerprints of keys by party.
+
+    Raises
+    ------
+    ProtocolError : names the first that differs.
+    """
+    plan = store.facts[PLAN]
+    planned = dict(zip(plan["parties"], plan["fingerprints"], strict=True))
+    for party in sorted({*planned, *roster}):
+        if (due := planned.get(party)) != (got := roster.get(party)):
+            rule = f"must be {due} by the plan that opened the run, got {got}"
+            raise ProtocolError(name, "parcel", "key", f"of {party} {rule}")
+
+
+def check_planned(config: SiteConfig, store: Store, request: Request) -> None:
+    """Check that a request is within the plan; a simulation protects nothing from itself.
+
+    Raises
+    ------
+    ProtocolError : a setting differs, a limit is exceeded, or more or earlier rounds are asked for.
+    """
+    plan = store.facts.get(PLAN)
+    if plan is None or config.simulated or isinstance(request, Plan):
+        return
+    rules: dict[str, tuple[bool, str]] = {}
+    for field, value in ((field, getattr(request, field)) for field in type(request).forms):
+        if field in plan and isinstance(value, bool | int | float | str):
+            rules[field] = value == plan[field], f"must be {plan[field]}"
+        elif limit := type(request).planned.get(field):
+            rules[field] = value <= plan[limit.name], f"must be <= {plan[limit.name]}"
+    aggregation = plan["aggregation"]
+    fits = aggregation in ALLOWED.get(request.leaves, (aggregation,))
+    noised = request.leaves != "sums" or not plan["epsilon"]
+    rules["class"] = fits and noised, f"must be one for aggregation {aggregation}"
+    if hasattr(request, "round_id"):
+        first = store.facts.setdefault(FIRST_ROUND, request.round_id)
+        last = store.facts.get(LAST_ROUND, first)
+        # After the last round only its trees are scored.
+        end = first + plan["rounds"] - (getattr(request, "n_rounds", 1) > 0)
+        rules["round_id"] = last <= request.round_id <= end, f"must be {last} to {end}"
+        store.facts[LAST_ROUND] = request.round_id
+    for field, (holds, rule) in rules.items():
+        if not holds:
+            got = getattr(request, field, request.kind)
+            rule = f"{rule} by the plan that opened the run, got {got}"
+            raise ProtocolError(config.name, type(request).__name__, field, rule)
