@@ -27,6 +27,7 @@ from fedapp.site.mail import box_key
 from fedapp.site.rows import Holdout
 from fedapp.trees.model import load_model
 from strategies.alignment import align
+from strategies.vertical import VerticalStrategy
 from tests.letters import letters_sent, raw_of
 from tests.network import run
 from tests.pooled import Pooled, assert_xgboosts, in_order, write_rows
@@ -449,10 +450,17 @@ def test_a_run_that_trains_cannot_pass_for_one_that_predicts(
     contexts[1].node_config["min-rows"] = "100"
 
     def greeted_again(parties: Any, *given: Any) -> Any:
-        again = VerticalHelloRequest(True, 1000, 0, old, False)
+        again = replace(opened[0], model=old)
         yield from ask(parties.all(again), VerticalHelloReply)
         return (yield from align(parties, *given))
 
+    opened, greeting = list[VerticalHelloRequest](), VerticalStrategy.greeting
+
+    def noted(strategy: Any) -> VerticalHelloRequest:
+        opened.append(greeting(strategy))
+        return opened[0]
+
+    monkeypatch.setattr(VerticalStrategy, "greeting", noted)
     monkeypatch.setattr("strategies.secureboost.align", greeted_again)
     match = r"VerticalHelloRequest\.model must be that of the run's first"
     refuses(rf"^(bank|shop) \(step 2\): {match}", vertical(), contexts)

@@ -14,7 +14,7 @@ from fedapp.config import Settings
 from fedapp.crypto.pairwise import total
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
 from fedapp.linear import LinearModel, linear_from_json
-from fedapp.messages import fedavg_linear, hello, secure
+from fedapp.messages import fedavg_linear, greet, hello, secure
 from fedapp.messages.fedavg_linear import (
     AverageSumsRequest,
     MeansRequest,
@@ -224,6 +224,7 @@ def test_a_resumed_run_goes_on_without_those_it_had_lost(made: MakeRun) -> None:
 
 
 KINDS = {
+    "query.greet": (greet.GreetRequest, greet.GreetReply),
     "query.hello": (hello.HelloRequest, hello.HelloReply),
     "query.secure_keys": (secure.KeysRequest, secure.KeysReply),
     "train.fedavg_linear_open": (fedavg_linear.OpenRequest, secure.MaskedReply),

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from fedapp.config import Settings
-from fedapp.messages import bagging, cyclic, fedavg_linear, fedxgbllr, hello, labels, pax
+from fedapp.messages import bagging, cyclic, fedavg_linear, fedxgbllr, greet, hello, labels, pax
 from fedapp.messages import scoring as booster
 from tests.transcript import check_declared, check_no_rows, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
-HELLO = {"query.hello": (hello.HelloRequest, hello.HelloReply)}
+HELLO = {
+    "query.greet": (greet.GreetRequest, greet.GreetReply),
+    "query.hello": (hello.HelloRequest, hello.HelloReply),
+}
 LABELS = {"query.labels": (labels.LabelsRequest, labels.LabelsReply)}
 SCORES = {"evaluate.scoring_scores": (booster.EvaluateRequest, booster.EvaluateReply)}
 KINDS: dict[str, dict[str, tuple[type, type]]] = {

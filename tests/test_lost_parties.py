@@ -12,7 +12,7 @@ from flwr.app import Error, Message
 
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, PartyError, ProtocolError
-from fedapp.messages import hello, pax, scoring, secure
+from fedapp.messages import greet, hello, pax, scoring, secure
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from simulations.local import run_local, simulated_contexts
@@ -145,6 +145,7 @@ def test_messages_hold_what_their_modules_list(made: MakeRun) -> None:
     check_declared(
         app,
         {
+            "query.greet": (greet.GreetRequest, greet.GreetReply),
             "query.hello": (hello.HelloRequest, hello.HelloReply),
             "query.secure_keys": (secure.KeysRequest, secure.KeysReply),
             "query.secure_unmask": (secure.UnmaskRequest, secure.UnmaskReply),

@@ -18,6 +18,7 @@ from fedapp.errors import ProtocolError
 from fedapp.home import home
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
 from fedapp.messages.parcels import Parcel, SentReply
+from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.site.answer import Site, answer
 from fedapp.site.config import SiteConfig
 from fedapp.site.mail import (
@@ -33,11 +34,13 @@ from fedapp.site.mail import (
     seal_mail,
     session_secret,
 )
+from fedapp.site.plan import PLAN, plan_of
 from fedapp.site.store import Store
 from fedapp.site.trust import identity
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, enclosed, put_together, take_apart
 from tests.conftest import MakeSettings
+from tests.plans import planned
 from tests.tampering import refuses
 
 MODEL = "0123456789abcdef"
@@ -137,6 +140,9 @@ def unmet(monkeypatch: pytest.MonkeyPatch) -> Sites:
 
     def greet(site: Site, request: GreetRequest) -> SentReply:
         note_greeting(site.store, request)
+        site.store.facts[PLAN] = plan_of(
+            VerticalHelloRequest(True, 9, 0, "", False, **planned(NAMES, aggregation="sealed"))
+        )
         begin_session(site.store)
         return SentReply()
 

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from fedapp.trees.model import NO_TREES, Ensemble, to_json
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, take_apart
 from tests.conftest import WriteTable
+from tests.plans import planned
 from tests.test_pairwise import MOST_CHI2, chi_squared
 
 NAMES: tuple[str, ...] = ("bank", "insurer", "shop")
@@ -62,7 +64,8 @@ class Coordinator:
     Parameters
     ----------
     opens : the request by which parties meet, from the fields of a roster and terms.
-    greeting : of all sites, or of each.
+    changes : fields of the opening that one site gets otherwise.
+    plan : fields of it that all get, beside the parties.
     """
 
     def __init__(
@@ -71,10 +74,13 @@ class Coordinator:
         threshold: int = 0,
         method: str = "pax",
         opens: Callable[..., Request] = OPENS_PAX,
-        greeting: Request | Mapping[str, Request] = GREETING,
+        changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        **plan: Any,
     ) -> None:
         self._configs, self._method, names = configs, method, tuple(configs)
-        self.ask(greeting, 1, names)
+        fields = planned(names, **({"aggregation": "secure"} | plan))
+        openings = {name: {**fields, **changes.get(name, {})} for name in names}
+        self.ask({name: replace(GREETING, **own) for name, own in openings.items()}, 1, names)
         keys = self.ask(KeysRequest(), 2, names)
         self.opening = opens(
             names=names,
@@ -129,7 +135,7 @@ def counting(first: int = 0, digit: int = 1) -> CountRequest:
 def growing() -> GrowRequest:
     """Sums of the first tree's root."""
     return GrowRequest(
-        *(0, 0, 1, np.zeros(1, np.float32), 1.0, 0, 16),
+        *(0, 0, 1, np.zeros(1, np.float32), 1.0, GREETING.seed, 16),
         *(np.empty(0, dtype) for dtype in ("i4", "i4", "i4", "i4", "f4", "u1", "u1")),
         *(np.empty(0, np.float32), np.empty(0, np.int64), np.zeros(1, "i4")),
         *(np.zeros(1, "i4"), np.arange(2, dtype="i4")),
@@ -185,15 +191,20 @@ def test_parties_that_were_told_of_different_runs_give_noise(coordinator: Coordi
 
 @pytest.mark.parametrize(
     "change",
-    [{"test_fraction": 0.9, "valid_fraction": 0.0}, {"seed": 4}, {"fold": 1, "folds": 5}],
-    ids=["fraction", "seed", "fold"],
+    [
+        {"test_fraction": 0.9, "valid_fraction": 0.0},
+        {"seed": 4},
+        {"fold": 1, "folds": 5},
+        {"rounds": 51},
+        {"subsample": 0.5},
+    ],
+    ids=["fraction", "seed", "fold", "rounds", "subsample"],
 )
-def test_parties_that_hold_other_rows_back_give_noise(
+def test_parties_that_have_other_plans_give_noise(
     configs: dict[str, SiteConfig], change: Mapping[str, Any]
 ) -> None:
     """Else the sum over all parties would be one of few rows but those of one party."""
-    greeting = dict.fromkeys(NAMES, GREETING) | {"bank": replace(GREETING, **change)}
-    coordinator = Coordinator(configs, greeting=greeting)
+    coordinator = Coordinator(configs, changes={"bank": change})
     coordinator.ask(coordinator.opening, 3)
     assert is_noise(coordinator.masked(counting(), 4).values())
 
@@ -389,26 +400,31 @@ def public_draw(name: str, seed: int, round_id: int, share: float) -> Array:
 
 
 def test_a_coordinator_does_not_choose_the_rows_that_a_round_draws(
-    coordinator: Coordinator,
+    configs: dict[str, SiteConfig],
 ) -> None:
-    """A seed that draws one row of one party alone would have the sum of all be that row."""
+    """Rounds that draw one row of one party alone would have the sum of all be that row."""
+    share, seed = 1 / (3 * N_TRAIN), GREETING.seed
+    coordinator = Coordinator(configs, subsample=share)
     coordinator.ask(coordinator.opening, 3)
     values = Store.open(home() / "sites" / "bank" / MODEL)["train.values"]
-    edges, share, found = np.linspace(-3, 3, 20), 1 / (3 * N_TRAIN), 0
-    for round_id in range(4):
-        for seed in range(10_000):
-            drawn = {name: public_draw(name, seed, round_id, share) for name in NAMES}
-            if [drawn[name].sum() for name in NAMES] == [1, 0, 0]:
-                break
+    edges, found = np.linspace(-3, 3, 20), 0
+    draws = ({name: public_draw(name, seed, one, share) for name in NAMES} for one in range(50))
+    rounds = [
+        (round_id, drawn)
+        for round_id, drawn in enumerate(draws)
+        if [drawn[name].sum() for name in NAMES] == [1, 0, 0]
+    ][:4]
+    assert len(rounds) == 4
+    for number, (round_id, drawn) in enumerate(rounds):
         drawing = replace(growing(), round_id=round_id, subsample=share, seed=seed)
-        own = np.tile(edges, 0 if round_id else 2), np.array([] if round_id else [0, 20, 40])
+        own = np.tile(edges, 0 if number else 2), np.array([] if number else [0, 20, 40])
         request = GrowSumsRequest(
             **fields_of(drawing),
             among=(),
             edges=own[0].astype(np.float32),
             edge_offsets=own[1].astype(np.int64),
         )
-        masked = coordinator.masked(request, 4 + round_id)
+        masked = coordinator.masked(request, 4 + number)
         sums = total(masked.values(), len(masked["bank"]))[: 2 * 20 * 2].reshape(2, 20, 2)
         bins = np.searchsorted(edges, values[drawn["bank"]][0], side="right")
         found += [np.flatnonzero(column[:, 0]).tolist() for column in sums] == [[b] for b in bins]

@@ -15,7 +15,7 @@ from clients.hello import look
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST
-from fedapp.messages import hello, pax, scoring, secure
+from fedapp.messages import greet, hello, pax, scoring, secure
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import site_config
 from fedapp.trees.model import LEAF, Ensemble, load_model
@@ -269,6 +269,7 @@ def test_a_server_that_dies_goes_on_to_the_same_model(
 
 
 KINDS = {
+    "query.greet": (greet.GreetRequest, greet.GreetReply),
     "query.hello": (hello.HelloRequest, hello.HelloReply),
     "query.secure_keys": (secure.KeysRequest, secure.KeysReply),
     "train.pax_open": (pax.OpenRequest, secure.MaskedReply),

@@ -20,7 +20,7 @@ from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.descent import Descent, digit_counts
 from fedapp.histograms.noisy_counts import CLEAR, settle
-from fedapp.messages import hello, private, secure
+from fedapp.messages import greet, hello, private, secure
 from fedapp.messages.pax import CountRequest
 from fedapp.messages.private import COUNTED_ROWS
 from fedapp.metrics.noised import TOTALS_NOISE, ClippedNumbers, plausible
@@ -155,6 +155,7 @@ def test_weights_count(silent: None, made: MakeRun, tmp_path: Path) -> None:
 
 
 KINDS = {
+    "query.greet": (greet.GreetRequest, greet.GreetReply),
     "query.hello": (hello.HelloRequest, hello.HelloReply),
     "query.secure_keys": (secure.KeysRequest, secure.KeysReply),
     "train.private_open": (private.PrivateOpenRequest, secure.MaskedReply),

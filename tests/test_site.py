@@ -27,7 +27,9 @@ from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.mail import box_key
 from fedapp.site.node_config import parse_node_config
 from fedapp.site.part_file import PART_FILE
+from fedapp.site.plan import PLAN
 from fedapp.site.policy import check_policy, check_request
+from fedapp.site.store import Store
 from fedapp.site.trust import pin
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import take_apart
@@ -93,6 +95,7 @@ def test_a_shared_message_that_the_method_never_sends_is_refused(
 HORIZONTAL = {"pax", "fedxgbllr", "bagging", "cyclic", "fedavg-linear"}
 VERTICAL, INFERENCE = {"secureboost", "federated-forest"}, {"interactive", "one-round", "eini"}
 SENDERS = {
+    "greet": HORIZONTAL | VERTICAL | INFERENCE,
     "hello": HORIZONTAL,
     "labels": HORIZONTAL,
     "scoring": HORIZONTAL,
@@ -227,7 +230,7 @@ def test_a_run_of_a_method_that_a_site_does_not_allow_ends_with_its_words(
         {"name": "bank", "data": write_table("bank"), "allow": "pax"},
         {"name": "shop", "data": write_table("shop", seed=1)},
     )
-    match = rf"^bank \(step 1\): strategy must be one that the site allows \(pax\), got {strategy}$"
+    match = rf"^bank \(step 0\): strategy must be one that the site allows \(pax\), got {strategy}$"
     with pytest.raises(FedappError, match=match):
         run_local(settings(strategy=strategy, parties=2), contexts)
 
@@ -355,8 +358,11 @@ def test_a_finished_run_does_not_begin_again_under_its_id(
     part = home() / "sites" / "bank" / model_id / PART_FILE
     before = part.read_bytes()
     keys = np.stack([box_key(name) for name in names])
+    plan = Store.open(part.parent).facts[PLAN]
+    plan = {name: tuple(one) if isinstance(one, list) else one for name, one in plan.items()}
+    del plan["seed"]
     asked: list[Request] = [
-        VerticalHelloRequest(True, 1000, 42, "", False),
+        VerticalHelloRequest(True, 1000, 42, "", False, **plan),
         OpenRequest(names, "bank", keys, keys, np.array([9, 9]), False, 0.2, 0.1, 42),
     ]
     for step, request in enumerate(asked, start=1):

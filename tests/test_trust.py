@@ -25,7 +25,7 @@ from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import answer
 from fedapp.site.config import SiteConfig, site_config
-from fedapp.site.trust import PINNED, identity, pin, trusted_keys
+from fedapp.site.trust import PINNED, identity, own_fingerprint, pin, trusted_keys
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, take_apart
 from simulations.local import run_local
@@ -34,7 +34,6 @@ from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.tampering import refuses
 from tests.transcript import listen, summary_of
 
-MODEL = "0123456789abcdef"
 MALLORY = new_private_key()  # the coordinator's own
 
 
@@ -47,16 +46,24 @@ class Shop:
 
     def __init__(self, table: Path, trusted: str = "") -> None:
         node = {"name": "shop", "data": str(table), "id": "id", "trusted": trusted}
-        self.config = site_config(node, {})
+        self.config, self.n_runs = site_config(node, {}), 0
 
     def ask(self, request: Request, step: int) -> Content:
-        envelope = Envelope(MODEL, step, method="secureboost")
+        envelope = Envelope(f"{self.n_runs:016x}", step, method="secureboost")
         return answer(self.config, request.kind, envelope, take_apart(request, "shop"))
 
     def open(self, active: str, key: bytes) -> Content:
         """Greet the site, and tell it that the active party has this key."""
-        hello = self.ask(VerticalHelloRequest(True, 1000, 0, "", False), 1).arrays
+        self.n_runs += 1
         names = tuple(sorted((active, "shop")))
+        prints = {active: print_of(key), "shop": own_fingerprint("shop")}
+        plan = {
+            "aggregation": "sealed",
+            "parties": names,
+            "fingerprints": tuple(prints[name] for name in names),
+            "test_fraction": 0.2,
+        }
+        hello = self.ask(VerticalHelloRequest(True, 1000, 0, "", False, **plan), 1).arrays
         keys = {active: np.frombuffer(public_key(key), np.uint8), "shop": hello["box_key"]}
         of_run = {active: np.frombuffer(public_key(MALLORY), np.uint8), "shop": hello["run_key"]}
         stacked = (np.stack([each[name] for name in names]) for each in (keys, of_run))
@@ -108,7 +115,8 @@ def test_a_key_that_the_node_config_names_is_changed_there(table: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x; rm -rf .", "../shop", "bank\n"])
 def test_a_name_that_is_none_is_in_no_command(table: Path, name: str) -> None:
-    with pytest.raises(ProtocolError, match=r"^shop: parcel\.names must be letters, digits"):
+    rule = r"^shop: VerticalHelloRequest\.parties must be letters, digits"
+    with pytest.raises(ProtocolError, match=rule):
         Shop(table).open(name, MALLORY)
 
 
@@ -183,7 +191,8 @@ def test_a_coordinator_that_tells_parties_of_different_runs_is_found_out(
     """The shop is told otherwise; whoever first has a letter of the other side stops."""
     tell(monkeypatch, "shop", change)
     sealed = "content must be sealed by .* for .* told the two of different parties, keys or"
-    rule = rf"\(step 3\): parcel\.({sealed}|sender must be another party of the run)"
+    refused = rf"\(step 3\): parcel\.({sealed}|sender must be another party of the run)"
+    rule = rf"{refused}|^shop \(step 2\): .* by the plan that opened the run, got "
     refuses(rule, vertical(parties=3, align="psi"), columns)
 
 

@@ -82,6 +82,7 @@ from fedapp.wire.content import take_apart
 from fedapp.wire.delivery import LOST
 from simulations.engines import free_ports
 from tests.conftest import WriteTable
+from tests.plans import planned
 
 SERVER, NODE, RUN, OTHER_RUN = 1, 7, 21, 22
 BUNDLE = b"a bundle, of which nothing is used"
@@ -160,7 +161,7 @@ class Node:
     def send(self, run_id: int, step: int = 1) -> Message:
         """A message has come."""
         self.n_sent += 1
-        request = HelloRequest("binary:logistic", 0.2, 0.1, self.n_sent, False)
+        request = HelloRequest("binary:logistic", 0.2, 0.1, self.n_sent, False, **planned(["bank"]))
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER, 0
         envelope = Envelope(f"{run_id:016x}", step, method="pax")
         records = to_records(take_apart(request, "bank"), envelope)

@@ -14,7 +14,7 @@ from flwr.app import Context, Message
 from fedapp.client_app import SiteApp
 from fedapp.config import Settings
 from fedapp.home import home
-from fedapp.messages import alignment, vertical
+from fedapp.messages import alignment, greet, vertical
 from fedapp.messages.fields import Message as Declared
 from fedapp.messages.parcels import Parcels, SentReply
 from fedapp.run_folder import RunFolder
@@ -26,6 +26,7 @@ from simulations.local import LocalGrid, simulated_contexts
 
 # How a run of vertical parties opens: kinds of messages and their classes, without and with psi.
 ORDERED = {
+    "query.greet": (greet.GreetRequest, greet.GreetReply),
     "query.vertical_hello": (vertical.VerticalHelloRequest, vertical.VerticalHelloReply),
     "query.alignment_open": (alignment.OpenRequest, SentReply),
     "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedapp.messages.fields import Range
+from fedapp.messages.fields import Range, SiteLimit
 from fedapp.messages.parameters import MOST_DEPTH
 
 
@@ -31,6 +31,6 @@ class Plan:
     max_depth: Annotated[int, Range(0, 1000)] = 0
     subsample: Annotated[float, Range(0, 1)] = 1.0
     goss: bool = False
-    max_bin: Annotated[int, Range(0, 65535)] = 0
+    max_bin: Annotated[int, Range(0, 65535), SiteLimit("most-bins")] = 0
     parties: Annotated[tuple[str, ...], Range(0, 1000)] = ()  # names, in order
     fingerprints: Annotated[tuple[str, ...], Range(0, 1000)] = ()  # of their keys; "" if simulated

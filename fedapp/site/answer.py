@@ -205,9 +205,9 @@ def _handled(
 ) -> Content:
     """What the handler answers, with its letters as they are, not sealed yet."""
     given: list[Mail] = []
-    check_planned(site.config, site.store, request)
     check_leaves(site.name, site.store, request)
     check_noised(site.name, site.store, request)
+    check_planned(site.config, site.store, request)
     try:
         if request.carries_letters:
             with blaming(site.name, content.name, "parcels"):

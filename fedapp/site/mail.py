@@ -181,9 +181,9 @@ def know(
     if found[own] != (box_key(own).tobytes(), run_key(store).tobytes()):
         rule = "must be the site's own, the server sent another"
         raise ProtocolError(own, "parcel", "key", rule)
+    check_trusted(config, {name: key for name, (key, _) in found.items() if name != own})
     if not config.simulated:
         check_roster(store, own, {name: fingerprint_of(key) for name, (key, _) in found.items()})
-    check_trusted(config, {name: key for name, (key, _) in found.items() if name != own})
     store.facts["peers"] = {name: [key.hex() for key in both] for name, both in found.items()}
     store.facts["told"] += _digest(opening)
     store.facts["heard"] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedapp.data.names import NAME
+from fedapp.data.names import NAME, NAME_RULE
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
 from fedapp.messages.plan import Plan
@@ -51,7 +51,7 @@ def keep_plan(config: SiteConfig, store: Store, request: Plan) -> None:
         return
     parties, fingerprints = request.parties, request.fingerprints
     if len(set(parties)) < len(parties) or not all(map(NAME.fullmatch, parties)):
-        raise ProtocolError(name, message, "parties", "must be names that differ")
+        raise ProtocolError(name, message, "parties", f"must be {NAME_RULE}, each once")
     if len(fingerprints) != len(parties):
         raise ProtocolError(name, message, "fingerprints", "must be one a party")
     if dict(zip(parties, fingerprints, strict=True)).get(name) != own_fingerprint(name):
@@ -101,8 +101,9 @@ def check_planned(config: SiteConfig, store: Store, request: Request) -> None:
     if hasattr(request, "round_id"):
         first = store.facts.setdefault(FIRST_ROUND, request.round_id)
         last = store.facts.get(LAST_ROUND, first)
-        # After the last round only its trees are scored.
-        end = first + plan["rounds"] - (getattr(request, "n_rounds", 1) > 0)
+        # After the last round, a request that adds nothing may score the model.
+        adds = getattr(request, "n_rounds", getattr(request, "epochs", 1)) > 0
+        end = first + plan["rounds"] - adds
         rules["round_id"] = last <= request.round_id <= end, f"must be {last} to {end}"
         store.facts[LAST_ROUND] = request.round_id
     for field, (holds, rule) in rules.items():
