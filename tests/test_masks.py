@@ -75,9 +75,10 @@ class Coordinator:
         method: str = "pax",
         opens: Callable[..., Request] = OPENS_PAX,
         changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        model: str = MODEL,
         **plan: Any,
     ) -> None:
-        self._configs, self._method, names = configs, method, tuple(configs)
+        self._model, self.configs, self._method, names = model, configs, method, tuple(configs)
         fields = planned(names, **({"aggregation": "secure"} | plan))
         openings = {name: {**fields, **changes.get(name, {})} for name in names}
         self.ask({name: replace(GREETING, **own) for name, own in openings.items()}, 1, names)
@@ -103,9 +104,9 @@ class Coordinator:
     ) -> dict[str, Content]:
         """What sites answer to the same request, or each to its own."""
         each = request if isinstance(request, Mapping) else dict.fromkeys(names, request)
-        envelope = Envelope(MODEL, step, attempt=attempt, method=self._method, **more)
+        envelope = Envelope(self._model, step, attempt=attempt, method=self._method, **more)
         return {
-            name: answer(self._configs[name], own.kind, envelope, take_apart(own, name))
+            name: answer(self.configs[name], own.kind, envelope, take_apart(own, name))
             for name, own in each.items()
         }
 

@@ -23,12 +23,13 @@ from fedapp.messages.federated_forest import (
 )
 from fedapp.messages.parcels import SentReply
 from fedapp.site.answer import Site
-from fedapp.site.mail import Letters, Mail
+from fedapp.site.mail import Letters, Mail, hold_once
 from fedapp.site.phases import FINISHED, enter, in_order, is_active, phase_of
 
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Get ready, each in its role."""
+    hold_once(site.name, site.store, request, "training was set up")
     if is_active(site):
         return SentReply(), active.setup(site, request, mail)
     grow.begin(site, request)

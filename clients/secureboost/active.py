@@ -79,6 +79,7 @@ from fedapp.messages.secureboost import (
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.phases import enter, phase_of
+from fedapp.site.plan import FIRST_ROUND, check_rounds
 from fedapp.site.store import Store
 from fedapp.trees.base_score import base_margin, base_score, check_base_margin, label_sums
 from fedapp.trees.model import stack_trees
@@ -133,6 +134,8 @@ def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Lette
 def begin(site: Site, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Letters]:
     """Finish the round that is under way; grow alone what is grown alone; begin another."""
     store, phase = site.store, phase_of(site.store)
+    first = store.facts.setdefault(FIRST_ROUND, store.facts["n_rounds"])
+    check_rounds(site.config, store, request, request.n_rounds - first)
     if phase == SET_UP:
         _meet(site, mail)
     view, done, letters = View.read(site), list[Done](), Letters()

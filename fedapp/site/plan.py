@@ -59,6 +59,18 @@ def keep_plan(config: SiteConfig, store: Store, request: Plan) -> None:
         raise ProtocolError(name, message, "parties", rule)
 
 
+def check_rounds(config: SiteConfig, store: Store, request: Request, n_rounds: int) -> None:
+    """Check that a run asks for no more rounds than its plan.
+
+    Raises
+    ------
+    ProtocolError : it does.
+    """
+    if not config.simulated and n_rounds > (most := store.facts[PLAN]["rounds"]):
+        rule = f"must be <= {most} by the plan that opened the run, got {n_rounds}"
+        raise ProtocolError(config.name, type(request).__name__, "n_rounds", rule)
+
+
 def check_roster(store: Store, name: str, roster: dict[str, str]) -> None:
     """Check that sums are masked, or letters written, between the parties of the plan.
 
