@@ -150,6 +150,17 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def settled(self) -> None:
         """What follows from an objective that was left open."""
 
+    @property
+    def _is_step(self) -> bool:
+        """Whether the pending exchange is a step of the run, not a greeting."""
+        assert self._pending is not None
+        return all(request.is_step for request in self._pending.requests.values())
+
+    @property
+    def _step(self) -> int:
+        """Step of the pending exchange; 0 where it is none."""
+        return self._state.step if self._is_step else 0
+
     # Flower's hooks
 
     def configure_train(
@@ -186,7 +197,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def _envelope(self, party: str) -> Envelope:
         """What a message to a party carries beside its content."""
         state = self._state
-        steps = (state.step, self._checkpoint_step, state.attempt, state.gap(party))
+        steps = (self._step, self._checkpoint_step, state.attempt, state.gap(party))
         return Envelope(state.model_id, *steps, self.settings.strategy)
 
     def aggregate_train(
@@ -207,7 +218,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             for party, sent in parcels.items():
                 with blaming(party, self._pending.reply.__name__, "parcels"):
                     relay.collect(party, sent)
-        steps = [party for party, one in self._pending.requests.items() if one.is_step]
+        steps = self._pending.requests if self._is_step else ()
         asked = {**self._state.asked, **dict.fromkeys(steps, self._state.step)}
         self._note(exchanges=self._state.exchanges + 1, asked=asked)
         self._advance(answers)
@@ -282,7 +293,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def _exchange(self, pending: Exchange, grid: Grid, courier: Courier) -> None:
         """One exchange, timed."""
         began, request = time.perf_counter(), next(iter(pending.requests.values()))
-        n_rounds, step = self.most_rounds(self.settings), self._state.step
+        n_rounds, step = self.most_rounds(self.settings), self._step
         end = self._stages.begin(request, self._state.rounds + 1, n_rounds, pending.seconds)
         messages = self.configure_train(step, ArrayRecord(), ConfigRecord(), grid)
         by_party = dict(zip(pending.requests, messages, strict=True))
@@ -295,7 +306,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     def _answers(self, courier: Courier, messages: Mapping[str, Message]) -> dict[str, Message]:
         """Replies by party; sites whose people have yet to approve the run are asked again."""
-        answers = courier.deliver(messages, self._state.step)
+        answers = courier.deliver(messages, self._step)
         deadline = time.monotonic() + self.settings.start_deadline
         while waiting := {
             party: reply.error.reason
@@ -307,7 +318,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             self._stages.wait("; ".join(as_plain(told or "") for told in waiting.values()))
             time.sleep(APPROVAL_POLL)
             again = {party: messages[party] for party in waiting}
-            answers |= courier.deliver(again, self._state.step)
+            answers |= courier.deliver(again, self._step)
         return answers
 
     # The run
@@ -320,7 +331,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         check_texts(met.values())
         if not self._state.keys:
             self._note(keys={one.name: one.fingerprint for one in meet(met.values()).values()})
-        openings = dict.fromkeys(met, self.greeting())
+        openings = dict.fromkeys((each for each in greetings if each in met), self.greeting())
         n_lost -= len(greetings) - len(met)
         replies = yield from ask(openings, self.introduction, may_fail=n_lost)
         check_texts(replies.values())
@@ -371,7 +382,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                 return
             if isinstance(event, Exchange):
                 self._pending = event
-                if any(request.is_step for request in event.requests.values()):
+                if self._is_step:
                     self._note(step=self._state.step + 1)
                 return
             given = None
@@ -389,8 +400,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         state = self._state
         if message is None:
             waited = f"no answer within {self.settings.exchange_deadline:g} s"
-            raise PartyError(party, state.step, waited)
-        expected = self._pending.reply, state.model_id, state.step
+            raise PartyError(party, self._step, waited)
+        expected = self._pending.reply, state.model_id, self._step
         reply, parcels = read_reply(message, party, *expected)
         if self._pending.check:
             self._pending.check(party, reply)

@@ -330,7 +330,7 @@ def test_a_bad_name_makes_no_folder(refuse_site: Refuse, tmp_path: Path) -> None
 def test_a_site_that_names_no_table_is_refused(refuse: Refuse, sites: MakeSites) -> None:
     refuse(
         PartyError,
-        r"^shop \(step 1\): data in the node config must name a table, as in data=\"rows.csv\"$",
+        r"^shop \(step 0\): data in the node config must name a table, as in data=\"rows.csv\"$",
         sites({"name": "shop"}),
         parties=1,
     )

@@ -224,7 +224,7 @@ def test_rows_and_columns_are_drawn_anew_and_the_same_for_a_seed(bag: MakeSettin
 def test_a_round_takes_one_exchange(bag: MakeSettings, rounds: int) -> None:
     folder = run_local(bag("multi:softprob", num_boost_round=rounds, bagging__local_rounds=2))
     summary = summary_of(folder)
-    assert summary["exchanges"] == 2 + rounds + 1
+    assert summary["exchanges"] == 3 + rounds + 1
     assert summary["trees"] == rounds * 3 * 3 * 2
     lines = lines_of(folder.rounds)
     assert [line["round"] for line in lines] == list(range(1, rounds + 1))
@@ -257,7 +257,7 @@ def test_early_stopping_cuts_the_model_back_to_its_best_round(bag: MakeSettings)
 def test_the_best_round_is_known_where_rounds_run_out(bag: MakeSettings) -> None:
     run = bag(num_boost_round=3, early_stopping_rounds=3, valid_fraction=0.3)
     summary = summary_of(run_local(run))
-    assert summary["exchanges"] == 2 + 3 + 1 + 1
+    assert summary["exchanges"] == 3 + 3 + 1 + 1
     assert summary["trees"] == 3 * summary["best_round"]
 
 

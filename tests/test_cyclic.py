@@ -127,7 +127,7 @@ def test_every_objective_is_learned(
 def test_a_turn_takes_one_exchange(turns: MakeSettings, rounds: int) -> None:
     folder = run_local(turns("multi:softprob", num_boost_round=rounds))
     summary = summary_of(folder)
-    assert summary["exchanges"] == 2 + rounds + 1
+    assert summary["exchanges"] == 3 + rounds + 1
     assert summary["trees"] == rounds * 3
     assert [line["round"] for line in lines_of(folder.rounds)] == list(range(1, rounds + 1))
 
@@ -148,7 +148,7 @@ def test_the_next_party_takes_the_turn_of_one_that_fails(turns: MakeSettings) ->
     summary = summary_of(folder)
     assert [gone["party"] for gone in summary["left_out"]] == ["party-2"]
     assert summary["trees"] == 4
-    assert summary["exchanges"] == 2 + 5 + 1
+    assert summary["exchanges"] == 3 + 5 + 1
     assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2, 3, 4]
 
 

@@ -113,7 +113,7 @@ def test_predictions_are_those_of_the_interactive_way(
     np.testing.assert_allclose(written(summary), interactive, rtol=0, atol=1e-9)
     assert summary["batches"] == 3
     # hello, three to align; the first step of all, one more a party and a batch
-    assert summary["exchanges"] == 4 + parties + summary["batches"]
+    assert summary["exchanges"] == 5 + parties + summary["batches"]
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_a_party_that_falls_silent_stops_the_run_by_name(three_rounds: MakeSetti
 def test_a_node_that_never_speaks_stops_the_run(three_rounds: MakeSettings) -> None:
     refuses(
         PartyError,
-        r"^node 3 \(step 1\): no answer within 1 s$",
+        r"^node 3 \(step 0\): no answer within 1 s$",
         three_rounds(exchange_deadline=1.0, resend_after=0.2, min_parties=1),
         loses_request=lambda step, before: True,
     )
@@ -457,8 +457,9 @@ def test_a_run_that_was_resumed_has_every_round_and_exchange_once(
     rounds = [{key: line[key] for key in kept} for line in lines_of(folder.rounds)]
     assert rounds == [{key: line[key] for key in kept} for line in lines_of(whole.rounds)]
     sent = Counter(line["step"] for line in lines_of(folder.ledger) if line["from"] == "server")
+    assert sent.pop(0) == 6  # greetings
     assert sent == dict.fromkeys(range(1, len(STEPS) + 2), 3)
-    assert summary_of(folder)["exchanges"] == len(STEPS) + 1  # one more hello
+    assert summary_of(folder)["exchanges"] == len(STEPS) + 3  # one more greeting and hello
     assert summary_of(folder)["metrics"] == summary_of(whole)["metrics"]
 
 

@@ -167,7 +167,7 @@ def test_the_standardisation_is_the_pooled_one(linear: MakeSettings) -> None:
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_a_round_takes_one_exchange(linear: MakeSettings, rounds: int) -> None:
     folder = run_local(linear("multi:softprob", rounds=rounds))
-    assert summary_of(folder)["exchanges"] == 2 + rounds + 1
+    assert summary_of(folder)["exchanges"] == 3 + rounds + 1
     lines = lines_of(folder.rounds)
     assert [line["round"] for line in lines] == list(range(1, rounds + 1))
     assert {line["rounds"] for line in lines} == {rounds}
@@ -200,7 +200,7 @@ def test_early_stopping_keeps_the_model_of_the_best_round(linear: MakeSettings) 
 def test_the_best_round_is_known_where_rounds_run_out(linear: MakeSettings) -> None:
     folder = run_local(linear(rounds=3, early_stopping_rounds=5, valid_fraction=0.3))
     summary, lines = summary_of(folder), lines_of(folder.rounds)
-    assert summary["exchanges"] == 2 + 3 + 1 + 1
+    assert summary["exchanges"] == 3 + 3 + 1 + 1
     best = lines[summary["best_round"] - 1]["valid"]["logloss"]
     assert summary["metrics"]["valid"]["logloss"] == pytest.approx(best, rel=1e-9)
 
@@ -208,7 +208,7 @@ def test_the_best_round_is_known_where_rounds_run_out(linear: MakeSettings) -> N
 def test_a_lost_party_is_left_out(linear: MakeSettings) -> None:
     folder = run(linear(rounds=3, min_parties=2), app=fails_from(4))
     assert [gone["party"] for gone in summary_of(folder)["left_out"]] == ["party-2"]
-    assert summary_of(folder)["exchanges"] == 2 + 3 + 1
+    assert summary_of(folder)["exchanges"] == 3 + 3 + 1
     with pytest.raises(PartyError, match=r"^party-2 \(step 4\): broke$"):
         run(linear(rounds=3), app=fails_from(4))
 

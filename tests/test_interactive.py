@@ -122,7 +122,7 @@ def test_a_party_is_asked_max_depth_times_at_most(
     folder, app = listen(inference(settings, trained, align="psi"))
     check_declared(app, KINDS)
     assert len(app.of_kind("interactive_answer")) <= trained.max_depth + 1  # the last: forget
-    n_opening = 1 + 2 + 2  # hello, alignment of two parties
+    n_opening = 2 + 2 + 2  # greeting, hello, alignment of two parties
     assert summary_of(folder)["exchanges"] <= n_opening + 2 + 2 * trained.max_depth
 
 
@@ -158,7 +158,7 @@ def test_trees_at_once_change_the_exchanges_and_no_prediction(
         summary = summary_of(run_local(inference(settings, trained, **own)))
         found[at_once] = written(summary)
         n_questions = n_asked(trees, Pooled(trained).values, n_own, at_once or len(trees))
-        assert summary["exchanges"] == 4 + 2 + 2 * n_questions
+        assert summary["exchanges"] == 5 + 2 + 2 * n_questions
     for predictions in found.values():
         np.testing.assert_array_equal(predictions, found[0])
 

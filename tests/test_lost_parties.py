@@ -67,8 +67,8 @@ def test_a_run_that_loses_none_gives_the_model_of_one_mask_a_pair(made: MakeRun)
     ).read_bytes()
     found, expected = summary_of(with_shares), summary_of(without)
     assert found["metrics"] == expected["metrics"]
-    # Hello and keys are no sums.
-    assert found["exchanges"] - 2 == 2 * (expected["exchanges"] - 2)
+    # Greeting, hello and keys are no sums.
+    assert found["exchanges"] - 3 == 2 * (expected["exchanges"] - 3)
 
 
 # How a run goes on

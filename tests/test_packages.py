@@ -98,7 +98,7 @@ def test_a_site_says_what_to_install_before_it_reads_its_table(
     settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(PartyError, match=rf"^party-1 \(step 1\): {INSTALL}"):
+    with pytest.raises(PartyError, match=rf"^party-1 \(step 0\): {INSTALL}"):
         run_local(settings(strategy="fedxgbllr", parties=1))
 
 

@@ -99,7 +99,7 @@ def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(
 ) -> None:
     folder = run_local(made(objective, privacy__trees=trees, num_boost_round=3))
     summary, model = summary_of(folder), load_model(folder.path / "model.json")
-    assert summary["exchanges"] == 1 + 1 + 4 + 3 + 1
+    assert summary["exchanges"] == 2 + 1 + 4 + 3 + 1
     assert len(model.trees) == 3 * model.n_outputs
     assert (summary["privacy"]["epsilon"], summary["privacy"]["delta"]) == (20, 1e-5)
     assert summary["metrics"]["train"] == summary["metrics"]["by_party"] == {}

@@ -50,7 +50,7 @@ def test_without_noise_splits_are_those_of_all_rows(
         given["privacy__clip"] = 2.0**12  # more than any gradient
     runs = [run_local(made(objective, parties=n, **given)) for n in (2, 4)]
     assert model_of(runs[0]) == model_of(runs[1])
-    assert summary_of(runs[0])["exchanges"] == 1 + 1 + 4 + 2 * (2 + 1) + 1
+    assert summary_of(runs[0])["exchanges"] == 2 + 1 + 4 + 2 * (2 + 1) + 1
     without = {"privacy__epsilon": 0.0, "privacy__clip": 0.0}
     # With noise, classes start alike.
     monkeypatch.setattr(pax, "mean_label", lambda *given: alike(mean_label(*given)))

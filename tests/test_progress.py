@@ -359,6 +359,7 @@ def test_a_run_says_where_it_is_at_every_exchange(settings: MakeSettings, monkey
     told = [(stage.doing, stage.round) for stage in noted]
     assert list(dict.fromkeys(told)) == [
         ("waiting for 2 parties", 0),
+        ("meeting the parties", 0),
         ("reading the tables", 0),
         ("summarising the columns", 0),
         ("growing trees", 1),

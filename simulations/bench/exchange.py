@@ -55,16 +55,16 @@ PARTS = {
 }
 # Exchanges of a run of so many parties, at most.
 EXCHANGES: Mapping[str, Callable[[Settings, int], int]] = {
-    "pax": lambda s, n: 3 + s.num_boost_round * s.max_depth,
-    "fedxgbllr": lambda s, n: 6 + s.sections["fedxgbllr"]["rounds"],
-    "bagging": lambda s, n: 3 + s.num_boost_round,
-    "cyclic": lambda s, n: 3 + s.num_boost_round,
-    "fedavg-linear": lambda s, n: 3 + s.sections["fedavg-linear"]["rounds"],
-    "secureboost": lambda s, n: 7 + n + s.num_boost_round * _secureboost_round(s.max_depth, n),
-    "federated-forest": lambda s, n: 5 + n + 2 * s.sections["federated-forest"]["max-depth"],
-    "interactive": lambda s, n: 5 + n + 2 * s.max_depth,
-    "one-round": lambda s, n: 5 + n,
-    "eini": lambda s, n: 4 + 2 * n,
+    "pax": lambda s, n: 4 + s.num_boost_round * s.max_depth,
+    "fedxgbllr": lambda s, n: 7 + s.sections["fedxgbllr"]["rounds"],
+    "bagging": lambda s, n: 4 + s.num_boost_round,
+    "cyclic": lambda s, n: 4 + s.num_boost_round,
+    "fedavg-linear": lambda s, n: 4 + s.sections["fedavg-linear"]["rounds"],
+    "secureboost": lambda s, n: 8 + n + s.num_boost_round * _secureboost_round(s.max_depth, n),
+    "federated-forest": lambda s, n: 6 + n + 2 * s.sections["federated-forest"]["max-depth"],
+    "interactive": lambda s, n: 6 + n + 2 * s.max_depth,
+    "one-round": lambda s, n: 6 + n,
+    "eini": lambda s, n: 5 + 2 * n,
 }
 
 
@@ -84,7 +84,7 @@ def main() -> None:
     parts = {part: median(line[part] for line in lines) for part in PARTS}
     whole = [
         watch.messages[step + 1][0] - watch.messages[step][0]
-        for step in sorted(watch.messages)[1:]
+        for step in sorted(watch.messages)[2:]  # without greeting and hello
         if step + 1 in watch.messages
     ]
     seconds = median(whole)
