@@ -12,7 +12,8 @@ that it takes for missing and are written otherwise, and what separates the fiel
 table to predict in how many columns its values are unlike those trained on, how many values are
 categories that the model does not know, and whether some rows or all lack a weight; the names of
 its columns only where its owner shares them (``share-column-names``). A party learns whether names
-are shared, and the names, numbers of rows and public keys of the others.
+are shared, the run's plan (see ``plan``), and the names, numbers of rows and public keys of the
+others.
 """
 
 from __future__ import annotations
