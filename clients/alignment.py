@@ -39,7 +39,7 @@ from fedapp.messages.parcels import SentReply
 from fedapp.site.answer import Handler, Site
 from fedapp.site.bits import sent_bits
 from fedapp.site.columns import order_digest, split_common
-from fedapp.site.mail import Letters, Mail, know
+from fedapp.site.mail import Letters, Mail, hold_once, know
 from fedapp.site.phases import ALIGNED, enter
 from fedapp.site.policy import check_subsets
 
@@ -180,11 +180,12 @@ def _lists(site: Site, mail: Mail) -> dict[str, Array]:
 
 
 def _check_list(site: Site, sender: str, letter: MaskedList) -> None:
-    """Hold that every party has one list, no longer than the site allows, which goes its way.
+    """Hold that every party has one list a run, no longer than the site allows, which goes its way.
 
     Raises
     ------
-    ProtocolError : it is one too many or too long, or comes from another than who has it before.
+    ProtocolError : it is one too many or too long, comes from another than who has it before, or
+        is another one than before the site went back.
     """
     way = _way(site, letter.owner) if letter.owner in site.store.facts["peers"] else []
     before = way[: letter.n_masks]
@@ -198,6 +199,7 @@ def _check_list(site: Site, sender: str, letter: MaskedList) -> None:
     if len(letter.points) > most:
         rule = f"must be <= {most} (align-most-rows of {site.name}), got {len(letter.points)}"
         raise ProtocolError(sender, "MaskedList", "points", rule)
+    hold_once(sender, site.store, letter, f"{site.name} masked the list of {letter.owner}")
     site.store.facts["lists"] = [*seen, letter.owner]
 
 

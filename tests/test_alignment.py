@@ -14,18 +14,25 @@ from flwr.app import Context
 
 from fedapp.config import Settings
 from fedapp.conversation import ask
-from fedapp.crypto.psi import hash_to_group
+from fedapp.crypto.psi import hash_to_group, mask_ids
 from fedapp.crypto.sealed import fingerprint_of
 from fedapp.data.load import load_table
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.schema import Roles
-from fedapp.errors import FedappError
+from fedapp.errors import FedappError, ProtocolError
+from fedapp.home import home
 from fedapp.messages import alignment
+from fedapp.messages.fields import Request
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
+from fedapp.site.answer import answer
 from fedapp.site.columns import common_order, split_common
-from fedapp.site.mail import box_key
+from fedapp.site.config import site_config
+from fedapp.site.mail import box_key, seal_mail, write_letters
 from fedapp.site.rows import Holdout
+from fedapp.site.store import Store
 from fedapp.trees.model import load_model
+from fedapp.wire.codec import Envelope
+from fedapp.wire.content import Content, take_apart
 from strategies.alignment import align
 from strategies.vertical import VerticalStrategy
 from tests.letters import letters_sent, raw_of
@@ -500,6 +507,63 @@ def test_an_opening_that_cannot_be_true_is_refused(
 
     monkeypatch.setattr("strategies.alignment.OpenRequest", changed)
     refuses(rule, vertical(parties=3), pinned(federation))
+
+
+class Colluders:
+    """A coordinator that talks to the clinic, and reads and writes in the name of the shop.
+
+    Steps: 1 the greeting, 2 the opening, 3 a list for the clinic to mask.
+    """
+
+    MODEL, METHOD = "0123456789abcdef", "secureboost"
+
+    def __init__(self, contexts: list[Context]) -> None:
+        nodes = [{**one.node_config, "allow": self.METHOD} for one in contexts]
+        configs = [site_config(node, {}) for node in nodes]
+        self._configs = {config.name: config for config in configs}
+        greeting = VerticalHelloRequest(True, 1000, 3, "", False)
+        hellos = [self.ask(name, greeting, 1) for name in self._configs]
+        self.opening = alignment.OpenRequest(
+            *(tuple(self._configs), "bank"),
+            *(np.stack([one.arrays[name] for one in hellos]) for name in ("box_key", "run_key")),
+            np.array([one.scalars["n_table"] for one in hellos]),
+            *(False, 0.2, 0.0, 3),
+        )
+        for name in self._configs:
+            self.ask(name, self.opening, 2)
+
+    def ask(
+        self, name: str, request: Request, step: int, parcels: Any = (), **more: Any
+    ) -> Content:
+        envelope = Envelope(self.MODEL, step, method=self.METHOD, **more)
+        content = take_apart(request, name, parcels)
+        return answer(self._configs[name], request.kind, envelope, content)
+
+    def masked(self, ids: Ids, attempt: int, step: int = 3) -> Content:
+        """The clinic's answer to a list of the shop's, after a step back to the opening."""
+        store = Store.open(home() / "sites" / "shop" / self.MODEL)
+        store.facts["starts"] = [[one, 2] for one in range(1, attempt + 1)]
+        points = mask_ids(list(ids), store["scalar"].tobytes())
+        letter = write_letters("shop", [("clinic", alignment.MaskedList("shop", 1, points))])
+        envelope = Envelope(self.MODEL, step, attempt=attempt, method=self.METHOD)
+        parcels = [("shop", one) for _, one in seal_mail("shop", store, envelope, letter)]
+        more = {"attempt": attempt, "checkpoint": 2}
+        return self.ask("clinic", alignment.MaskRequest(), step, parcels, **more)
+
+
+def test_a_step_back_does_not_let_another_list_be_masked(federation: Federation) -> None:
+    """Lists of the coordinator's choice would else be held against a party's ids one by one."""
+    both = Colluders(federation(bank=PEOPLE[:20], clinic=PEOPLE[5:25], shop=PEOPLE[:20]))
+    both.masked(PEOPLE[:20], attempt=0)
+    rule = r"^shop: MaskedList.content must be what it was when clinic masked the list of shop, "
+    for attempt in range(1, 6):
+        with pytest.raises(ProtocolError, match=rule + "before the run was resumed; begin a new"):
+            both.masked(PEOPLE[20 * attempt :][:20], attempt)
+    # To before the opening, which draws another scalar and is told the same.
+    both.ask("clinic", both.opening, 3, attempt=6, checkpoint=1)
+    both.masked(PEOPLE[:20], attempt=7)
+    with pytest.raises(ProtocolError, match=rule):
+        both.masked(PEOPLE[1:21], attempt=8)
 
 
 # Which rows are held back

@@ -252,7 +252,7 @@ def test_another_request_for_a_sum_that_was_told_is_refused(store: Store) -> Non
 def test_more_noise_than_can_be_drawn_is_refused(store: Store) -> None:
     with pytest.raises(ProtocolError, match=r"multiplier must be of less noise, for sums to fit"):
         noised("bank", store, REQUEST, "one", ZEROS, [Noise("tree", 0, (10**6, 2**80 + 1))])
-    assert not (store.folder / noise.FILE).exists()
+    assert not (store.folder / noise.NOISE).exists()
 
 
 def test_a_sum_beyond_the_schedule_is_refused(store: Store) -> None:

@@ -189,11 +189,13 @@ def know(
     store.facts["heard"] = {}
 
 
-def hold_once(name: str, store: Store, request: Request, what: str) -> None:
+def hold_once(name: str, store: Store, request: Request | Letter, what: str) -> None:
     """Hold that what is told once a run is asked for again, if ever, by the same request.
 
     Parameters
     ----------
+    name : of the site, or of who sent the letter.
+    request : or the letter that is answered.
     what : happens then, in the past tense.
 
     Raises
@@ -207,7 +209,7 @@ def hold_once(name: str, store: Store, request: Request, what: str) -> None:
     store.facts[TOLD_ONCE] = {**told, what: digest}
 
 
-def _digest(request: Request) -> str:
+def _digest(request: Request | Letter) -> str:
     return hashlib.sha256(to_bytes(take_apart(request, "server"))).hexdigest()
 
 

@@ -4,7 +4,7 @@ Noise follows from a key that the site draws for the run, from the sum of the sc
 for, and from all requests up to then. So a server that was started anew and asks the same again
 gets the same, and cannot take the mean of several draws. What was answered stands in a file of its
 own, which no step back of the run's state changes: another request for a sum that was told is
-refused, and so is a sum beyond the schedule.
+refused, and so is a sum beyond the schedule. The file is deleted when the run ends.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from fedapp.home import write_whole
 from fedapp.messages.fields import Request
 from fedapp.messages.private import Promise
 from fedapp.site.config import SiteConfig
-from fedapp.site.store import Store
+from fedapp.site.store import NOISE, Store
 
 # Among a store's facts: what the run promises, and the digest of the noised requests since then.
 PROMISED, NOISED = "promised", "noised_for"
-FILE = "noise.json"
 # Sums that are told once; of the others the schedule says how many there are.
 ONCE = {"scores": 1}
 
@@ -142,7 +141,7 @@ def noised(
         if kept["told"].setdefault(f"{kind} {number}", asked) != asked:
             rule = f"must be what it was when {kind} {number} was told; noise is drawn once"
             raise ProtocolError(name, message, "content", f"{rule}: begin a new run")
-    write_whole(store.folder / FILE, json.dumps(kept).encode(), lasting=store.lasting)
+    write_whole(store.folder / NOISE, json.dumps(kept).encode(), lasting=store.lasting)
     key = bytes.fromhex(kept["key"])
     sources = {
         slot: Source(key, prefixed(*(str(part).encode() for part in (*slot, asked))))
@@ -165,7 +164,7 @@ def _draws(shape: tuple[int, ...], variances: tuple[int, ...], source: Source) -
 def _kept(store: Store) -> dict[str, Any]:
     """The run's key, and what was told so far; drawn with the first sum."""
     try:
-        found: dict[str, Any] = json.loads((store.folder / FILE).read_bytes())
+        found: dict[str, Any] = json.loads((store.folder / NOISE).read_bytes())
     except FileNotFoundError:
         return {"key": secrets.token_bytes(KEY_BYTES).hex(), "told": {}}
     return found

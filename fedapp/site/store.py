@@ -5,9 +5,11 @@
     state.json        step, facts, dtype and shape of every array, small arrays, files of large ones
     checkpoint.json   the same, as it was at the last checkpoint the server announced
     margins-0-17.raw  bytes of an array as step 17 left it; never changed once written
+    noise.json        key and record of a run's noise, which no step back changes (``site.noise``)
 
 A step writes new array files, then renames one new ``state.json`` into place: a crash leaves
 either the state before the step or the state after it. Files that neither JSON names are dropped.
+A run has ended once a ``state.json`` says so; then the checkpoint and the key of the noise go.
 The last reply is an array among the others. The files are no ``.npy``: numpy parses their headers
 with ``ast``, and CPython 3.11 fails where two threads do so at once.
 
@@ -34,7 +36,7 @@ from fedapp.home import sync_folder, write_whole
 from fedapp.messages.fields import Array
 
 FORMAT = 3
-STATE, CHECKPOINT = "state.json", "checkpoint.json"
+STATE, CHECKPOINT, NOISE = "state.json", "checkpoint.json", "noise.json"
 RAW = ".raw"
 T = TypeVar("T")
 REPLY = "reply"
@@ -124,7 +126,10 @@ class Store:
     @classmethod
     def open(cls, folder: Path, lasting: bool = False, live: bool = False) -> Store:
         """The state as it was last written."""
-        return cls._read(folder, STATE, lasting, live)
+        store = cls._read(folder, STATE, lasting, live)
+        if store.finished:
+            store._end()  # a crash may have come between the last state and this
+        return store
 
     @classmethod
     def _read(cls, folder: Path, name: str, lasting: bool, live: bool) -> Store:
@@ -254,7 +259,7 @@ class Store:
         self._unwritten.clear()
         self._write(STATE)
         if self.finished:
-            (self.folder / CHECKPOINT).unlink(missing_ok=True)
+            self._end()
             self._sweep(self._files.values())
         for file in self._replaced - set(self._kept["files"]):
             drop_file(self.folder / file)
@@ -295,6 +300,11 @@ class Store:
         write_whole(self.folder / name, json.dumps(state).encode(), lasting=self.lasting)
         if self.lasting:
             sync_folder(self.folder)
+
+    def _end(self) -> None:
+        """Delete what a run may go back to, and the key that would take the noise off its sums."""
+        for name in (CHECKPOINT, NOISE):
+            (self.folder / name).unlink(missing_ok=True)
 
     def _sweep(self, kept: Collection[str]) -> None:
         """Drop array files that no state names, those of a crashed step among them."""
