@@ -524,10 +524,15 @@ class Colluders:
         greeting = VerticalHelloRequest(True, 1000, 3, "", False)
         hellos = [self.ask(name, greeting, 1) for name in self._configs]
         self.opening = alignment.OpenRequest(
-            *(tuple(self._configs), "bank"),
-            *(np.stack([one.arrays[name] for one in hellos]) for name in ("box_key", "run_key")),
+            tuple(self._configs),
+            "bank",
+            np.stack([one.arrays["box_key"] for one in hellos]),
+            np.stack([one.arrays["run_key"] for one in hellos]),
             np.array([one.scalars["n_table"] for one in hellos]),
-            *(False, 0.2, 0.0, 3),
+            ordered=False,
+            test_fraction=0.2,
+            valid_fraction=0.0,
+            seed=3,
         )
         for name in self._configs:
             self.ask(name, self.opening, 2)
@@ -539,11 +544,11 @@ class Colluders:
         content = take_apart(request, name, parcels)
         return answer(self._configs[name], request.kind, envelope, content)
 
-    def masked(self, ids: Ids, attempt: int, step: int = 3) -> Content:
+    def masked(self, ids: list[str], attempt: int, step: int = 3) -> Content:
         """The clinic's answer to a list of the shop's, after a step back to the opening."""
         store = Store.open(home() / "sites" / "shop" / self.MODEL)
         store.facts["starts"] = [[one, 2] for one in range(1, attempt + 1)]
-        points = mask_ids(list(ids), store["scalar"].tobytes())
+        points = mask_ids(ids, store["scalar"].tobytes())
         letter = write_letters("shop", [("clinic", alignment.MaskedList("shop", 1, points))])
         envelope = Envelope(self.MODEL, step, attempt=attempt, method=self.METHOD)
         parcels = [("shop", one) for _, one in seal_mail("shop", store, envelope, letter)]

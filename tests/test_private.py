@@ -29,7 +29,7 @@ from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.site import answer, noise
 from fedapp.site.noise import Noise, check_noised, noised
-from fedapp.site.store import Store
+from fedapp.site.store import NOISE, Store
 from fedapp.trees.boosted.drawn import draw_trees
 from fedapp.trees.model import LEAF, check_trees, load_model
 from fedapp.trees.objective import CUSTOM, LOSSES, PLAIN, n_outputs
@@ -252,7 +252,7 @@ def test_another_request_for_a_sum_that_was_told_is_refused(store: Store) -> Non
 def test_more_noise_than_can_be_drawn_is_refused(store: Store) -> None:
     with pytest.raises(ProtocolError, match=r"multiplier must be of less noise, for sums to fit"):
         noised("bank", store, REQUEST, "one", ZEROS, [Noise("tree", 0, (10**6, 2**80 + 1))])
-    assert not (store.folder / noise.NOISE).exists()
+    assert not (store.folder / NOISE).exists()
 
 
 def test_a_sum_beyond_the_schedule_is_refused(store: Store) -> None:

@@ -10,8 +10,8 @@ Reveals: ids leave no party, nor hashes of them.
 - A passive party learns how many rows the others have whose lists it masks. The active party, which
   alone sees lists under the masks of all, learns for every subset of the parties how many rows they
   have in common, and which of its own rows any other party has.
-- A party masks one list of each other party in a run. A coordinator that goes back may have the same
-  list masked again and no other.
+- A party masks one list of each other party in a run. A coordinator that goes back may have the
+  same list masked again, and no other.
 - A passive party learns which of its own rows all parties have, and nothing of who has the others.
 - With ``align=ordered`` a party learns whether its ids are the active party's, and how many rows
   the others have.

@@ -18,8 +18,8 @@ holds of each row, not of all rows of a person together.
   keep what its opening promises. What it promises is at most what the node config has
   (``most-epsilon``). Runs add up, and no site adds up their epsilons: ``runs-per-day`` and
   ``approve`` limit them.
-- Who steals a site's disk during a run can take that site's noise off; when the run ends, its key is
-  deleted.
+- Who steals a site's disk during a run can take that site's noise off; when the run ends, the key
+  of the noise is deleted.
 - Not covered are: what ``hello`` and ``secure`` tell, among it the numbers of rows, the names of
   columns, of classes and, unless a schema gives them (``share-categories = false``), of categories,
   the range of labels that are numbers, to powers of two, and the largest weight, to a power of two;

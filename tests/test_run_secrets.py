@@ -1,0 +1,216 @@
+"""What a run was kept secret with is nowhere on a site's disk once the run has ended."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from clients import keys
+from fedapp.home import home
+from fedapp.run_folder import RunFolder
+from fedapp.site import mail, shares
+from fedapp.site.store import CHECKPOINT, NOISE, Store
+from simulations.local import run_local
+from tests.conftest import MakeSettings, MakeSites
+from tests.network import run
+from tests.pooled import write_rows
+from tests.transcript import summary_of
+
+NAMES = ("bank", "clinic", "insurer", "shop")
+# A site has these for good: who it is, which rows it draws, by what it knows its table again.
+LASTING = {"identity.key", "draws.key", "fingerprint.key"}
+SHORTEST = 32  # bytes; what is drawn shorter goes out in the clear, such as salt and run ids
+LONGEST_NUMBER = 512  # bytes that are also looked for as a decimal number
+SECURE = {"strategy": "pax", "pax__aggregation": "secure", "parties": 4}
+LINEAR = {"strategy": "fedavg-linear", "parties": 4, "fedavg_linear__rounds": 2}
+BOOSTED: dict[str, Any] = {
+    "strategy": "secureboost",
+    "secureboost__key_bits": 512,
+    "secureboost__insecure_small_key": True,
+}
+FOREST = {"strategy": "federated-forest", "federated_forest__trees": 3}
+HORIZONTAL: dict[str, dict[str, Any]] = {
+    "pax": {"strategy": "pax", "parties": 4},
+    "pax-secure": SECURE,
+    "pax-min-parties": {**SECURE, "min_parties": 3},
+    "pax-private": {**SECURE, "privacy__epsilon": 20.0},
+    "pax-greedy": {**SECURE, "privacy__epsilon": 20.0, "privacy__trees": "greedy"},
+    "bagging": {"strategy": "bagging", "parties": 4, "subsample": 0.7},
+    "linear-secure": {**LINEAR, "fedavg_linear__aggregation": "secure"},
+    "linear-min-parties": {**LINEAR, "fedavg_linear__aggregation": "secure", "min_parties": 3},
+}
+VERTICAL: dict[str, dict[str, Any]] = {
+    "secureboost": BOOSTED,
+    "forest": FOREST,
+    "forest-paillier": {
+        **FOREST,
+        "federated_forest__labels": "paillier",
+        "federated_forest__key_bits": 512,
+        "federated_forest__insecure_small_key": True,
+    },
+}
+PREDICTIONS: dict[str, dict[str, Any]] = {
+    "interactive": {"strategy": "interactive"},
+    "one-round": {"strategy": "one-round"},
+    "eini": {
+        "strategy": "eini",
+        "eini__key_bits": 512,
+        "eini__insecure_small_key": True,
+        "eini__unguarded": True,
+    },
+}
+RUNS = [*HORIZONTAL, *VERTICAL, *PREDICTIONS]
+
+
+class Drawn:
+    """All secrets that were drawn or derived in this process, each as bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.all: set[bytes] = set()
+        self._patch = monkeypatch
+        for module, name in (
+            (os, "urandom"),
+            (secrets, "token_bytes"),
+            (secrets, "randbits"),
+            (secrets, "randbelow"),
+            (mail, "new_private_key"),
+            (mail, "agree"),
+            (shares, "new_secret"),
+            (shares, "seed_of"),
+            (shares, "_box"),
+            (keys, "generate_key"),
+        ):
+            self._note(module, name)
+
+    def _note(self, module: Any, name: str) -> None:
+        draw = getattr(module, name)
+
+        @wraps(draw)
+        def noting(*given: Any, **more: Any) -> Any:
+            found = draw(*given, **more)
+            for one in (found.p, found.q) if name == "generate_key" else (found,):
+                self.add(one if isinstance(one, bytes) else int(one))
+            return found
+
+        self._patch.setattr(module, name, noting)
+
+    def add(self, secret: bytes | int) -> None:
+        if isinstance(secret, int):
+            secret = secret.to_bytes(-(-secret.bit_length() // 8), "big")
+        if len(secret) >= SHORTEST:
+            self.all.add(secret)
+
+    def written_in(self, folder: Path) -> set[str]:
+        """Files that have one of them, in whatever form it may be written there."""
+        forms = {form for secret in self.all for form in forms_of(secret)}
+        return {
+            path.name
+            for path in folder.rglob("*")
+            if path.is_file() and any(form in path.read_bytes() for form in forms)
+        }
+
+
+def forms_of(secret: bytes) -> Iterator[bytes]:
+    """A secret as bytes, hex digits, base64, a decimal number, and a list of numbers."""
+    for one in (secret, secret[::-1]):
+        yield from (one, one.hex().encode(), base64.b64encode(one).rstrip(b"="))
+        if len(one) <= LONGEST_NUMBER:
+            yield str(int.from_bytes(one, "big")).encode()
+    yield ", ".join(map(str, secret)).encode()
+    yield ",".join(map(str, secret)).encode()
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+    return Drawn(monkeypatch)
+
+
+@pytest.fixture
+def begin(
+    settings: MakeSettings, sites: MakeSites, tmp_path: Path
+) -> Callable[..., tuple[Any, list[Context]]]:
+    """``begin(name, model)``: settings of a run of this name, and the sites that it is for."""
+
+    def make(name: str, model: str = "") -> tuple[Any, list[Context]]:
+        given = {**HORIZONTAL, **VERTICAL, **PREDICTIONS}[name]
+        common = {"data": "their.own", "label": "y", "max_bin": 8, "align": "psi", **given}
+        method, nodes = str(given["strategy"]), []
+        is_horizontal, rng = name in HORIZONTAL, np.random.default_rng(3)
+        for number, party in enumerate(NAMES if is_horizontal else NAMES[:3]):
+            values = rng.normal(size=(60, 2)).round(3)
+            of = "" if is_horizontal else f"{party}-"
+            columns: dict[str, Any] = {f"{of}a": values[:, 0], f"{of}b": values[:, 1]}
+            labels = (values.sum(axis=1) > 0).astype(int)
+            if not number or is_horizontal:
+                columns["y"] = labels
+            if not is_horizontal:
+                columns["customer"] = [f"customer {one}" for one in rng.permutation(80)[:60]]
+            path = tmp_path / f"{party}-{is_horizontal}.csv"
+            if not path.exists():
+                write_rows(path, columns)
+            nodes.append({"name": party, "data": path, "allow": method})
+            if given.get("min_parties"):
+                nodes[-1]["least-parties"] = 2
+            nodes[-1]["label"] = "y" if "y" in columns else ""
+            nodes[-1]["id"] = "" if is_horizontal else "customer"
+        more = {"parties": len(nodes), **({"model": model} if model else {})}
+        return settings(**{**common, **more}), sites(*nodes)
+
+    return make
+
+
+def folders_of(folder: RunFolder) -> dict[str, Path]:
+    """Where each site has its state of a run."""
+    model, parties = summary_of(folder)["model_id"], summary_of(folder)["parties"]
+    return {one["name"]: home() / "sites" / one["name"] / model for one in parties}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_secret_of_a_run_outlives_it(
+    drawn: Drawn, begin: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
+    model = ""
+    if name in PREDICTIONS:
+        kind = "secureboost" if name == "interactive" else "forest"
+        model = summary_of(run(*begin(kind)))["model_id"]
+    folder = run(*begin(name, model))
+    assert len(drawn.all) >= (len(NAMES) if name in HORIZONTAL else 3)
+    assert drawn.written_in(home()) <= LASTING
+    assert drawn.written_in(tmp_path) <= LASTING
+    for path in folders_of(folder).values():
+        assert Store.open(path).finished
+        assert drawn.written_in(path) == set()
+        assert not {NOISE, CHECKPOINT} & {one.name for one in path.iterdir()}
+
+
+def test_what_is_looked_for_is_there_while_a_run_is_not_over(
+    drawn: Drawn, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the test above could look in the wrong places."""
+    monkeypatch.setattr(Store, "_end", lambda store: None)
+    folders = folders_of(run_local(*begin("pax-private")))
+    for path in folders.values():
+        assert drawn.written_in(path) == {NOISE, CHECKPOINT}
+
+
+def test_a_crash_before_the_key_is_deleted_leaves_it_to_the_next_look(
+    begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "_end", lambda store: None)
+        folders = folders_of(run_local(*begin("pax-private")))
+    for path in folders.values():
+        (path / CHECKPOINT).write_bytes((path / "state.json").read_bytes())
+        store = Store.open(path)
+        assert not {NOISE, CHECKPOINT} & {one.name for one in path.iterdir()}
+        assert store.finished
+        assert store.roll_back(0) is None
