@@ -33,7 +33,7 @@ from fedapp.messages.fields import Array, Request
 from fedapp.messages.parameters import parameters_of
 from fedapp.messages.trees import arrays_of
 from fedapp.site.answer import Handler, Site
-from fedapp.site.policy import check_drawn
+from fedapp.site.policy import check_share
 from fedapp.site.store import Store
 from fedapp.trees.base_score import base_margin
 from fedapp.trees.boosted.from_xgboost import for_xgboost, trees_from_xgboost, typed_columns
@@ -53,7 +53,6 @@ def fit(site: Site, request: FitRequest) -> FitReply:
     store = site.store
     if not store["train.weights"].any():
         raise DataError("weight must be > 0 in some training row")
-    check_drawn(site.config, int(request.subsample * len(store["train.labels"])))
     if request.n_outputs != run_outputs(store):
         raise ProtocolError(site.name, "FitRequest", "n_outputs", "must be those of the run")
     check_outputs(site, request, "base_score")
@@ -105,7 +104,8 @@ def _widths(store: Store) -> Array:
 def _parameters(site: Site, request: FitRequest) -> dict[str, Any]:
     """A request as ``xgboost.train`` takes it."""
     store, (entropy,) = site.store, site.entropy(request.seed, share=request.subsample)
-    parameters = {**parameters_of(request), "seed": entropy % 2**31}
+    share = check_share(site.config, store["train.weights"], request.subsample)
+    parameters = {**parameters_of(request), "subsample": share, "seed": entropy % 2**31}
     objective, loss = store.facts["objective"], loss_parameters(store)
     return {
         **for_xgboost(objective, request.n_outputs, parameters, loss),

@@ -14,7 +14,7 @@ from fedapp.messages.fields import Array
 from fedapp.messages.parameters import parameters_of
 from fedapp.messages.trees import BoostOrder
 from fedapp.site.answer import Site
-from fedapp.site.policy import check_drawn
+from fedapp.site.policy import check_share
 from fedapp.trees.boosted.from_xgboost import grow_trees
 from fedapp.trees.model import Grown
 from fedapp.trees.objective import Objective
@@ -33,7 +33,6 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
     The fields of a ``BoostReport``.
     """
     store = site.store
-    check_drawn(site.config, int(request.subsample * len(store["train.labels"])))
     objective = cast(Objective, store.facts["objective"])
     if request.n_classes != len(store.facts[CLASSES]):
         raise ProtocolError(site.name, type(request).__name__, "n_classes", "must be the run's")
@@ -69,4 +68,5 @@ def _parameters(site: Site, request: BoostOrder) -> dict[str, Any]:
     """How the trees are grown; rows and columns are drawn anew by every party in every round."""
     seeds = site.seeds(request.seed, request.round_id, request.subsample)
     seed = int(seeds.generate_state(1)[0] >> 1)  # XGBoost wants 31 bits
-    return {**parameters_of(request), "seed": seed}
+    share = check_share(site.config, site.store["train.weights"], request.subsample)
+    return {**parameters_of(request), "subsample": share, "seed": seed}

@@ -47,7 +47,7 @@ from fedapp.messages.pax import (
 )
 from fedapp.site.answer import Handler, Site
 from fedapp.site.masks import Sums
-from fedapp.site.policy import check_drawn
+from fedapp.site.policy import check_sample_size
 from fedapp.site.store import Store
 from fedapp.trees.boosted.routes import (
     ROUTE,
@@ -225,21 +225,18 @@ def _start_round(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Ar
     margins, labels, weights = rows
     pairs = gradients(objective, margins, labels, weights, loss_parameters(store))
     if request.subsample < 1:
-        pairs[~_draw_rows(site, request, len(pairs))] = 0
+        pairs[~_draw_rows(site, request, pairs)] = 0
     store["gradients"] = terms.of_rows(np.ascontiguousarray(pairs.transpose(1, 0, 2)))
     return scores
 
 
-def _draw_rows(site: Site, request: GrowRequest, n_rows: int) -> Array:
-    """Each row with probability ``subsample``, as XGBoost does.
-
-    All of them where the rest is fewer than the site tells of: sums with and without it would tell.
-    """
+def _draw_rows(site: Site, request: GrowRequest, pairs: Array) -> Array:
+    """Each row with probability ``subsample``, as XGBoost does; rows without weight count not."""
     share = request.subsample
-    drawn: Array = site.random(request.seed, request.round_id, share).random(n_rows) < share
-    n_drawn = int(drawn.sum())
-    check_drawn(site.config, n_drawn)
-    if n_rows - n_drawn < site.config.least_bin_rows:
+    drawn: Array = site.random(request.seed, request.round_id, share).random(len(pairs)) < share
+    weighted = pairs.any(axis=(1, 2))
+    n_rows, n_drawn = int(np.sum(weighted)), int(np.sum(weighted & drawn))
+    if check_sample_size(site.config, n_rows, n_drawn) > n_drawn:
         drawn[:] = True
     return drawn
 

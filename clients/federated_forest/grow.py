@@ -48,12 +48,29 @@ def begin(site: Site, request: SetupRequest) -> None:
     store.put("bins", bins)
     store["codes"], store["column_seeds"] = code_columns(values, bins), request.column_seeds
     store["counts"] = row_counts(request.bootstrap, request.rows_seed, request.trees, n_train)
+    _check_draws(site, request)
     store["nodes"] = np.zeros((request.trees, len(store["values"])), dtype=np.int32)
     store["n_nodes"] = np.ones(request.trees, dtype=np.int64)
     store.put("splits", Splits.none())
     store["gains"] = np.zeros(values.shape[1])
     store.facts["level"] = -1
     store.put("lookup", Lookup.empty())
+
+
+def _check_draws(site: Site, request: SetupRequest) -> None:
+    """Hold that no tree draws or leaves out too few rows; all parties draw the same ones.
+
+    Raises
+    ------
+    ConfigError : one does.
+    """
+    drawn, least = np.count_nonzero(site.store["counts"], axis=1), site.config.min_rows
+    fewest = min(drawn.min(), site.store["counts"].shape[1] - drawn.max())
+    if request.bootstrap and fewest < least:
+        rule = f"must be false where a tree draws or leaves out fewer than {least} training rows"
+        raise ConfigError(
+            f"federated-forest.bootstrap {rule} (min-rows of {site.name}), got true and {fewest}"
+        )
 
 
 def keep_labels(store: Store, letter: Labels) -> None:

@@ -33,7 +33,7 @@ from fedapp.messages.secureboost import (
 )
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
-from fedapp.site.policy import check_drawn
+from fedapp.site.policy import check_sample_size
 from fedapp.site.store import Store
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.purity import last_seen, mean_purity
@@ -75,8 +75,10 @@ def new_round(site: Site, view: View) -> Letters:
     pairs = gradients(view.objective, store["margins"][rows], labels, weights, view.parameters)
     if boost["subsample"] < 1 or boost["goss"]:
         entropy = site.entropy(boost["seed"], round_id, 1, share=boost["subsample"])
-        pairs = draw_rows(pairs, boost, np.random.default_rng(entropy))
-        check_drawn(site.config, int(pairs.any(axis=(1, 2)).sum()))
+        drawn = draw_rows(pairs.copy(), boost, np.random.default_rng(entropy))
+        n_rows, n_drawn = (int(each.any(axis=(1, 2)).sum()) for each in (pairs, drawn))
+        if check_sample_size(site.config, n_rows, n_drawn) == n_drawn:
+            pairs = drawn
     n_columns = joint.cuts.n_columns
     sampling = Sampling(boost["seed"], boost["colsample_bytree"])
     allowed = sampling.columns(round_id, view.width, n_columns)

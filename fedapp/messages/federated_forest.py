@@ -19,7 +19,7 @@ Reveals, with ``labels=encoded``:
   draw the same. It knows them, and scores are exact: of a tree of one leaf, or of few, they are an
   equation of the labels of the rows drawn. A server that breaks the rules, and has many runs of
   such trees with other seeds, can solve for labels; fewer runs (``runs-per-day``, ``approve=ask``)
-  tell fewer.
+  tell fewer. A site refuses trees that draw or leave out fewer than its ``min-rows``.
 - A passive party learns codes of the labels of the training rows: which rows share a class (so two
   classes up to a swap), or numbers up to an affine map (``fedapp.trees.forest.label_codes``);
   with sample weights also these, and with ``min-impurity-decrease`` above 0 the scale of the

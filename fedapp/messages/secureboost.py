@@ -22,7 +22,7 @@ Reveals:
   server neither, unless it is simulated, so that the server does not know which rows they are. A
   passive party is told which they are: with the scores, as from a server that works together with
   it, about as many rounds as rows tell every label of two classes. Without draws all rounds are
-  the same equation.
+  the same equation. A round that would leave out fewer than ``min-rows`` draws all rows.
 - A passive party learns the structure of the trees down to the last level but one, which rows are
   in which of their nodes, which rows a round has drawn, which splits are its own, and nothing of
   labels, gradients, leaf weights or who else made a split. In the last level it sees its own
