@@ -23,8 +23,8 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   it is simulated, and is not told. A round that draws fewer than ``min-rows`` is refused; one
   that draws fewer than ``least-bin-rows`` tells zeros, and one that would leave out fewer than
   either draws all rows. This holds of the whole table and not of a tree node. A server that breaks
-  the rules and keeps the gradients as they are, by trees whose leaves are 0, can solve for the rows
-  from sums over many draws: of 120 rows from 10,000 rounds that draw half of them.
+  the rules and keeps the gradients as they are, by trees whose leaves are 0, may solve for the rows
+  from sums over many draws, with many times more rounds than rows.
 - A party learns the trees as they grow, and of the other parties only what is in them; with
   ``init-model`` also the trees of that model, without gains and hessians, whoever grew them.
 
