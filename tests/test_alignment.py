@@ -521,7 +521,8 @@ class Colluders:
         nodes = [{**one.node_config, "allow": self.METHOD} for one in contexts]
         configs = [site_config(node, {}) for node in nodes]
         self._configs = {config.name: config for config in configs}
-        greeting = VerticalHelloRequest(True, 1000, 3, "", False)
+        plan = planned(self._configs, aggregation="sealed")
+        greeting = VerticalHelloRequest(True, 1000, 3, "", False, 0.2, **plan)
         hellos = [self.ask(name, greeting, 1) for name in self._configs]
         self.opening = alignment.OpenRequest(
             tuple(self._configs),

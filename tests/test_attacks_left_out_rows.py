@@ -26,7 +26,7 @@ from fedapp.site.policy import check_sample_size, check_share
 from fedapp.site.store import Store
 from simulations.local import run_local
 from tests.conftest import MakeSettings, MakeSites, WriteTable
-from tests.test_masks import GREETING, MODEL, NAMES, Coordinator, growing
+from tests.test_masks import NAMES, Coordinator, growing
 
 N_ROWS = 3 * 80  # of three tables of 100
 EDGES = np.tile(np.append(np.linspace(-2, 2, 15), LARGEST).astype(np.float32), (2, 1))
@@ -37,16 +37,25 @@ class Rounds:
 
     Parameters
     ----------
+    share : of the rows, that each round draws.
+    number : of the run.
     edges : upper ends of the bins, float32, shape (n_columns, n_bins).
     """
 
-    def __init__(self, configs: Mapping[str, SiteConfig], edges: Array, n_rows: int = 300) -> None:
-        greeting = replace(GREETING, valid_fraction=0.0)
-        self._edges, self._round = edges, 0
-        self._coordinator = Coordinator(configs, greeting=greeting)
+    def __init__(
+        self,
+        configs: Mapping[str, SiteConfig],
+        share: float,
+        number: int = 0,
+        edges: Array = EDGES,
+        n_rows: int = 300,
+    ) -> None:
+        self._edges, self._share, self._round = edges, share, 0
+        plan = {"valid_fraction": 0.0, "subsample": share, "rounds": 10**4}
+        self._coordinator = Coordinator(configs, model=f"{number:016x}", **plan)
         self._coordinator.ask(replace(self._coordinator.opening, n_rows=n_rows), 3)
 
-    def sums(self, share: float) -> Array:
+    def sums(self) -> Array:
         """Gradients and hessians of the rows that one more round draws, by column and bin."""
         n_columns, n_bins = self._edges.shape
         edges, offsets = self._edges.ravel(), np.arange(n_columns + 1) * n_bins
@@ -55,7 +64,7 @@ class Rounds:
         asked = replace(
             growing(),
             round_id=self._round,
-            subsample=share,
+            subsample=self._share,
             columns=np.arange(n_columns, dtype=np.int32),
         )
         told = {"among": (), "edges": edges, "edge_offsets": offsets.astype(np.int64)}
@@ -71,7 +80,7 @@ def rows_of(edges: Array) -> set[tuple[int, ...]]:
     """The training rows of all sites: the bin of each value, and the label."""
     rows = set()
     for name in NAMES:
-        store = Store.open(home() / "sites" / name / MODEL)
+        store = Store.open(home() / "sites" / name / f"{0:016x}")
         values, labels = store["train.values"], store["train.labels"]
         columns = zip(edges, values.T, strict=True)
         bins = [np.searchsorted(*column, side="right").tolist() for column in columns]
@@ -118,8 +127,9 @@ def configs(write_table: WriteTable) -> Callable[..., dict[str, SiteConfig]]:
 def test_no_row_is_read_from_rounds_of_all_rows_but_few(
     configs: Callable[..., dict[str, SiteConfig]], node: dict[str, Any], reads: bool
 ) -> None:
-    run = Rounds(configs(**node), EDGES)
-    sums = [run.sums(share) for share in (1.0, *[1 - 1.2 / N_ROWS] * 60)]
+    sites = configs(**node)
+    drawn = Rounds(sites, 1 - 1.2 / N_ROWS, number=1)
+    sums = [Rounds(sites, 1.0).sums(), *(drawn.sums() for _ in range(60))]
     found = read_rows(sums, N_ROWS)
     assert found <= rows_of(EDGES)
     assert (len(found) > 10) == reads
@@ -130,8 +140,8 @@ def test_no_row_is_read_from_draws_of_nearly_the_same_share(
     configs: Callable[..., dict[str, SiteConfig]],
 ) -> None:
     """Draws of two rounds or shares have nothing in common, so they differ by many rows."""
-    run = Rounds(configs(min_rows=20), EDGES)
-    sums = [run.sums(share) for share in (1.0, *(0.7 + np.arange(30) * 1e-6).tolist())]
+    sites, shares = configs(min_rows=20), (1.0, *(0.7 + np.arange(30) * 1e-6).tolist())
+    sums = [Rounds(sites, share, number).sums() for number, share in enumerate(shares)]
     hessian = sums[0][0, :, 1].sum() // N_ROWS
     n_left = [(sums[0] - one)[0, :, 1].sum() // hessian for one in sums[1:]]
     assert min(n_left) >= 20

@@ -19,8 +19,8 @@ column and a digest of them, which whoever guesses all of them can confirm. Wher
 parties may leave a site (``rounded``), it tells the range of its labels away from 0 to powers of
 two, and nothing that is odd about its table; its numbers of rows it does tell, and which classes
 none of them has. A party learns the objective, the fractions or the fold held back, the seed, and
-the run's plan (see ``plan``); the names come with ``labels``. Where sums are masked, parties that were told different ones give
-noise.
+the run's plan (see ``plan``); the names come with ``labels``. Where sums are masked, parties that
+were sent different ones produce noise.
 """
 
 from __future__ import annotations
