@@ -246,8 +246,9 @@ def _next(site: Site, letter: MaskedList) -> str:
 
 
 def _shuffle(n_rows: int) -> npt.NDArray[np.int64]:
-    """A secret order."""
-    return np.random.default_rng(secrets.randbits(256)).permutation(n_rows)
+    """A secret order: rows sorted by 128 random bits each, from the operating system."""
+    drawn = np.frombuffer(secrets.token_bytes(16 * n_rows), dtype=np.uint64)
+    return np.lexsort(drawn.reshape(2, n_rows))
 
 
 HANDLERS: Mapping[type[Request], Handler] = {

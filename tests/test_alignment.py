@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
+from clients.alignment import _shuffle
 from fedapp.config import Settings
 from fedapp.conversation import ask
 from fedapp.crypto.psi import hash_to_group, mask_ids
@@ -587,3 +588,17 @@ def test_shared_rows_are_drawn_by_their_numbers_and_others_by_their_places_in_th
         expected = places if is_share else np.sort(order[places])
         np.testing.assert_array_equal(np.sort(found), expected)
         assert (np.diff(np.argsort(order)[found]) > 0).all()
+
+
+def test_the_order_of_a_list_is_drawn_by_the_operating_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(np.random, "default_rng", None)
+    orders = [_shuffle(1000) for _ in range(2)]
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(1000))
+    assert not np.array_equal(*orders)
+    drawn = b"".join(number.to_bytes(8, "little") for number in (1, 2, 3, 5, 5, 4))
+    monkeypatch.setattr("clients.alignment.secrets.token_bytes", lambda n: drawn[:n])
+    assert _shuffle(3).tolist() == [2, 0, 1]  # the last 64 bits first, of equals the others
+    assert _shuffle(0).tolist() == []

@@ -13,7 +13,7 @@ import pytest
 from fedapp.crypto import lane_field, lane_points, lane_scale, ristretto
 from fedapp.crypto.lane_field import CARRIED, LIMB, P, Slots, of_slots
 from fedapp.crypto.lanes import supported
-from fedapp.crypto.psi import Points, draw_scalar
+from fedapp.crypto.psi import Points, draw_scalar, mask
 from fedapp.crypto.ristretto import ORDER, points_of, scale
 
 needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
@@ -155,6 +155,18 @@ def test_encodings_that_the_rfc_refuses_are_refused(
     points = as_points([*MULTIPLES, encoding])
     with pytest.raises(ValueError, match=r"^points must be canonical, got another at 15$"):
         scale(points, draw_scalar())
+
+
+@pytest.mark.parametrize("lanes", KINDS)
+@pytest.mark.parametrize("place", [0, 7, 14])
+def test_a_point_with_its_highest_bit_set_is_none(
+    place: int, lanes: bool, use: Callable[[bool], None]
+) -> None:
+    use(lanes)
+    points = as_points(MULTIPLES).copy()
+    points[place, 31] |= 128
+    with pytest.raises(ValueError, match=rf"^points must be canonical, got another at {place}$"):
+        mask(points, draw_scalar())
 
 
 @pytest.mark.parametrize("lanes", KINDS)

@@ -111,6 +111,9 @@ def _one_by_one(scalar: bytes) -> Scale:
             points = points_of(points)
         scaled = []
         for place, point in enumerate(points):
+            # libsodium ignores the highest bit, and RFC 9496, Section 4.3.1, refuses it.
+            if point[-1] >= 2**7:
+                raise _not_a_point(points, place, start)
             try:
                 scaled.append(multiply(scalar, point.tobytes()))
             except RuntimeError:
