@@ -17,6 +17,7 @@ from fedapp.messages.cyclic import TurnRequest
 from fedapp.messages.fedxgbllr import FitRequest, ShareRequest
 from fedapp.messages.pax import GrowRequest
 from fedapp.messages.scoring import EvaluateRequest
+from fedapp.messages.secureboost import ColumnBins
 from fedapp.trees.model import NODE, Ensemble, from_json, to_json
 from fedapp.trees.predict import predict_margins
 from strategies.base import TreeStrategy
@@ -198,3 +199,20 @@ def test_bins_of_others_are_as_many_as_the_run_can_need(
     rewrite_letters(monkeypatch, "ColumnBins", "widths", lambda _: np.array(widths, dtype=np.int64))
     rule = r"must be <= 32 \(max-bin\), of 100000 columns at most \(most-columns\)"
     refuses(rf"ColumnBins.widths {rule}$", vertical(align="ordered"))
+
+
+@pytest.mark.parametrize("categorical", [0, 1])
+def test_bins_of_another_are_no_more_than_fit_into_memory(
+    vertical: MakeSettings, monkeypatch: pytest.MonkeyPatch, categorical: int
+) -> None:
+    n_columns, width = (60_000, 32) if not categorical else (100, 65_535)
+    widths = np.full(n_columns, width, dtype=np.int64)
+    rewrite_letters(monkeypatch, "ColumnBins", "widths", lambda _: widths)
+    flags = np.full(n_columns, categorical, dtype=np.uint8)
+    monkeypatch.setattr(
+        "clients.secureboost.passive.ColumnBins",
+        lambda **fields: ColumnBins(**{**fields, "categorical": flags}),
+    )
+    rule = r"must add up to <= 1600000 \(16 x most-columns of party-1\), got "
+    rule += rf"{n_columns * width}; lower max-bin"
+    refuses(rf"party-2\b.*: ColumnBins.widths {rule}$", vertical(align="ordered"))

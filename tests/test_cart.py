@@ -7,6 +7,7 @@ holds that this is so.
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
@@ -363,3 +364,16 @@ def test_a_forest_of_categories_reads_back() -> None:
     again = from_json(to_json(model))
     assert to_json(again) == to_json(model)
     assert np.array_equal(again.leaves(x), model.leaves(x))
+
+
+def test_columns_are_drawn_for_a_few_nodes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds, owners = np.arange(1000), np.arange(1000) % 3
+    places = np.zeros(200, dtype=np.int32), np.arange(200, dtype=np.int32)
+    whole = draw_columns(seeds, owners, 3, 30, places)
+    monkeypatch.setattr("fedapp.trees.forest.levels.KEYS_AT_ONCE", 5000)
+    tracemalloc.start()
+    try:
+        np.testing.assert_array_equal(draw_columns(seeds, owners, 3, 30, places), whole)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 1000 * 200  # one key a column and node
+    finally:
+        tracemalloc.stop()

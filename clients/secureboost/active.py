@@ -85,6 +85,8 @@ from fedapp.trees.base_score import base_margin, base_score, check_base_margin, 
 from fedapp.trees.model import stack_trees
 from fedapp.trees.objective import LossParameters, Objective, check_objective
 
+BINS_A_COLUMN = 16  # on average, of most-columns: 26 MB of sums in a node with the usual 100,000
+
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Check the rows' order, bin the columns, code the labels, draw the key and try it."""
@@ -246,6 +248,9 @@ def _meet(site: Site, mail: Mail) -> None:
         if n_columns > most or (bins.widths[~by_category] > max_bin).any():
             rule = f"must be <= {max_bin} (max-bin), of {most} columns at most (most-columns)"
             raise ProtocolError(name, "ColumnBins", "widths", rule)
+        if (n_all := int(bins.widths.sum())) > (most_bins := BINS_A_COLUMN * most):
+            rule = f"must add up to <= {most_bins} ({BINS_A_COLUMN} x most-columns of {site.name})"
+            raise ProtocolError(name, "ColumnBins", "widths", f"{rule}, got {n_all}; lower max-bin")
         if len(bins.categorical) != n_columns:
             rule = f"must be {n_columns}, got {len(bins.categorical)}"
             raise ProtocolError(name, "ColumnBins", "categorical", rule)

@@ -243,8 +243,12 @@ def _decrypt(
     first, second = view.store.facts["scale"]
     scale = FixedPoint((first, second))
     firsts = np.cumsum([0, *(layout.n_outputs for layout in layouts)]).tolist()
+    jobs = list(sum_jobs(layouts, level, *wanted.T)) if n_bins else []
+    due = sum(layouts[group].n_plaintexts(len(nodes) * n_bins) for group, _, nodes in jobs)
+    if len(ciphertexts) != due:
+        raise ValueError(f"ciphertexts must be {due}, got {len(ciphertexts)}")
     histograms, taken = np.zeros((len(wanted), n_bins, 2)), 0
-    for group, tree, nodes in sum_jobs(layouts, level, *wanted.T) if n_bins else ():
+    for group, tree, nodes in jobs:
         layout, n_sums = layouts[group], len(nodes) * n_bins
         own = ciphertexts[taken : taken + layout.n_plaintexts(n_sums)]
         taken += layout.n_plaintexts(n_sums)
@@ -253,8 +257,6 @@ def _decrypt(
         for member in (tree,) if level else range(firsts[group], firsts[group + 1]):
             found = sums[:, member - firsts[group]].reshape(len(nodes), n_bins, 2)
             histograms[wanted[:, 0] == member] = found
-    if taken != len(ciphertexts):
-        raise ValueError(f"ciphertexts must be {taken}, got {len(ciphertexts)}")
     return histograms
 
 

@@ -20,6 +20,8 @@ from fedapp.trees.forest.draws import column_keys
 from fedapp.trees.forest.label_codes import exact_products, exact_weights
 from fedapp.trees.sides import Bits, Nodes, Places
 
+KEYS_AT_ONCE = 2**22  # of columns, by which they are drawn: 32 MB, however many a party names
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Splits:
@@ -270,10 +272,12 @@ def draw_columns(
     if n_drawn >= len(owners):
         return np.tile(sizes[:, None], len(trees)).astype(np.int64)
     counts = np.zeros((n_parties, len(trees)), dtype=np.int64)
+    at_once = max(1, KEYS_AT_ONCE // len(owners))
     for tree in np.unique(trees):
-        mine = np.flatnonzero(trees == tree)
-        keys = column_keys(column_seeds, int(tree), nodes[mine])
-        order = np.argsort(keys, axis=1, kind="stable")[:, :n_drawn]
-        for party in range(n_parties):
-            counts[party, mine] = (owners[order] == party).sum(axis=1)
+        of_tree = np.flatnonzero(trees == tree)
+        for mine in np.split(of_tree, range(at_once, len(of_tree), at_once)):
+            keys = column_keys(column_seeds, int(tree), nodes[mine])
+            order = np.argsort(keys, axis=1, kind="stable")[:, :n_drawn]
+            for party in range(n_parties):
+                counts[party, mine] = (owners[order] == party).sum(axis=1)
     return counts
