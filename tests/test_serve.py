@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
+import re
 import socket
 import threading
 import time
@@ -36,18 +38,23 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 class Client:
     """Asks an application as a server hands it requests (ASGI), without a socket."""
 
-    def __init__(self, run: Path, **limits: int) -> None:
-        self.app = make_app(open_scorer(run), **limits)
+    def __init__(self, run: Path, **limits: Any) -> None:
+        self.scorer = open_scorer(run)
+        self.app, self.host = make_app(self.scorer, **limits), b"localhost:8000"
+        self.stalls = False  # before the end of a body
 
     def ask(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
-        import asyncio
+        return asyncio.run(asyncio.wait_for(self.asked(method, path, content), 60))
 
+    async def asked(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         sent: list[dict[str, Any]] = []
         # In pieces, as a network delivers a body.
         chunks = [body[at : at + 1000] for at in range(0, len(body), 1000)]
 
         async def receive() -> dict[str, Any]:
+            if self.stalls and len(chunks) < 2:
+                await asyncio.Event().wait()
             chunk = chunks.pop(0) if chunks else b""
             return {"type": "http.request", "body": chunk, "more_body": bool(chunks)}
 
@@ -62,13 +69,13 @@ class Client:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "headers": [(b"host", b"test"), (b"content-type", b"application/json")],
+            "headers": [(b"host", self.host), (b"content-type", b"application/json")],
             "scheme": "http",
             "root_path": "",
             "server": ("test", 80),
             "client": ("test", 1),
         }
-        asyncio.run(self.app(scope, receive, send))
+        await self.app(scope, receive, send)
         found = b"".join(message.get("body", b"") for message in sent)
         is_json = dict(sent[0]["headers"])[b"content-type"] == b"application/json"
         return sent[0]["status"], json.loads(found) if is_json else found.decode()
@@ -240,6 +247,9 @@ def test_numbers_may_be_whole_or_true_or_false(client: Client, table: Path) -> N
         (b'{"rows": []}', 422, "got rows that are none"),
         (b'{"rows": [{}, {}, {}, {}, {}, {}]}', 413, "at most 5 in one request, got 6"),
         (b"[" * 100_000, 422, "got no JSON"),
+        (rb'{"a": "\ud800"}', 422, "got half a character (a lone surrogate)"),
+        (rb'{"\uDFFF": 1}', 422, "got half a character (a lone surrogate)"),
+        (b'{"\xed\xa0\x80": 1}', 422, "got no JSON"),
     ],
 )
 def test_a_body_that_breaks_a_rule_is_refused(
@@ -254,6 +264,86 @@ def test_no_more_of_a_body_is_read_than_is_allowed(table: Path) -> None:
     client = Client(fedapp.run("pax", data=table, label="y", **SHORT).path, most_bytes=2500)
     assert client.predict(b" " * 2501)[0] == 413
     assert client.predict(rows_of(table)[0])[0] == 200
+
+
+def test_a_character_in_two_halves_is_whole(client: Client, table: Path) -> None:
+    row = {**rows_of(table)[0], "town": "\N{HOUSE BUILDING}"}
+    assert b"\\ud83c" in json.dumps(row).encode()
+    assert client.predict(row)[0] == 200
+
+
+def test_a_body_that_does_not_arrive_is_refused_in_time(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.serve.app.BODY_SECONDS", 0.01)
+    client.stalls = True
+    status, found = client.predict(b" " * 3000)
+    assert status == 408
+    rule = r"body must arrive within 0.01 seconds, got [\d,]+ bytes by then"
+    assert re.fullmatch(rule, found["error"])
+
+
+def test_some_requests_are_scored_at_once_others_wait_and_more_are_refused(
+    client: Client, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, lock, goes = client.scorer.answer, threading.Lock(), threading.Event()
+    scored, most = [0], [0]
+
+    def slow(rows: Any) -> Any:
+        with lock:
+            scored[0] += 1
+            most[0] = max(most[0], scored[0])
+        goes.wait()
+        with lock:
+            scored[0] -= 1
+        return answer(rows)
+
+    async def all_at_once() -> list[int]:
+        row = rows_of(table)[0]
+        asked = [asyncio.ensure_future(client.asked("POST", "/predict", row)) for _ in range(35)]
+        try:
+            async with asyncio.timeout(60):
+                while sum(one.done() for one in asked) < 3 or scored[0] < 4:
+                    await asyncio.sleep(0.01)
+        finally:
+            goes.set()
+        found = [answer for status, answer in await asyncio.gather(*asked) if status == 503]
+        rule = "requests must be <= 32 at once, got more"
+        assert [one["error"] for one in found] == [rule] * 3
+        return sorted(status for status, _ in await asyncio.gather(*asked))
+
+    monkeypatch.setattr(client.scorer, "answer", slow)
+    assert asyncio.run(all_at_once()) == [200] * 32 + [503] * 3
+    assert most == [4]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8000", "[::1]:80", "LocalHost"])
+def test_requests_for_this_machine_are_answered(client: Client, host: str) -> None:
+    client.host = host.encode()
+    assert client.ask("GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/schema", "/openapi.json", "/docs"])
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:8000", "", "[::1"])
+def test_requests_under_another_name_are_refused(client: Client, host: str, path: str) -> None:
+    client.host = host.encode()
+    status, found = client.ask("GET", path)
+    assert status == 400
+    rule = "host must be one of 127.0.0.1, ::1, localhost (--allow-host adds another), got "
+    assert found["error"].startswith(rule)
+
+
+def test_the_command_says_which_other_names_are_answered(
+    client: Client, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, apps = fedapp.run("pax", data=table, label="y", **SHORT).path, []
+    monkeypatch.setattr(uvicorn, "run", lambda app, **how: apps.append(app))
+    words = ["serve", str(run), "--host", "10.0.0.7", "--allow-host", "Scores.Bank.example"]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    (client.app,) = apps
+    for host, status in {"10.0.0.7:80": 200, "scores.bank.example": 200, "x": 400}.items():
+        client.host = host.encode()
+        assert client.ask("GET", "/health")[0] == status
 
 
 def test_a_column_of_base_margins_belongs_to_every_row(write_table: WriteTable) -> None:

@@ -11,13 +11,18 @@ from fedapp.commands.common import Overrides, console, interruptible
 from fedapp.config import parse_overrides
 from fedapp.packages import check_package
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
 
 def serve(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
     host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to bind to; 0: a free one.")] = 8000,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name that requests may ask for beside localhost and --host, as a proxy passes it "
+            "on; may be repeated."
+        ),
+    ] = None,
     most_rows: Annotated[int, typer.Option(help="Rows of one request.", min=1)] = 10_000,
     most_bytes: Annotated[int, typer.Option(help="Bytes of one request.", min=1)] = 16_000_000,
     inference: Annotated[
@@ -39,11 +44,12 @@ def serve(
     check_serve()
     import uvicorn
 
-    from fedapp.serve.app import make_app
+    from fedapp.serve.app import LOOPBACK, make_app
     from fedapp.serve.divided import open_scorer
 
     scorer = open_scorer(run_dir, inference, parse_overrides(config or []))
-    app = make_app(scorer, most_rows, most_bytes)
+    hosts = dict.fromkeys(name.lower() for name in (*LOOPBACK, host, *(allow_host or ())))
+    app = make_app(scorer, most_rows, most_bytes, tuple(hosts))
     if host not in LOOPBACK:
         console.print(
             f"[yellow]![/] {host} can be reached from other machines, and nobody is asked who they "

@@ -6,8 +6,12 @@ of it has to see to authentication and TLS.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+from collections.abc import Collection
 from html import escape
+from threading import Semaphore
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,6 +26,9 @@ from fedapp.serve.scorer import RowError, Scorer
 
 MOST_ROWS, MOST_BYTES = 10_000, 16_000_000
 MOST_NAMES = 20  # of categories, on the page
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+BODY_SECONDS = 30.0  # in which a body must arrive
+SCORED_AT_ONCE, MOST_REQUESTS = 4, 32  # the others of these wait
 
 
 class RefusedError(Exception):
@@ -39,21 +46,39 @@ class RefusedError(Exception):
 
 
 def make_app(
-    scorer: Scorer | DividedScorer, most_rows: int = MOST_ROWS, most_bytes: int = MOST_BYTES
+    scorer: Scorer | DividedScorer,
+    most_rows: int = MOST_ROWS,
+    most_bytes: int = MOST_BYTES,
+    hosts: Collection[str] = LOOPBACK,
 ) -> FastAPI:
     """The application.
 
     Parameters
     ----------
     most_rows, most_bytes : that one request may have; more are refused with status 413.
+    hosts : names that requests may ask for: a web page could have a browser send requests here
+        under a name of its own.
     """
     # FastAPI's own page loads its scripts from elsewhere; ours is whole.
     app = FastAPI(title=f"fedapp: {scorer.name}", docs_url=None, redoc_url=None)
-    described = scorer.schema
+    described, turns, n_requests = scorer.schema, Semaphore(SCORED_AT_ONCE), 0
 
     @app.exception_handler(RefusedError)
     async def refuse(request: Request, error: RefusedError) -> JSONResponse:
-        return JSONResponse(error.content, error.status)
+        return JSONResponse(error.content, error.status, {"connection": "close"})  # body unread
+
+    @app.middleware("http")
+    async def check_host(request: Request, call_next: Any) -> Any:
+        host = re.sub(r":\d*$", "", request.headers.get("host", "")).strip("[]").lower()
+        if host not in hosts:
+            rule = f"host must be one of {', '.join(hosts)} (--allow-host adds another)"
+            return await refuse(request, RefusedError(400, error=f"{rule}, got {host!r}"))
+        return await call_next(request)
+
+    def scored(body: bytes) -> tuple[dict[str, Any], bool]:
+        with turns:
+            rows, is_one = _rows(body, most_rows)
+            return scorer.answer(rows), is_one
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -78,17 +103,22 @@ def make_app(
                 "content": {"application/json": {"schema": _body_schema(described)}},
             },
             "responses": {
+                "408": {"description": "the body took too long to arrive"},
                 "413": {"description": "more rows or bytes than one request may have"},
                 "422": {"description": "a row breaks a rule: error, and its column and row"},
+                "503": {"description": "too many requests at once"},
             },
         },
     )
     async def predict(request: Request) -> JSONResponse:
         """Scores of one row, an object by column names, or of several, {"rows": [...]}; where
         parties have parts of the model, a row is an object of such objects by party."""
-        rows, is_one = _rows(await _body(request, most_bytes), most_rows)
+        nonlocal n_requests
+        if n_requests >= MOST_REQUESTS:
+            raise RefusedError(503, error=f"requests must be <= {MOST_REQUESTS} at once, got more")
+        n_requests += 1
         try:
-            found = await run_in_threadpool(scorer.answer, rows)
+            found, is_one = await run_in_threadpool(scored, await _body(request, most_bytes))
         except RowError as error:
             place = {"column": error.column, "row": error.row}
             if error.party is not None:
@@ -96,6 +126,8 @@ def make_app(
             raise RefusedError(422, error=str(error), **place) from None
         except DataError as error:
             raise RefusedError(422, error=str(error)) from None
+        finally:
+            n_requests -= 1
         if is_one:
             found = {**found["rows"][0], "warnings": found["warnings"]}
         return JSONResponse(found)
@@ -104,12 +136,18 @@ def make_app(
 
 
 async def _body(request: Request, most_bytes: int) -> bytes:
-    """The body, of which no more is read than is allowed."""
+    """The body, of which no more is read than is allowed, and no longer."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most_bytes:
-            raise RefusedError(413, error=f"body must have at most {most_bytes:,} bytes, got more")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most_bytes:
+                    rule = f"body must have at most {most_bytes:,} bytes"
+                    raise RefusedError(413, error=f"{rule}, got more")
+    except TimeoutError:
+        rule = f"body must arrive within {BODY_SECONDS:g} seconds"
+        raise RefusedError(408, error=f"{rule}, got {len(body):,} bytes by then") from None
     return bytes(body)
 
 
@@ -117,7 +155,11 @@ def _rows(body: bytes, most_rows: int) -> tuple[list[dict[str, Any]], bool]:
     """The rows of a body, and whether it is one row alone."""
     rule = 'body must be a row, an object by column names, or {"rows": [row, ...]}'
     try:
-        found = json.loads(body)
+        found = json.loads(text := body.decode())
+        if "\\u" in text:
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RefusedError(422, error=f"{rule}, got half a character (a lone surrogate)") from None
     except (ValueError, RecursionError):
         raise RefusedError(422, error=f"{rule}, got no JSON") from None
     if not isinstance(found, dict):
