@@ -30,6 +30,7 @@ from fedapp.messages.fields import MOST_FOLDS
 from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
 from fedapp.names import listed, near_setting
+from fedapp.toml import read_toml
 from fedapp.trees.base_score import check_base_margin
 from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
 from fedapp.trees.custom import CUSTOM
@@ -383,8 +384,8 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
         if not equals:
             raise ConfigError(f"a setting must be written as key=value, got {pair}")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+            value = read_toml(f"value = {text}", "value")["value"]
+        except ConfigError:
             value = text
         if isinstance(defaults().get(name.strip()), str) and not isinstance(value, str):
             value = text.strip()  # a column may be called 54

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from fedapp.config import Settings
 from fedapp.errors import ConfigError, RunFailedError, StoppedError
 from fedapp.names import near
 from fedapp.run_folder import RunFolder
+from fedapp.toml import read_toml
 from fedapp.watch import OnRound
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def superlinks() -> Mapping[str, Mapping[str, Any]]:
     if not path.is_file():
         return {}
     try:
-        listed = tomllib.loads(path.read_text()).get("superlink", {})
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        listed = read_toml(path.read_text(), f"{path} must be TOML, got").get("superlink", {})
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path} must be TOML, got: {error}") from None
     return {
         name: link

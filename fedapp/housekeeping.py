@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from fedapp.run_folder import MADE_FROM, RunFolder, State
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.stores import KEEP_DAYS, SECONDS_A_DAY
+from fedapp.toml import read_toml
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})
@@ -173,7 +173,7 @@ def check_own(path: Path) -> None:
         if others := [one.name for one in path.iterdir() if not _is_scrap(one.name)]:
             raise ConfigError(f"run folder must have a config.toml, got {others[0]}")
         return
-    settings = flatten(tomllib.loads(config.read_text()))
+    settings = flatten(read_toml(config.read_text(), "config.toml must be TOML"))
     if unknown := sorted(set(settings) - set(defaults())):
         raise ConfigError(f"config.toml must hold settings of fedapp, got {unknown[0]}")
     if "strategy" not in settings:
@@ -227,7 +227,8 @@ def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
 def _found(path: Path, state: State) -> FoundRun:
     named = RUN_NAME.fullmatch(path.name)
     config = path / "config.toml"
-    settings: dict[str, Any] = tomllib.loads(config.read_text()) if config.is_file() else {}
+    text = config.read_text() if config.is_file() else ""
+    settings = read_toml(text, "config.toml must be TOML")
     summary, saved = (_json(path / name) for name in ("summary.json", "checkpoint.json"))
     n_bytes, times = _measured(path)
     return FoundRun(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from fedapp.linear import LinearModel, linear_from_json, predict_linear
 from fedapp.run_folder import SCHEMA
 from fedapp.site.joined import read_joined
 from fedapp.site.node_config import table_settings
+from fedapp.toml import read_toml
 from fedapp.trees.divided.lookup import DIVIDED
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import KIND as BOOSTED
@@ -37,7 +37,7 @@ from fedapp.trees.model import Ensemble, from_json
 from fedapp.trees.objective import Array, transform
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.stacked import model as stacked
-from fedapp.trees.text import kind_of, model_text
+from fedapp.trees.text import json_of, kind_of, model_text
 
 Model = Ensemble | bagged.BaggedForest | stacked.StackedModel | LinearModel
 # A model, rows with NaN for missing, and their base margins if the model has any, to predictions.
@@ -184,7 +184,8 @@ def trained_settings(run_dir: Path) -> dict[str, Any]:
     """Settings of the run, by their names, with the schema that its folder keeps in place of the
     one that it was given; none where the folder holds the model alone."""
     path = run_dir / "config.toml"
-    settings = flatten(tomllib.loads(path.read_text())) if path.is_file() else {}
+    text = path.read_text() if path.is_file() else ""
+    settings = flatten(read_toml(text, "config.toml of the run must be TOML"))
     if settings.get("schema"):
         settings["schema"] = str(run_dir.absolute() / SCHEMA)
     return settings
@@ -230,11 +231,8 @@ def _sources(data: str, summary: Mapping[str, Any]) -> dict[str, str]:
 def parts_of(run_dir: Path) -> dict[str, Any] | None:
     """Where the parts of a run's model lie; None where the run's folder has the whole model."""
     path = run_dir / "model.json"
-    text = path.read_text() if path.is_file() else ""
-    if kind_of(text) != DIVIDED:
-        return None
-    found: dict[str, Any] = json.loads(text)
-    return found
+    text = model_text(path) if path.is_file() else ""
+    return json_of(text) if kind_of(text) == DIVIDED else None
 
 
 def _by_leaves(forest: bagged.BaggedForest, values: Array, base_margins: Array | None) -> Any:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import codecs
-import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedapp.data.categories import MOST_CATEGORIES
 from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.errors import ConfigError
+from fedapp.toml import read_toml
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "blank": " "}
 RULES = {
@@ -166,8 +166,9 @@ def _read(path: Path, *version: int) -> Schema:
     """A schema, which every message to a site needs, read once while its file stays so."""
     where = f"schema '{path.name}'"
     try:
-        schema = Schema.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+        schema = Schema.model_validate(read_toml(text, f"{where} must be TOML"))
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{where} must be TOML: {error}") from None
     except ValidationError as error:
         raise ConfigError(f"{where}: {_broken(error)}") from None

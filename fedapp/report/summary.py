@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -15,9 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedapp.errors import DataError
+from fedapp.errors import ConfigError, DataError
 from fedapp.home import shown
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, watched_metric
+from fedapp.toml import read_toml
 from fedapp.trees.objective import AUTO
 
 Fields: TypeAlias = dict[str, Any]
@@ -89,9 +89,9 @@ def _read_run(run_dir: Path) -> Run:
         for name in ("config.toml", "summary.json", "rounds.jsonl", "ledger.jsonl")
     }
     try:
-        config = tomllib.loads(texts["config.toml"])
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(f"config.toml must be TOML, got: {error}") from error
+        config = read_toml(texts["config.toml"], "config.toml must be TOML, got")
+    except ConfigError as error:
+        raise DataError(str(error)) from None
     summary = _summary(texts["summary.json"])
     rounds = _objects(texts["rounds.jsonl"], "rounds.jsonl", _ROUND)
     ledger = _objects(texts["ledger.jsonl"], "ledger.jsonl", _MESSAGE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from fedapp.data.names import NAME
 from fedapp.data.schema import Reader
 from fedapp.data.schema_file import Schema, check_encoding, read_schema
 from fedapp.errors import ConfigError
+from fedapp.toml import read_toml
 from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
 
 Value = bool | int | float | str
@@ -122,12 +122,7 @@ def parse_node_config(text: str) -> dict[str, Value]:
         text = Path(text).read_text()
     else:
         text = "\n".join(f"{key} = {value}" for key, value in PAIR.findall(text))
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f'node config must be like name="bank" data="rows.csv": {error}'
-        ) from None
+    return read_toml(text, 'node config must be like name="bank" data="rows.csv"')
 
 
 def check_keys(node: Mapping[str, Value]) -> None:

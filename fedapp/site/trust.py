@@ -12,16 +12,16 @@ key there could read it.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.data.names import NAME
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ProtocolError
 from fedapp.home import PRIVATE, home, private_folder, secret_at, write_whole
 from fedapp.site.config import SiteConfig
 from fedapp.site.node_config import pinned_key
+from fedapp.toml import read_toml
 
 IDENTITY = "identity.key"
 PINNED = "trusted.toml"
@@ -50,10 +50,8 @@ def pins_in(place: Path) -> dict[str, str]:
     ConfigError : the file holds something else.
     """
     path = place / PINNED
-    try:
-        found = tomllib.loads(path.read_text()) if path.exists() else {}
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{PINNED} must hold a fingerprint for each name: {error}") from None
+    rule = f"{PINNED} must hold a fingerprint for each name"
+    found = read_toml(path.read_text(), rule) if path.exists() else {}
     return dict(pinned_key(name, str(key), PINNED) for name, key in found.items())
 
 

@@ -21,6 +21,8 @@ from fedapp.trees.objective import Objective, check_classes
 from fedapp.trees.sets import CategorySets
 
 FORMAT = 1
+# Of a model's file: half of what a message can carry. Parsed, it takes some ten times as much.
+MOST_BYTES = 2**30
 _BEGINS = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
 M = TypeVar("M")
 # What JSON raises that is of another form than its reader's, or nested without end.
@@ -145,13 +147,24 @@ def kind_of(text: str) -> str:
     return begins[1] if begins else ""
 
 
+def json_of(text: str) -> dict[str, Any]:
+    """A model's text, parsed; a DataError where it is no JSON, or nested too deeply."""
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except UNREADABLE as error:
+        raise DataError(f"model must be JSON, got {as_plain(repr(error))}") from None
+    return found
+
+
 def model_text(path: Path) -> str:
     """Text of a ``model.json``, of any kind.
 
     Raises
     ------
-    DataError : there is no such file.
+    DataError : there is no such file, or it is too large to be a model.
     """
     if not path.is_file():
         raise DataError(f"model must be a file, got {path}")
+    if (n_bytes := path.stat().st_size) > MOST_BYTES:
+        raise DataError(f"model must be a file of <= {MOST_BYTES:,} bytes, got {n_bytes:,}: {path}")
     return path.read_text()
