@@ -135,7 +135,8 @@ def write_rows(site: Site, part: ActivePart, predictions: Array, suffix: str) ->
     write_predictions(store.folder / f"{OUTPUT}{suffix}", name, store["ids"][order], named)
     unmatched = store["unmatched"].tolist()
     if unmatched and not site.config.simulated:
-        log.warning("%s", unmatched_note(unmatched, len(unmatched) + len(order)))
+        told = unmatched_note(len(unmatched), len(unmatched) + len(order))
+        log.warning("%s: %s has their ids", told, f"{OUTPUT}.json")
     scores, note = dict[str, float](), ""
     if "labels" in store:
         given = predictions, store["labels"], store["weights"], part.document.get("threshold")

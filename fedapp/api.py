@@ -16,7 +16,7 @@ from fedapp.errors import ConfigError
 from fedapp.finished import Run
 from fedapp.folds import Folds
 from fedapp.frames import Data, drop_frames, holds_frames, n_sources, placed
-from fedapp.home import shown
+from fedapp.home import private_folder, shown
 from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
 from fedapp.run_folder import RunFolder, new_run_dir
 from fedapp.session import RUNS, Training
@@ -197,7 +197,7 @@ def tune(
         budget = Budget(runs, exchanges, bytes)
         if data is not None:
             if place is not None and holds_frames(data):
-                place.mkdir(parents=True, exist_ok=True)
+                private_folder(place)
             given["data"] = placed(data, (place or Path()).resolve())
         how = asked, search, budget, engine, watcher or Silent(), place
         return Tuned(Tuning(strategy, given, *how).carry_out().path)
@@ -245,7 +245,7 @@ def _placing(strategy: str, data: Data | None, given: dict[str, Any]) -> Iterato
     folder = RunFolder(Path(given.get("run-dir") or new_run_dir(strategy, RUNS)).resolve())
     folder.check_new()
     is_new = not folder.path.exists()
-    folder.path.mkdir(parents=True, exist_ok=True)
+    private_folder(folder.path)
     given["run-dir"] = str(folder.path)
     try:
         given["data"] = placed(data, folder.path)

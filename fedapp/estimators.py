@@ -31,6 +31,7 @@ from fedapp.data.predictions import by_class
 from fedapp.errors import ConfigError, DataError
 from fedapp.finished import Run
 from fedapp.frames import ArrowStream, Interchange, array_names, as_arrow, drop_frames, placed
+from fedapp.home import private_folder
 from fedapp.housekeeping import forget_model
 from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
 from fedapp.predict import predict_by_text
@@ -186,7 +187,7 @@ class Federated(BaseEstimator):
         if self.run_dir is not None:
             folder = RunFolder(Path(self.run_dir).resolve())
             folder.check_new()
-            folder.path.mkdir(parents=True, exist_ok=True)
+            private_folder(folder.path)
             try:
                 yield folder.path
             finally:

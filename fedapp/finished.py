@@ -32,6 +32,7 @@ from fedapp.predict import (
 )
 from fedapp.site.part_file import read_part
 from fedapp.trees.divided.lookup import model_of
+from fedapp.trees.text import json_of, model_text
 from fedapp.watch import Silent
 
 Array = npt.NDArray[Any]
@@ -263,6 +264,7 @@ class Run(FinishedFolder):
         Raises
         ------
         ConfigError : the run has no ``model.xgb.json``.
+        DataError : it is too large, or no JSON.
 
         Examples
         --------
@@ -277,6 +279,7 @@ class Run(FinishedFolder):
             method = self.summary["strategy"]
             rule = "must be of a boosted model that lies whole in the run's folder"
             raise ConfigError(f"to_xgboost {rule}, got one of {method}")
+        json_of(model_text(path))  # XGBoost's parser ends the process where it is nested too deeply
         return xgboost.Booster(model_file=path)
 
     def to_onnx(self) -> bytes:
@@ -434,9 +437,9 @@ def _as_text(data: Data) -> Iterator[str]:
 def _check_matched(unmatched: Sequence[str]) -> None:
     """Hold that there is a prediction for every row that was asked for."""
     if unmatched:
-        first = ", ".join(unmatched[:5])
         rule = f"rows must be in the tables of all parties, got {len(unmatched)} that are not"
-        raise DataError(f"{rule}: {first}; fedapp predict writes the others")
+        way = "fedapp predict writes the others, and with --verbose the ids of these"
+        raise DataError(f"{rule}; {way}")
 
 
 def _warn(notes: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedapp.errors import ConfigError
+from fedapp.home import PRIVATE, private_folder
 
 LOCK = ".lock"
 
@@ -37,7 +38,7 @@ def written(folder: Path) -> Iterator[None]:
     ConfigError : another process does.
     """
     with held(folder):
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, PRIVATE)
         try:
             _lock_alone(descriptor, folder, may_lack_locks=True)
             yield
@@ -102,7 +103,7 @@ def _lock_alone(descriptor: int, folder: Path, may_lack_locks: bool = False) -> 
 def _shared(folder: Path) -> int:
     """An open folder whose lock is shared."""
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         descriptor = os.open(folder, os.O_RDONLY)
         with suppress(OSError):  # of a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_SH)

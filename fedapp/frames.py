@@ -15,7 +15,7 @@ import numpy as np
 
 from fedapp.data.names import NAME, NAME_RULE
 from fedapp.errors import ConfigError, DataError
-from fedapp.home import PRIVATE
+from fedapp.home import open_private
 
 PREFIX, SUFFIX = "frame-", ".parquet"
 KINDS = (
@@ -177,8 +177,7 @@ def _written(name: str, frame: object, folder: Path) -> str:
         raise ConfigError(f"run_dir must have no comma where data are frames, got {folder}")
     path = folder.absolute() / f"{PREFIX}{name}{SUFFIX}"
     table = as_arrow(frame)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
-    with os.fdopen(descriptor, "wb") as file:
+    with open_private(path, "wb") as file:
         parquet.write_table(table, file)
     return str(path)
 

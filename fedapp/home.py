@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
+from typing import IO, Any
 
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 
@@ -32,6 +33,14 @@ def private_folder(path: Path) -> None:
         folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
 
+def open_private(path: Path, mode: str) -> IO[Any]:
+    """Open a file that, where it is new, only its owner can read; text is UTF-8."""
+    encoding = None if "b" in mode else "utf-8"
+    return open(
+        path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, PRIVATE)
+    )
+
+
 def write_new(
     path: Path, content: bytes | memoryview, mode: int = PRIVATE, lasting: bool = False
 ) -> None:
@@ -51,7 +60,7 @@ def write_new(
 
 
 def write_whole(
-    path: Path, content: bytes | memoryview, mode: int | None = None, lasting: bool = False
+    path: Path, content: bytes | memoryview, mode: int = PRIVATE, lasting: bool = False
 ) -> None:
     """Write a file so that it is there whole or not at all, and with its mode from the first.
 
@@ -60,11 +69,8 @@ def write_whole(
     lasting : as for ``write_new``; the file's name too once ``sync_folder`` was called.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    if mode is None and not lasting:
-        temporary.write_bytes(content)
-    else:
-        temporary.unlink(missing_ok=True)
-        write_new(temporary, content, PRIVATE if mode is None else mode, lasting)
+    temporary.unlink(missing_ok=True)
+    write_new(temporary, content, mode, lasting)
     temporary.replace(path)
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import secrets
 import time
-import tomllib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
@@ -21,9 +20,10 @@ from fedapp import folder_locks
 from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError, DataError, StoppedError
-from fedapp.home import home, write_whole
+from fedapp.home import home, open_private, private_folder, write_whole
 from fedapp.run_state import RunState
 from fedapp.stage import Stage
+from fedapp.toml import read_toml
 
 # Errors of a run that somebody stopped.
 INTERRUPTIONS = frozenset({"SystemExit", "KeyboardInterrupt", StoppedError.__name__})
@@ -79,7 +79,7 @@ class RunFolder:
         ConfigError : the folder holds another run.
         """
         self.check_new()
-        self.path.mkdir(parents=True, exist_ok=True)
+        private_folder(self.path)
         self.write("config.toml", tomli_w.dumps(settings.as_config()))
         if settings.schema_file and (schema := Path(settings.schema_file)).is_file():
             write_whole(self.path / SCHEMA, schema.read_bytes())
@@ -126,14 +126,14 @@ class RunFolder:
 
     def add_round(self, line: Mapping[str, Any]) -> None:
         """Add a line to ``rounds.jsonl``."""
-        with self.rounds.open("a") as file:
+        with open_private(self.rounds, "a") as file:
             file.write(json.dumps(without_nan(line)) + "\n")
 
     def save(self, checkpoint: Checkpoint, state: RunState) -> None:
         """Keep what a run needs to go on from here, in place of what was kept before."""
         # Never a name in use: what checkpoint.json names stays whole until it names another.
         arrays = f"checkpoint-{state.step}-{secrets.token_hex(4)}.npz"
-        with (self.path / arrays).open("wb") as file:
+        with open_private(self.path / arrays, "wb") as file:
             np.savez(file, allow_pickle=False, **checkpoint.arrays)
         facts = {**state.to_json(), "arrays": arrays, "facts": checkpoint.facts}
         self.write("checkpoint.json", _compact(facts))
@@ -231,7 +231,7 @@ class RunFolder:
 
     def ask_to_stop(self) -> None:
         """Have the run stop after its round."""
-        (self.path / STOP).touch()
+        self.write(STOP, "")
 
     @property
     def is_to_stop(self) -> bool:
@@ -316,7 +316,7 @@ def resumed_settings(settings: Settings) -> Settings:
     if not path.is_file():
         raise ConfigError(f"resume must be the folder of a run, got {settings.resume}")
     RunFolder(path.parent).check_unfinished()
-    stored = flatten(tomllib.loads(path.read_text()))
+    stored = flatten(read_toml(path.read_text(), "config.toml of the run must be TOML"))
     place = {"run-dir": str(path.parent), "resume": str(path.parent)}
     given = {
         name: value

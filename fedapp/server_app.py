@@ -21,6 +21,7 @@ from fedapp.messages.methods import all_methods
 from fedapp.names import near
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
+from fedapp.start import leave_no_core
 from fedapp.watch import OnRound
 from strategies.base import TreeStrategy
 
@@ -33,6 +34,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train, and write the report, unless a command waits for the run to add to it first."""
+    leave_no_core()
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("fedapp").setLevel(logging.INFO)
     serverapp.replace_parts(grid)

@@ -17,7 +17,7 @@ from fedapp.engines import SIMULATED, check_engine, engine_of, told
 from fedapp.errors import ConfigError, FedappError
 from fedapp.folder_locks import check_free
 from fedapp.frames import drop_frames, named_frames
-from fedapp.home import shown
+from fedapp.home import private_folder, shown
 from fedapp.logs import Logs, check_packages, logged
 from fedapp.packages import check_extra
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
@@ -142,7 +142,7 @@ def run_dir_of(settings: Settings, engine: str, parent: Path = RUNS) -> str:
     run_dir = Path(settings.run_dir or new_run_dir(settings.strategy, parent)).resolve()
     if not settings.resume:
         RunFolder(run_dir).check_new()
-    run_dir.mkdir(parents=True, exist_ok=True)
+    private_folder(run_dir)
     return str(run_dir)
 
 

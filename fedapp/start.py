@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from types import FrameType
 
@@ -23,8 +24,15 @@ def handle_stopping(handler: signal.Handlers | object) -> None:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
+def leave_no_core() -> None:
+    """Have this process, and those that it starts, leave no copy of their memory on the disk when
+    they crash: rows and keys are in it."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def main() -> None:
     """Import the commands, and run one; interrupted before that, it ends quietly."""
+    leave_no_core()
     handle_stopping(_leave)
     from fedapp.cli import main as run_command
 

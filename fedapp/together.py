@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from fedapp.data.predictions import check_suffix
 from fedapp.data.sources import party_sources, sources_to_predict
 from fedapp.engines import SIMULATED, check_engine
 from fedapp.errors import ConfigError
-from fedapp.home import home
+from fedapp.home import home, open_private
 from fedapp.housekeeping import predictions_folder
 from fedapp.messages.methods import all_methods
 from fedapp.predict import Predicted, trained_settings
@@ -115,7 +114,8 @@ def _collected(
     summary = folder.summary
     sites, active = home() / "sites", parts["active"]
     site = sites / active / summary["model_id"]
-    shutil.copyfile(site / f"predictions{settings.output}", output)
+    with open_private(Path(output), "wb") as file:
+        file.write((site / f"predictions{settings.output}").read_bytes())
     found = json.loads((site / "predictions.json").read_text())
     explained = {}
     if settings.explain:

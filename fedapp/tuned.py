@@ -10,6 +10,7 @@ from typing import Any
 
 from fedapp.finished import Run
 from fedapp.finished_folder import FinishedFolder
+from fedapp.home import write_whole
 from fedapp.metrics import larger_is_better
 
 TRIALS, SUMMARY, BEST = "trials.jsonl", "tune.json", "best"
@@ -44,7 +45,7 @@ def read_trials(folder: Path) -> list[Trial]:
     text = path.read_text() if path.is_file() else ""
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
-        path.write_text("".join(lines[:-1]))
+        write_whole(path, "".join(lines[:-1]).encode())
     return [Trial(**json.loads(line)) for line in lines if line.endswith("\n")]
 
 

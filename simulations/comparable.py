@@ -16,6 +16,7 @@ from fedapp.config import Settings, Value, defaults, flatten
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
+from fedapp.home import private_folder
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import load_strategy
 from simulations.baselines import BY_COLUMNS, BY_ROWS, baselines_of, join_tables
@@ -151,7 +152,7 @@ def claim_folder(
     """
     asked, path = {**_identity(settings, engine), **(more or {})}, output / COMPARED
     check_same(asked, json.loads(path.read_text()) if path.exists() else asked, output)
-    output.mkdir(parents=True, exist_ok=True)
+    private_folder(output)
     RunFolder(output).write_json(COMPARED, asked)
 
 

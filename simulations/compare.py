@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import Settings, Value, load_settings
+from fedapp.home import private_folder
 from fedapp.housekeeping import delete_run
 from fedapp.metrics import larger_is_better
 from fedapp.report.summary import read_run
@@ -152,7 +153,7 @@ def finished_cell(
                 tell(f"{name}: {UNTOLD}")
                 (folder / "summary.json").unlink(missing_ok=True)  # or it would be kept
             delete_run(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         RunFolder(folder).write_json(MADE_FROM, {KEY: asked})
     engine(settings.model_copy(update=place))
     tell(f"{name}: done")

@@ -26,7 +26,7 @@ from fedapp.config import Settings, flatten
 from fedapp.deploy.bundle import app_sources
 from fedapp.deploy.folders import registered_sites
 from fedapp.errors import RunFailedError
-from fedapp.home import home
+from fedapp.home import home, open_private, private_folder
 from fedapp.run_folder import RunFolder, State
 from simulations.flower_errors import GONE, SILENT, check_programs, failed, without_passwords
 
@@ -148,7 +148,7 @@ def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
     check_programs(_environment(), "flwr", "flower-superlink")
     tell("starting Flower")
     flower_home = home() / "flower"
-    flower_home.mkdir(parents=True, exist_ok=True)
+    private_folder(flower_home)
     http_port, control_port = free_ports(2)
     environment = {
         **_environment(),
@@ -160,7 +160,7 @@ def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(http_port)]
     command += ["--control-api-address", f"127.0.0.1:{control_port}"]
-    with log.open("wb") as output:
+    with open_private(log, "wb") as output:
         process = subprocess.Popen(
             command, env=environment, stdout=output, stderr=output, start_new_session=True
         )

@@ -17,6 +17,7 @@ from typing import Any
 from fedapp.config import Settings, app_folder, defaults, flatten
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
+from fedapp.home import private_folder
 from fedapp.packages import versions
 from fedapp.run_folder import MADE_FROM, RunFolder
 
@@ -92,7 +93,7 @@ def kept(
         if path.exists():
             told = UNTOLD if before is None else f"made again, as {differs} differs"
             tell(f"{path.name}: {told}")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         RunFolder(path.parent).write_json(path.name, {KEY: asked, "rows": list(make())})
     elif before[CODE] != asked[CODE]:
         tell(f"{path.name}: made before, by other code")

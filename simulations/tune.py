@@ -18,6 +18,7 @@ from fedapp.config import Settings, Value, flatten, load_settings
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.frames import drop_frames, named_frames
+from fedapp.home import open_private
 from fedapp.housekeeping import delete_run, forget_model
 from fedapp.metrics import larger_is_better
 from fedapp.run_folder import RunFolder
@@ -160,7 +161,7 @@ class Tuning:
             told = ", ".join(f"{name}={value}" for name, value in settings.items())
             self.watcher.begin(f"trial {number}: {told}")
             trial = self._try(first, number, settings, metric, trials)
-            with (path / TRIALS).open("a") as file:
+            with open_private(path / TRIALS, "a") as file:
                 file.write(json.dumps(asdict(trial)) + "\n")
             _drop(path / CURRENT)
             score = "stopped by the budget" if trial.score is None else f"{trial.score:.4f}"
@@ -235,7 +236,7 @@ class Tuning:
         used, trials = _ledger_cost(current), read_trials(path)
         if used.exchanges and not (current / "summary.json").exists():
             trial = Trial(len(trials) + 1, "interrupted", {}, None, used.exchanges, used.n_bytes)
-            with (path / TRIALS).open("a") as file:
+            with open_private(path / TRIALS, "a") as file:
                 file.write(json.dumps(asdict(trial)) + "\n")
         _drop(current)
 

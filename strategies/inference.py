@@ -46,7 +46,7 @@ class InferenceStrategy(VerticalStrategy):
             raise ConfigError("model must be the id of a trained model, got ''")
         if not all(ids := _explained_rows(settings)) or len(ids) > MOST_ROWS:
             rule = f"must be ids of up to {MOST_ROWS} rows, separated by commas"
-            raise ConfigError(f"explain {rule}, got {settings.explain!r}")
+            raise ConfigError(f"explain {rule}, got {len(ids)}, {ids.count('')} of them empty")
 
     def align_all(
         self, parties: Parties[VerticalHelloReply], mailbox: Mailbox

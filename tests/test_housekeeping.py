@@ -286,7 +286,7 @@ def test_what_changed_after_the_plan_stays(unfinished: Callable[..., RunFolder])
     [
         ("learning_rate = 0.1\n", "config.toml must hold settings of fedapp, got learning_rate"),
         ("seed = 1\n", "config.toml must name a strategy, got none"),
-        ("strategy = \n", "Invalid value (at line 1, column 12)"),
+        ("strategy = \n", "config.toml must be TOML: Invalid value (at line 1, column 12)"),
     ],
 )
 def test_folders_of_others_are_named_and_stay(config: str, rule: str) -> None:
@@ -333,7 +333,8 @@ def test_a_folder_that_cannot_be_read_is_named(
 ) -> None:
     closed = unfinished("closed", "DataError")
     unfinished("bad", "DataError")
-    tmp_path.chmod(0o755)
+    for each in (tmp_path, RUNS, *RUNS.rglob("bad"), *RUNS.rglob("bad/*")):
+        each.chmod(0o755)
     closed.path.chmod(0)
     user, told = os.geteuid(), list[str]()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -205,18 +206,33 @@ def test_rows_that_others_do_not_have_are_named(train, tables, inference: str) -
     status, text = predict(folder, named(given), "--inference", inference, *more)
     assert status == 0, text
     assert "15 rows written to out.csv" in text
-    assert "5 of 20 rows were not matched: p0, p1, p2, p3, p4" in text
+    assert "5 of 20 rows were not matched (--verbose: which)" in text
+    assert "p0" not in text.replace(str(folder.path.parent), "")
+    assert not (folder.path / "verbose.log").exists()
     assert len(scores()) == 15
+    status, text = predict(folder, named(given), "--inference", inference, *more, "--verbose")
+    details = folder.path / "verbose.log"
+    assert f"not matched: {details} has their ids" in " ".join(text.split())
+    assert details.read_text() == "5 of 20 rows were not matched: p0, p1, p2, p3, p4\n"
+    assert details.stat().st_mode & 0o777 == 0o600
 
 
 def test_ids_to_explain_that_are_not_among_the_rows_are_named(train, tables) -> None:
-    status, text = predict(train(), named(tables), "--explain", "p3,p999")
+    folder = train()
+    status, text = predict(folder, named(tables), "--explain", "p3,p999", "--verbose")
     assert status == 0, text
-    assert "not explained, as not among the rows: p999" in text
+    assert "1 to be explained are not among the rows: " in text
+    assert "p999" not in text
+    kept = (folder.path / "verbose.log").read_text()
+    assert kept == "1 to be explained are not among the rows: p999\n"
 
 
 def test_a_site_keeps_unmatched_ids_and_scores_on_its_own_disk(
-    vertical: MakeSettings, settings: MakeSettings, tables: dict[str, Path], sites: MakeSites
+    vertical: MakeSettings,
+    settings: MakeSettings,
+    tables: dict[str, Path],
+    sites: MakeSites,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     nodes = [
         {"name": "bank", "data": tables["bank"], "id": "id"},
@@ -237,6 +253,8 @@ def test_a_site_keeps_unmatched_ids_and_scores_on_its_own_disk(
     assert summary["tables"]["bank"] == {"rows": 20, "columns": 2, "source": None}
     assert "p0" not in told
     assert summary["metrics"] == {}
+    assert "5 of 20 rows were not matched: predictions.json has their ids" in caplog.text
+    assert not re.search(r"\bp\d", caplog.text)
 
 
 def test_an_exported_model_of_equal_column_names_predicts_as_its_parties_do(
@@ -258,8 +276,7 @@ def test_an_exported_model_of_equal_column_names_predicts_as_its_parties_do(
     assert list(found) == [f"p{row}" for row in range(150)]
     assert found == pytest.approx({name: together[name] for name in found}, abs=1e-6)
     assert "150 rows written to out.csv" in text
-    assert "50 of 200 rows were not matched: p150, p151" in text
-    assert "p169 and 30 more" in text
+    assert "50 of 200 rows were not matched (--verbose: which)" in text
     cells = []
     for path in (tables["bank"], tables["insurer"]):
         rows = csv.DictReader(path.read_text().splitlines())

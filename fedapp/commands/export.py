@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from fedapp.commands.common import console
 from fedapp.errors import ConfigError
+from fedapp.home import open_private, write_whole
 
 SUFFIXES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}
 
@@ -29,13 +29,14 @@ def export(
     run = load(run_dir)
     file = output or run.path / SUFFIXES[to]
     if to == "onnx":
-        file.write_bytes(run.to_onnx())
+        write_whole(file, run.to_onnx())
     elif to == "sklearn":
         from joblib import dump
 
-        dump(run.to_sklearn(), file)
+        with open_private(file, "wb") as opened:
+            dump(run.to_sklearn(), opened)
     else:
         run.to_xgboost()
         if file.resolve() != run.path / SUFFIXES[to]:
-            shutil.copyfile(run.path / SUFFIXES[to], file)
+            write_whole(file, (run.path / SUFFIXES[to]).read_bytes())
     console.print(f"{file}", soft_wrap=True, highlight=False)

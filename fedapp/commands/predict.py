@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,11 +14,13 @@ from fedapp.commands.common import Overrides, console, interruptible, new_follow
 from fedapp.config import parse_overrides
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError, FedappError
+from fedapp.home import open_private
 from fedapp.report.summary import print_warning
 
 if TYPE_CHECKING:
     from fedapp.predict import Predicted
 
+VERBOSE = "verbose.log"
 NOTHING_WRITTEN = "no predictions were written; the same command begins anew"
 
 
@@ -60,6 +62,10 @@ def predict(
             "may see. Their ids pass the coordinator.",
         ),
     ] = "",
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help=f"Write ids of missing rows into RUN_DIR/{VERBOSE}."),
+    ] = False,
 ) -> None:
     """Predict the rows of a table with a run's model."""
     from fedapp.predict import parts_of, predict_table
@@ -67,7 +73,7 @@ def predict(
     if not (model := run_dir / "model.json").is_file():
         rule = "of a run that has finished; failure.json says why one has not"
         raise ConfigError(f"model must be a file {rule}, got {model}")
-    parts = parts_of(run_dir)
+    parts, noted = parts_of(run_dir), run_dir if verbose else None
     _check_tables(
         engine,
         bool(parts),
@@ -81,12 +87,12 @@ def predict(
         overrides["strategy"] = inference
         if explain:
             overrides["explain"] = explain
-        _predict_together(run_dir, parts, overrides, output, engine)
+        _predict_together(run_dir, parts, overrides, output, engine, noted)
         return
     if explain:
         rule = "must be omitted for a model that lies whole in the run's folder"
-        raise ConfigError(f"--explain {rule}, got {explain}")
-    _show(predict_table(run_dir, data, id_column, Path(output), label), output)
+        raise ConfigError(f"--explain {rule}, got ids")
+    _show(predict_table(run_dir, data, id_column, Path(output), label), output, noted)
 
 
 def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> None:
@@ -114,7 +120,12 @@ def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> Non
 
 
 def _predict_together(
-    run_dir: Path, parts: Mapping[str, Any], overrides: Mapping[str, Any], output: str, engine: str
+    run_dir: Path,
+    parts: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    output: str,
+    engine: str,
+    noted: Path | None,
 ) -> None:
     """Have the parties predict; the predictions are written at the active one."""
     from fedapp.home import home, shown
@@ -126,14 +137,14 @@ def _predict_together(
         found = predict_together(settings, parts, output, engine, follower)
     for explained in list(found.explained.values())[:1]:
         if missing := explained["not_among_the_rows"]:
-            _say(f"not explained, as not among the rows: {', '.join(missing)}")
+            _say_of(missing, f"{len(missing):,} to be explained are not among the rows", noted)
     where = shown(home() / "sites") if found.predicted else "home/sites of its site's folder"
     if settings.explain:
         console.print(f"Each party's explanation.txt lies in {where}.", soft_wrap=True)
     if found.predicted is None:
         console.print(f"The predictions lie at {parts['active']}, in {where}.", soft_wrap=True)
         return
-    _show(found.predicted, output)
+    _show(found.predicted, output, noted)
 
 
 @contextmanager
@@ -147,8 +158,8 @@ def _noting() -> Iterator[None]:
         raise
 
 
-def _show(predicted: Predicted, output: str) -> None:
-    """Print who read what, how many rows were written, and their scores."""
+def _show(predicted: Predicted, output: str, folder: Path | None) -> None:
+    """Print who read what, how many rows were written, and their scores; see ``_say_of``."""
     from fedapp.data.predictions import unmatched_note
     from fedapp.metrics import AT_THRESHOLD
     from fedapp.report.summary import score_table, score_text
@@ -161,7 +172,7 @@ def _show(predicted: Predicted, output: str) -> None:
     n_rows, unmatched, scores = predicted.n_rows, predicted.unmatched, predicted.scores
     _say(f"{n_rows} rows written to {output}")
     if unmatched:
-        _say(unmatched_note(unmatched, n_rows + len(unmatched)))
+        _say_of(unmatched, unmatched_note(len(unmatched), n_rows + len(unmatched)), folder)
     if predicted.note:
         _say(predicted.note)
     if scores:
@@ -170,6 +181,14 @@ def _show(predicted: Predicted, output: str) -> None:
         at = (f"{n.partition('_')[0]} {score_text(scores[n])}" for n in AT_THRESHOLD[1:])
         threshold = score_text(scores["threshold"])
         _say(f"at the run's threshold, {threshold}: {', '.join(at)}")
+
+
+def _say_of(ids: Sequence[str], text: str, folder: Path | None) -> None:
+    """Print a line on rows, whose ids go into a file for its owner only, or nowhere."""
+    if folder:
+        with open_private(folder / VERBOSE, "a") as file:
+            file.write(f"{text}: {', '.join(ids)}\n")
+    _say(f"{text}: {folder / VERBOSE} has their ids" if folder else f"{text} (--verbose: which)")
 
 
 def _say(text: str) -> None:

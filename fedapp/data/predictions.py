@@ -21,11 +21,11 @@ from fedapp.data.places import TextFile
 from fedapp.data.schema import PLAIN, Declared, Reader, Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
+from fedapp.home import open_private
 from fedapp.trees.objective import Objective, margins_of
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".csv", ".parquet")
-MOST_SHOWN = 20
 
 
 def read_columns_of(
@@ -208,11 +208,9 @@ def prediction_scores(
     return scores, ""
 
 
-def unmatched_note(ids: Sequence[str], n_asked: int) -> str:
-    """Which rows have no prediction: the first of them, and how many."""
-    shown = ", ".join(ids[:MOST_SHOWN])
-    more = f" and {len(ids) - MOST_SHOWN:,} more" if len(ids) > MOST_SHOWN else ""
-    return f"{len(ids):,} of {n_asked:,} rows were not matched: {shown}{more}"
+def unmatched_note(n_unmatched: int, n_asked: int) -> str:
+    """How many rows have no prediction; which ones stands in no log."""
+    return f"{n_unmatched:,} of {n_asked:,} rows were not matched"
 
 
 def write_predictions(output: Path, id_name: str, ids: Array, columns: Mapping[str, Array]) -> None:
@@ -227,10 +225,9 @@ def write_predictions(output: Path, id_name: str, ids: Array, columns: Mapping[s
 
     check_suffix(output)
     frame = pyarrow.table({id_name: ids, **columns})
-    if output.suffix == ".csv":
-        csv.write_csv(frame, output)
-    else:
-        parquet.write_table(frame, output)
+    write = csv.write_csv if output.suffix == ".csv" else parquet.write_table
+    with open_private(output, "wb") as file:
+        write(frame, file)
 
 
 def check_suffix(output: Path) -> None:

@@ -15,6 +15,7 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
 
 from fedapp.deploy.warm import SITE
+from fedapp.start import leave_no_core
 
 
 class SiteExecutor(SubprocessExecutor):
@@ -50,6 +51,7 @@ def main() -> None:
     ------
     SystemExit : Flower gets its executor by other means than the one that is replaced here.
     """
+    leave_no_core()
     if not hasattr(run_superexec, "get_executor"):
         raise SystemExit("flwr must be a version with run_superexec.get_executor, as 1.41 is")
     # Flower asks for a task every second by default; the SuperNode holds the question.

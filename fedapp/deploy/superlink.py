@@ -8,10 +8,12 @@ from __future__ import annotations
 from flwr.superlink.cli import flower_superlink
 
 from fedapp.deploy.warm import SUPERLINK
+from fedapp.start import leave_no_core
 
 
 def main() -> None:
     """Run Flower's SuperLink, which holds questions where its parts are known."""
+    leave_no_core()
     if SUPERLINK.are_known():
         from fedapp.deploy.warm.superlink import replace_parts
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 from flwr.supernode.cli import flower_supernode
 
 from fedapp.deploy.warm import SITE
+from fedapp.start import leave_no_core
 
 
 def main() -> None:
     """Run Flower's SuperNode, with the site's own pace where its parts are known."""
+    leave_no_core()
     if SITE.are_known():
         from fedapp.deploy.warm.supernode import replace_parts
 

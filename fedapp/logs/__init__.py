@@ -16,7 +16,7 @@ from importlib import import_module
 from fedapp.config import Settings, flatten
 from fedapp.errors import ConfigError, StoppedError, as_plain
 from fedapp.frames import named_frames
-from fedapp.home import shown
+from fedapp.home import private_folder, shown
 from fedapp.logs.logger import LoggedRun, Logger, without_password
 from fedapp.packages import check_package, versions
 from fedapp.report.progress import Rounds
@@ -135,7 +135,7 @@ def logged(settings: Settings, folder: RunFolder, engine: str, tell: Tell) -> It
                 for info in earlier:
                     loggers[name].round(info)
             kept[name] = loggers[name].run_id
-        folder.path.mkdir(parents=True, exist_ok=True)
+        private_folder(folder.path)
         folder.write_json(KEPT, kept)
     except Exception as error:
         for opened in loggers.values():

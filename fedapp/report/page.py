@@ -8,6 +8,7 @@ from typing import Any
 
 from fedapp.config import defaults, flatten
 from fedapp.errors import DataError
+from fedapp.home import open_private, write_whole
 from fedapp.report import comparison, model, plots
 from fedapp.report.card import CARD, model_card
 from fedapp.report.markup import (
@@ -64,8 +65,9 @@ def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
     if output is None:
         output = runs[0].path / "report.html" if alone else Path("comparison.html")
     if alone:
-        (runs[0].path / CARD).write_text(model_card(runs[0]), encoding="utf-8")
-    output.write_text(text, encoding="utf-8")
+        write_whole(runs[0].path / CARD, model_card(runs[0]).encode())
+    with open_private(output, "w") as file:
+        file.write(text)
     return output
 
 

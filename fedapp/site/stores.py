@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedapp.home import private_folder
+from fedapp.home import open_private, private_folder
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.store import STATE, Store
 
@@ -89,6 +89,6 @@ def has_begun(folder: Path) -> bool:
 def locked(folder: Path) -> Iterator[None]:
     """Hold a site's state alone, so that a resent message waits for the first one."""
     private_folder(folder)
-    with (folder / "lock").open("w") as file:
+    with open_private(folder / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

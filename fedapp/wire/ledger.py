@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedapp.home import open_private
+
 SERVER = "server"
 
 
@@ -46,7 +48,7 @@ class Ledger:
         names : what parties are called now that were called something else when noted.
         """
         names = names or {}
-        with self.path.open("a") as file:
+        with open_private(self.path, "a") as file:
             for line in self._lines:
                 for end in ("from", "to"):
                     line[end] = names.get(line[end], line[end])

@@ -1,0 +1,121 @@
+"""Files that are nested too deeply, or too large, are refused by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fedapp
+from fedapp.cli import cli
+from fedapp.data.schema_file import read_schema
+from fedapp.engines import superlinks
+from fedapp.errors import ConfigError, DataError
+from fedapp.predict import load_model, parts_of, trained_settings
+from fedapp.site.node_config import parse_node_config
+from fedapp.site.trust import PINNED, pins_in
+from fedapp.trees.divided.lookup import DIVIDED
+from fedapp.trees.text import MOST_BYTES
+
+DEEP = 20_000
+NESTED = {
+    "lists": "a = " + "[" * DEEP + "]" * DEEP,
+    "tables": "a = " + "{a=" * DEEP + "1" + "}" * DEEP,
+    "dotted keys": "a" + ".a" * (DEEP // 10) + " = 1",
+}
+SHORT = {"num_boost_round": 1, "max_depth": 2, "max_bin": 16, "parties": 2}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+
+
+READ: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "schema": ("rows.toml", read_schema, "schema 'rows.toml' must be TOML: "),
+    "node config": (
+        "site.toml",
+        lambda path: parse_node_config(str(path)),
+        'node config must be like name="bank" data="rows.csv": ',
+    ),
+    "keys": (PINNED, lambda path: pins_in(path.parent), "trusted.toml must hold a fingerprint "),
+    "run": (
+        "config.toml",
+        lambda path: trained_settings(path.parent),
+        "config.toml of the run must be TOML: ",
+    ),
+    "SuperLinks": ("config.toml", lambda path: superlinks(), r".*config.toml must be TOML, got: "),
+}
+
+
+@pytest.mark.parametrize("nested", NESTED)
+@pytest.mark.parametrize("kind", READ)
+def test_toml_that_is_nested_too_deeply_is_refused(kind: str, nested: str) -> None:
+    name, read, rule = READ[kind]
+    Path(name).write_text(NESTED[nested])
+    with pytest.raises(ConfigError, match=rf"^{rule}.*nested at most 32 deep$"):
+        read(Path(name).absolute())
+
+
+@pytest.mark.parametrize("nested", NESTED)
+def test_settings_that_are_nested_too_deeply_are_refused(nested: str) -> None:
+    name, _, value = NESTED[nested].partition("=")
+    found = CliRunner().invoke(cli, ["run", "pax", "-c", f"{name.strip()}={value}"])
+    assert isinstance(found.exception, ConfigError)
+    assert str(found.exception).startswith("a")
+    Path("runs/unfinished").mkdir(parents=True)
+    Path("runs/unfinished/config.toml").write_text(NESTED[nested])
+    rule = "^config.toml of the run must be TOML: nested at most 32 deep$"
+    with pytest.raises(ConfigError, match=rule):
+        fedapp.run("pax", resume="runs/unfinished")
+    listed = CliRunner().invoke(cli, ["runs"])
+    assert "skipped: runs/unfinished: config.toml must be TOML: nested at most" in listed.output
+
+
+def test_toml_of_the_usual_depth_is_read() -> None:
+    Path("site.toml").write_text("name = 'bank'\n[a.b.c]\nd = [[1], [2]]\n")
+    assert parse_node_config("site.toml")["name"] == "bank"
+
+
+def test_a_model_too_large_to_be_one_is_not_read() -> None:
+    run = fedapp.run("pax", **SHORT)
+    # Without blocks on the disk: nothing reads it.
+    for name in ("model.json", "model.xgb.json"):
+        os.truncate(run.path / name, MOST_BYTES + 1)
+    rule = r"^model must be a file of <= 1,073,741,824 bytes, got 1,073,741,825: .*model"
+    loaded = fedapp.load(run.path)
+    from fedapp.serve.divided import open_scorer
+
+    readers: list[Callable[[], object]] = [
+        lambda: loaded.predict("breast-cancer"),
+        lambda: loaded.to_xgboost(),
+        lambda: open_scorer(run.path),
+        lambda: fedapp.run("pax", init_model=run.path, **SHORT),
+    ]
+    for read in readers:
+        with pytest.raises(DataError, match=rule):
+            read()
+    words = ["predict", str(run.path), "--data", "breast-cancer", "--output", "out.csv"]
+    found = CliRunner().invoke(cli, words)
+    assert isinstance(found.exception, DataError)
+
+
+@pytest.mark.parametrize("kind", ["", DIVIDED, "forest", "linear"])
+def test_a_model_that_is_nested_too_deeply_is_refused(kind: str) -> None:
+    told = f',"kind":"{kind}"' if kind else ""
+    nested = "[" * DEEP + "]" * DEEP
+    Path("model.json").write_text(f'{{"format":1{told},"parts":{nested}}}')
+    read = parts_of if kind == DIVIDED else load_model
+    with pytest.raises(DataError, match=r"^model must be JSON.*, got RecursionError"):
+        read(Path() if kind == DIVIDED else Path("model.json"))
+
+
+def test_a_model_for_xgboost_that_is_nested_too_deeply_ends_no_process() -> None:
+    run = fedapp.run("pax", **SHORT)
+    (run.path / "model.xgb.json").write_text('{"learner":' + "[" * DEEP + "]" * DEEP + "}")
+    with pytest.raises(DataError, match=r"^model must be JSON, got RecursionError"):
+        run.to_xgboost()
