@@ -38,6 +38,7 @@ from strategies.alignment import align
 from strategies.vertical import VerticalStrategy
 from tests.letters import letters_sent, raw_of
 from tests.network import run
+from tests.plans import planned
 from tests.pooled import Pooled, assert_xgboosts, in_order, write_rows
 from tests.tampering import refuses, rewrite_letters, set_last_bit
 from tests.transcript import Listener, lines_of, summary_of
