@@ -3,6 +3,7 @@
 # make test-all also runs those marked slow: deployments, every method in Flower's simulation, every
 #            step at which a server may die
 # make check sets up in the same way, runs ruff and mypy --strict
+# make lock  writes requirements.lock, what images install, of constraints.txt and the public index
 #
 # One file is tested sooner without workers: pytest tests/test_pax.py
 
@@ -19,7 +20,7 @@ PINS := pyproject.toml constraints.txt
 # Tests start many processes; without bytecode each would compile the app, and pytest rewrite the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all check setup clean
+.PHONY: run test test-all check lock setup clean
 .DEFAULT_GOAL := run
 
 setup: $(READY)
@@ -51,6 +52,13 @@ check: $(READY_ALL)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+lock: setup
+	@{ echo "# What an image installs and builds the app with: versions of constraints.txt, SHA-256 of each"; \
+	echo "# file that the public index has of them, for any platform and CPython 3.11 or later. By make lock."; \
+	echo setuptools | $(BIN)/uv pip compile --quiet --no-header --no-annotate --generate-hashes \
+	--universal --python-version 3.11 --constraint constraints.txt pyproject.toml -; \
+	} > requirements.lock.new && mv requirements.lock.new requirements.lock
 
 clean:
 	rm -rf $(VENV)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from importlib.metadata import requires
+
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from fedapp.config import app_folder
+from fedapp.deploy.machine import Machine
 
 
 def test_an_image_is_made_of_the_app_and_of_nothing_that_lies_beside_it() -> None:
@@ -16,9 +23,86 @@ def test_an_image_is_made_of_the_app_and_of_nothing_that_lies_beside_it() -> Non
     ]
     made = tomllib.loads((folder / "pyproject.toml").read_text())
     packages = made["tool"]["setuptools"]["packages"]["find"]["include"]
-    files = ["pyproject.toml", "constraints.txt", ".gitignore", made["project"]["readme"]]
+    files = [
+        "pyproject.toml",
+        "constraints.txt",
+        "requirements.lock",
+        ".gitignore",
+        made["project"]["readme"],
+    ]
     wanted = {*(name.rstrip("*") for name in packages), *files, *made["project"]["license-files"]}
     assert rules[0] == "*"
     assert {rule.removeprefix("!") for rule in rules if rule.startswith("!")} == wanted
     assert [rule for rule in rules[1:] if not rule.startswith("!")] == ["**/__pycache__"]
     assert all((folder / name).exists() for name in wanted)
+
+
+def locked() -> dict[str, tuple[str, str, list[str]]]:
+    """Name -> version, marker and hashes, as the lock has them."""
+    text = (app_folder() / "requirements.lock").read_text()
+    entries = re.sub(r" \\\n +", " ", text).splitlines()
+    found = {}
+    for entry in (line for line in entries if not line.startswith("#")):
+        requirement, *hashes = entry.split(" --hash=sha256:")
+        pin, _, marker = requirement.partition(" ; ")
+        name, version = pin.split("==")
+        found[name] = (version, marker, hashes)
+    return found
+
+
+def pinned() -> dict[str, str]:
+    lines = (app_folder() / "constraints.txt").read_text().splitlines()
+    pins = (line.split("==") for line in lines if not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def test_the_lock_has_the_versions_of_the_constraints_with_hashes() -> None:
+    lock, pins = locked(), pinned()
+    on_windows = {name for name, (_, marker, _) in lock.items() if marker.endswith("== 'win32'")}
+    unpinned = {
+        name: version
+        for name, (version, _, _) in lock.items()
+        if pins.get(name) != version and name not in on_windows - pins.keys()
+    }
+    assert not unpinned
+    assert all(
+        hashes and all(re.fullmatch("[0-9a-f]{64}", one) for one in hashes)
+        for _, _, hashes in lock.values()
+    )
+
+
+def test_the_lock_is_what_the_app_requires_and_all_that_requires() -> None:
+    lock = locked()
+    project = tomllib.loads((app_folder() / "pyproject.toml").read_text())
+    wanted = project["project"]["dependencies"] + project["build-system"]["requires"]
+    waiting, found = [Requirement(each) for each in wanted], set()
+    while waiting:
+        required = waiting.pop()
+        name = canonicalize_name(required.name)
+        given = [{"extra": extra} for extra in ("", *required.extras)]
+        if required.marker and not any(map(required.marker.evaluate, given)):
+            continue
+        assert required.specifier.contains(lock[name][0]), required
+        if (name, *required.extras) not in found and name != "setuptools":
+            found.add((name, *required.extras))
+            for each in map(Requirement, requires(name) or []):
+                if not each.marker or any(map(each.marker.evaluate, given)):
+                    each.marker = None
+                    waiting.append(each)
+    here = {
+        name for name, (_, marker, _) in lock.items() if not marker or Marker(marker).evaluate()
+    }
+    assert {name for name, *_ in found} | {"setuptools"} == here
+
+
+def test_the_lock_names_no_host_and_no_place_of_a_machine() -> None:
+    text = (app_folder() / "requirements.lock").read_text()
+    assert not re.findall(r"://|(?<!\S)[./~]\S*|--(?!hash=sha256:)\S+", text)
+
+
+def test_an_image_installs_what_the_lock_has_and_nothing_else() -> None:
+    text, _ = Machine("/srv/site", "/usr/bin").dockerfile()["Dockerfile"]
+    dependencies, app = [line.split() for line in text.splitlines() if "pip install" in line]
+    assert {"--require-hashes", "/opt/fedapp/requirements.lock"} <= set(dependencies)
+    assert dependencies[dependencies.index("--only-binary") + 1] == ":all:"
+    assert {"--no-deps", "--no-build-isolation", "/opt/fedapp"} <= set(app)

@@ -62,7 +62,9 @@ _DOCKERFILE = """\
 ARG BASE=python:{PYTHON}-slim
 FROM $BASE
 COPY . /opt/fedapp
-RUN pip install --no-cache-dir --constraint /opt/fedapp/constraints.txt --editable /opt/fedapp
+# No file is installed but those of the lock, and nothing built but the app, by its setuptools.
+RUN pip install --no-cache-dir --only-binary :all: --require-hashes -r /opt/fedapp/requirements.lock
+RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable /opt/fedapp
 # Containers cannot write there: what is not compiled now is compiled by every process.
 RUN python -m compileall -q /opt/fedapp/fedapp /opt/fedapp/strategies /opt/fedapp/clients
 """
