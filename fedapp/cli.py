@@ -24,6 +24,7 @@ from fedapp.commands.predict import predict
 from fedapp.commands.report import report
 from fedapp.commands.run import run
 from fedapp.commands.runs import runs
+from fedapp.commands.sbom import sbom
 from fedapp.commands.serve import serve
 from fedapp.commands.tune import tune
 from fedapp.errors import FedappError, RunFailedError
@@ -44,6 +45,7 @@ cli.command(cls=Command)(export)
 cli.command(cls=Command)(serve)
 cli.command(cls=Command)(runs)
 cli.command(cls=Command)(clean)
+cli.command(cls=Command)(sbom)
 cli.command(cls=Command)(key)
 cli.command(cls=Command)(trust)
 
