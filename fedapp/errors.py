@@ -7,6 +7,7 @@ FedappError
 ├── PartyError       a party failed or did not answer; names party and step
 ├── WaitingError     a run waits for a person at a site
 ├── StoppedError     a callback stopped a run, which can be resumed
+├── MachineError     this machine computes something else than a well-kept library does
 └── RunFailedError   a run in Flower's runtime failed; holds the last lines of its log
 
 The text of an error may travel to the coordinator, so it never holds a label, a row or a site's
@@ -113,6 +114,16 @@ class WaitingError(FedappError):
 
 class StoppedError(FedappError):
     """A callback stopped a run; says where it goes on."""
+
+
+class MachineError(FedappError):
+    """What this machine computed is not what a library computes; of which results, and whose."""
+
+    def __str__(self) -> str:
+        return (
+            "{} must be those of {}, got others: this machine's processor or memory is faulty, or "
+            "its AVX-512 code, which NUMBA_ENABLE_AVX=0 in its environment switches off"
+        ).format(*self.args)
 
 
 class RunFailedError(FedappError):

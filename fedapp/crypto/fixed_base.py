@@ -22,7 +22,8 @@ import numpy as np
 from gmpy2 import mpz
 
 from fedapp.crypto.integers import Bytes
-from fedapp.crypto.rings import PlainRing, Residues, Ring
+from fedapp.crypto.rings import PlainRing, Residues, Ring, sampled
+from fedapp.errors import MachineError
 
 # A byte a digit: at 2048 bits a table of powers mod n^2 takes 140 kB, and 12 bits would save a
 # third of the products for eleven times the memory.
@@ -108,6 +109,11 @@ class SquareBase:
             ]
         pairs = zip(products, totals, strict=True)
         powers = [product * (1 + prime * total) % modulus for product, total in pairs]
+        for row in sampled("powers", len(powers)):
+            (_, residue, *_), (_, term, *_) = self.tables[0]
+            exponent = mpz.from_bytes(digits[row].tobytes(), "little")
+            if gmpy2.powmod(residue * (1 + prime * term), exponent, modulus) != powers[row]:
+                raise MachineError("powers by a prime's square", "gmpy2")
         return PlainRing(modulus).take(powers)
 
     @property

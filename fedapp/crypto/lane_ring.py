@@ -1,21 +1,24 @@
 """Arithmetic modulo an odd number on rows of limbs, eight rows at a time.
 
 The kernels and their bounds are in ``fedapp.crypto.montgomery``; what is handed to them is checked
-here.
+here, and a sample of what they return is computed again by gmpy2.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import gmpy2
 import numpy as np
 import numpy.typing as npt
-from gmpy2 import mpz
+from gmpy2 import mpz, powmod
 
 from fedapp.crypto import montgomery
 from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
 from fedapp.crypto.lanes import LIMB_BITS, registers
+from fedapp.crypto.rings import PlainRing, Residues, Ring, sampled
+from fedapp.errors import MachineError
 
 Limbs = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
@@ -44,6 +47,7 @@ class LaneRing:
         self._inverse = np.uint64(int(base - gmpy2.invert(modulus, base)))
         self._one, self._to, self._from = self._split([size % modulus, size**2 % modulus, mpz(1)])
         self._given = self._limbs, self._inverse
+        self._unscale = gmpy2.invert(size, modulus)
 
     def read(self, rows: Bytes) -> Limbs:
         """Residues of integers.
@@ -56,7 +60,10 @@ class LaneRing:
         ------
         ValueError : an integer is no number of ``n_limbs`` limbs.
         """
-        return self.multiply(self._read_limbs(rows), self._to[None])
+        residues = self.multiply(self._read_limbs(rows), self._to[None])
+        for row in sampled("read", len(rows)):
+            self._check(residues[row], mpz.from_bytes(rows[row].tobytes(), "big"))
+        return residues
 
     def write(self, residues: Limbs, width: int) -> Bytes:
         """The integers >= 0 and < N; the inverse of ``read``, uint8, shape (n, width)."""
@@ -66,6 +73,8 @@ class LaneRing:
         words = np.empty((len(limbs), -(-width // WORD_BYTES)), dtype=np.uint64)
         montgomery.write_words(limbs, self._limbs, words)
         data = words[:, ::-1].astype(">u8").view(np.uint8)
+        for row in sampled("write", len(data)):
+            self._check(residues[row], mpz.from_bytes(data[row].tobytes(), "big"))
         return np.ascontiguousarray(data[:, data.shape[1] - width :])
 
     def take(self, numbers: Sequence[mpz]) -> Limbs:
@@ -102,25 +111,32 @@ class LaneRing:
         out = np.empty((len(left_rows), self.n_limbs), dtype=np.uint64)
         left, right = self._checked(left, left_rows), self._checked(right, right_rows)
         montgomery.multiply(out, left, left_rows, right, right_rows, *self._given, self._scratch(3))
+        for row in sampled("multiply", len(out)):
+            factors = self._value(left[left_rows[row]]), self._value(right[right_rows[row]])
+            self._check(out[row], factors[0] * factors[1])
         return out
 
     def add(self, left: Limbs, right: Limbs) -> Limbs:
         """Sums of two products each; a sum must be multiplied, or written, before it is added."""
         sums = left + right
         montgomery.carry_over(sums)
+        for row in sampled("add", len(sums)):
+            self._check(sums[row], self._value(left[row]) + self._value(right[row]))
         return sums
 
     def power(self, residues: Limbs, exponent: int) -> Limbs:
         """Powers by a common exponent, >= 0; each of its digits costs the same."""
-        exponent, digits = int(exponent), []
-        while exponent:
-            digits.append(exponent % (1 << WINDOW_BITS))
-            exponent >>= WINDOW_BITS
+        digits, rest = [], int(exponent)
+        while rest:
+            digits.append(rest % (1 << WINDOW_BITS))
+            rest >>= WINDOW_BITS
         residues = self._checked(residues)
         out = np.empty_like(residues)
         scratch = self._scratch(2 + (1 << WINDOW_BITS))
         found = np.array(digits[::-1], dtype=np.int64)
         montgomery.power(out, residues, found, self._one, *self._given, scratch)
+        for row in sampled("power", len(out)):
+            self._check(out[row], powmod(self._value(residues[row]), exponent, self.modulus))
         return out
 
     def squares(self, residues: Limbs, times: int) -> Limbs:
@@ -128,6 +144,8 @@ class LaneRing:
         residues = self._checked(residues)
         out = np.empty_like(residues)
         montgomery.squares(out, residues, times, *self._given, self._scratch(2))
+        for row in sampled("squares", len(out)):
+            self._check(out[row], powmod(self._value(residues[row]), 1 << times, self.modulus))
         return out
 
     def table_products(self, tables: Limbs, digits: Bytes) -> Limbs:
@@ -143,6 +161,11 @@ class LaneRing:
         out = np.empty((len(digits), self.n_limbs), dtype=np.uint64)
         tables, digits = np.ascontiguousarray(tables), np.ascontiguousarray(digits)
         montgomery.table_products(out, tables, digits, self._one, *self._given, self._scratch(3))
+        for row in sampled("table_products", len(out)):
+            product = mpz(1)
+            for table, digit in zip(tables, digits[row], strict=True):
+                product = product * self._value(table[digit]) % self.modulus
+            self._check(out[row], product)
         return out
 
     def lift(self, residues: Limbs, ring: LaneRing) -> Limbs:
@@ -187,6 +210,17 @@ class LaneRing:
             raise ValueError(f"rows must be 0 to {len(residues) - 1}, got others")
         return np.ascontiguousarray(residues)
 
+    def _value(self, residue: Limbs) -> mpz:
+        """The integer that one residue stands for, by gmpy2."""
+        # In two halves, as limbs of a faulty number may be above 52 bits.
+        even, odd = (gmpy2.pack(residue[k::2].tolist(), 2 * LIMB_BITS) for k in (0, 1))
+        return (even + (odd << LIMB_BITS)) * self._unscale % self.modulus
+
+    def _check(self, residue: Limbs, wanted: mpz) -> None:
+        """Compare a residue with the integer that gmpy2 has in its place."""
+        if self._value(residue) != wanted % self.modulus:
+            raise MachineError(f"residues of {self.modulus.bit_length()} bits", "gmpy2")
+
     def _scratch(self, n_numbers: int) -> Limbs:
         """Registers for the limbs of so many numbers."""
         return registers(n_numbers * self.n_limbs)
@@ -211,3 +245,32 @@ def _same_length(
             raise ValueError(f"factors must be as many on both sides, got {sizes}")
         found.append(np.ascontiguousarray(rows, dtype=np.int64))
     return found[0], found[1]
+
+
+@functools.cache
+def check_known_answers() -> None:
+    """Compare all kernels with RFC 3526 and gmpy2, once a process; else a MachineError."""
+    with gmpy2.context(precision=2048):
+        pi = mpz(gmpy2.floor(gmpy2.const_pi() * mpz(2) ** 1918))
+    # Section 3, group 14: the generator, 2, has order (p - 1) / 2.
+    prime = mpz(2) ** 2048 - mpz(2) ** 1984 - 1 + 2**64 * (pi + 124476)
+    ring = LaneRing(prime)
+    right = ring.numbers(ring.power(ring.take([mpz(2)]), (prime - 1) // 2)) == [1]
+    # One limb to many; just below and above a power of two, where carries are extreme.
+    for modulus in (mpz(3), mpz(2**52 + 21), mpz(2**104 - 1), mpz(2**1024 + 643)):
+        ring = LaneRing(modulus)
+        right = right and ring.numbers(_answers(ring)) == list(_answers(PlainRing(modulus)))
+    if not right:
+        raise MachineError(f"residues of {ring.modulus.bit_length()} bits", "gmpy2")
+
+
+def _answers(ring: Ring) -> Residues:
+    """What operations make of the edges of a ring and of numbers between them."""
+    top = ring.modulus - 1
+    residues = ring.take([mpz(0), mpz(1), *(top // k for k in range(1, 10))])
+    products = ring.multiply(residues, residues[::-1].copy())
+    sums = ring.add(products, residues)
+    tables = np.stack([residues, products, sums])[:, np.arange(256) % len(residues)]
+    digits = np.arange(33, dtype=np.uint8).reshape(11, 3)
+    powers = [ring.squares(residues, 9), ring.power(residues, 2**70 + 12345)]
+    return np.concatenate([sums, products, *powers, ring.table_products(tables, digits)])

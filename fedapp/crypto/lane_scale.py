@@ -7,7 +7,8 @@ Python's to find, once a list.
 Points come out doubled, since doubles are encoded by an inverse, which many points share, in place
 of an inverse square root each: ``digit_masks`` halves the scalar.
 
-Nothing but the points is checked: ``fedapp.crypto.ristretto`` does.
+Nothing but the points is checked: ``fedapp.crypto.ristretto`` does, and compares a sample of what
+comes out with libsodium.
 
 Source: Joye and Tunstall, Exponent recoding and regular exponentiation algorithms, 2009; formulas
 in ``fedapp.crypto.lane_points``.
@@ -15,6 +16,9 @@ in ``fedapp.crypto.lane_points``.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numba
@@ -44,9 +48,22 @@ from fedapp.crypto.lane_points import (
 from fedapp.crypto.lanes import registers
 from fedapp.crypto.rings import N_LANES
 from fedapp.crypto.ristretto import ORDER
+from fedapp.errors import MachineError
 from fedapp.kernels import kernel
 
 Words = npt.NDArray[np.uint64]
+
+# RFC 9496, Appendix A.1: multiples of the generator, from 1 on; A.3: a text, and the point of its
+# SHA-512; A.2: no square, so no point.
+MULTIPLES = [
+    "e2f2ae0a6abc4e71a884a961c500515f58e30b6aa582dd8db6a65945e08d2d76",
+    "6a493210f7499cd17fecb510ae0cea23a110e8d5b901f8acadd3095c73a3b919",
+    "94741f5d5d52755ece4f23f044ee27d5d1ea1e2bd196b462166b16152a9d0259",
+    "da80862773358b466ffadfe0b3293ab3d9fd53c5ea6c955358f568322daf6a57",
+]
+HASHED = "by using a finer grind."
+POINT = "f8f0c87cf237953c5890aec3998169005dae3eca1fbb04548c635953c817f92a"
+NO_POINT = "26948d35ca62e643e26a83177332e6b6afeb9d08e4268b650f1f5bbd8d81d371"
 
 WINDOW_BITS, N_WINDOWS = 4, 64
 # Slots: what formulas hand on, a number and its powers, words, which rows are valid, a table of odd
@@ -207,6 +224,25 @@ def scale_words(words: Words, masks: Words) -> tuple[Words, npt.NDArray[np.bool_
     valid = np.ones(len(words), dtype=np.bool_)
     _scale_rows(words, memory, out, valid)
     return out, valid
+
+
+@functools.cache
+def check_known_answers() -> None:
+    """Compare what becomes of known points with RFC 9496, once a process; else a MachineError."""
+    multiples, point, no_point = map(_words, (MULTIPLES, [POINT], [NO_POINT]))
+    cases = [(k, multiples[: 4 // k].copy(), multiples[k - 1 :: k]) for k in range(1, 5)]
+    cases.append((1, _words([hashlib.sha512(HASHED.encode()).hexdigest()]), point))
+    for scalar, given, wanted in cases:
+        out, valid = scale_words(given, digit_masks(scalar))
+        if not valid.all() or not np.array_equal(out, wanted):
+            raise MachineError("points of ristretto255", "RFC 9496")
+    if scale_words(no_point, digit_masks(1))[1].any():
+        raise MachineError("points of ristretto255", "RFC 9496")
+
+
+def _words(texts: Sequence[str]) -> Words:
+    """Points or uniform bytes, in memory that may be written to, as that of a batch."""
+    return np.array([np.frombuffer(bytes.fromhex(text), dtype=np.uint64) for text in texts])
 
 
 @kernel

@@ -14,6 +14,7 @@ RFC 9496 and RFC 9380.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from fedapp.crypto.ristretto import (
     scale,
     scale_parts,
 )
+from fedapp.errors import MachineError
 
 Points = npt.NDArray[np.uint8]
 
@@ -125,6 +127,7 @@ def draw_scalar() -> bytes:
 def mask_ids(ids: Sequence[str], scalar: bytes) -> Points:
     """``mask(hash_to_group(ids), scalar)``, whose points need not be encoded in between."""
     _check_scalar(scalar)
+    _check_expander()
     messages, expand = _messages(ids), expander(DST, UNIFORM_BYTES)
     return scale_parts(lambda part: _uniform(messages[part], expand), len(messages), scalar)
 
@@ -196,6 +199,14 @@ def places(own: Points, common: Points) -> npt.NDArray[np.int64]:
     if not held.all():
         raise ValueError(f"common must be in own, got {np.sum(~held)} points that are not")
     return _order(own)[ranks].astype(np.int64, copy=False)
+
+
+@functools.cache
+def _check_expander() -> None:
+    """Compare with RFC 9380, Appendix K.3, once a process."""
+    expand = expander(b"QUUX-V01-CS02-with-expander-SHA512-256", 32)
+    if expand(b"abc").hex() != "0da749f12fbe5483eb066a5f595055679b976e93abe9be6f0f6318bce7aca8dc":
+        raise MachineError("uniform bytes of ids", "RFC 9380")
 
 
 def _messages(ids: Sequence[str]) -> list[bytes]:

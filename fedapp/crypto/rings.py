@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import secrets
 from collections.abc import Callable, Sequence
+from contextvars import Context, ContextVar
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +26,9 @@ Residues = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 LANES, FEATURE = "fedapp.crypto.lanes", "avx512ifma"
 N_LANES = 8  # of a register
+# Operations that need no check any more in a call of ``share``; outside of these each has one.
+_checked: ContextVar[set[str] | None] = ContextVar("_checked", default=None)
+EVERY = ""
 
 
 class Ring(Protocol):
@@ -132,14 +137,43 @@ def ring(modulus: mpz) -> Ring:
     """The faster ring of an odd modulus; none is kept, as a modulus may be secret."""
     if not has_lanes():
         return PlainRing(modulus)
-    from fedapp.crypto.lane_ring import LaneRing
+    from fedapp.crypto.lane_ring import LaneRing, check_known_answers
 
+    # In another context, as its operations are no part of the batch at hand.
+    Context().run(check_known_answers)
     return LaneRing(modulus)
 
 
 def share(workers: Workers, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
-    """Calls whose time goes into products: in threads where these release Python's lock."""
-    return workers.run_here(function, calls) if has_lanes() else workers.run(function, calls)
+    """Calls whose time goes into products: in threads where these release Python's lock.
+
+    Each operation of one of them, chosen at random, is checked once (``sampled``).
+    """
+    checked = secrets.randbelow(max(1, len(calls)))
+    given = [(place == checked, function, *call) for place, call in enumerate(calls)]
+    return workers.run_here(call, given) if has_lanes() else workers.run(call, given)
+
+
+def call(is_checked: bool, function: Callable[..., Any], *arguments: Any) -> Any:
+    """A call with or without checks."""
+    context = Context()
+    context.run(_checked.set, set() if is_checked else {EVERY})
+    return context.run(function, *arguments)
+
+
+def sampled(operation: str, n_rows: int) -> list[int]:
+    """The row of an operation that a library computes again, drawn at random; or none.
+
+    A fault in every row, as of code compiled wrongly, is caught in every batch. A fault in k of n
+    rows, as of a failing core, is caught with chance k / n each time, so some time in a long run.
+    What breaks later, or what the library gets wrong as well, is not caught.
+    """
+    checked = _checked.get()
+    if not n_rows or (checked and checked & {operation, EVERY}):
+        return []
+    if checked is not None:
+        checked.add(operation)
+    return [secrets.randbelow(n_rows)]
 
 
 def product(ring: Ring, residues: Residues) -> mpz:
