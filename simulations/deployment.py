@@ -24,6 +24,7 @@ from fedapp.config import load_settings
 from fedapp.crypto.sealed import fingerprint_of, public_key
 from fedapp.deploy.folders import write_federation, write_site
 from fedapp.deploy.processes import Federation
+from fedapp.messages.methods import all_methods
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import site_config
 from fedapp.site.node_config import parse_node_config
@@ -230,6 +231,7 @@ def example_nodes(folder: Path, names: Sequence[str], n_rows: int) -> dict[str, 
         path = folder / f"{name}.csv"
         np.savetxt(path, table, delimiter=",", header="a,b,c,y", comments="", fmt="%g")
         nodes[name] = {"data": str(path), "label": "y", **DRAWS}
+        nodes[name]["allow"] = ",".join(all_methods())
     return nodes
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from fedapp.messages.methods import all_methods
 from fedapp.packages import missing_extra
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ def vertical(settings: MakeSettings) -> MakeSettings:
 @pytest.fixture
 def sites() -> MakeSites:
     """``sites({"name": ..., "data": ...}, ...)``: contexts of parties with tables of their own; the
-    label is y where nothing else is said, and small keys will do."""
+    label is y where nothing else is said, every method is allowed, and small keys will do."""
 
     from flwr.app import Context, RecordDict
 
@@ -259,7 +260,11 @@ def sites() -> MakeSites:
                 node_config={
                     "label": "y",
                     "allow-insecure": "true",
-                    **{key: str(value) for key, value in node.items()},
+                    "allow": ",".join(all_methods()),
+                    **{
+                        key: value if isinstance(value, bool) else str(value)
+                        for key, value in node.items()
+                    },
                 },
                 state=RecordDict(),
                 run_config={},

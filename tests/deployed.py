@@ -15,6 +15,8 @@ from tests.unpacked import unpack_compiled
 
 SITES = ("bank", "insurer", "shop")
 HORIZONTAL = "pax,fedxgbllr,bagging,cyclic,fedavg-linear"
+VERTICAL = "secureboost,federated-forest,interactive,one-round,eini"
+MANY = {"runs-per-day": "1000"}  # of all tests that share a deployment
 # Drawn, so that they are not in the app itself, which the coordinator has.
 CUSTOMER = f"customer-{secrets.token_hex(8)}"
 CLASSES = (f"repaid-{secrets.token_hex(8)}", f"unpaid-{secrets.token_hex(8)}")
@@ -35,7 +37,7 @@ def same_columns(folder: Path) -> dict[str, dict[str, str]]:
         ids = [f"{CUSTOMER}-{name}-{number}" for number in range(80)]
         table = {"id": ids, "a": a, "b": b, "y": (a + b > 0).astype(int)}
         path = write_csv(folder / f"{name}-rows.csv", table)
-        nodes[name] = {"data": path, "label": "y", "id": "id", "allow": HORIZONTAL, **DRAWS}
+        nodes[name] = {"data": path, "label": "y", "id": "id", "allow": HORIZONTAL, **MANY, **DRAWS}
     return nodes
 
 
@@ -51,7 +53,8 @@ def same_rows(folder: Path) -> dict[str, dict[str, str]]:
         order = np.random.default_rng(seed).permutation(60)
         table = {key: values[order] for key, values in {"id": ids, **columns}.items()}
         path = write_csv(folder / f"{name}-columns.csv", table)
-        nodes[name] = {"data": path, "id": "id", "allow-insecure": "true", **DRAWS}
+        nodes[name] = {"data": path, "id": "id", "allow": VERTICAL, "allow-insecure": "true"}
+        nodes[name] |= {**MANY, **DRAWS}
     nodes["bank"]["label"] = "outcome"
     return nodes
 

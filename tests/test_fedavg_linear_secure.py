@@ -320,7 +320,8 @@ def coordinator(write_table: WriteTable) -> Coordinator:
         name: {"name": name, "data": str(write_table(name, seed=seed)), "label": "y"}
         for seed, name in enumerate(NAMES)
     }
-    configs = {name: site_config(node, {}) for name, node in nodes.items()}
+    allow = {"allow": "fedavg-linear"}
+    configs = {name: site_config({**node, **allow}, {}) for name, node in nodes.items()}
     found = Coordinator(configs, method="fedavg-linear", opens=OpenRequest)
     found.ask(found.opening, 3)
     return found

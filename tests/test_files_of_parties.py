@@ -21,6 +21,7 @@ from simulations.rows import stacked_tables
 
 WriteTable = Callable[..., Path]
 MakeSettings = Callable[..., Settings]
+METHODS = ("pax", "bagging", "cyclic", "fedavg-linear")
 
 
 @pytest.fixture
@@ -42,11 +43,15 @@ def own_files(settings: MakeSettings, files: dict[str, Path]) -> MakeSettings:
 
 
 def contexts_of(files: dict[str, Path]) -> list[Context]:
-    own = {"label": "y", "draws-secret": "none"}  # rows are drawn as in a simulation
+    own = {
+        "label": "y",
+        "draws-secret": "none",
+        "allow": ",".join(METHODS),
+    }  # rows are drawn as in a simulation
     return site_contexts({"name": name, "data": str(path), **own} for name, path in files.items())
 
 
-@pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic", "fedavg-linear"])
+@pytest.mark.parametrize("strategy", METHODS)
 def test_the_model_is_that_of_a_deployment_with_the_same_tables(
     own_files: MakeSettings, files: dict[str, Path], strategy: str
 ) -> None:

@@ -191,7 +191,9 @@ def test_rows_that_a_round_does_not_draw_are_as_many_or_none(
 def test_a_site_with_a_floor_takes_part_where_it_holds(
     made: MakeRun, settings: MakeSettings
 ) -> None:
-    bank = site_config({"name": "bank", "data": "x.csv", "least-bin-rows": 5}, {})
+    bank = site_config(
+        {"name": "bank", "data": "x.csv", "allow": "pax,bagging", "least-bin-rows": 5}, {}
+    )
     check_policy(bank, "train.pax_grow", "pax")
     with pytest.raises(
         ConfigError, match=r"^least-bin-rows must be 0 in the node config, or strat"

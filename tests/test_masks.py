@@ -120,7 +120,7 @@ def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
         name: {"name": name, "data": str(write_table(name, seed=seed)), "label": "y"}
         for seed, name in enumerate(NAMES)
     }
-    return {name: site_config(node, {}) for name, node in nodes.items()}
+    return {name: site_config({**node, "allow": "pax"}, {}) for name, node in nodes.items()}
 
 
 @pytest.fixture
@@ -340,7 +340,8 @@ def test_what_is_counted_is_counted_once_in_a_request(
 def test_categories_are_no_numbers_to_be_counted_by_digits(write_table: WriteTable) -> None:
     colours = ["red", "blue"] * 20
     nodes = [{"name": name, "data": str(write_table(name, a=colours))} for name in NAMES]
-    configs = {str(node["name"]): site_config({**node, "label": "y"}, {}) for node in nodes}
+    more = {"label": "y", "allow": "pax"}
+    configs = {str(node["name"]): site_config({**node, **more}, {}) for node in nodes}
     coordinator = Coordinator(configs)
     told = {"categories": ("blue", "red"), "category_counts": np.array([2, NUMBERS], np.int32)}
     coordinator.ask(replace(coordinator.opening, **told), 3)

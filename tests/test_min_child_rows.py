@@ -231,7 +231,9 @@ def test_methods_that_do_not_count_rows_refuse_it(made: MakeRun) -> None:
         run_local(made(strategy="bagging"))
     with pytest.raises(ConfigError, match=r"^min-child-rows must be 0 with privacy\.epsilon: row"):
         run_local(made(pax__aggregation="secure", privacy__epsilon=1.0))
-    bank = site_config({"name": "bank", "data": "x.csv", "min-child-rows": 5}, {})
+    bank = site_config(
+        {"name": "bank", "data": "x.csv", "allow": "pax,bagging", "min-child-rows": 5}, {}
+    )
     check_policy(bank, "train.pax_grow", "pax")
     with pytest.raises(ConfigError, match=r"^min-child-rows must be 0 in the node config, or str"):
         check_policy(bank, "train.bagging_fit", "bagging")

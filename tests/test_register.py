@@ -30,7 +30,7 @@ from strategies import base
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 
 HELLO = HelloRequest("binary:logistic", 0.2, 0.1, 42, False)
-NODE = {"name": "bank", "data": "rows.csv"}
+NODE = {"name": "bank", "data": "rows.csv", "allow": "pax"}
 
 
 @pytest.fixture

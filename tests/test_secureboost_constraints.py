@@ -158,7 +158,8 @@ def test_a_node_config_of_another_form_is_refused() -> None:
 
 
 def test_a_method_that_would_not_hold_a_sites_columns_is_refused() -> None:
-    config = SiteConfig("bank", "rows.csv", monotone_constraints="a:1")
+    allowed = frozenset({"secureboost", "interactive", "pax"})
+    config = SiteConfig("bank", "rows.csv", allowed=allowed, monotone_constraints="a:1")
     check_policy(config, "train.secureboost_setup", "secureboost")
     check_policy(config, "evaluate.interactive_rows", "interactive")
     with pytest.raises(ConfigError, match=r"must be empty in the node config, .*, got pax$"):

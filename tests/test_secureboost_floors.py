@@ -180,7 +180,9 @@ def test_below_a_child_of_few_rows_a_column_is_one_group(site: Site) -> None:
 
 
 def test_a_site_with_a_floor_takes_part() -> None:
-    shop = site_config({"name": "shop", "data": "x.csv", "least-bin-rows": 5}, {})
+    allow = "secureboost,federated-forest"
+    node = {"name": "shop", "data": "x.csv", "allow": allow, "least-bin-rows": 5}
+    shop = site_config(node, {})
     check_policy(shop, "train.secureboost_sum", "secureboost")
     with pytest.raises(ConfigError, match=r"one that merges bins \(pax, secureboost\), got fed"):
         check_policy(shop, "train.federated_forest_sum", "federated-forest")

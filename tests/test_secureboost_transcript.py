@@ -105,7 +105,7 @@ def record(home_folder: Path, patch: pytest.MonkeyPatch, **more: Any) -> Recorde
         given: dict[str, Any] = {"id": ids, **own, **({} if place else {"y": labels})}
         path = write_rows(home_folder / f"{name}.csv", given)
         node = {"name": name, "data": str(path), "id": "id", "label": "" if place else "y"}
-        node["allow-insecure"] = "true"
+        node |= {"allow-insecure": "true", "allow": "secureboost,interactive,one-round,eini"}
         contexts.append(Context(0, place + 2, {**node, **more}, RecordDict(), {}))
         tables.append(load_table(path, Roles(label=node["label"], id_column="id")))
     settings = load_settings(

@@ -38,7 +38,14 @@ def coordinator(write_table: WriteTable) -> Coordinator:
 def _configs(write_table: WriteTable, more: Mapping[str, int]) -> dict:  # type: ignore[type-arg]
     return {
         name: site_config(
-            {"name": name, "data": str(write_table(name, seed=seed)), "label": "y", **more}, {}
+            {
+                "name": name,
+                "data": str(write_table(name, seed=seed)),
+                "label": "y",
+                "allow": "pax,fedavg-linear",
+                **more,
+            },
+            {},
         )
         for seed, name in enumerate(ALL)
     }

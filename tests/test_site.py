@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated, ClassVar
@@ -22,7 +23,7 @@ from fedapp.messages.fields import OnlyInTrials, Range, Request, SiteLimit
 from fedapp.messages.methods import all_methods, messages_of
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.site.answer import answer
-from fedapp.site.check import kind_of
+from fedapp.site.check import check_site, kind_of
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.mail import box_key
 from fedapp.site.node_config import parse_node_config
@@ -49,8 +50,18 @@ def node(allow: str = "", **others: object) -> dict[str, str]:
 # Policy
 
 
-def test_a_site_without_a_policy_allows_every_method() -> None:
-    check_policy(site_config(node(), {}), "train.pax_grow", "pax")
+@pytest.mark.parametrize("given", [{}, {"allow": ""}, {"allow": " , "}])
+@pytest.mark.parametrize("method", sorted(all_methods()))
+def test_a_site_without_a_policy_allows_no_method_and_says_how_to(
+    given: dict[str, str], method: str
+) -> None:
+    config = site_config({"name": "bank", "data": "rows.csv", **given}, {})
+    way = "set allow in the node config of bank, or see fedapp site init --policy"
+    rule = rf"^strategy must be one that the site allows \(none: {way}\), got {method}$"
+    kind = f"train.{method.replace('-', '_')}_grow"
+    with pytest.raises(ConfigError, match=rule):
+        check_policy(config, kind, method)
+    check_policy(replace(config, simulated=True), kind, method)
 
 
 @pytest.mark.parametrize(
@@ -135,9 +146,9 @@ def test_the_policy_matrix_has_every_message_and_every_method() -> None:
 @pytest.mark.parametrize("module", SENDERS)
 def test_a_message_is_taken_of_those_methods_alone_that_send_it(module: str, method: str) -> None:
     for kind in all_requests()[module]:
-        for allow in ("", "pax", "secureboost,eini", method or "pax"):
-            config = site_config(node(allow), {})
-            if method in SENDERS[module] and (not allow or method in allow.split(",")):
+        for allow in ("", ",".join(SENDERS), "pax", "secureboost,eini", method or "pax"):
+            config = site_config(node(allow.replace("_", "-")), {})
+            if method in SENDERS[module] and method in allow.replace("_", "-").split(","):
                 check_policy(config, kind, method)
             else:
                 with pytest.raises(ConfigError, match=r"^strategy must be .* got"):
@@ -228,7 +239,7 @@ def test_a_run_of_a_method_that_a_site_does_not_allow_ends_with_its_words(
 ) -> None:
     contexts = sites(
         {"name": "bank", "data": write_table("bank"), "allow": "pax"},
-        {"name": "shop", "data": write_table("shop", seed=1)},
+        {"name": "shop", "data": write_table("shop", seed=1), "allow": "pax,bagging,secureboost"},
     )
     match = rf"^bank \(step 0\): strategy must be one that the site allows \(pax\), got {strategy}$"
     with pytest.raises(FedappError, match=match):
@@ -240,7 +251,7 @@ def test_a_run_of_an_allowed_method_is_the_same_as_without_a_policy(
 ) -> None:
     bank, shop = write_table("bank", 300), write_table("shop", 300, seed=1)
     models = []
-    for policy in ({}, {"allow": "pax", "min-rows": "20"}):
+    for policy in ({"allow": ",".join(all_methods())}, {"allow": "pax", "min-rows": "20"}):
         contexts = sites(
             {"name": "bank", "data": bank, **policy}, {"name": "shop", "data": shop, **policy}
         )
@@ -501,6 +512,30 @@ def test_a_node_config_that_is_none_is_refused() -> None:
         parse_node_config("name=bank")
 
 
+SWITCHES = {
+    "header": "reader.header",
+    "share-column-names": "shares_names",
+    "allow-export": "allows_export",
+    "encrypted-labels": "encrypts_labels",
+    "allow-insecure": "allows_insecure",
+    "full-masks": "full_masks",
+    "share-categories": "shares_categories",
+}
+
+
+@pytest.mark.parametrize("value", ["yes", "1", 1, 0, 1.0, "on", "True", "True ", "FALSE", "", "no"])
+@pytest.mark.parametrize("key", SWITCHES)
+def test_a_switch_is_true_or_false_and_nothing_else(key: str, value: bool | float | str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} must be true or false, got {value!r}$"):
+        site_config({**node(), key: value}, {})
+
+
+@pytest.mark.parametrize(("value", "is_on"), [(True, 1), (False, 0), ("true", 1), ("false", 0)])
+@pytest.mark.parametrize("key", SWITCHES)
+def test_a_switch_may_be_a_text(key: str, value: bool | str, is_on: int) -> None:
+    assert attrgetter(SWITCHES[key])(site_config({**node(), key: value}, {})) is bool(is_on)
+
+
 # fedapp site check
 
 
@@ -537,11 +572,15 @@ def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(
         ["rows", "are", "drawn", "unseen"],
         ["min-bin-rows", "9"],
         ["most-bins", "1024"],
-        ["pax", "yes"],
-        ["secureboost", "yes,", "active"],
-        ["bagging", "no:", "not", "in", "allow"],
+        ["allow", "pax,", "secureboost"],
     ):
         assert words in lines
+    for words in (
+        ["pax", "yes", "each", "party's", "sums:", "most", "rows", "of", "a", "small", "table"],
+        ["secureboost", "yes,", "active", "sizes,", "scores,", "leaf", "purities,"],
+        ["bagging", "no:", "not", "in", "allow", "each", "party's", "trees;"],
+    ):
+        assert any(line[: len(words)] == words for line in lines)
     for secret in ("7654321", "customer-", str(path), path.stem):
         assert secret not in shown
 
@@ -549,7 +588,8 @@ def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(
 def test_a_check_says_what_a_site_lacks(write_table: WriteTable, tmp_path: Path) -> None:
     path = write_table("rows", y=None, id=["same"] * 40)
     config = tmp_path / "site.toml"
-    config.write_text(f'name = "shop"\ndata = "{path}"\nid = "id"\nmin-rows = 3\n')
+    allow = ",".join(all_methods())
+    config.write_text(f'name = "shop"\ndata = "{path}"\nid = "id"\nallow = "{allow}"\n')
     shown = check("--config", str(config))
     assert "none: a passive party" in shown
     assert "40 rows of 40 that share theirs" in shown
@@ -573,7 +613,8 @@ def test_a_check_says_which_keys_others_may_read(
 
 def test_a_check_says_what_a_run_must_ask_for(write_table: WriteTable) -> None:
     path = write_table("rows", id=[f"r{number}" for number in range(40)])
-    node = f'name="bank" data="{path}" label="y" id="id" encrypted-labels=true'
+    allow = "secureboost,federated-forest"
+    node = f'name="bank" data="{path}" label="y" id="id" encrypted-labels=true allow="{allow}"'
 
     def answers() -> dict[str, str]:
         lines = [line.replace("│", " ") for line in check("--node-config", node).splitlines()]
@@ -587,8 +628,109 @@ def test_a_check_says_what_a_run_must_ask_for(write_table: WriteTable) -> None:
 
 def test_a_check_says_when_a_table_is_smaller_than_its_own_policy(write_table: WriteTable) -> None:
     path = write_table("rows")
-    shown = check("--node-config", f'name="bank" data="{path}" label="y" min-rows=30')
+    node = f'name="bank" data="{path}" label="y" min-rows=30 allow="pax"'
+    shown = check("--node-config", node)
     assert "no: 29 training rows, fewer than 30 (min-rows)" in shown
+
+
+SUMS = {"least_parties": 3}
+FLOORS = {"least_bin_rows": 5}
+
+
+@pytest.mark.parametrize(
+    ("method", "policy", "answer", "gets"),
+    [
+        ("pax", {}, "yes", "each party's sums: most rows of a small table"),
+        ("pax", FLOORS, "yes", "each party's sums over bins of several rows"),
+        (
+            "pax",
+            SUMS,
+            "yes, but only with aggregation=secure (least-parties) and others' keys (fedapp trust)",
+            "sums over all parties: rows of a small table, not whose",
+        ),
+        (
+            "pax",
+            {**SUMS, **FLOORS, "trusted": f"shop:{32 * '0'}"},
+            "yes, but only with aggregation=secure (least-parties)",
+            "sums over all parties over bins of several rows",
+        ),
+        (
+            "pax",
+            {**SUMS, **FLOORS, "run_epsilon": 1, "trusted": f"shop:{32 * '0'}"},
+            "yes, but only with aggregation=secure (least-parties) and "
+            "privacy.epsilon up to 1 (run-epsilon)",
+            "noised sums over all parties",
+        ),
+        (
+            "fedavg-linear",
+            {},
+            "yes",
+            "each party's columns' means and spreads; its model each round",
+        ),
+        (
+            "fedavg-linear",
+            {**SUMS, "trusted": f"shop:{32 * '0'}"},
+            "yes, but only with aggregation=secure (least-parties)",
+            "columns' means and spreads, mean of the models, over all parties",
+        ),
+        (
+            "fedavg-linear",
+            {"run_epsilon": 1},
+            "no: the coordinator gets more than run-epsilon allows",
+            "each party's columns' means and spreads; its model each round",
+        ),
+        (
+            "bagging",
+            SUMS,
+            "no: the coordinator gets more than least-parties allows",
+            "each party's trees; a leaf may be a single row",
+        ),
+        (
+            "bagging",
+            FLOORS,
+            "no: would ignore least-bin-rows",
+            "each party's trees; a leaf may be a single row",
+        ),
+        (
+            "federated-forest",
+            {"min_child_rows": 5},
+            "no: would ignore min-child-rows",
+            "sizes, scores, structure of trees, improvements of splits",
+        ),
+        (
+            "federated-forest",
+            {"encrypted_labels": "true"},
+            "active, but only with align=ordered (needs ids else) and labels=paillier "
+            "(encrypted-labels) and others' keys (fedapp trust)",
+            "sizes, scores, structure of trees",
+        ),
+        (
+            "secureboost",
+            {"allow": "pax"},
+            "no: not in allow",
+            "sizes, scores, leaf purities, which party has labels",
+        ),
+        (
+            "eini",
+            {**SUMS, **FLOORS},
+            "active, but only with align=ordered (needs ids else) and others' keys (fedapp trust)",
+            "sizes",
+        ),
+    ],
+)
+def test_a_check_says_what_the_coordinator_gets_from_each_method(
+    write_table: WriteTable, method: str, policy: dict[str, object], answer: str, gets: str
+) -> None:
+    given = {"allow": ",".join(all_methods()), "label": "y", "data": write_table("rows"), **policy}
+    config = site_config({**node(), **node(**given)}, {})
+    assert check_site(config, all_methods(), (0.2, 0.2)).methods[method] == (answer, gets)
+
+
+def test_every_method_declares_what_the_coordinator_gets() -> None:
+    settings = {"least-bin-rows", "least-parties", "run-epsilon", "encrypted-labels"}
+    for method in all_methods().values():
+        assert next(iter(method.gets)) == ""
+        assert settings.issuperset(" ".join(method.gets).split())
 
 
 @pytest.mark.parametrize(

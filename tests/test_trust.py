@@ -46,6 +46,7 @@ class Shop:
 
     def __init__(self, table: Path, trusted: str = "") -> None:
         node = {"name": "shop", "data": str(table), "id": "id", "trusted": trusted}
+        node["allow"] = "secureboost"
         self.config, self.n_runs = site_config(node, {}), 0
 
     def ask(self, request: Request, step: int) -> Content:

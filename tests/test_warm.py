@@ -149,6 +149,7 @@ class Node:
             "name": "bank",
             "data": str(self.folder / "rows.csv"),
             "label": "y",
+            "allow": "pax",
             "app": hashlib.sha256(BUNDLE).hexdigest(),
             **more,
         }

@@ -11,6 +11,7 @@ import re
 import secrets
 import sys
 import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -35,7 +36,9 @@ from fedapp.deploy.scripts import env_script, register_script, scripts_federatio
 from fedapp.deploy.systemd import units_federation, units_site
 from fedapp.errors import ConfigError
 from fedapp.home import write_new, write_whole
+from fedapp.messages.methods import Method, all_methods
 from fedapp.site.config import SiteConfig
+from fedapp.site.node_config import Value
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
 # What may stand in scripts, units and configurations without quotes.
@@ -55,6 +58,22 @@ SITE_TEXTS = {
     "compose": compose_site,
     "kubernetes": manifests_site,
     "systemd": units_site,
+}
+# Methods that a policy allows, and what else it writes into a node config.
+_SUMS: Mapping[str, Value] = {"least-parties": 3, "min-rows": 20, "approve": "ask"}
+POLICIES: Mapping[str, tuple[Callable[[Method], bool], Mapping[str, Value]]] = {
+    "sums": (
+        lambda method: (
+            (method.merges_bins or not method.trains)
+            and ("least-parties" in method.gets or not method.needs_label)
+        ),
+        {"least-bin-rows": 5, **_SUMS},
+    ),
+    "private": (
+        lambda method: "run-epsilon" in method.gets,
+        {"run-epsilon": 1.0, "total-epsilon": 3.0, **_SUMS},
+    ),
+    "rows": (lambda _: True, {}),
 }
 # The user by whom a folder speaks to a SuperLink that does not run beside it.
 OPERATOR = "operator"
@@ -167,7 +186,13 @@ def renew_certificates(folder: Path) -> datetime:
 
 
 def write_site(
-    folder: Path, site: SiteConfig, superlink: str, ca: str, port: int, target: str = "scripts"
+    folder: Path,
+    site: SiteConfig,
+    superlink: str,
+    ca: str,
+    port: int,
+    target: str = "scripts",
+    policy: str = "",
 ) -> None:
     """Write what a site needs.
 
@@ -178,11 +203,15 @@ def write_site(
     ca : file of the certificate that signed the coordinator's; empty: the system's.
     port : where the SuperNode listens on the loopback for its own processes.
     target : what starts its processes.
+    policy : of ``POLICIES``, where ``site`` says nothing else; without one no method is allowed.
 
     Raises
     ------
-    ConfigError : a name or an address is none, a file is missing, or the folder is not empty.
+    ConfigError : a name, an address or a policy is none, a file is missing, or the folder is not
+        empty.
     """
+    if policy and policy not in POLICIES:
+        raise ConfigError(f"policy must be {', '.join(POLICIES)}, got {policy!r}")
     _check(NAME, site.name, "letters, digits, '.', '_' or '-'", "name")
     _check_target(target, site.name)
     host, _, superlink_port = superlink.rpartition(":")
@@ -201,7 +230,7 @@ def write_site(
     write_new(folder / f"{site.name}.pub", keys.public, PUBLIC)
     if ca:
         write_new(folder / "ca.crt", Path(ca).read_bytes(), PUBLIC)
-    write_new(folder / "site.toml", _node_config(site, data).encode(), SECRET)
+    write_new(folder / "site.toml", _node_config(site, data, policy).encode(), SECRET)
     for name in ("flower", "home"):
         (folder / name).mkdir(mode=0o700)
     processes = Site(site.name, data, superlink, bool(ca), port)
@@ -219,7 +248,7 @@ def registered_sites(flower_home: Path) -> dict[str, str]:
     return {path.read_text().strip(): path.stem for path in files}
 
 
-def _node_config(site: SiteConfig, data: str) -> str:
+def _node_config(site: SiteConfig, data: str, policy: str) -> str:
     """A node config as TOML, with what may be added as comments."""
     said = {
         "name": site.name,
@@ -229,9 +258,14 @@ def _node_config(site: SiteConfig, data: str) -> str:
         "allow": ",".join(sorted(site.allowed)),
         "min-rows": site.min_rows,
     }
-    lines = [f"{key} = {json.dumps(value)}" for key, value in said.items() if value]
+    said = {key: value for key, value in said.items() if value}
+    if policy:
+        fits, settings = POLICIES[policy]
+        allowed = ",".join(name for name, method in all_methods().items() if fits(method))
+        said = {**said, "allow": allowed, **settings, **said}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in said.items()]
     lines += [
-        '# allow = "pax,secureboost,interactive"  # methods; without it, all',
+        '# allow = "pax,secureboost,interactive"  # methods; without it, none',
         '# schema = "/data/loans.toml"    # how the table is written, and what its columns are',
         "# min-rows = 100                # the fewest rows to train, to validate and to test on",
         "# least-parties = 3             # rows enter sums over so many parties, nothing else",

@@ -22,9 +22,9 @@ from typing import ClassVar
 
 from fedapp.messages.fields import Request
 from fedapp.messages.methods import Method
-from fedapp.messages.trees import BoostOrder, BoostReport
+from fedapp.messages.trees import GETS, BoostOrder, BoostReport
 
-METHOD = Method("horizontal", takes_margins=True)
+METHOD = Method("horizontal", GETS, takes_margins=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,9 +28,9 @@ from fedapp.messages.fields import Array, Form, PlanLimit, Range, Reply, Request
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import TreeParameters
 from fedapp.messages.scoring import EvaluateReply, Scores, Sums
-from fedapp.messages.trees import RatedTrees, Trees
+from fedapp.messages.trees import GETS, RatedTrees, Trees
 
-METHOD = Method("horizontal", package="torch")
+METHOD = Method("horizontal", GETS, package="torch")
 
 Weights = Annotated[Array, Form("float32", "n_weights")]
 

@@ -2,7 +2,7 @@
 
 ::
 
-    METHOD = Method("vertical")                       in the module of a method
+    METHOD = Method("vertical", {"": "sizes"})        in the module of a method
     SHARED_BY = frozenset({"vertical", "inference"})  in one whose messages several methods send
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pkgutil import iter_modules
 from types import ModuleType
@@ -28,6 +29,8 @@ class Method:
 
     Parameters
     ----------
+    gets : what the coordinator gets of a site, in a few words, by the settings of the node config
+        that change it: "" for none, and later entries replace earlier ones.
     codes_labels : whether labels leave the active party in codes, unless a run says otherwise.
     baseline : what the model is held against, trained on pooled rows.
     package : that it alone needs; an extra of the method's name brings it.
@@ -38,6 +41,7 @@ class Method:
     """
 
     family: Family
+    gets: Mapping[str, str]
     codes_labels: bool = False
     baseline: Literal["boosted", "forest"] = "boosted"
     package: str = ""

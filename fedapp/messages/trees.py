@@ -13,6 +13,8 @@ from fedapp.messages.fields import Array, Form, PlanLimit, Range, Reply, SiteLim
 from fedapp.messages.parameters import BaseMargin, TreeParameters
 from fedapp.messages.scoring import Scores, Sums
 
+GETS = {"": "each party's trees; a leaf may be a single row"}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trees:

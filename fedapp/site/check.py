@@ -17,7 +17,9 @@ from fedapp.messages.methods import Method
 from fedapp.packages import missing_extra
 from fedapp.site.columns import read_columns, row_ids
 from fedapp.site.config import SiteConfig
-from fedapp.site.policy import SUBSET_NAMES
+from fedapp.site.policy import SUBSET_NAMES, check_policy
+
+TRUST = "others' keys (fedapp trust)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Findings:
     Parameters
     ----------
     label, ids : what there is of them, or what is wrong, in words.
-    methods : by name, ``yes`` or why the site could not take part.
+    methods : by name, ``yes`` or why the site could not take part, and what the coordinator gets.
     notes : what is odd about the table.
     """
 
@@ -50,7 +52,7 @@ class Findings:
     columns: tuple[Column, ...]
     label: str
     ids: str
-    methods: Mapping[str, str]
+    methods: Mapping[str, tuple[str, str]]
     notes: tuple[str, ...]
 
 
@@ -75,9 +77,11 @@ def check_site(
     split = split_rows(table.n_rows, *fractions, seed=0)
     n_rows = {subset: len(getattr(split, subset)) for subset in SUBSETS}
     ids, has_ids = _ids(table, config)
-    allowed = config.allowed or methods.keys()
     answers = {
-        name: _obstacle(name, allowed) or _takes_part(config, table, method, n_rows, has_ids)
+        name: (
+            _obstacle(name, config) or _takes_part(config, table, method, n_rows, has_ids),
+            _gets(config, method),
+        )
         for name, method in methods.items()
     }
     columns = tuple(
@@ -144,10 +148,14 @@ def _ids(table: Table, config: SiteConfig) -> tuple[str, bool]:
     return "one of its own for every row", True
 
 
-def _obstacle(name: str, allowed: Collection[str]) -> str:
+def _obstacle(name: str, config: SiteConfig) -> str:
     """Why the site could not take part whatever its table, or an empty text."""
-    if name not in allowed:
+    if name not in config.allowed:
         return "no: not in allow"
+    try:
+        check_policy(config, f"train.{name.replace('-', '_')}_begin", name)
+    except ConfigError as error:
+        return f"no: would ignore {str(error).partition(' must ')[0]}"
     command = missing_extra(name)
     return f"no: needs {command}" if command else ""
 
@@ -161,14 +169,41 @@ def _takes_part(
             return (
                 f"no: {count} {SUBSET_NAMES[subset]} rows, fewer than {config.min_rows} (min-rows)"
             )
-    if table.base_margins is not None and method.trains and not method.takes_margins:
-        return "no: takes no base-margin"
+    if method.needs_label and table.labels is None:
+        return "no: needs a label"
     if method.needs_label:
-        return "yes" if table.labels is not None else "no: needs a label"
+        return _takes_part_in_sums(config, method)
     role = "passive" if table.labels is None else "active"
     wanted = [] if has_ids else ["align=ordered (needs ids else)"]
     if method.codes_labels and config.encrypts_labels and role == "active":
         wanted.append("labels=paillier (encrypted-labels)")
     if not config.trusted:
-        wanted.append("others' keys (fedapp trust)")
+        wanted.append(TRUST)
     return f"{role}, but only with {' and '.join(wanted)}" if wanted else f"yes, {role}"
+
+
+def _takes_part_in_sums(config: SiteConfig, method: Method) -> str:
+    """``_takes_part`` between parties with the same columns."""
+    wanted, epsilon = [], config.most_epsilon
+    for setting, value, way in (
+        ("least-parties", config.least_parties, "aggregation=secure"),
+        ("run-epsilon", epsilon, f"privacy.epsilon up to {epsilon:g}"),
+    ):
+        if value and setting not in method.gets:
+            return f"no: the coordinator gets more than {setting} allows"
+        wanted += [f"{way} ({setting})"] if value else []
+    if wanted and not config.trusted:
+        wanted.append(TRUST)
+    return f"yes, but only with {' and '.join(wanted)}" if wanted else "yes"
+
+
+def _gets(config: SiteConfig, method: Method) -> str:
+    """What the coordinator gets by the settings of this node config."""
+    values = {
+        "least-bin-rows": config.least_bin_rows,
+        "least-parties": config.least_parties,
+        "run-epsilon": config.most_epsilon,
+        "encrypted-labels": config.encrypts_labels,
+    }
+    settings = {setting for setting, value in values.items() if value}
+    return [text for key, text in method.gets.items() if settings.issuperset(key.split())][-1]

@@ -48,7 +48,7 @@ class SiteConfig:
     allows_export : whether this party's part of a model may leave it, to be joined with the others.
     predict_data : table to predict; that of ``data`` where there is no other.
     trusted : fingerprints of the keys of other vertical parties, by name.
-    allowed : methods whose runs this party takes part in; empty allows all.
+    allowed : methods whose runs this party takes part in; a simulated one takes part in all.
     min_rows : the fewest of its rows that a run may train, validate or test on.
     min_bin_rows : the fewest rows of a bin in what it tells of its scores.
     least_bin_rows : the fewest rows of a bin in what it tells of its gradients; in a simulation as

@@ -47,7 +47,7 @@ LIMITS = {
     "score-bins": 4096,
     "align-most-rows": 10_000_000,
     "most-columns": 100_000,
-    "runs-per-day": 100,
+    "runs-per-day": 5,
 }
 # Smallest values that it takes; 0 takes all.
 FLOORS = {"min-child-rows": 0}
@@ -81,8 +81,8 @@ def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict
         ),
         "positive_label": str(config.get("positive-label", "")) or schema.positive_label,
         "reader": table_reader(config, schema.reader(is_shared)),
-        "shares_names": _is_true(config.get("share-column-names", False)),
-        "allows_export": _is_true(config.get("allow-export", False)),
+        "shares_names": _is_true(config, "share-column-names"),
+        "allows_export": _is_true(config, "allow-export"),
         "predict_data": str(config.get("predict-data", "")),
     }
 
@@ -101,7 +101,7 @@ def table_reader(config: Mapping[str, Value], said: Reader) -> Reader:
     check_encoding(encoding)
     return replace(
         said,
-        header=said.header and _is_true(config.get("header", True)),
+        header=said.header and _is_true(config, "header", default=True),
         decimal=decimal if decimal != "." else said.decimal,
         encoding=encoding,
     )
@@ -159,12 +159,12 @@ def policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "least_parties": _least_parties(node),
         "most_epsilon": _not_negative(node, "most-epsilon"),
         "asks": _asks(str(node.get("approve", "all"))),
-        "encrypts_labels": _is_true(node.get("encrypted-labels", False)),
-        "allows_insecure": _is_true(node.get("allow-insecure", False)),
+        "encrypts_labels": _is_true(node, "encrypted-labels"),
+        "allows_insecure": _is_true(node, "allow-insecure"),
         "bundles": _bundles(str(node.get("app", ""))),
         "trusted": _trusted(str(node.get("trusted", ""))),
-        "full_masks": _is_true(node.get("full-masks", False)),
-        "shares_categories": _is_true(node.get("share-categories", True)),
+        "full_masks": _is_true(node, "full-masks"),
+        "shares_categories": _is_true(node, "share-categories", default=True),
         "draws_secret": _draws_secret(node),
         **_constraints(node),
     }
@@ -267,9 +267,12 @@ def _least_parties(node: Mapping[str, Value]) -> int:
     return found
 
 
-def _is_true(value: Value) -> bool:
-    """A switch; a node config's values may be texts."""
-    return value is True or str(value).lower() == "true"
+def _is_true(config: Mapping[str, Value], key: str, default: bool = False) -> bool:
+    """A switch, true or false; a node config's values may be texts."""
+    value = config.get(key, default)
+    if not isinstance(value, bool) and value not in ("true", "false"):
+        raise ConfigError(f"{key} must be true or false, got {value!r}")
+    return value in (True, "true")
 
 
 def _trusted(text: str) -> dict[str, str]:

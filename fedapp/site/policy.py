@@ -43,8 +43,9 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
     shared_by = getattr(messages_of(module), "SHARED_BY", None)
     owner = module.replace("_", "-")
     wanted = {method} if shared_by else {method, owner}
-    if config.allowed and (refused := wanted - config.allowed):
-        allowed = ", ".join(sorted(config.allowed))
+    if not config.simulated and (refused := wanted - config.allowed):
+        way = f"set allow in the node config of {config.name}, or see fedapp site init --policy"
+        allowed = ", ".join(sorted(config.allowed)) or f"none: {way}"
         got = ", ".join(sorted(refused))
         raise ConfigError(f"strategy must be one that the site allows ({allowed}), got {got}")
     declared = method_of(method)

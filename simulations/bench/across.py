@@ -119,6 +119,7 @@ def tables(folder: Path, by_columns: bool) -> dict[str, dict[str, str]]:
         path = folder / f"{name}.csv"
         path.write_text("\n".join(lines) + "\n")
         nodes[name] = {"data": str(path), "id": "patient", "allow-export": "true", **DRAWS}
+        nodes[name]["allow"] = ",".join(METHODS)
         if has_label:
             nodes[name]["label"] = "benign"
     return nodes

@@ -19,6 +19,7 @@ from fedapp.client_app import SiteApp
 from fedapp.config import Settings, load_settings
 from fedapp.errors import StoppedError
 from fedapp.home import home
+from fedapp.messages.methods import all_methods
 from fedapp.messages.secure import LeftRequest
 from fedapp.server_app import train
 from fedapp.site import answer as answer_module
@@ -242,5 +243,6 @@ def _write_tables(
         path = folder / "tables" / f"{name}.csv"
         path.write_text("\n".join(lines) + "\n")
         node = {"name": name, "data": str(path), "id": "id", "allow-insecure": "true"}
-        nodes.append({**node, "runs-per-day": 10**9, **({"label": "y"} if has_label else {})})
+        policy = {"allow": ",".join(all_methods()), "runs-per-day": 10**9}
+        nodes.append({**node, **policy, **({"label": "y"} if has_label else {})})
     return nodes

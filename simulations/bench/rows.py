@@ -49,6 +49,7 @@ MAX_BIN, DEPTH, N_TREES, SEED = 32, 3, 3, 42
 TEST_ROWS = 0.1  # of all
 METHODS = ("secureboost", "goss", "federated-forest", "psi", "pax")
 GROWN = METHODS[:4]  # by default
+ALLOWED = "pax,secureboost,federated-forest"
 PAX_BINS, PAX_DEPTH = 255, 6
 ENGINES = ("local", "simulation", "deployment")
 SITES = ("bank", "insurer")
@@ -120,7 +121,7 @@ def sites_tables(folder: Path, method: str, n_rows: int) -> dict[str, dict[str, 
         pa.parquet.write_table(own, folder / f"{name}.parquet")
         nodes[name] = {"data": str(folder / f"{name}.parquet"), "id": "id", "allow-export": "true"}
         nodes[name] |= {"label": "label"} if not (place and by_columns) else {}
-        nodes[name] |= {"allow-insecure": "true", **DRAWS}
+        nodes[name] |= {"allow-insecure": "true", "allow": ALLOWED, **DRAWS}
     return nodes
 
 

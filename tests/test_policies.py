@@ -1,0 +1,276 @@
+"""What `fedapp site init` writes of a policy, and which runs a site then takes part in."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedapp.config import Settings
+from fedapp.errors import ConfigError, FedappError
+from fedapp.messages.hello import HelloRequest
+from fedapp.messages.methods import all_methods
+from fedapp.site.config import site_config
+from fedapp.site.node_config import parse_node_config
+from fedapp.site.policy import check_policy
+from fedapp.site.register import admit
+from simulations.attacks import pax_rows
+from simulations.local import run_local, site_contexts
+from tests.conftest import MakeSettings, WriteTable
+from tests.deploy_folders import init_site
+
+NAMES = ("bank", "insurer", "shop")
+SMALL = {"num_boost_round": 10, "max_bin": 256, "valid_fraction": 0.0, "test_fraction": 0.0}
+SUMS = {
+    "allow": "eini,interactive,one-round,pax,secureboost",
+    "least-bin-rows": 5,
+    "least-parties": 3,
+    "min-rows": 20,
+    "approve": "ask",
+}
+PRIVATE = {
+    "allow": "pax",
+    "run-epsilon": 1.0,
+    "total-epsilon": 3.0,
+    "least-parties": 3,
+    "min-rows": 20,
+    "approve": "ask",
+}
+ROWS = {"allow": ",".join(all_methods())}
+
+Init = Callable[..., tuple[dict[str, Any], str]]
+
+
+@pytest.fixture
+def init(tmp_path: Path, write_table: WriteTable) -> Init:
+    """``init(*options)``: the node config that the command writes, and what it prints."""
+
+    def make(*options: str) -> tuple[dict[str, Any], str]:
+        folder, shown = init_site(tmp_path, write_table("rows"), *options)
+        return parse_node_config(str(folder / "site.toml")), shown
+
+    return make
+
+
+# What is written
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        (("--policy", "sums"), SUMS),
+        (("--policy", "private"), PRIVATE),
+        (("--policy", "rows"), ROWS),
+        (("--policy", "sums", "--min-rows", "100"), {**SUMS, "min-rows": 100}),
+        (("--policy", "sums", "--allow", "pax"), {**SUMS, "allow": "pax"}),
+        (("--allow", "pax,bagging"), {"allow": "bagging,pax"}),
+        ((), {}),
+    ],
+)
+def test_a_policy_is_written_as_plain_settings(
+    init: Init, tmp_path: Path, options: tuple[str, ...], written: dict[str, Any]
+) -> None:
+    table = {"name": "bank", "data": str(tmp_path / "rows.csv")}
+    assert init(*options)[0] == {**table, **written}
+
+
+def test_a_site_without_a_policy_says_that_nothing_is_allowed_and_how_to_choose(
+    init: Init, tmp_path: Path
+) -> None:
+    shown = init()[1]
+    assert f"bank allows no method yet: set allow in {tmp_path}/bank/site.toml, or choose " in shown
+    for policy in ("sums", "private", "rows"):
+        assert f"--policy {policy}: " in shown
+
+
+def test_who_gives_rows_away_reads_what_that_means(init: Init) -> None:
+    rule = "the coordinator can rebuild most rows of a small table with their labels (373 of 409 "
+    assert rule in init("--policy", "rows")[1]
+
+
+def test_a_policy_that_is_none_is_refused_and_nothing_is_written(
+    init: Init, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"^policy must be sums, private, rows, got 'open'$"):
+        init("--policy", "open")
+    assert not (tmp_path / "bank").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "options", "written"),
+    [
+        ("rows\n", (), ROWS),
+        ("sums\n", (), SUMS),
+        ("\n", (), {}),
+        ("", ("--allow", "pax"), {"allow": "pax"}),
+    ],
+)
+def test_a_terminal_is_asked_for_a_policy_that_is_not_given(
+    write_table: WriteTable,
+    tmp_path: Path,
+    typed: str,
+    options: tuple[str, ...],
+    written: dict[str, Any],
+) -> None:
+    table, folder = str(write_table("rows")), tmp_path / "bank"
+    given = ("--name", "bank", "--superlink", "fed.example.org:9092", "--data", table, *options)
+    writer, reader = pty.openpty()
+    os.write(writer, typed.encode())
+    try:
+        shown = subprocess.run(
+            [sys.executable, "-m", "fedapp", "site", "init", str(folder), *given],
+            stdin=reader,
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+    finally:
+        os.close(writer)
+        os.close(reader)
+    assert parse_node_config(str(folder / "site.toml")) == {
+        "name": "bank",
+        "data": table,
+        **written,
+    }
+    assert ("Policy (Enter: no method is allowed)" in shown) == bool(typed)
+
+
+# What a site of a policy takes part in
+
+
+@pytest.mark.parametrize(
+    ("policy", "allowed"),
+    [
+        ("", set()),
+        ("sums", {"pax", "secureboost", "interactive", "one-round", "eini"}),
+        ("private", {"pax"}),
+        ("rows", set(all_methods())),
+    ],
+)
+def test_no_setting_of_a_policy_refuses_what_it_allows(
+    init: Init, policy: str, allowed: set[str]
+) -> None:
+    config = site_config(init(*(("--policy", policy) if policy else ()))[0], {})
+    for method in all_methods():
+        kind = f"train.{method.replace('-', '_')}_begin"
+        if method in allowed:
+            check_policy(config, kind, method)
+        else:
+            with pytest.raises(ConfigError, match=r"^strategy must be one that the site allows"):
+                check_policy(config, kind, method)
+
+
+@pytest.fixture
+def attack(
+    settings: MakeSettings,
+    write_table: WriteTable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., dict[str, Any]]:
+    """``attack(*options)``: rows that a coordinator rebuilds from an honest run of plain PAX."""
+
+    def run(*options: str) -> dict[str, Any]:
+        tables, nodes = {}, []
+        for seed, name in enumerate(NAMES[:2]):
+            tables[name] = write_table(name, 50, seed=seed)
+            (tmp_path / f"of-{name}").mkdir()
+            given = ("--name", name, "--label", "y", *options)
+            folder, _ = init_site(tmp_path / f"of-{name}", tables[name], *given)
+            nodes.append(parse_node_config(str(folder / "site.toml")))
+        contexts = site_contexts({**node, "approve": "all"} for node in nodes)
+        monkeypatch.setattr(pax_rows, "simulated_contexts", lambda _: contexts)
+        data = ",".join(f"{name}={table}" for name, table in tables.items())
+        return next(pax_rows.attacked(settings(data=data, label="y", parties=2, **SMALL)))
+
+    return run
+
+
+def test_a_coordinator_gets_rows_by_the_policy_rows(attack: Callable[..., dict[str, Any]]) -> None:
+    found = attack("--policy", "rows")
+    assert (found["rows"], found["wrong"]) == (100, 0)
+    assert found["rebuilt"] > 20
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ((), r"strategy must be one that the site allows \(none: set allow in the node config of "),
+        (
+            ("--policy", "sums"),
+            r"aggregation must be secure for (bank|insurer), whose node config ",
+        ),
+        (
+            ("--policy", "private"),
+            r"(aggregation must be secure|privacy\.epsilon must be > 0 and <= 1) for ",
+        ),
+    ],
+)
+def test_a_coordinator_gets_no_sums_of_one_site_by_any_other_choice(
+    attack: Callable[..., dict[str, Any]], options: tuple[str, ...], rule: str
+) -> None:
+    with pytest.raises(FedappError, match=rf"^(bank|insurer) \(step \d\): {rule}"):
+        attack(*options)
+
+
+@pytest.fixture
+def federation(tmp_path: Path, write_table: WriteTable) -> Callable[..., list[Any]]:
+    """``federation(policy, columns=False)``: three sites that approve every run."""
+
+    def make(policy: str, columns: bool = False) -> list[Any]:
+        nodes = []
+        for seed, name in enumerate(NAMES):
+            ids = [f"c{number}" for number in range(300)]
+            has_label = not (columns and seed)
+            more = {} if has_label else {"y": None}
+            table = write_table(name, 300, seed=0 if columns else seed, id=ids, **more)
+            (tmp_path / f"of-{name}").mkdir()
+            given = ("--name", name, "--id", "id", "--policy", policy)
+            given += ("--label", "y") if has_label else ()
+            folder, _ = init_site(tmp_path / f"of-{name}", table, *given)
+            nodes.append(parse_node_config(str(folder / "site.toml")))
+        return site_contexts({**node, "approve": "all"} for node in nodes)
+
+    return make
+
+
+def small(settings: MakeSettings, **more: object) -> Settings:
+    given = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16, "parties": 3, **more}
+    return settings(**given)
+
+
+def test_sites_of_the_policy_sums_train_under_masks(
+    settings: MakeSettings, federation: Callable[..., list[Any]]
+) -> None:
+    folder = run_local(small(settings, pax__aggregation="secure"), federation("sums"))
+    assert (folder.path / "model.json").exists()
+
+
+def test_sites_of_the_policy_sums_train_on_different_columns(
+    settings: MakeSettings, federation: Callable[..., list[Any]]
+) -> None:
+    run = small(settings, strategy="secureboost")
+    folder = run_local(run, federation("sums", columns=True))
+    assert (folder.path / "model.json").exists()
+
+
+def test_sites_of_the_policy_private_train_with_noise(
+    settings: MakeSettings, federation: Callable[..., list[Any]]
+) -> None:
+    given = {"pax__aggregation": "secure", "privacy__epsilon": 1.0, "privacy__delta": 1e-4}
+    folder = run_local(small(settings, **given), federation("private"))
+    assert (folder.path / "model.json").exists()
+
+
+def test_five_runs_a_day_begin_where_the_site_says_nothing(init: Init) -> None:
+    config = site_config(init("--policy", "rows")[0], {})
+    request = HelloRequest("binary:logistic", 0.2, 0.1, 42, False)
+    for number in range(5):
+        admit(config, f"{number}" * 16, "pax", request)
+    with pytest.raises(ConfigError, match=r"^runs-per-day must be <= 5 on one table in the node "):
+        admit(config, "f" * 16, "pax", request)
