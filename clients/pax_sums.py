@@ -27,6 +27,7 @@ from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Site
 from fedapp.site.mail import hold_once
 from fedapp.site.masks import Sums, bounds_of
+from fedapp.site.plan import check_within
 from fedapp.site.store import Store
 from fedapp.trees.objective import whole_gradients
 from fedapp.trees.sets import category_counts
@@ -124,6 +125,8 @@ def take_cuts(site: Site, request: ToldCuts) -> None:
     if np.where(categories > 0, widths > categories, widths < 1).any():
         rule = "must give a column of numbers a bin, and one of categories no more than it has"
         raise ProtocolError(site.name, message, "edge_offsets", rule)
+    most = int(widths[categories == 0].max(initial=0))
+    check_within(site.config, store, message, "edge_offsets", most, "max_bin")
     if not _ascends(request.edges, offsets):
         raise ProtocolError(site.name, message, "edges", "must ascend in a column")
     minima = np.full(len(widths), -np.float32(LARGEST), dtype=np.float32)

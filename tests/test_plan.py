@@ -11,6 +11,7 @@ import pytest
 from flwr.app import Context
 
 from fedapp.errors import FedappError, PartyError, ProtocolError
+from fedapp.histograms.sketch import LARGEST
 from fedapp.messages.fields import Request, fields_of
 from fedapp.messages.greet import GreetRequest
 from fedapp.messages.pax import GrowRequest, GrowSumsRequest, SketchRequest
@@ -96,6 +97,15 @@ def test_rounds_rise_and_end_with_those_of_the_plan(configs: dict[str, SiteConfi
         rule = rf"round_id must be 6 to 6 by the plan that opened the run, got {round_id}$"
         with pytest.raises(ProtocolError, match=rule):
             coordinator.ask(summing(round_id=round_id), 6, ["bank"])
+
+
+def test_cuts_are_no_finer_than_planned(configs: dict[str, SiteConfig]) -> None:
+    coordinator = Coordinator(configs, max_bin=2)
+    coordinator.ask(coordinator.opening, 3)
+    edges = np.append(np.arange(2), np.append(np.arange(2), LARGEST)).astype(np.float32)
+    finer = replace(summing(first=True), edges=edges, edge_offsets=np.array([0, 2, 5]))
+    with pytest.raises(ProtocolError, match=r"edge_offsets must be <= 2 by the plan .*, got 3$"):
+        coordinator.ask(finer, 4, ["bank"])
 
 
 def test_a_server_that_goes_back_has_no_more_rounds(configs: dict[str, SiteConfig]) -> None:

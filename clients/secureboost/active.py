@@ -79,7 +79,7 @@ from fedapp.messages.secureboost import (
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.phases import enter, phase_of
-from fedapp.site.plan import FIRST_ROUND, check_rounds
+from fedapp.site.plan import FIRST_ROUND, check_within
 from fedapp.site.store import Store
 from fedapp.trees.base_score import base_margin, base_score, check_base_margin, label_sums
 from fedapp.trees.model import stack_trees
@@ -137,7 +137,8 @@ def begin(site: Site, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Le
     """Finish the round that is under way; grow alone what is grown alone; begin another."""
     store, phase = site.store, phase_of(site.store)
     first = store.facts.setdefault(FIRST_ROUND, store.facts["n_rounds"])
-    check_rounds(site.config, store, request, request.n_rounds - first)
+    n_rounds = request.n_rounds - first
+    check_within(site.config, store, "BeginRequest", "n_rounds", n_rounds, "rounds")
     if phase == SET_UP:
         _meet(site, mail)
     view, done, letters = View.read(site), list[Done](), Letters()

@@ -59,16 +59,18 @@ def keep_plan(config: SiteConfig, store: Store, request: Plan) -> None:
         raise ProtocolError(name, message, "parties", rule)
 
 
-def check_rounds(config: SiteConfig, store: Store, request: Request, n_rounds: int) -> None:
-    """Check that a run asks for no more rounds than its plan.
+def check_within(
+    config: SiteConfig, store: Store, message: str, field: str, got: int, limit: str
+) -> None:
+    """Check what follows from a request against a limit of the plan.
 
     Raises
     ------
-    ProtocolError : it does.
+    ProtocolError : it is beyond.
     """
-    if not config.simulated and n_rounds > (most := store.facts[PLAN]["rounds"]):
-        rule = f"must be <= {most} by the plan that opened the run, got {n_rounds}"
-        raise ProtocolError(config.name, type(request).__name__, "n_rounds", rule)
+    if not config.simulated and got > (most := store.facts[PLAN][limit]):
+        rule = f"must be <= {most} by the plan that opened the run, got {got}"
+        raise ProtocolError(config.name, message, field, rule)
 
 
 def check_roster(store: Store, name: str, roster: dict[str, str]) -> None:
