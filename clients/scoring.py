@@ -8,7 +8,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from clients.dictionary import kept_categories
-from clients.labels import CLASSES, METRICS
+from clients.labels import CLASSES, METRICS, loss_parameters
+from clients.local_model import warn_if_worse
 from clients.margins import base_margins
 from fedapp import metrics
 from fedapp.data.categories import Categories
@@ -169,7 +170,8 @@ def score_fields(
     residual_range: float = 1.0,
     adder: Adder = DOUBLES,
 ) -> dict[str, Array]:
-    """Scores of one subset of the rows, as the fields of a reply.
+    """Scores of one subset of the rows, as the fields of a reply; those of test rows, which only
+    the finished model has, are compared at the site with a local model's.
 
     Parameters
     ----------
@@ -181,6 +183,11 @@ def score_fields(
     how = n_bins, residual_range, center, site.config.min_bin_rows, site.store.facts[METRICS]
     with blaming(site.name, "message", "model"):  # its margins may be no numbers
         found = metrics.statistics(objective, margins, labels, weights, *how, adder)
+    if subset == "test" and "test.values" in site.store and not site.config.simulated:
+        values = np.concatenate([batch[0] for batch in _batches(site.store, "train")])
+        train = values, site.store["train.labels"], site.store["train.weights"]
+        test = site.store["test.values"], labels, weights
+        warn_if_worse(site, objective, margins, train, test, loss_parameters(site.store))
     return {f"{subset}_sums": found.sums, f"{subset}_scores": found.histogram}
 
 

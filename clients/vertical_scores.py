@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from clients.local_model import warn_if_worse
 from fedapp.data.partition import SUBSETS
+from fedapp.messages.fields import Array
+from fedapp.site.answer import Site
 from fedapp.site.store import Store
+from fedapp.trees.objective import PLAIN, LossParameters
 
 
 def rows_of(store: Store, subset: str) -> slice:
@@ -22,3 +26,17 @@ def told_scores(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     values = {subset: list(found.values()) for subset, found in scores.items()}
     arrays = {f"{subset}_scores": np.array(v, dtype=np.float64) for subset, v in values.items()}
     return {"score_names": tuple(scores["train"]), **arrays}
+
+
+def compare(site: Site, objective: str, margins: Array, loss: LossParameters = PLAIN) -> None:
+    """Warn in the log of the active party's site if its columns predict better without the others'.
+
+    Parameters
+    ----------
+    margins : of the finished model for all rows, in the common order.
+    """
+    places = [rows_of(site.store, subset) for subset in ("train", "test")]
+    if not site.config.simulated and site.store["values"].shape[1]:
+        names = "values", "labels", "weights"
+        train, test = ([site.store[name][rows] for name in names] for rows in places)
+        warn_if_worse(site, objective, margins[places[1]], train, test, loss)

@@ -20,6 +20,7 @@ from fedapp.frames import drop_frames, named_frames
 from fedapp.home import private_folder, shown
 from fedapp.logs import Logs, check_packages, logged
 from fedapp.packages import check_extra
+from fedapp.report.summary import worse_than_alone
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from fedapp.watch import OnRound, Silent, Watcher
 
@@ -124,7 +125,9 @@ class Training:
             from simulations.baselines import run_baselines
 
             self.watcher.begin("training the baselines")
-            folder.add_to_summary({"baselines": run_baselines(settings)})
+            found, summary = run_baselines(settings), folder.summary
+            warnings = [*summary["warnings"], *worse_than_alone(summary, found["alone"])]
+            folder.add_to_summary({"baselines": found, "warnings": warnings})
         if self.with_page and self.engine in SIMULATED:
             from simulations.contributions import contributions
 

@@ -330,7 +330,9 @@ class PAX(HorizontalStrategy):
 
     def _checkpoint(self, boosting: Boosting) -> Checkpoint:
         """The model so far, and how each party's bins map to the cuts."""
+        maps: dict[str, npt.NDArray[Any]]
         maps = {f"bins {party}": places for party, places in self._opening.places.items()}
+        maps |= {f"weights {party}": each for party, each in self.aggregation.weights.items()}
         facts = {"history": self.history.scores, **self.table.facts()}
         facts |= {"begun": astuple(self.begun), "aggregation": self._opening.facts()}
         return Checkpoint({**boosting.arrays(), **maps}, facts)
@@ -338,12 +340,8 @@ class PAX(HorizontalStrategy):
     def _restore(self, saved: Checkpoint) -> Boosting:
         """Go on from a checkpoint."""
         arrays = saved.arrays
-        places = {
-            name.removeprefix("bins "): places
-            for name, places in arrays.items()
-            if name.startswith("bins ")
-        }
-        self._opening.restore(places, saved.facts["aggregation"])
+        self._opening.restore(_kept(arrays, "bins "), saved.facts["aggregation"])
+        self.aggregation.weights = _kept(arrays, "weights ")
         self.history = History.of(self.settings, saved.facts["history"])
         self.begun = Begun(*saved.facts["begun"])
         boosting = self._boosting(*kept_cuts(arrays))
@@ -357,6 +355,11 @@ STRATEGY = PAX
 def _drawn(growth: Growth) -> npt.NDArray[np.int32]:
     """Columns that any tree of the round may split."""
     return np.flatnonzero(growth.allowed.any(axis=0)).astype(np.int32)
+
+
+def _kept(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> dict[str, npt.NDArray[Any]]:
+    """Arrays of a checkpoint by party, whose names begin with what they are."""
+    return {name.removeprefix(kind): each for name, each in arrays.items() if name.startswith(kind)}
 
 
 def _sum(arrays: list[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:

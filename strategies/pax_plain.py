@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
+
 from fedapp.config import Section, Settings
 from fedapp.conversation import Check, Conversation, Parties, ask
+from fedapp.errors import blaming
 from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches, used_categories
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest, check_sketch
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
+from fedapp.trees.boosted.claims import Claims, Doubles
 from fedapp.trees.boosted.rounds import Boosting
 from fedapp.trees.objective import is_regression, n_outputs
 from fedapp.trees.sets import category_counts
@@ -74,9 +78,11 @@ class Aggregation(Opening, Protocol):
     Attributes
     ----------
     begins_anew : whether a round does in which a party is lost; else its trees end.
+    weights : of each party's bins and of all its rows, see ``Claims``; none under masks.
     """
 
     begins_anew: ClassVar[bool]
+    weights: dict[str, Doubles]
 
     def __init__(
         self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
@@ -120,6 +126,8 @@ class PlainSums:
     ) -> None:
         self._settings, self._own, self._warn = settings, own, warn
         self.places: dict[str, Ints] = {}
+        self.weights: dict[str, Doubles] = {}
+        self._claims: dict[str, Claims] = {}
 
     def begin(
         self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
@@ -148,17 +156,28 @@ class PlainSums:
         every = tuple(summaries.values())
         used = used_categories(every, categories)
         cuts = with_categories(fuse_sketches(every, resolution), categories, used)
-        self.places = {
-            party: bin_map(summary.with_categories(categories), cuts)
-            for party, summary in summaries.items()
-        }
+        for party, summary in summaries.items():
+            whole, weight = summary.with_categories(categories), sketches[party].weight_sum
+            self.places[party] = bin_map(whole, cuts)
+            coded = np.repeat(categories > 0, np.diff(whole.offsets)) | parties[party].merges_bins
+            self.weights[party] = np.append(np.where(coded, weight, whole.masses), weight)
         return sketches, cuts
 
     def grow(
         self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
-        """Lines 12 to 16."""
-        return (yield from ask(parties.all(request), GrowReply, check))
+        """Lines 12 to 16; what a party sends must agree with what it has sent before."""
+        loss = boosting.objective, boosting.parameters
+
+        def hold(party: str, reply: GrowReply) -> None:
+            check(party, reply)
+            if party not in self._claims:
+                known = self.places[party], self.weights[party], parties[party].merges_bins
+                self._claims[party] = Claims(boosting.cuts, *known, *loss)
+            with blaming(party, "GrowReply", "histograms"):
+                self._claims[party].check(request, reply, boosting.routes, boosting.route_sets)
+
+        return (yield from ask(parties.all(request), GrowReply, hold))
 
     def score(
         self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check

@@ -59,6 +59,7 @@ class SecureSums:
         self._settings = settings
         self._run = SecuredRun(settings, "pax.aggregation", warn)
         self.places: dict[str, Ints] = {}
+        self.weights: dict[str, Any] = {}
         self._told = False
 
     def begin(

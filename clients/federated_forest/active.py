@@ -22,7 +22,7 @@ from clients.federated_forest.splits import (
     tell_others,
 )
 from clients.labels import number_rows
-from clients.vertical_scores import rows_of, told_scores
+from clients.vertical_scores import compare, rows_of, told_scores
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, blaming
@@ -141,6 +141,7 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     model = forest(store)
     kept = {name: mail.one(PartKept, name) for name in site.others}
     rows = {subset: _rows(store, model, subset) for subset in SUBSETS}
+    compare(site, model.objective, np.concatenate([rows[subset][0] for subset in SUBSETS]))
     rows["oob"] = _oob_rows(store, model)
     scores = metrics.pooled_subsets(model.objective, rows)
     threshold = scores["train"].get("threshold")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from clients.dictionary import kept_categories
 from clients.secureboost.scores import margins_after, scores_of
 from clients.secureboost.view import Ints, View
-from clients.vertical_scores import told_scores
+from clients.vertical_scores import compare, told_scores
 from fedapp.data.categories import Categories, side_by_side
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.dictionary import read_categories
@@ -32,7 +32,9 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     model, records = _first_rounds(view, request.best_round)
     if "base_margins" in store:
         model = replace(model, margin_column=site.config.base_margin)
-    scores = scores_of(view, margins_after(view, request.best_round))
+    margins = margins_after(view, request.best_round)
+    scores = scores_of(view, margins)
+    compare(site, view.objective, margins, view.parameters)
     part = {
         **store.record(Lookup, "lookup").to_json(
             store.facts["columns"], store["quantiles"], kept_categories(store)

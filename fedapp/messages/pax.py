@@ -25,6 +25,9 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   either draws all rows. This holds of the whole table and not of a tree node. A server that breaks
   the rules and keeps the gradients as they are, by trees whose leaves are 0, may solve for the rows
   from sums over many draws, with many times more rounds than rows.
+- The server compares a party's sums with its sketch and with each other (see
+  ``fedapp.trees.boosted.claims``), and leaves out whoever sends sums that no such rows have. Sums
+  of other rows within the same weights pass, as of labels turned round, and may ruin the model.
 - A party learns the trees as they grow, and of the other parties only what is in them; with
   ``init-model`` also the trees of that model, without gains and hessians, whoever grew them.
 
@@ -46,6 +49,7 @@ With ``pax.aggregation=secure`` all but ``hello`` and keys comes under masks (se
   No floor of a site's holds for counts. Noise does (see ``private``).
 - A party learns the model as it grows, the cuts of all columns, and which first digits values near
   the quantiles have. Two parties know of what is not their own that it is the other's.
+- Nothing is compared that a party sends: it may send sums of rows that it does not have.
 """
 
 from __future__ import annotations

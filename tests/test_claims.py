@@ -1,0 +1,300 @@
+"""Sums that a dishonest party of a plain PAX run sends, and what tells a site of a bad model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients import labels as coding
+from clients import pax as party
+from fedapp.messages.pax import GrowReply, GrowRequest
+from fedapp.report.summary import worse_than_alone
+from fedapp.site.answer import Site
+from simulations.local import run_local
+from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.network import die, resumed, run
+from tests.tampering import refuses
+from tests.transcript import summary_of
+
+Change = Callable[[dict[str, np.ndarray], GrowRequest], None]
+LIAR = "party-2"
+
+
+@pytest.fixture
+def lie(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``lie(change)``: party-2 changes sums before it sends them."""
+    honest = party.HANDLERS[GrowRequest]
+
+    def make(change: Change, name: str = LIAR) -> None:
+        def grow(site: Site, request: GrowRequest) -> GrowReply:
+            reply = honest(site, request)
+            if site.name == name:
+                names = "histograms", "missing", "root_sums"
+                sums = {field: getattr(reply, field).copy() for field in names}
+                change(sums, request)
+                reply = replace(reply, **sums)
+            return reply
+
+        monkeypatch.setitem(party.HANDLERS, GrowRequest, grow)  # type: ignore[arg-type]
+
+    return make
+
+
+def times(factor: float, *fields: str, part: int = 0, level: int = 0) -> Change:
+    """Gradients (part 0) or hessians (1) of these fields, from a level on."""
+
+    def change(sums: dict[str, np.ndarray], request: GrowRequest) -> None:
+        for field in fields if request.level >= level else ():
+            sums[field][..., part] *= factor
+
+    return change
+
+
+ALL = "histograms", "root_sums"
+
+
+def into_one_bin(sums: dict[str, np.ndarray], request: GrowRequest) -> None:
+    """Hessians of all 16 bins of a column in the one that has the fewest."""
+    if request.level:
+        own = sums["histograms"][:, :16, 1]
+        fewest = own.sum(axis=0).argmin()
+        whole = own.sum(axis=1)
+        own[:] = 0
+        own[:, fewest] = whole
+
+
+def no_value(sums: dict[str, np.ndarray], request: GrowRequest) -> None:
+    """Rows without a value, which the sketch does not know."""
+    sums["histograms"][:, :16] = 0
+    sums["missing"][:, 0] = 100
+
+
+WEIGHT, TOTAL, CHILDREN = (
+    rf"^party-2: GrowReply.histograms must have {rule}, got others at level {{}}$"
+    for rule in (
+        "gradients and hessians that the weight of its rows allows",
+        "the same total in every column, rows without a value included",
+        "children that add up to their parents",
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (times(-20, *ALL), WEIGHT.format(0)),
+        (times(1.5, *ALL, part=1), WEIGHT.format(0)),
+        (times(0.5, "root_sums"), TOTAL.format(0)),
+        (times(0.5, "histograms", part=1), TOTAL.format(0)),
+        (no_value, TOTAL.format(0)),
+        (times(0.5, "histograms", level=1), TOTAL.format(1)),
+        (times(-1, "histograms", level=1), "at level 1$"),
+        (into_one_bin, CHILDREN.format(1)),
+    ],
+)
+def test_sums_that_no_rows_have_end_the_run_by_name(
+    settings: MakeSettings, lie: Any, change: Change, expected: str
+) -> None:
+    lie(change)
+    refuses(expected, settings(data="breast-cancer", parties=3, max_bin=48, max_depth=3))
+
+
+@pytest.fixture
+def positive(settings: MakeSettings, write_table: WriteTable) -> MakeSettings:
+    """``positive(objective)``: a run on labels above 0 and up to 1, some columns with holes."""
+
+    def make(objective: str) -> Any:
+        rng = np.random.default_rng(2)
+        holes = np.where(rng.random(200) < 0.3, "", rng.normal(size=200).round(1).astype(str))
+        data = write_table(n_rows=200, y=rng.uniform(0.01, 1, 200).round(3), holes=holes)
+        return settings(data=str(data), label="y", objective=objective, parties=3)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("objective", "part", "factor"),
+    [
+        ("multi:softprob", 0, -20),
+        ("multi:softprob", 1, 4),
+        ("reg:squarederror", 1, 20),
+    ],
+)
+def test_each_objective_has_its_limits(
+    boosted: MakeSettings, lie: Any, objective: str, part: int, factor: float
+) -> None:
+    lie(times(factor, *ALL, part=part))
+    refuses(WEIGHT.format(0), boosted("pax", objective, parties=3))
+
+
+def test_shares_as_labels_have_the_limits_of_classes(positive: MakeSettings, lie: Any) -> None:
+    lie(times(-20, *ALL))
+    refuses(WEIGHT.format(0), positive("reg:logistic"))
+
+
+@pytest.mark.parametrize("objective", ["count:poisson", "reg:gamma", "reg:tweedie"])
+def test_totals_hold_without_limits_too(positive: MakeSettings, lie: Any, objective: str) -> None:
+    assert summary_of(run_local(positive(objective)))["trees"] == 2
+    lie(times(1.001, "histograms"))
+    refuses(TOTAL.format(0), positive(objective))
+
+
+def test_the_party_is_left_out_where_others_may_go_on(settings: MakeSettings, lie: Any) -> None:
+    lie(times(-20, *ALL))
+    found = summary_of(
+        run_local(settings(data="breast-cancer", parties=3, min_parties=2, num_boost_round=10))
+    )
+    assert [gone["party"] for gone in found["left_out"]] == [LIAR]
+    assert found["metrics"]["test"]["auc"] > 0.95
+
+
+def test_a_resumed_run_knows_the_weights(settings: MakeSettings, lie: Any) -> None:
+    made = settings(data="breast-cancer", parties=3, num_boost_round=3)
+    die(made, dies_before_sending=6)
+    lie(times(-20, *ALL))
+    with pytest.raises(Exception, match=WEIGHT.format(0)):
+        run(resumed(made))
+
+
+def test_a_party_that_merges_bins_is_held_to_totals(settings: MakeSettings, lie: Any) -> None:
+    given = {"data": "breast-cancer", "parties": 3, "least_bin_rows": 5, "max_depth": 3}
+    run_local(settings(**given))
+    lie(times(0.5, "histograms", level=1, part=1))
+    run_local(settings(**given))  # in all columns alike: nothing to compare with
+    lie(lambda sums, request: sums["histograms"][:, :4].__imul__(0.5))
+    refuses(TOTAL.format(0), settings(**given))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"subsample": 0.5, "colsample_bytree": 0.5},
+        {"scale_pos_weight": 3.0, "min_child_rows": 5},
+        {"weight": "w", "base_margin": "m"},
+        {"least_bin_rows": 4, "colsample_bynode": 0.5},
+    ],
+)
+def test_honest_sums_pass(
+    settings: MakeSettings, write_table: WriteTable, more: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(4)
+    holes = np.where(rng.random(300) < 0.3, "", rng.normal(size=300).round(1).astype(str))
+    kinds = np.where(rng.random(300) < 0.2, "", rng.choice(["u", "v", "w"], 300))
+    extra = {"w": rng.choice([0, 1e-3, 1, 700], 300), "m": rng.normal(size=300).round(2)}
+    columns = {name: extra[name] for name in extra if name in more.values()}
+    data = write_table(n_rows=300, holes=holes, kinds=kinds, **columns)
+    found = summary_of(
+        run_local(
+            settings(data=str(data), label="y", parties=3, max_depth=5, num_boost_round=6, **more)
+        )
+    )
+    assert found["trees"] == 6
+
+
+# What tells a site of sums that keep the rules
+
+
+@pytest.fixture
+def flipped(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Sites whose training labels are turned round: their sums are those of rows."""
+    names: set[str] = set()
+    honest = coding.keep_coding
+
+    def keep_coding(site: Site, request: Any) -> dict[str, Any]:
+        found = honest(site, request)
+        if site.name in names:
+            site.store["train.labels"] = 1 - site.store["train.labels"]
+        return found
+
+    for module in ("clients.pax", "clients.pax_sums", "clients.labels"):
+        monkeypatch.setattr(f"{module}.keep_coding", keep_coding, raising=False)
+    return names
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("the federated model's mean squared error" in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize("more", [{}, {"pax__aggregation": "secure"}, {"strategy": "bagging"}])
+def test_a_site_is_warned_of_a_model_worse_than_its_rows_give(
+    settings: MakeSettings,
+    sites: MakeSites,
+    write_table: WriteTable,
+    flipped: set[str],
+    caplog: pytest.LogCaptureFixture,
+    more: dict[str, str],
+) -> None:
+    tables: list[dict[str, object]] = [
+        {"name": name, "data": write_table(name, 300, seed), "allow": "pax,bagging"}
+        for seed, name in enumerate(("bank", "insurer", "shop"))
+    ]
+    given = {"strategy": "pax", "parties": 3, "num_boost_round": 20, "max_bin": 90, **more}
+    counts = []
+    for liars in (set(), {"insurer", "shop"}):
+        flipped |= liars
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "fedapp.site"):
+            found = run(settings(**given), sites(*tables))
+        counts.append(warned(caplog))
+        assert not any("mean squared error" in text for text in summary_of(found)["warnings"])
+    assert counts[0] == 0
+    assert counts[1] >= 1
+
+
+@pytest.mark.parametrize("more", [{}, {"pax__aggregation": "secure"}])
+def test_a_simulation_compares_nothing_at_its_sites(
+    settings: MakeSettings, caplog: pytest.LogCaptureFixture, more: dict[str, str]
+) -> None:
+    run_local(settings(data="breast-cancer", parties=3, num_boost_round=1, eta=0.001, **more))
+    assert not warned(caplog)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"num_boost_round": 1, "eta": 0.001},
+        {
+            "strategy": "federated-forest",
+            "federated_forest__trees": 1,
+            "federated_forest__max_depth": 1,
+        },
+    ],
+)
+def test_the_party_with_the_labels_is_warned(
+    vertical: MakeSettings,
+    settings: MakeSettings,
+    sites: MakeSites,
+    write_table: WriteTable,
+    caplog: pytest.LogCaptureFixture,
+    more: dict[str, Any],
+) -> None:
+    shown = np.random.default_rng(3).normal(size=400).round(2)
+    bank = write_table("bank", 400, a=shown, y=(np.abs(shown) > 0.7).astype(int))
+    shop = write_table("shop", 400, a=None, b=None, y=None, c=range(400))
+    allowed = "secureboost,federated-forest"
+    contexts = sites(
+        {"name": "bank", "data": bank, "allow": allowed, "allow-export": True},
+        {"name": "shop", "data": shop, "label": "", "allow": allowed, "allow-export": True},
+    )
+    given = {"parties": 2, "align": "ordered", "objective": "binary:logistic"}
+    run((settings if "strategy" in more else vertical)(**given, **more), contexts)
+    assert warned(caplog) == 1
+
+
+def test_baselines_warn_of_a_party_that_does_better_alone() -> None:
+    summary: dict[str, Any] = {
+        "objective": "binary:logistic",
+        "rows": {"test": 100},
+        "metrics": {"test": {"auc": 0.8}},
+    }
+    alone = {"a": {"auc": 0.89}, "b": {"auc": 0.91}, "c": {"auc": None}, "d": {}}
+    (line,) = worse_than_alone(summary, alone)
+    assert line.startswith("test auc is 0.8000, and 0.9100 of b alone: its rows may be of another")
+    numbers = {**summary, "objective": "reg:squarederror", "metrics": {"test": {"rmse": 11.5}}}
+    assert len(worse_than_alone(numbers, {"a": {"rmse": 10.0}, "b": {"rmse": 11.0}})) == 1
+    assert not worse_than_alone({**summary, "metrics": {"test": {}}}, alone)
