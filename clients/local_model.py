@@ -30,9 +30,8 @@ def warn_if_worse(
     test: Sequence[Array],
     loss: LossParameters = PLAIN,
 ) -> None:
-    """Log at the site, and nowhere else, where the federated model is worse on its test rows.
-
-    Worse: its mean squared error is larger by more than two standard errors of the difference.
+    """Log at the site, and nowhere else, where the federated model's mean squared error on its test
+    rows is larger by more than two standard errors of the difference.
 
     Parameters
     ----------
@@ -43,10 +42,8 @@ def warn_if_worse(
     rows, width = (len(labels), len(margins)), margins.shape[1]
     if objective == CUSTOM or not (weights.any() and test[2].any()):
         return
-    name, widths = (
-        cast(Objective, objective),
-        category_counts(kept_categories(site.store), values.shape[1]),
-    )
+    name = cast(Objective, objective)
+    widths = category_counts(kept_categories(site.store), values.shape[1])
 
     def truth(of: Array) -> Array:
         return of[:, None] if width == 1 else one_hot(of, np.empty((0, width), np.float32))

@@ -29,12 +29,8 @@ def told_scores(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
 
 
 def compare(site: Site, objective: str, margins: Array, loss: LossParameters = PLAIN) -> None:
-    """Warn in the log of the active party's site if its columns predict better without the others'.
-
-    Parameters
-    ----------
-    margins : of the finished model for all rows, in the common order.
-    """
+    """Warn in the active party's log if its columns predict better without the others', by the
+    margins of the finished model for all rows."""
     places = [rows_of(site.store, subset) for subset in ("train", "test")]
     if not site.config.simulated and site.store["values"].shape[1]:
         names = "values", "labels", "weights"

@@ -173,7 +173,7 @@ class PlainSums:
             check(party, reply)
             if party not in self._claims:
                 known = self.places[party], self.weights[party], parties[party].merges_bins
-                self._claims[party] = Claims(boosting.cuts, *known, *loss)
+                self._claims[party] = Claims(boosting.cuts, *known, loss)
             with blaming(party, "GrowReply", "histograms"):
                 self._claims[party].check(request, reply, boosting.routes, boosting.route_sets)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ LIAR = "party-2"
 @pytest.fixture
 def lie(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``lie(change)``: party-2 changes sums before it sends them."""
-    honest = party.HANDLERS[GrowRequest]
+    honest = cast(Callable[[Site, GrowRequest], GrowReply], party.HANDLERS[GrowRequest])
 
     def make(change: Change, name: str = LIAR) -> None:
         def grow(site: Site, request: GrowRequest) -> GrowReply:
@@ -40,7 +40,7 @@ def lie(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 reply = replace(reply, **sums)
             return reply
 
-        monkeypatch.setitem(party.HANDLERS, GrowRequest, grow)  # type: ignore[arg-type]
+        monkeypatch.setitem(party.HANDLERS, GrowRequest, grow)
 
     return make
 
@@ -200,7 +200,7 @@ def test_honest_sums_pass(
 
 
 @pytest.fixture
-def flipped(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+def flipped(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Sites whose training labels are turned round: their sums are those of rows."""
     names: set[str] = set()
     honest = coding.keep_coding
@@ -292,9 +292,14 @@ def test_baselines_warn_of_a_party_that_does_better_alone() -> None:
         "rows": {"test": 100},
         "metrics": {"test": {"auc": 0.8}},
     }
-    alone = {"a": {"auc": 0.89}, "b": {"auc": 0.91}, "c": {"auc": None}, "d": {}}
+    alone: dict[str, dict[str, float | None]] = {
+        "a": {"auc": 0.89},
+        "b": {"auc": 0.91},
+        "c": {"auc": None},
+        "d": {},
+    }
     (line,) = worse_than_alone(summary, alone)
     assert line.startswith("test auc is 0.8000, and 0.9100 of b alone: its rows may be of another")
     numbers = {**summary, "objective": "reg:squarederror", "metrics": {"test": {"rmse": 11.5}}}
-    assert len(worse_than_alone(numbers, {"a": {"rmse": 10.0}, "b": {"rmse": 11.0}})) == 1
+    assert len(worse_than_alone(numbers, {"a": {"rmse": 10.0}, "b": {"rmse": 11}})) == 1
     assert not worse_than_alone({**summary, "metrics": {"test": {}}}, alone)

@@ -196,27 +196,21 @@ def warning_lines(summary: Mapping[str, Any]) -> list[str]:
     return [*summary.get("warnings", []), *left_out]
 
 
-def worse_than_alone(summary: Mapping[str, Any], alone: Mapping[str, Scores]) -> list[str]:
-    """A warning for each party whose rows train a better model without the others'.
-
-    Better: by 1 / sqrt(n) on the n test rows, twice the largest standard error of a share of them;
-    of a loss, by this part of it.
-    """
+def worse_than_alone(summary: Fields, alone: Mapping[str, Scores]) -> list[str]:
+    """A warning for each party whose rows train a better model without the others': by 1 / sqrt(n)
+    on n test rows, twice the largest standard error of a share, or by this part of a loss."""
     name, lines = metric_of(summary), []
     least = 1 / math.sqrt(row_counts(summary).get("test") or 1)
     for party, scores in alone.items():
         federated, local = summary["metrics"]["test"].get(name), scores.get(name)
         if federated is None or local is None:
             continue
-        worse = (
-            local - federated if larger_is_better(name) else federated / local - 1 if local else 0
-        )
-        if worse > least:
-            texts = score_text(federated), score_text(local)
+        sign = 1 if larger_is_better(name) else -1
+        if sign * (local - federated) > (least if sign > 0 else least * abs(local)):
             lines.append(
-                f"test {name} is {texts[0]}, and {texts[1]} of {party} alone: its rows may be of "
-                "another kind than the others', or a party may have sent sums that are not of its "
-                "rows"
+                f"test {name} is {score_text(federated)}, and {score_text(local)} of {party} "
+                "alone: its rows may be of another kind than the others', or a party may have sent "
+                "sums that are not of its rows"
             )
     return lines
 

@@ -18,6 +18,7 @@ from fedapp.trees.row_bounds import BOUNDED, row_bounds
 from fedapp.trees.sets import NO_SET, CategorySets
 
 Doubles = npt.NDArray[np.float64]
+Loss = tuple[Objective, LossParameters]
 LARGEST = float(np.finfo(np.float64).max)
 ROUNDED = 1e-6  # gradients, weights and masses are float32, each rounded by up to 2^-24
 # Sums of n rows in float64, in another order, differ by up to n 2^-53 of the sum of their sizes.
@@ -31,27 +32,52 @@ RULES = (
 
 
 @kernel
-def _broken_rule(
-    above: Any,
-    pairs: Any,
-    missing: Any,
-    totals: Any,
-    weights: Any,
-    absent: Any,
-    starts: Any,
-    how: Any,
-) -> int:
-    """The rule that some nodes or their two children break, or 0.
+def _divide(nodes: Any, parents: Any, goes_left: Any, route: Any, sent: Any, rows: Any) -> Any:
+    """Sums, missing rows and totals of both children of some nodes: of one that was not sent, what
+    the other leaves of the parent.
 
     Parameters
     ----------
-    above, pairs, missing, totals : of the nodes, and of the children of each. A total of NaN is
-        that of the first column without missing values.
-    how : largest gradient and hessian of a row; slack of both.
+    nodes, sent : sums and missing rows by node; of ``nodes`` also totals.
+    goes_left : bool, shape (n_splits, n_bins).
+    route : first and last bin of the column of each split, and whether its missing rows go left.
+    rows : row in ``sent`` of each child, -1 of one that was not sent; int64, shape (n_splits, 2).
     """
+    n_splits = len(parents)
+    sums = np.empty((n_splits, 2, *nodes[0].shape[1:]))
+    missing = np.empty((n_splits, 2, nodes[1].shape[1]), dtype=np.int32)
+    totals = np.empty((n_splits, 2, 2))
+    for split in range(n_splits):
+        parent, (first, end, default_left) = parents[split], route[split]
+        for part in range(2):
+            left, known = 0.0, 0.0
+            for place in range(first, end):
+                known += nodes[0][parent, place, part]
+                if goes_left[split, place]:
+                    left += nodes[0][parent, place, part]
+            total = nodes[2][parent, part]
+            left += default_left * (total - known)
+            totals[split, 0, part], totals[split, 1, part] = left, total - left
+        for side in range(2):
+            row, other = rows[split, side], rows[split, 1 - side]
+            for place in range(sums.shape[2]):
+                for part in range(2):
+                    rest = nodes[0][parent, place, part] - sent[0][other, place, part]
+                    sums[split, side, place, part] = sent[0][row, place, part] if row >= 0 else rest
+            for column in range(missing.shape[2]):
+                few = nodes[1][parent, column] - sent[1][other, column]
+                missing[split, side, column] = sent[1][row, column] if row >= 0 else few
+    return sums, missing, totals
+
+
+@kernel
+def _broken_rule(above: Any, parents: Any, children: Any, layout: Any) -> int:
+    """The rule that some nodes or their two children break, or 0; a total that is NaN is that of
+    the first column without missing values."""
+    (pairs, missing, totals), (weights, absent, starts, how) = children, layout
     most_g, most_h, slack_g, slack_h = how
-    for node in range(len(above)):
-        parent, left, right = above[node], pairs[node, 0], pairs[node, 1]
+    for node in range(len(parents)):
+        parent, left, right = above[parents[node]], pairs[node, 0], pairs[node, 1]
         for place in range(len(parent)):
             g, h = left[place, 0] + right[place, 0], left[place, 1] + right[place, 1]
             size = abs(left[place, 0]) + abs(right[place, 0])
@@ -85,16 +111,11 @@ class Claims:
     cuts, places : layout of all parties' histograms, and the place of each of the party's bins.
     weights : float64, shape (n_bins + 1,): the most that each bin's rows weigh, then all rows.
     merges : whether the party merges bins node by node, so that they do not follow from a parent.
+    loss : the objective and its parameters.
     """
 
     def __init__(
-        self,
-        cuts: Cuts,
-        places: Ints,
-        weights: Doubles,
-        merges: bool,
-        objective: Objective,
-        parameters: LossParameters,
+        self, cuts: Cuts, places: Ints, weights: Doubles, merges: bool, loss: Loss
     ) -> None:
         self._merges, self._weight = merges, float(weights[-1])
         self._weights = weights[:-1] * (1 + ROUNDED)
@@ -103,26 +124,17 @@ class Claims:
         known = np.bincount(self._columns, weights[:-1], cuts.n_columns)
         known[cuts.by_category | merges] = 0
         self._absent = np.maximum(self._weight - known, 0) + ROUNDED * self._weight
-        self._most = LARGEST, 1.0 if objective == REGRESSION else LARGEST
-        if objective in BOUNDED:
-            bounds = row_bounds(objective, parameters, 0.0)
+        self._most = LARGEST, 1.0 if loss[0] == REGRESSION else LARGEST
+        if loss[0] in BOUNDED:
+            bounds = row_bounds(*loss, clip=0.0)
             self._most = bounds.gradient, bounds.hessian
         self._layout: tuple[Any, ...] = ()  # of a round, and what came of its last level
-        self._nodes: list[Any] = []
+        self._nodes: tuple[Any, ...] = ()
         self._rows: dict[tuple[int, int], int] = {}
 
     def check(self, request: Any, reply: Any, routes: Routes, sets: CategorySets) -> None:
-        """Compare a ``GrowReply`` with the sketch, and with the reply for the level above.
-
-        Parameters
-        ----------
-        request : the ``GrowRequest``.
-        routes, sets : its splits, and the sets of those by categories.
-
-        Raises
-        ------
-        ValueError : a sum breaks one of ``RULES``.
-        """
+        """Compare the reply to a ``GrowRequest``, of these splits, with the sketch and the reply
+        for the level above; a ValueError where sums break one of ``RULES``."""
         level, columns, sent = request.level, request.columns, (reply.histograms, reply.missing)
         if level == 0:
             hessian, size = reply.root_sums[:, 1].max(), self._weight * self._most[0]
@@ -132,42 +144,33 @@ class Claims:
             how = np.array([*self._most, SLACK * size, SLACK * hessian])
             drawn = np.isin(self._columns, columns)
             starts = np.searchsorted(self._columns[drawn], np.append(columns, len(self._absent)))
-            self._layout = self._weights[drawn], self._absent[columns], starts, how
+            layout = self._weights[drawn], self._absent[columns], starts, how
+            self._layout = tuple(frozen(*layout))
             self._drawn = self._edges[drawn]
-        wanted = list(
-            zip(request.wanted_trees.tolist(), request.wanted_nodes.tolist(), strict=True)
-        )
+        trees, nodes = request.wanted_trees.tolist(), request.wanted_nodes.tolist()
+        wanted = list(zip(trees, nodes, strict=True))
         if level == 0 or self._merges:
-            above, keys = sent[0], [key for one in wanted for key in (one, (-1, -1))]
+            keys = [key for one in wanted for key in (one, (-1, -1))]
             total = np.full((len(wanted), 2), np.nan) if level else reply.root_sums
-            found = [np.stack((each, 0 * each), axis=1) for each in (*sent, total)]
+            children = tuple(np.stack((each, 0 * each), axis=1) for each in (*sent, total))
+            above, parents = sent[0], np.arange(len(wanted))
         else:
-            keys = [
-                (int(one["tree"]), int(one["left"]) + side) for one in routes for side in (0, 1)
-            ]
-            parents = [self._rows[int(one["tree"]), int(one["node"])] for one in routes]
-            above, n_missing, total = (each[parents] for each in self._nodes)
-            known = [keys.index(key) for key in wanted]
-            rest = np.setdiff1d(np.arange(len(keys)), known)
-            found = []
-            for whole, each in zip((above, n_missing), sent, strict=True):
-                both = np.empty((len(keys), *whole.shape[1:]), dtype=whole.dtype)
-                both[known] = each
-                both[rest] = whole[rest // 2] - both[rest ^ 1]
-                found.append(both.reshape(-1, 2, *whole.shape[1:]))
-            left = np.zeros((len(routes), 2))
-            for split, (route, own) in enumerate(zip(routes, above, strict=True)):
-                place = int(np.searchsorted(columns, route["column"]))
-                cells = slice(*self._layout[2][place : place + 2])
-                goes_left = self._drawn[cells] <= route["threshold"]
-                if route["set"] != NO_SET:  # the edge of a category is its code and 1
-                    codes = self._drawn[cells].astype(np.int64) - 1
-                    goes_left = ~sets.members(route["set"])[codes]
-                left[split] = own[cells][goes_left].sum(axis=0)
-                if route["default_left"]:
-                    left[split] += total[split] - own[cells].sum(axis=0)
-            found.append(np.stack((left, total - left), axis=1))
-        if rule := _broken_rule(*frozen(above, *found, *self._layout)):
+            places = routes[["tree", "node", "left"]].tolist()
+            keys = [(tree, left + side) for tree, _, left in places for side in (0, 1)]
+            parents = np.array([self._rows[tree, node] for tree, node, _ in places])
+            rows = {key: row for row, key in enumerate(wanted)}
+            known = np.array([rows.get(key, -1) for key in keys]).reshape(-1, 2)
+            goes_left = self._drawn <= routes["threshold"][:, None]
+            starts, first = self._layout[2], np.searchsorted(columns, routes["column"])
+            for split in np.flatnonzero(routes["set"] != NO_SET):
+                cells = slice(*starts[first[split] : first[split] + 2])
+                codes = self._drawn[cells].astype(np.int64) - 1  # the edge of each is its code + 1
+                goes_left[split, cells] = ~sets.members(routes["set"][split])[codes]
+            route = np.stack((starts[first], starts[first + 1], routes["default_left"]), axis=1)
+            above = self._nodes[0]
+            children = _divide(self._nodes, parents, goes_left, route, tuple(frozen(*sent)), known)
+        (above,), children = frozen(above), tuple(frozen(*children))
+        if rule := _broken_rule(above, parents, children, self._layout):
             raise ValueError(f"must have {RULES[rule]}, got others at level {level}")
-        self._nodes = [each.reshape(-1, *each.shape[2:]) for each in found]
+        self._nodes = tuple(each.reshape(-1, *each.shape[2:]) for each in children)
         self._rows = {key: row for row, key in enumerate(keys)}
