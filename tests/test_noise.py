@@ -10,7 +10,7 @@ import pytest
 
 from fedapp.crypto import budget as accounts
 from fedapp.crypto import noise
-from fedapp.crypto.budget import Budget, budget_for, concentrated_epsilon, spent
+from fedapp.crypto.budget import Budget, budget_for, composed, concentrated_epsilon
 from fedapp.crypto.noise import Source, accept, discrete_gaussian, summing_error
 from fedapp.errors import ConfigError
 
@@ -104,7 +104,7 @@ def test_noise_is_what_the_accountant_says_of_one_gaussian(
     found = budget_for(epsilon, 1e-5, 50, 3)
     assert found.multiplier == pytest.approx(multiplier, abs=2e-4)
     assert found.holds()
-    assert epsilon * 0.999 < spent(found.multiplier, found.schedule, 1e-5) <= epsilon
+    assert epsilon * 0.999 < composed([found], 1e-5) <= epsilon
     assert concentrated_epsilon(found.multiplier, 1e-5) > epsilon
 
 
@@ -119,8 +119,26 @@ def test_less_noise_or_more_sums_do_not_hold() -> None:
 
     found = budget_for(1, 1e-5, 10, 3)
     assert not replace(found, multiplier=found.multiplier * 0.99).holds()
-    more = [*found.schedule, accounts.Spending("tree", 1, found.share("tree"))]
-    assert spent(found.multiplier, more, 1e-5) > 1
+    more = replace(found, multiplier=found.multiplier / math.sqrt(found.share("tree")))
+    assert composed([found, more], 1e-5) > 1
+
+
+def test_runs_over_the_same_rows_cost_what_one_of_their_noise_costs() -> None:
+    from dataclasses import replace
+
+    found = budget_for(1, 1e-5, 10, 3)
+    both = replace(found, n_rounds=50, levels=3, multiplier=found.multiplier / math.sqrt(2))
+    assert composed([found, found], 1e-5) == pytest.approx(composed([both], 1e-5))
+    assert composed([found, replace(found, n_rounds=50)], 1e-5) == pytest.approx(1.447, abs=0.05)
+
+
+@pytest.mark.parametrize("none", [{"multiplier": 0.0}, {"delta": 0.0}, {"n_rounds": 0}])
+def test_a_budget_without_noise_keeps_no_promise(none: dict[str, float]) -> None:
+    from dataclasses import replace
+
+    found = replace(budget_for(1, 1e-5, 10, 3), **none)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^multiplier must be of more noise to keep epsilon 1 "):
+        found.check()
 
 
 def test_noise_of_all_parties_but_one_is_enough() -> None:

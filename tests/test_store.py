@@ -22,10 +22,11 @@ import pytest
 from fedapp.errors import DataError, ProtocolError
 from fedapp.home import home, write_whole
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.plan import Plan
 from fedapp.site import store as store_module
 from fedapp.site.answer import Site, answer
 from fedapp.site.config import SiteConfig
-from fedapp.site.register import RUNS
+from fedapp.site.register import DATABASE
 from fedapp.site.store import MAPPED, RAW, SMALL, STATE, Store
 from fedapp.site.stores import LiveStores, Stores, drop_abandoned, locked
 from fedapp.wire.codec import Envelope
@@ -37,7 +38,7 @@ NO_REPLY = b""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AddRequest(Request):
+class AddRequest(Plan, Request):
     """Add to the site's running sums."""
 
     kind: ClassVar[str] = "train.testmethod_add"
@@ -318,7 +319,7 @@ def test_a_step_is_on_the_disk_before_its_reply_leaves(
     party.add(1, step=1)
     files = ["sums-0-1.raw", "reply-0-1.raw", "state.json"]
     stored = [f"{what} {name}" for name in files for what in ("sync", "rename")]
-    of_state = [event for event in events if not event.endswith(RUNS)]
+    of_state = [event for event in events if not event.endswith(DATABASE)]
     assert of_state[-7:] == [*stored, f"sync {MODEL}"]
     events.clear()
     party.config = dataclasses.replace(party.config, simulated=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
+from rich.table import Table as Grid
 
 from fedapp.commands.common import console
 from fedapp.errors import ConfigError
@@ -15,45 +16,80 @@ from fedapp.errors import ConfigError
 if TYPE_CHECKING:
     from fedapp.site.register import Run
 
+# What leaves a site by aggregation, and settings that are not shown as a name and a value.
+LEAVES = {"secure": "only sums over all parties leave", "sealed": "in letters between parties"}
+SHOWN = (
+    *("aggregation", "epsilon", "delta", "multiplier", "parties", "fingerprints"),
+    *("test_fraction", "valid_fraction", "seed", "fold", "folds"),
+)
+
 
 def approve_command(
     run: Annotated[str, typer.Argument(help="Id of its model; without it, all that wait.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask again.")] = False,
 ) -> None:
-    """Show what a run is and what it would reveal, and let it begin."""
+    """Show what a run may ask for and what it would reveal, and let it begin."""
     from fedapp.home import home
     from fedapp.site.register import approve, runs_of
 
-    found = {
-        model_id: (folder, one)
-        for folder in sorted(home().glob("sites/*"))
-        for model_id, one in runs_of(folder).items()
-        if not one.approved and not one.begun
+    registers = {folder: runs_of(folder) for folder in sorted(home().glob("sites/*"))}
+    waiting = {
+        one.model: (folder, one)
+        for folder, runs in registers.items()
+        for one in runs
+        if not one.admitted and one.approved != one.digest
     }
     if not run:
-        for model_id, (folder, one) in found.items():
+        for model_id, (folder, one) in waiting.items():
             console.print(f"{model_id}  {folder.name}  {one.method}", highlight=False)
-        if not found:
+        if not waiting:
             console.print("no run waits here")
         return
-    if run not in found:
-        waiting = ", ".join(found) or "none"
-        raise ConfigError(f"run must be one that waits here ({waiting}), got {run}")
-    folder, one = found[run]
-    console.print(escape(_told(folder, run, one)), highlight=False)
-    for name, value in one.settings.items():
-        console.print(f"  {name.replace('_', '-')} {escape(ascii(value))}", highlight=False)
+    if run not in waiting:
+        names = ", ".join(waiting) or "none"
+        raise ConfigError(f"run must be one that waits here ({names}), got {run}")
+    folder, one = waiting[run]
+    grid = Grid.grid(padding=(0, 2))
+    for title, text in _rows(folder.name, one, registers[folder]):
+        grid.add_row(title, escape(text))
+    console.print(grid, highlight=False)
     console.print(escape(_reveals(one.method)), highlight=False)
     if not yes and not typer.confirm(f"Let {folder.name} take part?"):
         raise typer.Exit(1)
-    approve(folder, run)
+    approve(folder, one)
     console.print(f"approved: {run}", highlight=False)
 
 
-def _told(folder: Path, run: str, one: Run) -> str:
-    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.asked))
-    where = f"at {folder.name} on {one.data!a}"
-    return f"Run {run} of {one.method} {where}, first asked for {day}, with"
+def _rows(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str, str]]:
+    """A title and a text for each line of a plan. A coordinator's texts are shown in ASCII."""
+    from fedapp.site.register import spending
+
+    plan = run.settings
+    yield "run", f"{run.model} of {run.method}, at {site} on {run.data!a}"
+    yield "first asked", time.strftime("%Y-%m-%d %H:%M", time.localtime(run.asked))
+    for reason in run.reasons:
+        yield "waits, for", _plain(reason)
+    kind = _plain(plan["aggregation"])
+    yield "aggregation", f"{kind}: {LEAVES.get(kind, 'what the site has, as under Reveals')}"
+    noise = f"{plan['epsilon']:g} for delta {plan['delta']:g}, noise {plan['multiplier']:.4g}"
+    yield "epsilon", noise if plan["epsilon"] else "none: exact"
+    others = [one for one in runs if one.admitted and one.data == run.data]
+    yield "spent", f"epsilon {spending(others, run.total_epsilon)}"
+    if plan["epsilon"]:
+        yield "with this run", f"epsilon {spending([*others, run], run.total_epsilon)}"
+    held = f"fold {plan['fold']} of {plan['folds']}" if plan["folds"] else plan["test_fraction"]
+    yield "test rows", f"{held}, drawn with seed {plan['seed']}"
+    yield "validation", f"{plan['valid_fraction']} of the others"
+    for name, value in plan.items():
+        if name not in SHOWN:
+            yield name.replace("_", "-"), _plain(value)
+    for name, key in zip(plan["parties"], plan["fingerprints"], strict=False):
+        mark = "pinned here" if run.trusted.get(name) == key else "NOT PINNED HERE"
+        yield "party", f"{_plain(name)}  {_plain(key)}  {'this site' if name == site else mark}"
+
+
+def _plain(value: object) -> str:
+    return ascii(value).strip("'\"")
 
 
 def _reveals(method: str) -> str:

@@ -94,6 +94,7 @@ def check_command(
     from fedapp.site.check import check_site, who_may_read_keys
     from fedapp.site.config import site_config
     from fedapp.site.node_config import parse_node_config
+    from fedapp.site.register import n_today, runs_of, spending
     from fedapp.site.trust import pins_in
 
     if bool(node_config) == bool(config) or (config and not config.endswith(".toml")):
@@ -106,6 +107,8 @@ def check_command(
     site, run = replace(site, trusted=trusted), load_settings({})
     found = check_site(site, all_methods(), (run.test_fraction, run.valid_fraction))
     folders = {beside, *(place / "sites" / site.name for place in (home(), beside / "home"))}
+    runs = [one for folder in folders for one in runs_of(folder) if one.data == site.data]
+    admitted = [one for one in runs if one.admitted]
     console = Console()
     table = Grid("column", "type", "missing")
     for column in found.columns:
@@ -135,6 +138,9 @@ def check_command(
         "least-bin-rows": str(site.least_bin_rows),
         "rows are drawn": "so that the coordinator can tell" if site.draws_openly else "unseen",
         **{key: str(limit) for key, limit in {**site.floors, **site.limits}.items()},
+        "runs today": str(n_today(runs)),
+        "run-epsilon": f"{site.run_epsilon:g}" if site.run_epsilon else "any, or none",
+        "total-epsilon": f"spent {spending(admitted, site.total_epsilon)}",
         "trusted": ", ".join(" ".join(one) for one in sorted(trusted.items())) or NOBODY,
     }.items():
         facts.add_row(fact, escape(value))

@@ -114,7 +114,21 @@ class Budget:
 
     def holds(self) -> bool:
         """Whether the noise keeps what is promised, by the accountant."""
-        return spent(self.multiplier, self.schedule, self.delta) <= self.epsilon
+        is_one = min(self.multiplier, self.delta, self.n_rounds) > 0
+        return is_one and composed((self,), self.delta) <= self.epsilon
+
+    def check(self) -> None:
+        """Check that the noise keeps what is promised.
+
+        Raises
+        ------
+        ValueError : it does not.
+        """
+        if not self.holds():
+            rule = (
+                f"must be of more noise to keep epsilon {self.epsilon:g} for delta {self.delta:g}"
+            )
+            raise ValueError(f"multiplier {rule}, got {self.multiplier:g}")
 
 
 def budget_for(
@@ -146,8 +160,8 @@ def calibrated(epsilon: float, delta: float, schedule: Iterable[Spending]) -> fl
     return float(math.ceil(float(found) * 2**MULTIPLIER_BITS + 1)) / 2.0**MULTIPLIER_BITS
 
 
-def spent(multiplier: float, schedule: Iterable[Spending], delta: float) -> float:
-    """The epsilon of a run, by the accountant.
+def composed(budgets: Iterable[Budget], delta: float) -> float:
+    """The epsilon of runs over the same rows together, by the accountant.
 
     Raises
     ------
@@ -155,7 +169,8 @@ def spent(multiplier: float, schedule: Iterable[Spending], delta: float) -> floa
     """
     _, rdp = _accounting()
     accountant = rdp.RdpAccountant()
-    accountant.compose(_event(multiplier, tuple(schedule)))
+    for budget in budgets:
+        accountant.compose(_event(budget.multiplier, budget.schedule))
     return float(accountant.get_epsilon(delta))
 
 

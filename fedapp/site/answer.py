@@ -181,10 +181,10 @@ def answered(
         if store.finished:
             end_session(store)
         laid_out = to_bytes(reply)
+        if begins:
+            note_begun(config.name, envelope.model_id)
         store.commit(envelope.step, envelope.attempt, laid_out)
         stores.committed(store)
-    if begins:
-        note_begun(config.name, envelope.model_id)
     return laid_out
 
 

@@ -58,8 +58,9 @@ class SiteConfig:
     least_parties : the fewest parties that a sum is over which its own are part of; it then takes
         part in no run that tells more of its rows. 0: in any, and ``fewest_parties`` holds.
     asks : whether a run waits until a person at the site has approved it.
-    most_epsilon : of a run's promise for each row; it then takes part in no run of parties with the
-        same columns that promises none. 0: in any.
+    run_epsilon : most that one run may promise for each row; the site then takes part in no run of
+        parties with the same columns that promises none. 0: in any.
+    total_epsilon : most that all private runs on the table may come to. 0: they are only noted.
     encrypts_labels : whether its labels may leave it under encryption alone, not in codes.
     allows_insecure : whether a run may use small keys, or weaken the guard of Fed-EINI.
     bundles : hashes of the app bundles whose runs it answers; empty for that of the installed one.
@@ -95,7 +96,8 @@ class SiteConfig:
     floors: Mapping[str, int] = field(default_factory=FLOORS.copy, hash=False)
     least_parties: int = 0
     asks: bool = False
-    most_epsilon: float = 0.0
+    run_epsilon: float = 0.0
+    total_epsilon: float = 0.0
     encrypts_labels: bool = False
     allows_insecure: bool = False
     bundles: frozenset[str] = frozenset()

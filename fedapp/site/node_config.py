@@ -38,7 +38,7 @@ NODE_KEYS = (
         "most-columns",
     ),
     *("monotone-constraints", "interaction-constraints"),
-    *("runs-per-day", "approve", "most-epsilon", "draws-secret"),
+    *("runs-per-day", "approve", "run-epsilon", "total-epsilon", "draws-secret"),
     *("partition-id", "num-partitions"),
 )
 # A site's own limits, far above what ordinary runs ask for.
@@ -149,6 +149,7 @@ def policy(node: Mapping[str, Value]) -> dict[str, Any]:
     """
     names = str(node.get("allow", "")).replace(",", " ").replace("_", "-").split()
     min_rows = whole(node, "min-rows", 0)
+    run, total = (_not_negative(node, key) for key in ("run-epsilon", "total-epsilon"))
     return {
         "allowed": frozenset(names),
         "min_rows": min_rows,
@@ -157,7 +158,8 @@ def policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "limits": {key: whole(node, key, limit) for key, limit in LIMITS.items()},
         "floors": {key: whole(node, key, floor) for key, floor in FLOORS.items()},
         "least_parties": _least_parties(node),
-        "most_epsilon": _not_negative(node, "most-epsilon"),
+        "run_epsilon": run or total,
+        "total_epsilon": total or run,
         "asks": _asks(str(node.get("approve", "all"))),
         "encrypts_labels": _is_true(node, "encrypted-labels"),
         "allows_insecure": _is_true(node, "allow-insecure"),

@@ -22,7 +22,7 @@ from fedapp.crypto.budget import Budget
 from fedapp.crypto.fixed_point import Whole
 from fedapp.crypto.noise import KEY_BYTES, MOST_VARIANCE, Source, discrete_gaussian
 from fedapp.crypto.sealed import prefixed
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ConfigError, ProtocolError, blaming
 from fedapp.home import write_whole
 from fedapp.messages.fields import Request
 from fedapp.messages.private import Promise
@@ -63,21 +63,17 @@ def promise(
 
     Raises
     ------
-    ConfigError : it promises less than the node config asks for, or there is no accountant.
+    ConfigError : its delta is too large for the site's rows, or there is no accountant.
     ProtocolError : its noise does not keep the promise.
     """
     numbers = said.epsilon, said.delta, said.multiplier, said.n_rounds, max(n_parties, 2)
     budget, name = Budget(*numbers, said.levels), type(request).__name__
-    if config.most_epsilon and said.epsilon > config.most_epsilon:
-        rule = f"must be <= {config.most_epsilon:g} (most-epsilon in the node config of"
-        raise ConfigError(f"privacy.epsilon {rule} {config.name}), got {said.epsilon:g}")
     n_own = len(store["train.labels"])
     if said.delta * n_own >= 1:
         rule = f"must be below 1 / {n_own}, the training rows of {config.name}"
         raise ConfigError(f"privacy.delta {rule}, got {said.delta:g}")
-    if not budget.multiplier > 0 or not budget.delta > 0 or not budget.holds():
-        rule = f"must be of more noise to keep epsilon {said.epsilon:g} for delta {said.delta:g}"
-        raise ProtocolError(config.name, name, "multiplier", f"{rule}, got {said.multiplier:g}")
+    with blaming(config.name, name, "multiplier"):
+        budget.check()
     store.facts[PROMISED] = {**asdict(budget), "clip": said.clip}
 
 

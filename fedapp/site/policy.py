@@ -13,6 +13,7 @@ import numpy.typing as npt
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.fields import Request
 from fedapp.messages.methods import messages_of, method_of
+from fedapp.messages.plan import Plan
 from fedapp.site.config import SiteConfig
 from fedapp.site.node_config import FEWEST_IN_SUMS
 
@@ -127,11 +128,16 @@ def check_private(config: SiteConfig, method: str, request: Request) -> None:
     ------
     ConfigError : the request asks for more, in a run of parties with the same columns.
     """
-    if config.most_epsilon and _is_horizontal(method) and request.leaves in ("own", "sums"):
-        most = f"{config.most_epsilon:g}"
+    if not config.run_epsilon or not _is_horizontal(method):
+        return
+    most, got = f"{config.run_epsilon:g}", f"{method} without"
+    fits = request.leaves not in ("own", "sums")
+    if isinstance(request, Plan):
+        fits, got = 0 < request.epsilon <= config.run_epsilon, f"{request.epsilon:g}"
+    if not fits:
         raise ConfigError(
             f"privacy.epsilon must be > 0 and <= {most} for {config.name}, whose node config has "
-            f"most-epsilon ({most}): what it tells of its rows has noise; got {method} without"
+            f"run-epsilon ({most}): what it discloses of its rows has noise; got {got}"
         )
 
 
