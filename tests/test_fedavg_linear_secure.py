@@ -279,7 +279,7 @@ def test_two_parties_are_told_what_each_sees(made: MakeRun) -> None:
         ({"least-parties": 2}, "plain", r"aggregation must be secure for bank, whose node config"),
         ({"trusted": f"shop:{'0' * 32}"}, "secure", r"key must be one bank trusts \(none is pin"),
         ({"min-rows": 50}, "secure", r"at least 50 training rows, got \d+ \(min-rows of bank\)"),
-        ({"most-epsilon": 1}, "secure", r"privacy\.epsilon must be > 0 and <= 1 for bank"),
+        ({"run-epsilon": 1}, "secure", r"privacy\.epsilon must be > 0 and <= 1 for bank"),
         ({"score-bins": 100}, "secure", r"score-bins must be <= 100 \(score-bins in the node"),
     ],
 )

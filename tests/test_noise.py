@@ -8,7 +8,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedapp.crypto import budget as accounts
 from fedapp.crypto import noise
 from fedapp.crypto.budget import Budget, budget_for, composed, concentrated_epsilon
 from fedapp.crypto.noise import Source, accept, discrete_gaussian, summing_error

@@ -515,25 +515,38 @@ def test_a_site_refuses_a_run_that_may_lose_the_noise_of_a_party(
 
 def test_sites_with_tables_of_their_own_train(made: MakeRun, three: Callable[..., Any]) -> None:
     run_settings = made(data="breast-cancer", privacy__epsilon=30.0)
-    folder = run_local(run_settings, three(bank={"most-epsilon": 30}))
+    folder = run_local(run_settings, three(bank={"run-epsilon": 30}))
     assert summary_of(folder)["trees"] == 2
 
 
 @pytest.mark.parametrize(
     ("node", "given", "rule"),
     [
-        (2.5, {}, r"privacy\.epsilon must be <= 2\.5 \(most-epsilon in the node config of bank\)"),
+        (2.5, {}, r"privacy\.epsilon must be > 0 and <= 2\.5 for bank, .* run-epsilon .*; got 20$"),
         (2.5, {"privacy__epsilon": 0.0}, r"privacy\.epsilon must be > 0 and <= 2\.5 for bank"),
         (
             2.5,
             {"privacy__epsilon": 0.0, "pax__aggregation": "plain"},
             r"privacy\.epsilon must be > 0 and <= 2\.5 for bank",
         ),
-        ("x", {}, r"most-epsilon must be a number >= 0, got 'x'"),
+        ("x", {}, r"run-epsilon must be a number >= 0, got 'x'"),
     ],
 )
-def test_a_site_refuses_more_than_its_most_epsilon(
+def test_a_site_refuses_more_than_its_run_epsilon(
     made: MakeRun, three: Callable[..., Any], node: Any, given: dict[str, Any], rule: str
 ) -> None:
     with pytest.raises(FedappError, match=rule):
-        run_local(made(data="breast-cancer", **given), three(bank={"most-epsilon": node}))
+        run_local(made(data="breast-cancer", **given), three(bank={"run-epsilon": node}))
+
+
+def test_a_site_refuses_a_second_run_beyond_its_total_epsilon(
+    made: MakeRun, three: Callable[..., Any]
+) -> None:
+    given = {"data": "breast-cancer", "privacy__epsilon": 30.0}
+    run_local(made(**given), three(bank={"run-epsilon": 30}))
+    rule = (
+        r"^bank \(step 1\): privacy\.epsilon must come to <= 30 in all runs on one table \(total-"
+    )
+    with pytest.raises(FedappError, match=rule):
+        run_local(made(**given), three(bank={"run-epsilon": 30}))
+    run_local(made(**given), three(bank={"run-epsilon": 30, "total-epsilon": 50}))

@@ -3,41 +3,82 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Context
 from typer.testing import CliRunner
 
 from fedapp.commands.site import site_app
-from fedapp.errors import ConfigError, FedappError, WaitingError
+from fedapp.crypto.budget import budget_for, composed
+from fedapp.crypto.pairwise import total
+from fedapp.data.partition import split_rows
+from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, WaitingError
 from fedapp.home import home
 from fedapp.messages.hello import HelloRequest
+from fedapp.messages.labels import LabelsRequest
 from fedapp.messages.methods import all_methods, messages_of
+from fedapp.messages.secure import KeysRequest
 from fedapp.run_folder import RunFolder
 from fedapp.site import register
 from fedapp.site.answer import answer
 from fedapp.site.config import site_config
 from fedapp.site.register import admit, runs_of
 from fedapp.site.stores import drop_abandoned
+from fedapp.site.trust import own_fingerprint
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import take_apart
 from simulations.local import run_local
 from strategies import base
 from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.plans import planned
+from tests.test_masks import TERMS, Coordinator
 
-HELLO = HelloRequest("binary:logistic", 0.2, 0.1, 42, False)
-NODE = {"name": "bank", "data": "rows.csv", "allow": "pax"}
+METHODS = ",".join(all_methods())
+NODE = {"name": "bank", "data": "rows.csv", "allow": METHODS, "runs-per-day": 100}
+ASKS = {**NODE, "approve": "ask"}
+PARTIES = ("bank", "insurer", "shop")
+
+
+def hello(parties: Sequence[str] = ("bank",), **fields: Any) -> HelloRequest:
+    """An opening between parties whose keys are in this home."""
+    opening = HelloRequest("binary:logistic", 0.2, 0.1, 42, False)
+    return replace(opening, **(planned(parties) | fields))
+
+
+def private(epsilon: float = 1.0, delta: float = 1e-5, **fields: Any) -> HelloRequest:
+    """The opening of a private run of three parties."""
+    noise = budget_for(epsilon, delta, 50, 3)
+    fields = {"aggregation": "secure", "rounds": 50, "multiplier": noise.multiplier, **fields}
+    return hello(PARTIES, epsilon=epsilon, delta=delta, **fields)
+
+
+def runs() -> list[register.Run]:
+    return runs_of(home() / "sites" / "bank")
+
+
+def ids() -> list[str]:
+    return [run.model for run in runs()]
+
+
+def model_id(number: int) -> str:
+    return f"{number:016x}"
 
 
 @pytest.fixture
 def bank(sites: MakeSites, write_table: WriteTable) -> Callable[..., list[Context]]:
     data = write_table("bank")
     return lambda **node: sites(
-        {"name": "bank", "data": data, **{key.replace("_", "-"): v for key, v in node.items()}}
+        {**NODE, "data": data, **{key.replace("_", "-"): v for key, v in node.items()}}
     )
 
 
@@ -57,7 +98,7 @@ def test_no_more_runs_begin_in_a_day_than_the_site_allows(
     rule = r"^bank \(step 1\): runs-per-day must be <= 2 on one table in the node config of bank"
     with pytest.raises(FedappError, match=rule):
         run_local(settings(parties=1), contexts)
-    assert list(runs_of(home() / "sites" / "bank")) == models
+    assert ids() == models
     assert "no run waits here" in approve().output
 
 
@@ -65,16 +106,27 @@ def test_a_run_counts_once_and_for_a_day(monkeypatch: pytest.MonkeyPatch) -> Non
     config, now = site_config({**NODE, "runs-per-day": 1}, {}), [1e9]
     monkeypatch.setattr(register.time, "time", lambda: now[0])
     for _ in range(3):
-        admit(config, "a" * 16, "pax", HELLO)
+        admit(config, "a" * 16, "pax", hello())
     with pytest.raises(ConfigError, match="runs-per-day must be <= 1"):
-        admit(config, "b" * 16, "pax", HELLO)
+        admit(config, "b" * 16, "pax", hello())
     other = site_config({**NODE, "runs-per-day": 1, "data": "others.csv"}, {})
-    admit(other, "c" * 16, "pax", HELLO)
+    admit(other, "c" * 16, "pax", hello())
     now[0] += 86_400
-    admit(config, "b" * 16, "pax", HELLO)
-    now[0] += 7 * 86_400
-    admit(config, "d" * 16, "pax", HELLO)
-    assert list(runs_of(home() / "sites" / "bank")) == ["d" * 16]
+    admit(config, "b" * 16, "pax", hello())
+
+
+def test_runs_that_were_admitted_stay_and_those_that_wait_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, now = site_config(NODE, {}), [1e9]
+    monkeypatch.setattr(register.time, "time", lambda: now[0])
+    admit(config, "a" * 16, "pax", hello())
+    with pytest.raises(WaitingError):
+        admit(replace(config, asks=True), "b" * 16, "pax", hello())
+    assert ids() == ["a" * 16, "b" * 16]
+    now[0] += register.KEPT_SECONDS
+    admit(config, "c" * 16, "pax", hello())
+    assert ids() == ["a" * 16, "c" * 16]
 
 
 def test_a_run_waits_until_it_is_approved_and_is_the_same_then(
@@ -88,13 +140,13 @@ def test_a_run_waits_until_it_is_approved_and_is_the_same_then(
         if seconds:
             sleep(seconds)
             return
-        [model_id] = runs_of(home() / "sites" / "bank")
-        asked.append(model_id)
+        [run] = runs()
+        asked.append(run.model)
         if len(asked) == 3:
-            assert approve(model_id, answer="y\n").exit_code == 0
+            assert approve(run.model, answer="y\n").exit_code == 0
 
     plain = run_local(settings(parties=1), bank())
-    (home() / "sites" / "bank" / register.RUNS).unlink()
+    (home() / "sites" / "bank" / register.DATABASE).unlink()
     notes: list[str] = []
     note = RunFolder.note
     monkeypatch.setattr(base, "APPROVAL_POLL", 0.0)
@@ -121,20 +173,20 @@ def test_a_run_that_nobody_approves_ends_and_says_what_to_do(
 
 @pytest.mark.parametrize("method", sorted(all_methods()))
 def test_who_approves_reads_what_the_run_reveals(method: str) -> None:
-    config = site_config({**NODE, "approve": "ask"}, {})
+    config = site_config(ASKS, {})
     with pytest.raises(WaitingError, match=r"^waits for approval at bank: fedapp site approve aa"):
-        admit(config, "a" * 16, method, HELLO)
+        admit(config, "a" * 16, method, hello())
     refused = approve("a" * 16, answer="n\n")
-    assert (refused.exit_code, "test-fraction 0.2" in refused.output) == (1, True)
-    assert "at bank on 'rows.csv', first asked for" in refused.output
     text = " ".join(refused.output.split())
+    assert (refused.exit_code, "test rows 0.2, drawn with seed 42" in text) == (1, True)
+    assert f"run aaaaaaaaaaaaaaaa of {method}, at bank on 'rows.csv'" in text
     module = messages_of(method.replace("-", "_"))
     assert module is not None
     assert module.__doc__ is not None
     assert " ".join(module.__doc__.partition("Reveals")[2].split()) in text
     assert "Let bank take part?" in text
     with pytest.raises(WaitingError):
-        admit(config, "a" * 16, method, HELLO)
+        admit(config, "a" * 16, method, hello())
 
 
 @pytest.mark.parametrize(
@@ -143,38 +195,43 @@ def test_who_approves_reads_what_the_run_reveals(method: str) -> None:
         ("bagging", {}, "strategy must be pax, as when the run first asked bank, got bagging"),
         ("pax", {"valid_fraction": 0.9}, "valid-fraction must be 0.1, as when .*, got 0.9"),
         ("pax", {"rounded": True}, "rounded must be False, as when .*, got True; begin a new run"),
+        ("pax", {"aggregation": "plain"}, "aggregation must be secure, as when .*, got plain"),
+        ("pax", {"rounds": 2500}, "rounds must be 50, as when .*, got 2500"),
+        ("pax", {"epsilon": 0.0}, r"epsilon must be 1.0, as when .*, got 0\.0"),
+        ("pax", {"parties": ("bank", "lab")}, r"parties must be \['bank', 'insurer', 'shop'\], as"),
     ],
 )
 def test_what_was_approved_is_what_begins(method: str, changes: dict[str, Any], rule: str) -> None:
-    config = site_config({**NODE, "approve": "ask"}, {})
+    config = site_config(ASKS, {})
+    opening = private()
     with pytest.raises(WaitingError):
-        admit(config, "a" * 16, "pax", HELLO)
-    other = replace(HELLO, **changes)
+        admit(config, "a" * 16, "pax", opening)
+    other = replace(opening, **changes)
     for _ in range(2):
         with pytest.raises(ConfigError, match=f"^{rule}"):
             admit(config, "a" * 16, method, other)
         approve("a" * 16, "--yes")
-    admit(config, "a" * 16, "pax", HELLO)
+    admit(config, "a" * 16, "pax", opening)
 
 
 def test_a_run_of_another_table_waits_anew() -> None:
-    config = site_config({**NODE, "approve": "ask"}, {})
+    config = site_config(ASKS, {})
     with pytest.raises(WaitingError):
-        admit(config, "a" * 16, "pax", HELLO)
+        admit(config, "a" * 16, "pax", hello())
     assert approve("a" * 16, "--yes").exit_code == 0
-    admit(config, "a" * 16, "pax", HELLO)
+    admit(config, "a" * 16, "pax", hello())
     with pytest.raises(WaitingError):
-        admit(replace(config, data="others.csv"), "a" * 16, "pax", HELLO)
+        admit(replace(config, data="others.csv"), "a" * 16, "pax", hello())
 
 
 def test_a_run_whose_state_was_deleted_counts_and_waits_anew(write_table: WriteTable) -> None:
     table = {"data": str(write_table("bank")), "label": "y"}
-    node: dict[str, Any] = {**NODE, **table, "approve": "ask"}
+    node: dict[str, Any] = {**ASKS, **table}
     config = site_config({**node, "runs-per-day": 1}, {})
     folder, envelope = home() / "sites" / "bank", Envelope("a" * 16, 1, method="pax")
 
     def ask() -> None:
-        answer(config, HELLO.kind, envelope, take_apart(HELLO, "bank"))
+        answer(config, HelloRequest.kind, envelope, take_apart(hello(), "bank"))
 
     with pytest.raises(WaitingError):
         ask()
@@ -187,24 +244,25 @@ def test_a_run_whose_state_was_deleted_counts_and_waits_anew(write_table: WriteT
     config = site_config({**node, "runs-per-day": 2}, {})
     with pytest.raises(WaitingError):
         ask()
-    assert not runs_of(folder)["a" * 16].approved
+    assert [bool(run.approved) for run in runs()] == [True, False]
 
 
 def test_an_approval_lapses_with_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, now = site_config({**NODE, "approve": "ask"}, {}), [1e9]
+    config, now = site_config(ASKS, {}), [1e9]
     monkeypatch.setattr(register.time, "time", lambda: now[0])
     with pytest.raises(WaitingError):
-        admit(config, "a" * 16, "pax", HELLO)
+        admit(config, "a" * 16, "pax", hello())
     assert approve("a" * 16, "--yes").exit_code == 0
-    admit(config, "a" * 16, "pax", HELLO)
+    admit(config, "a" * 16, "pax", hello())
     now[0] += register.KEPT_SECONDS
     with pytest.raises(WaitingError):
-        admit(config, "a" * 16, "pax", HELLO)
+        admit(config, "a" * 16, "pax", hello())
 
 
 def test_runs_that_wait_are_listed(tmp_path: Path) -> None:
     assert "no run waits here" in approve().output
-    admit(site_config(NODE, {}), "a" * 16, "pax", HELLO)
+    with pytest.raises(WaitingError):
+        admit(site_config(ASKS, {}), "a" * 16, "pax", hello())
     assert f"{'a' * 16}  bank  pax" in approve().output
     assert approve("a" * 16, "--yes").exit_code == 0
     assert "no run waits here" in approve().output
@@ -218,3 +276,368 @@ def test_another_run_than_those_that_wait_cannot_be_approved() -> None:
 def test_approve_is_one_of_two_words() -> None:
     with pytest.raises(ConfigError, match=r"^approve must be ask or all, got 'no'$"):
         site_config({**NODE, "approve": "no"}, {})
+
+
+# What a person approves
+
+
+def test_who_approves_sees_the_plan() -> None:
+    insurer = own_fingerprint("insurer")
+    config = site_config({**ASKS, "trusted": f"insurer:{insurer}", "total-epsilon": 3}, {})
+    admit(replace(config, asks=False), "a" * 16, "pax", private(2.0))
+    opening = private(max_depth=4, subsample=0.5)
+    with pytest.raises(WaitingError):
+        admit(config, "b" * 16, "pax", opening)
+    lines = {line.strip() for line in approve("b" * 16, answer="n\n").output.splitlines()}
+    shown = {" ".join(line.split()) for line in lines}
+    both = composed([budget_for(epsilon, 1e-5, 50, 3) for epsilon in (1, 2)], 1e-5)
+    keys = {name: own_fingerprint(name) for name in PARTIES}
+    assert shown >= {
+        f"run {'b' * 16} of pax, at bank on 'rows.csv'",
+        "waits, since approve is ask in the node config",
+        "aggregation secure: only sums over all parties leave",
+        f"epsilon 1 for delta 1e-05, noise {opening.multiplier:.4g}",
+        "spent epsilon 2.00 of 3 in 1 run, for delta 1e-05",
+        f"with this run epsilon {both:.2f} of 3 in 2 runs, for delta 1e-05",
+        "test rows 0.2, drawn with seed 42",
+        "validation 0.1 of the others",
+        "rounds 50",
+        "trees 1",
+        "max-depth 4",
+        "max-bin 1024",
+        "subsample 0.5",
+        "goss False",
+        f"party bank {keys['bank']} this site",
+        f"party insurer {keys['insurer']} pinned here",
+        f"party shop {keys['shop']} NOT PINNED HERE",
+    }
+
+
+def test_texts_of_a_coordinator_do_not_reach_the_terminal_as_they_are() -> None:
+    odd = "shop\x1b[2J[red]"
+    opening = replace(hello(), parties=("bank", odd), fingerprints=("", odd), objective=odd)
+    with pytest.raises(WaitingError):
+        admit(site_config(ASKS, {}), "a" * 16, "pax", opening)
+    output = approve("a" * 16, answer="n\n").output
+    assert "\x1b" not in output
+    assert output.count("shop\\x1b[2J[red]") == 3
+
+
+def test_an_approval_is_of_the_reasons_that_were_shown() -> None:
+    """Two runs that were both shown before one of them fixed which rows are held back."""
+    config = site_config(ASKS, {})
+    openings = {"a" * 16: hello(), "b" * 16: hello(seed=43)}
+    for model, opening in openings.items():
+        with pytest.raises(WaitingError):
+            admit(config, model, "pax", opening)
+        assert approve(model, "--yes").exit_code == 0
+    admit(config, "a" * 16, "pax", openings["a" * 16])
+    with pytest.raises(WaitingError, match=r"^waits for approval at bank \(seed must be 42, as in"):
+        admit(config, "b" * 16, "pax", openings["b" * 16])
+    output = " ".join(approve("b" * 16, "--yes").output.split())
+    assert "waits, since seed must be 42, as in the first run on the table, got 43" in output
+    admit(config, "b" * 16, "pax", openings["b" * 16])
+
+
+def test_only_an_opening_opens_a_run() -> None:
+    rule = r"^bank: KeysRequest\.step must be 1, which opens a run: the site has no state of this"
+    with pytest.raises(ProtocolError, match=rule):
+        admit(site_config(NODE, {}), "a" * 16, "pax", KeysRequest())
+    assert runs() == []
+
+
+# Which rows are held back, and between whom sums are
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"test_fraction": 0.25}, "test-fraction must be 0.2, as in the first run on the table, "),
+        ({"valid_fraction": 0.0}, "valid-fraction must be 0.1, as in the first run on the table, "),
+        ({"seed": 43}, "seed must be 42, as in the first run on the table, got 43"),
+        ({"fold": 1, "folds": 5}, "fold must be 0, .*, got 1; folds must be 0, .*, got 5"),
+    ],
+)
+def test_the_first_run_on_a_table_fixes_which_rows_are_held_back(
+    changes: dict[str, Any], reason: str
+) -> None:
+    config, other = site_config(NODE, {}), hello(**changes)
+    admit(config, model_id(1), "interactive", other)  # predicts: holds nothing back
+    for number in (2, 3):
+        admit(config, model_id(number), "pax", hello())
+    with pytest.raises(WaitingError, match=rf"^waits for approval at bank \({reason}"):
+        admit(config, model_id(4), "bagging", other)
+    admit(replace(config, data="others.csv"), model_id(5), "pax", other)
+    admit(config, model_id(6), "interactive", other)
+    assert approve(model_id(4), "--yes").exit_code == 0
+    admit(config, model_id(4), "bagging", other)
+    admit(config, model_id(7), "pax", other)
+    admit(config, model_id(8), "pax", hello())
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "names", "waits"),
+    [
+        ("secure", ("bank", "insurer"), True),
+        ("secure", (*PARTIES, "lab"), True),
+        ("secure", PARTIES, False),
+        ("secure", ("bank", "insurer", "lab"), False),
+        ("plain", ("bank", "insurer"), False),
+    ],
+)
+def test_masked_runs_with_and_without_a_party_need_approval(
+    aggregation: str, names: tuple[str, ...], waits: bool
+) -> None:
+    config = site_config(NODE, {})
+    admit(config, model_id(1), "pax", hello(("bank",), aggregation="plain"))
+    admit(config, model_id(2), "pax", hello(PARTIES, aggregation="secure"))
+    opening = hello(names, aggregation=aggregation)
+    if waits:
+        rule = f"parties must be bank, insurer, shop, as in an earlier masked run, got {names[0]}, "
+        with pytest.raises(WaitingError, match=rf"^waits for approval at bank \({rule}"):
+            admit(config, model_id(3), "fedavg-linear", opening)
+        assert approve(model_id(3), "--yes").exit_code == 0
+    admit(config, model_id(3), "fedavg-linear", opening)
+
+
+def test_labels_do_not_follow_from_runs_that_hold_back_one_row_each(
+    write_table: WriteTable,
+) -> None:
+    """A coordinator that opens runs at an honest site which approves all, and asks for the sum of
+    the labels of each."""
+    n_rows = 64
+    path = write_table("bank", n_rows=n_rows)
+    labels = np.loadtxt(path, delimiter=",", skiprows=1)[:, 2]
+    config = site_config({**NODE, "data": str(path), "label": "y"}, {})
+
+    def label_sum(seed: int, test_fraction: float) -> float | None:
+        opening = hello(test_fraction=test_fraction, valid_fraction=0.0, seed=seed)
+        for step, request in enumerate((opening, LabelsRequest(**TERMS)), start=1):
+            envelope = Envelope(model_id(seed), step, method="pax")
+            try:
+                reply = answer(config, request.kind, envelope, take_apart(request, "bank"))
+            except WaitingError:
+                return None
+        return float(reply.arrays["label_sums"][0])
+
+    seeds: dict[int, int] = {}
+    for seed in range(1, 2000):
+        [row] = split_rows(n_rows, 1 / n_rows, 0.0, seed).test
+        seeds.setdefault(int(row), seed)
+    assert len(seeds) == n_rows
+    whole = label_sum(0, 0.0)
+    assert whole == labels.sum()
+    sums = {row: label_sum(seed, 1 / n_rows) for row, seed in seeds.items()}
+    read = {row for row, one in sums.items() if one is not None and whole - one == labels[row]}
+    assert read == set()
+    assert list(sums.values()) == [None] * n_rows
+
+
+def test_a_party_does_not_follow_from_masked_runs_with_and_without_it(
+    write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [
+        {**NODE, "name": name, "data": str(write_table(name, seed=seed))}
+        for seed, name in enumerate(PARTIES)
+    ]
+    configs = {
+        str(node["name"]): site_config({**node, "label": "y", "least-parties": 2}, {})
+        for node in nodes
+    }
+
+    def label_sum(model: str, names: Sequence[str]) -> int:
+        monkeypatch.setattr("tests.test_masks.MODEL", model)
+        coordinator = Coordinator({name: configs[name] for name in names})
+        masked = coordinator.masked(coordinator.opening, 3, names)
+        return int(total(masked.values(), len(masked["bank"]))[0])
+
+    assert label_sum(model_id(1), PARTIES) > 0
+    with pytest.raises(WaitingError, match=r"^waits for approval at bank \(parties must be bank, "):
+        label_sum(model_id(2), PARTIES[:2])
+
+
+# What private runs come to
+
+
+@pytest.mark.parametrize(
+    ("node", "n_admitted"),
+    [
+        ({"run-epsilon": 1}, 1),
+        ({"total-epsilon": 1}, 1),
+        ({"run-epsilon": 1, "total-epsilon": 2}, 3),
+        ({}, 6),
+    ],
+)
+def test_private_runs_add_up(node: dict[str, Any], n_admitted: int) -> None:
+    config = site_config({**NODE, **node}, {})
+    for number in range(n_admitted):
+        admit(config, model_id(number), "pax", private())
+    if not node:
+        return
+    limit = node.get("total-epsilon", 1)
+    spent = composed([budget_for(1, 1e-5, 50, 3)] * n_admitted, 1e-5)
+    rule = (
+        rf"^privacy\.epsilon must come to <= {limit} in all runs on one table \(total-epsilon in "
+        rf"the node config of bank\), got [\d.]+ with this one for delta 1e-05; spent before: "
+        rf"{spent:.2f} of {limit} in {n_admitted} runs?, for delta 1e-05. Ask for a smaller one, or"
+        r" bank for a larger total-epsilon$"
+    )
+    with pytest.raises(ConfigError, match=rule):
+        admit(config, "a" * 16, "pax", private())
+    assert len(runs()) == n_admitted
+    admit(config, model_id(0), "pax", private())  # asked again, by a server that heard no answer
+    admit(replace(config, data="others.csv"), "c" * 16, "pax", private())
+
+
+def test_what_was_spent_stays_spent_whatever_the_person_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, now = site_config({**ASKS, "run-epsilon": 1}, {}), [1e9]
+    monkeypatch.setattr(register.time, "time", lambda: now[0])
+    for model in ("a" * 16, "b" * 16):
+        with pytest.raises(WaitingError):
+            admit(config, model, "pax", private())
+        assert approve(model, "--yes").exit_code == 0
+    admit(config, "a" * 16, "pax", private())
+    with pytest.raises(ConfigError, match=r"^privacy\.epsilon must come to <= 1 in all runs"):
+        admit(config, "b" * 16, "pax", private())
+    now[0] += 400 * 86_400
+    with pytest.raises(ConfigError, match=r"^privacy\.epsilon must come to <= 1 in all runs"):
+        admit(config, "c" * 16, "pax", private())
+
+
+def test_a_larger_delta_makes_no_run_cheaper() -> None:
+    config = site_config({**NODE, "run-epsilon": 2, "total-epsilon": 2}, {})
+    admit(config, "a" * 16, "pax", private(1.0, 1e-6))
+    budgets = [budget_for(1.0, 1e-6, 50, 3), budget_for(0.9, 1e-2, 50, 3)]
+    assert composed(budgets, 1e-2) < 2 < composed(budgets, 1e-6)
+    with pytest.raises(ConfigError, match=r"with this one for delta 1e-06; spent before: 1\.00 of"):
+        admit(config, "b" * 16, "pax", private(0.9, 1e-2))
+
+
+@pytest.mark.parametrize(
+    "none", [{"multiplier": 1.0}, {"multiplier": 0.0}, {"delta": 0.0}, {"rounds": 0}]
+)
+def test_a_promise_that_its_noise_does_not_keep_is_no_promise(none: dict[str, float]) -> None:
+    rule = r"^bank: HelloRequest\.multiplier must be of more noise to keep epsilon 1 for delta"
+    with pytest.raises(ProtocolError, match=rule):
+        admit(site_config(NODE, {}), "a" * 16, "pax", replace(private(), **none))
+    assert runs() == []
+
+
+def test_site_check_shows_what_was_spent(write_table: WriteTable, tmp_path: Path) -> None:
+    data = str(write_table("bank"))
+    said = {**NODE, "data": data, "label": "y", "run-epsilon": 1, "total-epsilon": 3}
+    path = tmp_path / "site.toml"
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items()))
+
+    def facts() -> dict[str, str]:
+        output = CliRunner().invoke(site_app, ["check", "--config", str(path)]).output
+        words = (" ".join(line.split()) for line in output.splitlines())
+        return {one.partition(" ")[0]: one for one in words}
+
+    assert facts()["total-epsilon"] == "total-epsilon spent 0.00 of 3 in 0 runs"
+    admit(site_config(said, {}), "a" * 16, "pax", private())
+    assert facts()["run-epsilon"] == "run-epsilon 1"
+    assert facts()["total-epsilon"] == "total-epsilon spent 1.00 of 3 in 1 run, for delta 1e-05"
+    assert facts()["runs"] == "runs today 1"
+
+
+# The database
+
+
+ADMITTING = """
+import sys
+from fedapp.messages.hello import HelloRequest
+from fedapp.site.config import site_config
+from fedapp.site.register import admit, note_begun
+
+node = {"name": "bank", "data": "rows.csv", "allow": "pax", "runs-per-day": 10**9}
+config, number = site_config(node, {}), int(sys.argv[1])
+while True:
+    admit(config, f"{number:016x}", "pax", HelloRequest("binary:logistic", 0.2, 0.1, 42, False))
+    print(number, flush=True)
+    note_begun("bank", f"{number:016x}")
+    print(-number, flush=True)
+    number += 1
+"""
+
+
+def test_a_site_that_is_killed_forgets_nothing_that_it_answered() -> None:
+    admitted, begun = set[int](), set[int]()
+    for start in range(1_000, 5_000, 1_000):
+        command = [sys.executable, "-c", ADMITTING, str(start)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1)
+        assert process.stdout is not None
+        heard = [process.stdout.readline() for _ in range(5 + start // 500)]
+        process.send_signal(signal.SIGKILL)
+        heard += process.stdout.readlines()
+        process.wait()
+        process.stdout.close()
+        numbers = {int(line) for line in heard if line.endswith("\n")}
+        admitted |= {number for number in numbers if number > 0}
+        begun |= {-number for number in numbers if number < 0}
+        there = {int(run.model, 16): run for run in runs()}
+        assert admitted <= there.keys()
+        assert begun <= {number for number, run in there.items() if run.begun}
+        assert all(run.admitted for run in there.values())
+        # At most the one that was under way, to which nobody heard an answer.
+        assert len(there.keys() - admitted) <= (start // 1_000)
+    assert len(admitted) >= 20
+
+
+def test_runs_that_ask_at_once_are_counted_one_after_the_other() -> None:
+    config, opening = site_config({**NODE, "runs-per-day": 3}, {}), hello()
+
+    def ask(number: int) -> bool:
+        try:
+            admit(config, model_id(number), "pax", opening)
+        except ConfigError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(ask, range(16))) == 3
+    assert len(runs()) == 3
+
+
+def test_the_register_is_its_owners_alone_and_on_the_disk() -> None:
+    admit(site_config(NODE, {}), "a" * 16, "pax", hello())
+    folder = home() / "sites" / "bank"
+    with register._transaction(folder) as opened:
+        opened.execute("UPDATE runs SET begun = 1")
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.glob("register*")}
+        assert modes == dict.fromkeys(("register.db", "register.db-wal", "register.db-shm"), 0o600)
+        assert opened.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert opened.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+def test_a_decision_that_fails_half_way_is_none() -> None:
+    admit(site_config(NODE, {}), "a" * 16, "pax", hello())
+
+    def fail() -> None:
+        with register._transaction(home() / "sites" / "bank") as opened:
+            opened.execute("UPDATE runs SET admitted = 0")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [bool(run.admitted) for run in runs()] == [True]
+
+
+def test_a_broken_register_stops_the_site() -> None:
+    (folder := home() / "sites" / "bank").mkdir(parents=True)
+    (folder / register.DATABASE).write_bytes(b"no database, but long enough to be one" * 100)
+    with pytest.raises(
+        DataError, match=r"^bank: register\.db must be a database that the site can"
+    ):
+        admit(site_config(NODE, {}), "a" * 16, "pax", hello())
+
+
+def test_runs_of_an_older_version_do_not_count() -> None:
+    (folder := home() / "sites" / "bank").mkdir(parents=True)
+    text = json.dumps({"b" * 16: {"method": "pax", "data": "rows.csv", "asked": 1e12}})
+    (folder / "runs.json").write_text(text)
+    admit(site_config({**NODE, "runs-per-day": 1}, {}), "a" * 16, "pax", hello())
+    assert ids() == ["a" * 16]
+    assert (folder / "runs.json").read_text() == text

@@ -559,7 +559,7 @@ def test_a_request_is_checked_before_the_handler_runs(party: Party) -> None:
             party.config,
             AddRequest.kind,
             Envelope(MODEL, 1, method="testmethod"),
-            Content("AddRequest", {"amount": 101}, {}),
+            Content("AddRequest", {**take_apart(AddRequest(1), "bank").scalars, "amount": 101}, {}),
         )
     assert party.calls == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -68,11 +69,11 @@ def _rows(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str, str]]
     yield "run", f"{run.model} of {run.method}, at {site} on {run.data!a}"
     yield "first asked", time.strftime("%Y-%m-%d %H:%M", time.localtime(run.asked))
     for reason in run.reasons:
-        yield "waits, for", _plain(reason)
+        yield "waits, since", _plain(reason)
     kind = _plain(plan["aggregation"])
     yield "aggregation", f"{kind}: {LEAVES.get(kind, 'what the site has, as under Reveals')}"
     noise = f"{plan['epsilon']:g} for delta {plan['delta']:g}, noise {plan['multiplier']:.4g}"
-    yield "epsilon", noise if plan["epsilon"] else "none: exact"
+    yield "epsilon", noise if plan["epsilon"] else "none: no noise is added"
     others = [one for one in runs if one.admitted and one.data == run.data]
     yield "spent", f"epsilon {spending(others, run.total_epsilon)}"
     if plan["epsilon"]:
@@ -81,7 +82,7 @@ def _rows(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str, str]]
     yield "test rows", f"{held}, drawn with seed {plan['seed']}"
     yield "validation", f"{plan['valid_fraction']} of the others"
     for name, value in plan.items():
-        if name not in SHOWN:
+        if name not in SHOWN and (value or isinstance(value, bool)):
             yield name.replace("_", "-"), _plain(value)
     for name, key in zip(plan["parties"], plan["fingerprints"], strict=False):
         mark = "pinned here" if run.trusted.get(name) == key else "NOT PINNED HERE"
@@ -100,4 +101,5 @@ def _reveals(method: str) -> str:
     for module in modules_of_method(method):
         title, _, rest = (module.__doc__ or "").partition("\n")
         texts.append(f"\n{title}\n\nReveals{rest.partition('Reveals')[2].rstrip()}")
-    return "\n".join(texts)
+    # A paragraph or an item a line, which the console breaks at its own width.
+    return re.sub(r"(?<!\n)\n(?!\n|- ) *", " ", "\n".join(texts))

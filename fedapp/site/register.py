@@ -41,7 +41,7 @@ DATABASE = "register.db"
 KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY
 BUSY_SECONDS = 60.0  # that another program may have the database to itself
 DURABLY = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL"
-ASKS = "approve is ask"
+ASKS = "approve is ask in the node config"
 RUNS = """
 CREATE TABLE IF NOT EXISTS runs (
     number INTEGER PRIMARY KEY,     -- in the order in which they first asked
