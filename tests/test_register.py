@@ -44,7 +44,7 @@ from tests.plans import planned
 from tests.test_masks import TERMS, Coordinator
 
 METHODS = ",".join(all_methods())
-NODE = {"name": "bank", "data": "rows.csv", "allow": METHODS, "runs-per-day": 100}
+NODE: dict[str, Any] = {"name": "bank", "data": "rows.csv", "allow": METHODS, "runs-per-day": 100}
 ASKS = {**NODE, "approve": "ask"}
 PARTIES = ("bank", "insurer", "shop")
 

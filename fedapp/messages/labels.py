@@ -9,7 +9,8 @@ the shares of the classes, it learns these of the rows of all parties.
 
 - Weights by class follow from the scores too (see ``scoring``), and no floor of a site's holds for
   either: a class of a single row is told as such. Two runs that hold back other rows differ by the
-  classes of the rows in which they differ.
+  classes of the rows in which they differ; so a site's first run on a table fixes the fractions,
+  the seed and the fold, and a run with others begins only if a person at the site approves it.
 - A server chooses the objective. With ``multi:softprob`` of labels that are numbers it learns by
   ``hello`` every value that occurs, and here how many training rows have each.
 - Where each output starts is the server's to say (``base_margin`` of later requests). What it

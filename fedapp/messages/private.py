@@ -16,8 +16,9 @@ holds of each row, not of all rows of a person together.
   the same again where a server that was started anew asks the same again. It refuses another
   request in its place, one beyond the schedule, and, by the accountant, a run whose noise does not
   keep what its opening promises. What it promises is at most what the node config has
-  (``most-epsilon``). Runs add up, and no site adds up their epsilons: ``runs-per-day`` and
-  ``approve`` limit them.
+  (``run-epsilon``). Runs add up: before a site answers an opening, it composes all private runs
+  that it has ever admitted on its table, by the same accountant and for the least of their deltas,
+  and refuses what would come to more than its ``total-epsilon``.
 - Who steals a site's disk during a run can take that site's noise off; when the run ends, the key
   of the noise is deleted.
 - Not covered are: what ``hello`` and ``secure`` tell, among it the numbers of rows, the names of
@@ -25,7 +26,7 @@ holds of each row, not of all rows of a person together.
   the range of labels that are numbers, to powers of two, and the largest weight, to a power of two;
   whether a party fails; and settings that were chosen by looking at the same rows.
 - Held-out rows have a budget of their own, as large, for each is in one subset alone: only their
-  scores depend on them.
+  scores depend on them. Over several runs a row may be in both, so each counts in full.
 """
 
 from __future__ import annotations

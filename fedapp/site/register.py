@@ -40,41 +40,25 @@ from fedapp.site.trust import trusted_keys
 DATABASE = "register.db"
 KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY
 BUSY_SECONDS = 60.0  # that another program may have the database to itself
-DURABLY = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL"
 ASKS = "approve is ask in the node config"
-RUNS = """
-CREATE TABLE IF NOT EXISTS runs (
-    number INTEGER PRIMARY KEY,     -- in the order in which they first asked
-    model TEXT NOT NULL,            -- id of the run's model
-    method TEXT NOT NULL,
-    data TEXT NOT NULL,             -- the site's table
-    asked REAL NOT NULL,            -- first, in seconds of Unix time
-    settings TEXT NOT NULL,         -- all that the opening says
-    reasons TEXT NOT NULL,          -- why it waits, when it last asked
-    trusted TEXT NOT NULL,          -- keys that the site trusted then, by party
-    total_epsilon REAL NOT NULL,    -- of the node config then
-    approved TEXT NOT NULL,         -- digest of what a person has approved, or empty
-    admitted INTEGER NOT NULL,      -- whether its opening may be answered
-    begun INTEGER NOT NULL          -- whether it was, and the site has had a state of it
-)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as its opening describes it; for each field see ``RUNS``."""
+    """A run as its opening describes it: a row of the database."""
 
-    model: str
+    model: str  # its id
     method: str
-    data: str
-    asked: float
-    settings: Mapping[str, Any]
-    reasons: Sequence[str] = ()
-    trusted: Mapping[str, str] = field(default_factory=dict)
-    total_epsilon: float = 0.0
-    approved: str = ""
-    admitted: bool = False
-    begun: bool = False
-    number: int | None = None
+    data: str  # the site's table
+    asked: float  # first, in seconds of Unix time
+    settings: Mapping[str, Any]  # all that the opening says
+    reasons: Sequence[str] = ()  # why it waited when it last asked
+    trusted: Mapping[str, str] = field(default_factory=dict)  # keys by party, at the site then
+    total_epsilon: float = 0.0  # of the node config then
+    approved: str = ""  # digest of what a person has approved
+    admitted: bool = False  # whether its opening may be answered
+    begun: bool = False  # whether it was, and the site has had a state of it
+    number: int | None = None  # in the order in which runs first asked
 
     @property
     def digest(self) -> str:
@@ -104,6 +88,8 @@ class Run:
 
 COLUMNS = tuple(each.name for each in fields(Run))
 TEXTS = ("settings", "reasons", "trusted")  # as JSON
+TABLE = f"CREATE TABLE IF NOT EXISTS runs ({', '.join(COLUMNS[:-1])}, number INTEGER PRIMARY KEY)"
+DURABLY = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL"
 
 
 def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> None:
@@ -140,24 +126,14 @@ def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> N
 
 
 def note_begun(name: str, model_id: str) -> None:
-    """Note that a run was admitted and has a state here, before its opening is answered.
-
-    Parameters
-    ----------
-    name : of the site.
-    """
+    """Note that a site has a state of a run, before it answers the run's opening."""
     with _transaction(home() / "sites" / name) as register:
         newest = "(SELECT max(number) FROM runs WHERE model = ?)"
         register.execute(f"UPDATE runs SET begun = 1 WHERE number = {newest}", (model_id,))
 
 
 def approve(folder: Path, run: Run) -> None:
-    """Let a run that waits begin, with the settings that it has here and no others.
-
-    Parameters
-    ----------
-    folder : of the site, under its home.
-    """
+    """Let a run that waits begin as it is here: with these settings, and for these reasons."""
     with _transaction(folder) as register:
         values = run.digest, run.number
         register.execute("UPDATE runs SET approved = ? WHERE number = ?", values)
@@ -184,12 +160,7 @@ def spent(runs: Iterable[Run]) -> tuple[float, float]:
 
 
 def spending(runs: Iterable[Run], most: float) -> str:
-    """What private runs come to, in words: ``1.00 of 3 in 1 run, for delta 1e-05``.
-
-    Parameters
-    ----------
-    most : total-epsilon; 0 where there is none.
-    """
+    """What private runs come to, in words: ``1.00 of 3 in 1 run, for delta 1e-05``."""
     private = [run for run in runs if run.settings["epsilon"]]
     epsilon, delta = spent(private)
     limit, number = f" of {most:g}" if most else "", len(private)
@@ -288,12 +259,7 @@ def _runs(register: sqlite3.Connection) -> list[Run]:
 
 @contextmanager
 def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
-    """All that is done with a site's register, on the disk afterwards; nothing of it if it fails.
-
-    Raises
-    ------
-    DataError : the database cannot be read or written.
-    """
+    """All that is done with a register: on the disk afterwards, and nothing of it if it fails."""
     path = folder / DATABASE
     try:
         with locked(folder):
@@ -301,7 +267,7 @@ def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
                 write_new(path, b"")  # files that SQLite puts beside it get its mode
                 sync_folder(folder)
             with closing(sqlite3.connect(path, BUSY_SECONDS, isolation_level=None)) as register:
-                register.executescript(f"{DURABLY}; {RUNS}")
+                register.executescript(f"{DURABLY}; {TABLE}")
                 register.execute("BEGIN IMMEDIATE")
                 yield register
                 register.execute("COMMIT")
