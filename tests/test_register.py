@@ -346,6 +346,40 @@ def test_only_an_opening_opens_a_run() -> None:
     assert runs() == []
 
 
+def test_an_opening_that_is_refused_fixes_and_spends_nothing(write_table: WriteTable) -> None:
+    node = {**NODE, "data": str(write_table("bank")), "label": "y", "min-rows": 10}
+    config = site_config({**node, "run-epsilon": 1}, {})
+
+    def ask(number: int, opening: HelloRequest) -> None:
+        envelope = Envelope(model_id(number), 1, method="pax")
+        answer(config, HelloRequest.kind, envelope, take_apart(opening, "bank"))
+
+    for number in (1, 1, 2):
+        with pytest.raises(DataError, match="at least 10 validation rows, got"):
+            ask(number, private())
+        assert [run.admitted for run in runs()] == [0] * number
+        assert "no run waits here" in approve().output
+    for _ in range(2):
+        ask(3, private(valid_fraction=0.0, test_fraction=0.3))
+    assert [run.admitted for run in runs()] == [0, 0, 1]
+    assert [run.begun for run in runs()] == [0, 0, 1]
+
+
+def test_an_opening_that_was_refused_meanwhile_does_not_begin() -> None:
+    config, run = site_config(NODE, {}), ("a" * 16, "pax", hello())
+    rule = r"^run must be admitted by bank, got an opening that it has refused$"
+
+    def fail() -> None:
+        with register.opening(config, *run):
+            raise DataError("no such table")
+
+    with register.opening(config, *run):
+        with pytest.raises(DataError):
+            fail()
+        with pytest.raises(ConfigError, match=rule):
+            register.note_begun("bank", "a" * 16)
+
+
 # Which rows are held back, and between whom sums are
 
 
@@ -434,7 +468,7 @@ def test_labels_do_not_follow_from_runs_that_hold_back_one_row_each(
 
 
 def test_a_party_does_not_follow_from_masked_runs_with_and_without_it(
-    write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
+    write_table: WriteTable,
 ) -> None:
     nodes = [
         {**NODE, "name": name, "data": str(write_table(name, seed=seed))}
@@ -446,8 +480,7 @@ def test_a_party_does_not_follow_from_masked_runs_with_and_without_it(
     }
 
     def label_sum(model: str, names: Sequence[str]) -> int:
-        monkeypatch.setattr("tests.test_masks.MODEL", model)
-        coordinator = Coordinator({name: configs[name] for name in names})
+        coordinator = Coordinator({name: configs[name] for name in names}, model=model)
         masked = coordinator.masked(coordinator.opening, 3, names)
         return int(total(masked.values(), len(masked["bank"]))[0])
 

@@ -38,7 +38,7 @@ def approve_command(
         one.model: (folder, one)
         for folder, runs in registers.items()
         for one in runs
-        if not one.admitted and one.approved != one.digest
+        if one.reasons and not one.admitted and one.approved != one.digest
     }
     if not run:
         for model_id, (folder, one) in waiting.items():

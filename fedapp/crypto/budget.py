@@ -118,12 +118,7 @@ class Budget:
         return is_one and composed((self,), self.delta) <= self.epsilon
 
     def check(self) -> None:
-        """Check that the noise keeps what is promised.
-
-        Raises
-        ------
-        ValueError : it does not.
-        """
+        """Raise a ValueError where the noise does not keep what is promised."""
         if not self.holds():
             rule = (
                 f"must be of more noise to keep epsilon {self.epsilon:g} for delta {self.delta:g}"

@@ -22,7 +22,7 @@ import re
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,7 +46,7 @@ from fedapp.site.masks import Sums, check_leaves, is_masked, masked, note_reques
 from fedapp.site.noise import check_noised, noised
 from fedapp.site.plan import check_planned
 from fedapp.site.policy import check_leaving, check_policy, check_private, check_request, module_of
-from fedapp.site.register import admit, note_begun
+from fedapp.site.register import note_begun, opening
 from fedapp.site.shares import go_back, keep
 from fedapp.site.store import NoStateError, Store
 from fedapp.site.stores import Stores, has_begun, locked
@@ -162,9 +162,9 @@ def answered(
     folder = home() / "sites" / config.name / envelope.model_id
     if not request.is_step:
         return to_bytes(_handled(Site(config, Store(folder)), handler, request, envelope, content))
-    if begins := not config.simulated and not has_begun(folder):
-        admit(config, envelope.model_id, envelope.method, request)
-    with locked(folder):
+    begins = not config.simulated and not has_begun(folder)
+    run = config, envelope.model_id, envelope.method, request
+    with opening(*run) if begins else nullcontext(), locked(folder):
         # A simulated site dies with its coordinator, and would wait for the disk in every exchange.
         kept = stores.open(folder, lasting=not config.simulated)
         store = _at_step(kept, envelope, config.name, content.name)

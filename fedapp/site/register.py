@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.crypto.budget import Budget, composed
-from fedapp.errors import ConfigError, DataError, ProtocolError, WaitingError, blaming
+from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, WaitingError, blaming
 from fedapp.home import home, sync_folder, write_new
 from fedapp.messages.fields import Request
 from fedapp.messages.methods import method_of
@@ -101,9 +101,8 @@ def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> N
     Raises
     ------
     ProtocolError : the message is no opening, or its noise does not keep what it promises.
-    ConfigError : more runs have begun on the table in a day than the site allows, the private ones
-        would come to more than ``total-epsilon``, or the opening is not what it was when it first
-        came.
+    ConfigError : more runs have begun in a day than the site allows, the private ones would come to
+        more than ``total-epsilon``, or the opening is another one than when it first came.
     WaitingError : the site's people have yet to approve it.
     """
     name, message = config.name, type(request).__name__
@@ -125,17 +124,36 @@ def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> N
         raise WaitingError(f"waits for approval at {where}: {way}")
 
 
+@contextmanager
+def opening(config: SiteConfig, model_id: str, method: str, request: Request) -> Iterator[None]:
+    """Admit a run while its opening is answered; one that the site refuses then, fixes nothing."""
+    admit(config, model_id, method, request)
+    try:
+        yield
+    except FedappError:
+        _mark(config.name, model_id, "admitted = begun")
+        raise
+
+
 def note_begun(name: str, model_id: str) -> None:
-    """Note that a site has a state of a run, before it answers the run's opening."""
+    """Note that a site has a state of a run, unless its opening came twice and was refused."""
+    if not _mark(name, model_id, "begun = admitted"):
+        raise ConfigError(f"run must be admitted by {name}, got an opening that it has refused")
+
+
+def _mark(name: str, model_id: str, change: str) -> bool:
+    """Change the last row of a run; whether it is that of an admitted one then."""
     with _transaction(home() / "sites" / name) as register:
-        newest = "(SELECT max(number) FROM runs WHERE model = ?)"
-        register.execute(f"UPDATE runs SET begun = 1 WHERE number = {newest}", (model_id,))
+        newest = "number = (SELECT max(number) FROM runs WHERE model = ?)"
+        register.execute(f"UPDATE runs SET {change} WHERE {newest}", (model_id,))
+        found = register.execute(f"SELECT admitted FROM runs WHERE {newest}", (model_id,))
+        return bool(found.fetchone()[0])
 
 
 def approve(folder: Path, run: Run) -> None:
     """Let a run that waits begin as it is here: with these settings, and for these reasons."""
+    values = run.digest, run.number
     with _transaction(folder) as register:
-        values = run.digest, run.number
         register.execute("UPDATE runs SET approved = ? WHERE number = ?", values)
 
 
@@ -150,9 +168,8 @@ def runs_of(folder: Path) -> list[Run]:
 def spent(runs: Iterable[Run]) -> tuple[float, float]:
     """The epsilon of all private runs among these together, and the delta that it is for.
 
-    The accountant's epsilon of all runs holds for any single delta. This is the least of theirs:
-    so no run's promise becomes a weaker one, and no coordinator gets a smaller sum by a larger
-    delta. 0 and 1 where no run is private.
+    The accountant's epsilon of all runs holds for any single delta. With the least of theirs no
+    promise becomes a weaker one, and a coordinator gets no smaller sum by a larger delta.
     """
     budgets = [run.budget for run in runs if run.settings["epsilon"]]
     delta = min((budget.delta for budget in budgets), default=1.0)
@@ -185,8 +202,10 @@ def _noted(config: SiteConfig, register: sqlite3.Connection, asked: Run) -> Run:
         if run.admitted:
             return run
     else:
-        _check_number(config, earlier)
-        run = asked
+        run, most = asked, config.limits["runs-per-day"]
+        if n_today(earlier) >= most:
+            rule = f"must be <= {most} on one table in the node config of {config.name}"
+            raise ConfigError(f"runs-per-day {rule}, got one more")
     others = [run for run in earlier if run.admitted]
     if run.settings["epsilon"] and config.total_epsilon:
         _check_total(config, others, run)
@@ -202,25 +221,13 @@ def _noted(config: SiteConfig, register: sqlite3.Connection, asked: Run) -> Run:
 
 
 def _check_same(site: str, run: Run, asked: Run) -> None:
-    """Check that a run is what the site's people were shown.
-
-    Raises
-    ------
-    ConfigError : it is another one.
-    """
+    """Check that a run is what the site's people were shown."""
     was, now = ({"strategy": one.method, **one.settings} for one in (run, asked))
     for name in {**was, **now}:
         if was.get(name) != now.get(name):
             rule = f"must be {was.get(name)}, as when the run first asked {site}"
             setting = name.replace("_", "-")
             raise ConfigError(f"{setting} {rule}, got {now.get(name)}; begin a new run")
-
-
-def _check_number(config: SiteConfig, runs: Iterable[Run]) -> None:
-    most = config.limits["runs-per-day"]
-    if n_today(runs) >= most:
-        rule = f"must be <= {most} on one table in the node config of {config.name}"
-        raise ConfigError(f"runs-per-day {rule}, got one more")
 
 
 def _check_total(config: SiteConfig, others: Sequence[Run], run: Run) -> None:

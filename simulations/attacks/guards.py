@@ -175,7 +175,7 @@ GUARDS = (
     Guard(
         "more runs begin in a day than the site allows",
         "fedapp/site/register.py",
-        "if n_today(runs) >= most:",
+        "if n_today(earlier) >= most:",
         "if False:",
         "tests/test_register.py",
     ),
