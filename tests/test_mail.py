@@ -18,6 +18,7 @@ from fedapp.errors import ProtocolError
 from fedapp.home import home
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
 from fedapp.messages.parcels import Parcel, SentReply
+from fedapp.messages.plan import Plan
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.site.answer import Site, answer
 from fedapp.site.config import SiteConfig
@@ -48,7 +49,7 @@ NAMES = ("bank", "shop")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GreetRequest(Request):
+class GreetRequest(Plan, Request):
     """Draw a key of the run."""
 
     kind: ClassVar[str] = "query.testmail_greet"

@@ -64,7 +64,8 @@ def test_a_plan_without_masks_allows_no_masked_or_noised_sums(
     coordinator = Coordinator(configs, aggregation="plain")
     with pytest.raises(ProtocolError, match=r"OpenRequest\.class must be one for aggregation plai"):
         coordinator.ask(coordinator.opening, 3, ["bank"])
-    noised = Coordinator(configs, model="f" * 16, epsilon=1.0)
+    promise = {"epsilon": 1.0, "delta": 1e-5, "multiplier": 5.0}
+    noised = Coordinator(configs, model="f" * 16, **promise)
     with pytest.raises(ProtocolError, match=r"OpenRequest\.class must be one for aggregation secu"):
         noised.ask(noised.opening, 3, ["bank"])
 
