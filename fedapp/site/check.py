@@ -184,7 +184,7 @@ def _takes_part(
 
 def _takes_part_in_sums(config: SiteConfig, method: Method) -> str:
     """``_takes_part`` between parties with the same columns."""
-    wanted, epsilon = [], config.most_epsilon
+    wanted, epsilon = [], config.run_epsilon
     for setting, value, way in (
         ("least-parties", config.least_parties, "aggregation=secure"),
         ("run-epsilon", epsilon, f"privacy.epsilon up to {epsilon:g}"),
@@ -202,7 +202,7 @@ def _gets(config: SiteConfig, method: Method) -> str:
     values = {
         "least-bin-rows": config.least_bin_rows,
         "least-parties": config.least_parties,
-        "run-epsilon": config.most_epsilon,
+        "run-epsilon": config.run_epsilon,
         "encrypted-labels": config.encrypts_labels,
     }
     settings = {setting for setting, value in values.items() if value}
