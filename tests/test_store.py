@@ -87,7 +87,7 @@ def party(monkeypatch: pytest.MonkeyPatch) -> Party:
     module = ModuleType("clients.testmethod")
     module.HANDLERS = {AddRequest: add}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "clients.testmethod", module)
-    return Party(calls, SiteConfig("bank", "rows.csv"))
+    return Party(calls, SiteConfig("bank", "rows.csv", allowed=frozenset({"testmethod"})))
 
 
 @pytest.fixture(params=[Stores, LiveStores], ids=["on disk", "live"])
