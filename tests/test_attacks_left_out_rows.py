@@ -109,7 +109,7 @@ def configs(write_table: WriteTable) -> Callable[..., dict[str, SiteConfig]]:
     """``configs(**node)``: three sites with such node configs."""
 
     def make(**node: Any) -> dict[str, SiteConfig]:
-        more = {"label": "y", "allow": "pax", "least-parties": 3}
+        more = {"label": "y", "allow": "pax", "least-parties": 3, "runs-per-day": 100}
         more |= {key.replace("_", "-"): value for key, value in node.items()}
         tables = {name: write_table(name, 100, seed) for seed, name in enumerate(NAMES)}
         return {

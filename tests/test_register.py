@@ -415,7 +415,7 @@ def test_the_first_run_on_a_table_fixes_which_rows_are_held_back(
         ("secure", ("bank", "insurer"), True),
         ("secure", (*PARTIES, "lab"), True),
         ("secure", PARTIES, False),
-        ("secure", ("bank", "insurer", "lab"), False),
+        ("secure", ("bank", "insurer", "lab"), True),
         ("plain", ("bank", "insurer"), False),
     ],
 )

@@ -23,10 +23,9 @@ rounded up to a power of two.
   one tree changes them little, nearly its gradients. A server that breaks the rules can say that a
   party is lost, send leaves of 0, and learn all sums of that party, once. So a site takes part in
   such runs only if its node config has ``least-parties``, and logs each loss.
-- Runs add up: the sums of two runs over the same rows, one with a party and one without, differ by
-  that party's. So a site takes part in a masked run whose parties are some of those of an earlier
-  one, or these and others, only if a person there approves it. Runs that exchange one party for
-  another need no approval: whoever knows the one's sums learns the other's.
+- Runs add up: the sums of two runs over the same rows, one with a party and one without it, or with
+  another in its place, differ by that party's. So a site takes part in a masked run between other
+  parties than those of all earlier ones only if a person there approves it.
 - A party that cannot write its gradients or its model within the bounds says so, and ends the run.
 - The server and all parties but one together learn what that one sent. So a site takes part with
   so many others at least as its node config has it (``least-parties``), and each must be one whose

@@ -6,8 +6,8 @@ rows of earlier ones on the same table:
 
 - Runs that hold back other rows differ by the labels of those in which they differ. So the first
   run that trains fixes what is held back, and another split waits for a person.
-- Sums with a party and without it differ by that party's. So a masked run whose parties are some of
-  those of an earlier one, or these and others, waits for a person.
+- Sums with a party and without it, or with another in its place, differ by that party's. So a
+  masked run between other parties than those of all earlier ones waits for a person.
 - Promises of privacy add up: all together keep ``total-epsilon``.
 
 A run that was admitted stays for ever; one that waits, ``KEEP_DAYS``. The ``runs.json`` of an older
@@ -250,11 +250,10 @@ def _reasons(others: Sequence[Run], run: Run) -> list[str]:
             for name, first, got in zip(SPLIT, splits[0], run.split, strict=True)
             if first != got
         ]
-    for one in others if run.roster else ():
-        if one.roster and (one.roster < run.roster or one.roster > run.roster):
-            was, got = (", ".join(sorted(each.settings["parties"])) for each in (one, run))
-            found.append(f"parties must be {was}, as in an earlier masked run, got {got}")
-            break
+    summed = [one for one in others if one.roster]
+    if summed and run.roster and all(one.roster != run.roster for one in summed):
+        was, got = (", ".join(sorted(each.settings["parties"])) for each in (summed[0], run))
+        found.append(f"parties must be {was}, as in an earlier masked run, got {got}")
     return found
 
 
