@@ -207,8 +207,8 @@ def _handled(
     given: list[Mail] = []
     check_leaves(site.name, site.store, request)
     check_noised(site.name, site.store, request)
-    check_planned(site.config, site.store, request)
     try:
+        check_planned(site.config, site.store, request)
         if request.carries_letters:
             with blaming(site.name, content.name, "parcels"):
                 parcels = enclosed(content)

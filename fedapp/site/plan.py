@@ -99,9 +99,9 @@ def check_planned(config: SiteConfig, store: Store, request: Request) -> None:
     ------
     ProtocolError : a setting differs, a limit is exceeded, or more or earlier rounds are asked for.
     """
-    plan = store.facts.get(PLAN)
-    if plan is None or config.simulated or isinstance(request, Plan):
+    if config.simulated or isinstance(request, Plan) or not request.is_step:
         return
+    plan = store.facts[PLAN]
     rules: dict[str, tuple[bool, str]] = {}
     for field, value in ((field, getattr(request, field)) for field in type(request).forms):
         if field in plan and isinstance(value, bool | int | float | str):

@@ -113,7 +113,9 @@ def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
     ------
     ConfigError : the request asks for more, in a run of parties with the same columns.
     """
-    if config.least_parties and _is_horizontal(method) and request.leaves == "own":
+    plain = isinstance(request, Plan) and request.aggregation == "plain"
+    discloses = plain or request.leaves == "own"
+    if config.least_parties and _is_horizontal(method) and discloses:
         raise ConfigError(
             f"aggregation must be secure for {config.name}, whose node config has least-parties "
             f"({config.least_parties}): its sums leave it added to those of others alone; "
