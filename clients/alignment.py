@@ -180,13 +180,7 @@ def _lists(site: Site, mail: Mail) -> dict[str, Array]:
 
 
 def _check_list(site: Site, sender: str, letter: MaskedList) -> None:
-    """Hold that every party has one list a run, no longer than the site allows, which goes its way.
-
-    Raises
-    ------
-    ProtocolError : it is one too many or too long, comes from another than who has it before, or
-        is another one than before the site went back.
-    """
+    """Check that each party's list comes once, from its turn's sender, within the site's limit."""
     way = _way(site, letter.owner) if letter.owner in site.store.facts["peers"] else []
     before = way[: letter.n_masks]
     if before[-1:] != [sender] or way[letter.n_masks : letter.n_masks + 1] != [site.name]:

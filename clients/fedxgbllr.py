@@ -66,11 +66,7 @@ def fit(site: Site, request: FitRequest) -> FitReply:
 
 
 def _own_trees(site: Site, request: FitRequest) -> Grown:
-    """XGBoost's trees of the training rows.
-
-    Under early stopping a party with validation rows keeps the rounds up to its best one. The
-    metric is the loss: a party with one class has no AUC.
-    """
+    """XGBoost's trees of the training rows; early stopping is by the loss, as AUC may not be."""
     import xgboost
 
     store = site.store

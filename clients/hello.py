@@ -123,8 +123,7 @@ def _notes(config: SiteConfig, table: Table, rounded: bool) -> tuple[str, ...]:
 def _label_range(
     labels: Labels, classes: Sequence[str], objective: str, rounded: bool
 ) -> dict[str, float]:
-    """The least and the largest label, where they are numbers and may be for a regression; away
-    from 0 to powers of two where they are rounded."""
+    """The least and largest label of a regression, rounded to powers of two where asked."""
     is_told = not classes or (objective == AUTO and labels.dtype.kind != "U")
     found = (float(labels.min()), float(labels.max())) if is_told else (0.0, 0.0)
     if rounded:

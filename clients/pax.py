@@ -143,8 +143,7 @@ def begin_from(site: Site, request: InitRequest) -> InitReply:
 
 
 def _training_values(store: Store) -> Array:
-    """The representative of each row's bins, NaN where it has none; the values themselves where no
-    bins have replaced them. float32, as the codes."""
+    """Each row's representatives of its bins, or its values where not binned; NaN: missing."""
     if "train.values" in store:
         return store["train.values"]
     codes, offsets, missing_code = store["codes"], store["offsets"], store.facts["missing_code"]
@@ -190,12 +189,7 @@ def _route(site: Site, request: GrowRequest) -> None:
 
 
 def _routes(site: Site, request: GrowRequest) -> tuple[Routes, CategorySets]:
-    """The splits of a request as one array, and the sets of those by categories.
-
-    Raises
-    ------
-    ProtocolError : the sets are not those of the columns.
-    """
+    """The splits of a request as one array, and the sets of those by categories."""
     routes = np.empty(len(request.split_trees), dtype=ROUTE)
     routes["tree"], routes["node"] = request.split_trees, request.split_nodes
     routes["left"], routes["column"] = request.split_lefts, request.split_columns

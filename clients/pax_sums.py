@@ -164,13 +164,7 @@ def _rows_by_category(values: Array, categories: Array) -> Whole:
 
 
 def _count_once(site: Site, request: OpenRequest | CountRequest, digit: int) -> None:
-    """Hold that rows are counted as an honest run does: by one digit after the other, before the
-    cuts are told. A run that was resumed asks for the same.
-
-    Raises
-    ------
-    ProtocolError : it is another digit's turn, or none's, or others were counted by this one.
-    """
+    """Check that rows are counted digit by digit, before the cuts; a resumed run may repeat."""
     facts, message = site.store.facts, type(request).__name__
     due = facts.get(COUNTED, 0)
     if digit != due or "codes" in site.store:

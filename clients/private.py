@@ -175,8 +175,7 @@ def _of_counts(store: Store, digit: int) -> Noise:
 
 
 def _walked(site: Site, request: PrivateTreesRequest) -> tuple[Grown, Array, Whole]:
-    """The trees of a request; where rows are in them, int32, shape (n_trees, n_rows); and the rows'
-    gradients and hessians, int64, shape (n_trees, n_rows, 2)."""
+    """The trees, each row's place in them, and the gradients (n_trees, n_rows, 2) in int64."""
     store = site.store
     width = run_outputs(store)
     grown = told_trees(site, request, np.asarray(store["set_widths"]))

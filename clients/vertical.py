@@ -127,8 +127,7 @@ def _suggested(table: Table, request: VerticalHelloRequest) -> str:
 
 
 def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool, int]:
-    """The table to train on or to predict, whether the party is the active one, and in how many
-    columns the table is unlike the one trained on."""
+    """The table, whether the party is the active one, and how many columns differ from training."""
     if not request.model:
         table = read_columns(config, request.seed)
         return table, table.labels is not None, 0
@@ -142,12 +141,7 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
 
 
 def _n_unlike(config: SiteConfig, trained: npt.NDArray[np.float32], table: Table) -> int:
-    """How many columns have values unlike those trained on, where most have; named in the log.
-
-    Raises
-    ------
-    DataError : most values of most rows lie outside of the range trained on.
-    """
+    """How many columns have values unlike those trained on, where most have; named in the log."""
     if not len(trained):
         return 0
     check_range(trained, table.values)

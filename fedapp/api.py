@@ -231,8 +231,7 @@ def _noting(training: Training) -> Iterator[None]:
 
 @contextmanager
 def _placing(strategy: str, data: Data | None, given: dict[str, Any]) -> Iterator[None]:
-    """Name the tables in the settings while the block runs, and have frames among them lie in the
-    run's folder; they stay there where the run has begun and not finished."""
+    """Name the tables in the settings while the block runs; frames go to the run's folder."""
     if data is None:
         yield
         return

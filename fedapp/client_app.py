@@ -79,8 +79,7 @@ class SiteApp(ClientApp):
 
 
 def _told(error: Exception) -> str:
-    """What the coordinator may know of an error: its kind; of a full disk and such, the system's
-    words for its number, as those of the error itself may hold a path."""
+    """What the coordinator may know of an error: its kind, or the system's words, free of paths."""
     if isinstance(error, OSError) and error.errno:
         return f"{type(error).__name__} ({os.strerror(error.errno)})"
     return type(error).__name__

@@ -109,13 +109,7 @@ _TICK_SECONDS = 0.1
 
 @contextmanager
 def _reporting(folder: RunFolder, on_round: OnRound | None) -> Iterator[None]:
-    """Call ``on_round`` after each round that another process writes, from a thread, and have the
-    run stop where it is told to; what the callback raises, the block raises at its end.
-
-    Raises
-    ------
-    StoppedError : the run was stopped so.
-    """
+    """Call ``on_round`` from a thread after each round; the block raises what it raises."""
     from fedapp.report.progress import Rounds
 
     if on_round is None:

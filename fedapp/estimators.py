@@ -182,8 +182,7 @@ class Federated(BaseEstimator):
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
-        """Where a run is written: a folder that was asked for, or one that goes with the estimator,
-        or at once if the block fails."""
+        """Where a run is written: as asked, or removed with the estimator or on failure."""
         if self.run_dir is not None:
             folder = RunFolder(Path(self.run_dir).resolve())
             folder.check_new()
@@ -398,8 +397,7 @@ _WARNED: set[str] = set()  # by this process
 
 @contextmanager
 def _warned_once() -> Iterator[None]:
-    """While the block runs, no warning of a run is logged that an earlier ``fit`` of this process
-    has logged: a search makes hundreds. All stand in the summary of each run."""
+    """Log no warning in the block that an earlier ``fit`` of this process has logged."""
 
     def is_new(record: logging.LogRecord) -> bool:
         text = record.getMessage()

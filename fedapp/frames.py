@@ -77,12 +77,7 @@ def as_arrow(frame: object) -> Any:
 
 
 def _storable(table: Any) -> Any:
-    """The table with categories as a Parquet file can have them.
-
-    Raises
-    ------
-    TypeError : they are of a type that is neither text nor numbers, booleans or dates.
-    """
+    """The table with categories as a Parquet file can have them."""
     import pyarrow as pa
 
     for place, field in enumerate(table.schema):

@@ -213,12 +213,7 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 
 
 def _sources(data: str, summary: Mapping[str, Any]) -> dict[str, str]:
-    """The tables of the parties that had different columns; none where there is one table.
-
-    Raises
-    ------
-    ConfigError : several tables for a model of parties with the same columns, or not the parties'.
-    """
+    """The tables of the parties that had different columns; none where there is one table."""
     if "active" in summary:
         parties = [party["name"] for party in summary["parties"]]
         return sources_to_predict(data, parties, may_be_one=True)

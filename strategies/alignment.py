@@ -60,11 +60,7 @@ def align(
 
 
 def _seconds_left(parties: Parties[VerticalHelloReply]) -> list[float]:
-    """From each exchange to the end of the alignment, the last exchange first; a guess.
-
-    Every party hashes and masks its own list, then every other party masks it in turn, the active
-    one last. Simulated parties share a machine.
-    """
+    """From each exchange to the alignment's end; a guess. Every party masks every list."""
     n_others = len(parties) - 1
     opening, masking = seconds_to_mask(max(hello.n_rows for hello in parties.values()))
     alike = any(hello.simulated for hello in parties.values())

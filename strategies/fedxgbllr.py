@@ -190,12 +190,7 @@ class FedXGBllr(HorizontalStrategy):
         return model
 
     def _warn_of_lacking(self, parties: Mapping[str, Sequence[str]]) -> None:
-        """Say which parties lack which class: their trees and heads know fewer answers.
-
-        Parameters
-        ----------
-        parties : without a training row of a class, by class.
-        """
+        """Say which ``parties``, by class, lack training rows: they know fewer answers."""
         if not parties:
             return
         by_class = [f"{name!r} at {first(who)}" for name, who in parties.items()]

@@ -328,12 +328,7 @@ def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple
 
 
 def _positive_label(parties: Mapping[str, HelloReply], settings: Settings) -> str:
-    """Which of two classes counts as 1, as the run and the parties say, if any does.
-
-    Raises
-    ------
-    DataError : they say different ones.
-    """
+    """Which of two classes counts as 1, as the run and the parties say, if any does."""
     said = {"the run": settings.positive_label}
     said |= {name: hello.positive_label for name, hello in parties.items()}
     found = {label: who for who, label in reversed(said.items()) if label}

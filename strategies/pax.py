@@ -176,12 +176,7 @@ class PAX(HorizontalStrategy):
         )
 
     def _limits(self) -> Limits:
-        """What holds for single nodes.
-
-        Raises
-        ------
-        ConfigError : a constraint of a column that is not there, or beside columns of categories.
-        """
+        """What holds for single nodes."""
         settings, table = self.settings, self.table
         try:
             monotone, interactions = constraints_of(

@@ -324,12 +324,7 @@ class NoisedSums:
         return self.budget.deviation(kind, most)
 
     def _check_enough(self, parties: Parties[HelloReply], own: RowBounds) -> None:
-        """Hold that the leaves of a tree can be told from noise.
-
-        Raises
-        ------
-        ConfigError : not even both halves of all rows could, or delta is too large.
-        """
+        """Hold that the leaves of a tree can be told from noise."""
         settings, n_rows = self._settings(), n_trained(parties)
         if self._private.delta * n_rows >= 1:
             raise ConfigError(
@@ -351,12 +346,7 @@ class NoisedSums:
             )
 
     def _check_splits(self, parties: Parties[HelloReply], own: RowBounds, n_columns: int) -> None:
-        """Hold that the sides of a split can be told from noise.
-
-        Raises
-        ------
-        ConfigError : not even both halves of all rows could, in two bins.
-        """
+        """Hold that the sides of a split can be told from noise."""
         n_rows = n_trained(parties)
         n_told = max(1, int(self._settings().colsample_bytree * n_columns))
         rows = LEAST_SIDE * side_deviation(self._split_deviation(own, n_told), 2) / own.hessian
@@ -376,8 +366,7 @@ class NoisedSums:
             )
 
     def _labels(self, sums: Any, n_coded_columns: int) -> LabelsReply:
-        """What the labels come to, within what labels can; of values that the dictionary lacks, and
-        of the shares of several classes, nothing is told."""
+        """What the labels come to, within what labels can; no unseen values or class shares."""
         regression = is_regression(self._settings().objective)
         power = self._bounds.largest if regression else power_above(self._n_classes)
         exponents = np.array([self._bounds.exponent(power), self._bounds.exponent(0)])

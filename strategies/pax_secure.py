@@ -179,12 +179,7 @@ def _count_bytes(bounds: Bounds, weighted: bool) -> int:
 
 
 def _check_size(n_bytes: int) -> None:
-    """Hold that counts fit in a message.
-
-    Raises
-    ------
-    ConfigError : there are too many columns for so many bins.
-    """
+    """Hold that counts fit in a message."""
     if n_bytes > MOST_COUNTED:
         rule = (
             f"must be less for so many columns with pax.aggregation=secure: counts of {n_bytes:,}"

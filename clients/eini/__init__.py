@@ -88,12 +88,7 @@ def _keep_structure(site: Site, part: OwnPart, letter: Structure, request: StepR
 
 
 def _guard(store: Store, part: OwnPart, least: float) -> None:
-    """Refuse where few values of the own columns differ for the trees; without a split, none need.
-
-    Raises
-    ------
-    DataError : the own splits leave fewer ways than the bound.
-    """
+    """Refuse where few of the own columns' values differ for the trees that they split."""
     own = store["records"][store["records"] != NOT_OWN]
     if len(own) and part.lookup.n_ways(own, store["values"]) < least:
         raise DataError(
@@ -117,12 +112,7 @@ def _choose(site: Site, sender: str, letter: Elements) -> Elements | Totals:
 
 
 def _checked_choice(site: Site, sender: str, letter: Elements, key: PublicKey) -> Bools:
-    """Which of a batch's elements the own splits leave, shape (n_rows, n_entries).
-
-    Raises
-    ------
-    ProtocolError : the batch is not of these rows and trees, or holds what is no ciphertext.
-    """
+    """Which of a batch's elements the own splits leave, shape (n_rows, n_entries)."""
     n_rows, end = len(site.store["ids"]), letter.first_row + letter.n_rows
     if letter.first_row != site.store.facts["next_row"]:
         raise ProtocolError(sender, "Elements", "first_row", "must be the next batch's")

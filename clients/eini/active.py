@@ -152,12 +152,7 @@ def _add_own_trees(store: Store, plan: Plan) -> None:
 
 
 def _key_for(site: Site, request: StepRequest, plan: Plan) -> PrivateKey:
-    """A key for this inference alone, tried out, and how values lie in its plaintexts.
-
-    Raises
-    ------
-    ConfigError : the key is too small, as such or for the values of a leaf.
-    """
+    """A key for this inference alone, tried out, and how values lie in its plaintexts."""
     model = plan.part.model
     largest = max(np.abs(model.leaf_terms(tree)).max() for tree in plan.shared)
     layout = [len(plan.shared), model.n_outputs, int(np.frexp(largest)[1])]
@@ -185,12 +180,7 @@ def _structure(plan: Plan, key: PrivateKey, name: str) -> Structure:
 
 
 def _guard(site: Site, plan: Plan, least: float) -> None:
-    """Refuse what gives a party's splits away.
-
-    Raises
-    ------
-    DataError : a tree is all one passive party's, or a row's sum has too few possible sources.
-    """
+    """Refuse what gives a party's splits away."""
     values, alone = site.store["values"], 0
     possibilities = np.zeros(len(values))
     for tree in plan.shared:
@@ -264,12 +254,7 @@ def _take_totals(site: Site, mail: Mail) -> None:
 
 
 def _check_none_is_late(site: Site) -> None:
-    """Hold that every batch is back that has had a step at each passive party, and one to return.
-
-    Raises
-    ------
-    ProtocolError : one is not; some party, or the server, has kept a letter back.
-    """
+    """Check that each batch is back that has had a step at every party and one to return."""
     facts, passive = site.store.facts, chain(site.store)
     n_due = max(0, facts["n_steps"] - len(passive)) * facts["batch_rows"]
     if facts["n_back"] < min(n_due, facts["n_sent"]):

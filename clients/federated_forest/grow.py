@@ -58,12 +58,7 @@ def begin(site: Site, request: SetupRequest) -> None:
 
 
 def _check_draws(site: Site, request: SetupRequest) -> None:
-    """Hold that no tree draws or leaves out too few rows; all parties draw the same ones.
-
-    Raises
-    ------
-    ConfigError : one does.
-    """
+    """Hold that no tree draws or leaves out too few rows; all parties draw the same ones."""
     drawn, least = np.count_nonzero(site.store["counts"], axis=1), site.config.min_rows
     fewest = min(drawn.min(), site.store["counts"].shape[1] - drawn.max())
     if request.bootstrap and fewest < least:

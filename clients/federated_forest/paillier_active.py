@@ -66,12 +66,7 @@ def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
 
 
 def _check_fits(n_rows: int, key: PublicKey) -> None:
-    """Hold that one letter has room for the rows, before they are encrypted.
-
-    Raises
-    ------
-    DataError : it has not.
-    """
+    """Hold that one letter has room for the rows, before they are encrypted."""
     most = (LARGEST_CONTENT - SPARE_BYTES) // key.ciphertext_bytes
     if n_rows > most:
         rule = f"rows must be <= {most} with labels=paillier and key-bits={key.bits}, got more"
@@ -198,12 +193,7 @@ def _totals(store: Store, fields: RowFields, tree: int, nodes: Places) -> NodeTo
 
 
 def _listing(site: Site, mail: Mail, party: str, known: list[NodeTotals]) -> tuple[Listing, Array]:
-    """The columns that another party has summed, held against the rows of the nodes.
-
-    Raises
-    ------
-    ProtocolError : they are of another level, or do not fit the open nodes.
-    """
+    """The columns that another party has summed, held against the rows of the nodes."""
     letter = mail.one(ColumnSums, party)
     if letter.level != site.store.facts["level"] + 1:
         raise ProtocolError(party, "ColumnSums", "level", "must be the one being split")
@@ -241,12 +231,7 @@ def _sums(
     listings: list[Listing],
     known: list[NodeTotals],
 ) -> list[Sums]:
-    """Another party's sums of each tree, in whole numbers, held against what they must add up to.
-
-    Raises
-    ------
-    ProtocolError : they are no sums of the rows of the open nodes.
-    """
+    """Another party's whole sums of each tree, compared with what they must add up to."""
     key = PrivateKey.from_array(store["key"])
     pairs = list(zip(listings, known, strict=True))
     read = [totals.is_open[listing.nodes] for listing, totals in pairs]

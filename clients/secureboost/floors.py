@@ -130,12 +130,7 @@ def _counts(store: Store, cells: Cells, tree: int, node: int, starts: Ints) -> C
 
 
 def _place(site: Site, tree: int, node: int) -> int:
-    """Place of a node among the open ones.
-
-    Raises
-    ------
-    ProtocolError : it is none of them.
-    """
+    """Place of a node among the open ones."""
     found = np.flatnonzero((site.store[OPEN] == (tree, node)).all(axis=1))
     if not len(found):
         active = site.store.facts["active"]

@@ -241,12 +241,7 @@ def _take_splits(site: Site, letter: Splits) -> Letters:
 
 
 def _sets(store: Store, letter: Splits) -> CategorySets:
-    """The bins that own splits of columns of categories send right.
-
-    Raises
-    ------
-    ProtocolError : they are not those of the columns.
-    """
+    """The bins that own splits of columns of categories send right."""
     widths = np.asarray(store["set_widths"])[letter.columns[letter.columns >= 0]]
     with blaming(store.facts["active"], "Splits", "set_bits"):
         return CategorySets(letter.set_bits, widths[widths > 0])
@@ -331,13 +326,7 @@ def _sum_blocks(
 
 
 def _n_missing(absent: Array, inside: Array, nodes: Array) -> Array:
-    """Rows without a value in nodes of a tree; int32, shape (n_nodes, n_columns).
-
-    Parameters
-    ----------
-    absent : bool, shape (n_rows, n_columns).
-    inside : int32, shape (n_rows,): the node a row is in.
-    """
+    """Rows without a value, int32, shape (n_nodes, n_columns); ``inside`` is each row's node."""
     missing = np.zeros((len(nodes), absent.shape[1]), dtype=np.int32)
     rows, columns = np.nonzero(absent)
     slots = slots_by_node(inside, nodes)[inside[rows]]

@@ -161,8 +161,7 @@ def _next_block(view: View, n_receivers: int) -> tuple[int, npt.NDArray[np.uint8
 def _encrypted(
     view: View, fields: npt.NDArray[np.int64], start: int, stop: int
 ) -> npt.NDArray[np.uint8]:
-    """Some of the ciphertexts of all rows under the first layout, then under the next; few are
-    Python's integers at once."""
+    """Some of the ciphertexts of all rows, layout by layout; few are Python's integers at once."""
     firsts = np.cumsum([0, *(layout.n_outputs for layout in view.layouts)]).tolist()
     found = [np.empty((0, view.key.public.ciphertext_bytes), dtype=np.uint8)]
     while start < stop:
@@ -233,12 +232,7 @@ def read_party_sums(view: View, mail: Mail, party: str, growth: Growth) -> tuple
 def _decrypt(
     view: View, ciphertexts: Array, wanted: npt.NDArray[np.int32], n_bins: int, level: int
 ) -> Histogram:
-    """Histograms of the wanted nodes, from the jobs of ``sum_jobs``.
-
-    Raises
-    ------
-    ValueError : ciphertexts are not those of the sums, or more or fewer than there must be.
-    """
+    """Histograms of the wanted nodes, from the jobs of ``sum_jobs``."""
     key, layouts = view.key, view.layouts
     first, second = view.store.facts["scale"]
     scale = FixedPoint((first, second))

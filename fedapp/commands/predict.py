@@ -96,12 +96,7 @@ def predict(
 
 
 def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> None:
-    """Hold that a table is named where this command reads one, and nowhere else.
-
-    Raises
-    ------
-    ConfigError : names the option.
-    """
+    """Hold that a table is named where this command reads one, and nowhere else."""
     if engine not in SIMULATED:
         if not has_parts:
             raise ConfigError(

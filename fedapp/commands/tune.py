@@ -82,12 +82,7 @@ def _say(text: str) -> None:
 
 
 def _domains(pairs: list[str]) -> dict[str, str]:
-    """``KEY=DOMAIN`` by key.
-
-    Raises
-    ------
-    ConfigError : a pair without ``=``.
-    """
+    """``KEY=DOMAIN`` by key."""
     found = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")

@@ -181,12 +181,7 @@ class Element:
         return self if self.most < 1 << FACTOR_BITS else self.carried()
 
     def _folded(self, columns: Sequence[Any], product: int) -> Element:
-        """A product's ten columns in five: 2^255 is 19.
-
-        Parameters
-        ----------
-        product : of the largest limbs of both factors.
-        """
+        """A product's ten columns in five: 2^255 is 19. ``product`` is of the largest limbs."""
         build, limbs = self.builder, []
         for column, upper in zip(columns[:N_LIMBS], columns[N_LIMBS:], strict=True):
             nineteen = build.add(build.shl(upper, same(4)), build.shl(upper, same(1)))

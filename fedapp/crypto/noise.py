@@ -103,8 +103,7 @@ def discrete_gaussian(variance: int, n_numbers: int, source: Source) -> Whole:
 
 
 def _discrete_laplace(scale: int, n_tries: int, source: Source) -> Whole:
-    """Draws with probabilities in proportion to exp(-|x| / scale), as many as the tries give
-    (Algorithm 2)."""
+    """Draws in proportion to exp(-|x| / scale), of ``n_tries`` those that succeed (Algorithm 2)."""
     rests = source.below(scale, n_tries)
     rests = rests[accept(rests / scale, lambda place: Fraction(int(rests[place]), scale), source)]
     sizes = rests + scale * _geometric(len(rests), source)

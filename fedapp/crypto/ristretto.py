@@ -145,10 +145,7 @@ def _joined(points: Sequence[bytes]) -> Bytes:
 
 @functools.cache
 def _group() -> ModuleType:
-    """rbcl, loaded when first needed.
-
-    Each process that loads it writes libsodium to a temporary file of 3 MB and leaves it there.
-    """
+    """rbcl; each process that loads it writes libsodium, 3 MB, to a temporary file for good."""
     group = importlib.import_module("rbcl")
     library = Path(group._sodium._name)
     if os.name == "posix" and library.parent == Path(tempfile.gettempdir()):

@@ -105,12 +105,7 @@ def is_unlabelled(column: Any) -> Mask:
 
 
 def _with_labels(frame: Any, label: str, text: TextFile | None) -> tuple[Any, TextFile | None]:
-    """The rows that have a label, and the file that they are of.
-
-    Raises
-    ------
-    DataError : none has.
-    """
+    """The rows that have a label, and the file that they are of."""
     known = ~is_unlabelled(frame[label])
     if known.all():
         return frame, text
@@ -255,8 +250,7 @@ def _typed_columns(
 def _untyped(
     frame: Any, faults: Mapping[str, UntypedError], text: TextFile | None, reader: Reader
 ) -> DataError:
-    """Feature columns of no one type, and for their owner, which values are at fault in which
-    line."""
+    """Feature columns of no single type, and for their owner the values and lines at fault."""
     bad_bytes = [name for name in faults if pa.types.is_binary(frame[name].type)]
     if bad_bytes and text and (bad := text.bad_bytes()):
         rule = "data file must be UTF-8, got other bytes in {}"

@@ -73,12 +73,7 @@ def read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
 
 
 def _check_text(path: Path, reader: Reader) -> None:
-    """Hold that a file begins as text does.
-
-    Raises
-    ------
-    DataError : it is of another kind, or has NUL bytes.
-    """
+    """Hold that a file begins as text does."""
     with opened(path) as stream:
         begin = stream.read(CHUNK_BYTES)
     rule = f"data file '{path.name}' must be a well-formed csv file, got"
@@ -94,13 +89,7 @@ def _check_text(path: Path, reader: Reader) -> None:
 
 
 def _check_header(path: Path, frame: Any) -> None:
-    """Hold that a first line names columns, and is no row.
-
-    Raises
-    ------
-    DataError : it holds numbers, other than those that number the columns, or, beside numbers,
-        texts most of which are values of their own columns.
-    """
+    """Check that a first line names columns: it has neither their values nor other numbers."""
     names = with_names(name.strip() for name in frame.column_names)
     numbers = [name for name in names if name and is_number(name)]
     begin = int(numbers[0]) if numbers and numbers[0] in ("0", "1") else 0
@@ -144,12 +133,7 @@ def _has_quotes(path: Path) -> bool:
 
 
 def _check_quotes(path: Path, frame: Any) -> None:
-    """Hold that every quote that is opened is closed, where a field has line ends.
-
-    Raises
-    ------
-    DataError : the file has an odd number of them.
-    """
+    """Hold that every quote that is opened is closed, where a field has line ends."""
     columns = [column for column in frame.columns if pa.types.is_string(column.type)]
     in_names = any("\n" in name for name in frame.column_names)
     if not in_names and not any(

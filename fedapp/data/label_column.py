@@ -50,12 +50,7 @@ def label_values(
 
 
 def _with_points(label: str, texts: Any, decimal: str) -> tuple[Any, Any]:
-    """A label column of text whose numbers have decimal commas: its field, and its values.
-
-    Raises
-    ------
-    DataError : numbers have decimal points.
-    """
+    """A label column of text whose numbers have decimal commas: its field, and its values."""
     values = pc.unique(texts).drop_null().to_pylist()
     others = [value for value in values if not is_number(value, decimal)]
     if not others:

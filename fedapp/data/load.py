@@ -172,12 +172,7 @@ def text_file(path: Path, reader: Reader = PLAIN) -> TextFile | None:
 
 
 def _renamed(names: Iterable[str], reader: Reader) -> list[str]:
-    """Names of columns as a run knows them.
-
-    Raises
-    ------
-    DataError : a declared column is not there.
-    """
+    """Names of columns as a run knows them."""
     there = list(names)
     absent = [one.name for one in reader.declared if one.name not in there]
     if absent and not reader.tolerant:
@@ -196,8 +191,7 @@ def _check_is_file(path: Path) -> None:
 
 
 def _with_roles(frame: Any, roles: Roles, reader: Reader, is_written: bool) -> Any:
-    """Columns that are no features without what a schema declares as missing, and the label with
-    names in place of codes; as numbers where all are."""
+    """Columns without what a schema declares as missing; the label's codes by their names."""
     for name in roles.named().values():
         if frame.column_names.count(name) == 1:
             declared, at = reader.of_feature(name), frame.column_names.index(name)

@@ -90,12 +90,7 @@ def _name_and_source(entry: str) -> tuple[str | None, str]:
 
 
 def _check_entries(data: str, named: Sequence[tuple[str | None, str]]) -> None:
-    """Hold that every entry is a table, and that all have names of their own or none has.
-
-    Raises
-    ------
-    ConfigError : they do not.
-    """
+    """Hold that every entry is a table, and that all have names of their own or none has."""
     example = "as in data=bank=a.csv,insurer=b.csv"
     if not all(source for _, source in named):
         raise ConfigError(f"data must name a table between any two commas, got {data!r}")

@@ -362,8 +362,7 @@ def _day(value: str) -> float:
 
 
 def _days(column: Any, absent: Iterable[str]) -> Any:
-    """Dates as days since 1970, times as a fraction of a day, durations in days; without dates that
-    mean that there is none."""
+    """Dates as days since 1970, times and durations in days; those that mean none are gone."""
     type = column.type
     none = [repr(_day(code)) for code in absent if is_date(code)]
     if pa.types.is_date(type):

@@ -158,10 +158,7 @@ def _rocs(named: Named) -> dict[str, str]:
 
 
 def _differences(named: Named) -> str:
-    """Settings that are not the same in every run, in the order of the first run's.
-
-    A setting that none of the runs reads does not count.
-    """
+    """Settings that differ between runs, in the first run's order; of those that runs read."""
     unread = [run for run in named.values() if run.summary.get("settings_read") is None]
     read = {key for run in named.values() for key in run.summary.get("settings_read") or ()}
     flat = {name: flatten(run.config) for name, run in named.items()}

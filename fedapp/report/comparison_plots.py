@@ -130,12 +130,7 @@ def _range_of(curves: Sequence[Array]) -> tuple[float, float]:
 
 
 def _name_beside(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
-    """Names beside the axes, each at the end of a line from its point; none upon another.
-
-    Parameters
-    ----------
-    ends : name, x, score and colour; a score beyond the axis stands behind its name.
-    """
+    """Names beside the axes, none upon another: each one's name, x, score and colour."""
     bottom, top = ax.get_ylim()
     heights = [min(max(score, bottom), top) for _, _, score, _ in ends]
     places = spread_out([(y - bottom) / (top - bottom) for y in heights])

@@ -156,8 +156,7 @@ def _split(drawn: DrawnTree, node: int) -> str:
 
 
 def _categories(drawn: DrawnTree, node: int) -> tuple[str, str]:
-    """The categories that a split sends left, in short and whole, or, where these are fewer, the
-    ones that it does not."""
+    """The categories a split sends left, short and in full; the others where those are fewer."""
     split = drawn.nodes[node]
     names = names_of(drawn.categories, int(split["column"])) or ()
     right = drawn.sets.members(int(split["set"]))

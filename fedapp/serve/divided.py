@@ -168,12 +168,7 @@ class DividedScorer:
         return {"rows": scored_rows(named, self._model.classes), "warnings": warnings}
 
     def _check_parties(self, row: Row, number: int) -> None:
-        """Hold that a row has an object for every party and no other.
-
-        Raises
-        ------
-        RowError : it has not.
-        """
+        """Hold that a row has an object for every party and no other."""
         known = ", ".join(self.parties)
         for name in row:
             if name not in self.parties:
@@ -259,12 +254,7 @@ def open_scorer(
 
 
 def _part(party: str, model_id: str) -> Mapping[str, Any]:
-    """A party's part.
-
-    Raises
-    ------
-    DataError : names the party.
-    """
+    """A party's part."""
     try:
         return read_part(home() / "sites" / party / model_id)
     except DataError as error:

@@ -188,12 +188,7 @@ def _refuse_names(row: Row, number: int, columns: Sequence[str], party: str | No
 
 
 def _column(name: str, values: list[Any], party: str | None) -> Any:
-    """Values as an Arrow array.
-
-    Raises
-    ------
-    RowError : they are not of one type that a table has.
-    """
+    """Values as an Arrow array."""
     whose = f"column {name!r}" if party is None else f"column {name!r} of {party}"
     kinds = {type(value) for value in values} - {type(None)}
     if not (kinds <= NUMBERS or kinds == {str}):

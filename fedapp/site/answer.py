@@ -255,12 +255,7 @@ def _keep(
 def _told_before(
     store: Store, kind: str, envelope: Envelope, request: Content, party: str
 ) -> Content | None:
-    """What was kept, where a later start of the server asks for it again.
-
-    Raises
-    ------
-    ProtocolError : the request was another one then.
-    """
+    """What was kept, where a later start of the server asks for it again."""
     for name in (KEPT, KEPT_MASKS):
         kept_kind, attempt, digest = store.facts.get(name, ("", 0, ""))
         if kept_kind != kind or envelope.attempt <= attempt:

@@ -180,12 +180,7 @@ def order_digest(ids: Sequence[str], key: bytes) -> bytes:
 
 
 def _without_lone_columns(table: Table, config: SiteConfig) -> Table:
-    """Hold that weights and base margins stand beside labels, unless their column is one to drop.
-
-    Raises
-    ------
-    DataError : they stand in a table without labels, where nobody would use them.
-    """
+    """Check that weights and base margins come with labels, unless the column is dropped."""
     if table.labels is not None:
         return table
     found = [

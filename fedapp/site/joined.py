@@ -115,12 +115,7 @@ def _column_names(source: str, reader: Reader) -> set[str]:
 
 
 def _owner(column: str, names: Mapping[str, set[str]], columns: Collection[str]) -> tuple[str, str]:
-    """Whose a column of the model is, and its name there.
-
-    Raises
-    ------
-    DataError : it can be read as no party's column, or as several.
-    """
+    """Whose a column of the model is, and its name there."""
     found = [
         (party, column.removeprefix(f"{party}."))
         for party, there in names.items()

@@ -165,12 +165,7 @@ def go_back(store: Store, before: Store) -> Store:
 def _checked(
     name: str, fewest: int, names: Sequence[str], among: list[str], follows: bool
 ) -> list[str]:
-    """The parties of a sum.
-
-    Raises
-    ------
-    ProtocolError : see ``parties_of``.
-    """
+    """The parties of a sum."""
     found = sorted(set(names))
     rules = {
         "must differ": len(found) == len(names),
@@ -186,12 +181,7 @@ def _checked(
 
 
 def _hold_summed(name: str, store: Store, number: int, asked: str, names: list[str]) -> None:
-    """The same is summed for the same parties alone.
-
-    Raises
-    ------
-    ProtocolError : it was summed for others.
-    """
+    """The same is summed for the same parties alone."""
     summed = store.facts.get(SUMMED, [])
     for _, before, of_whom in summed:
         if before == asked and of_whom != names:

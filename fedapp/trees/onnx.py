@@ -127,9 +127,7 @@ def _nodes(tree: npt.NDArray[Any]) -> dict[str, list[Any]]:
 def _with_chains(
     tree: npt.NDArray[Any], nodes: dict[str, list[Any]], sets: CategorySets
 ) -> dict[str, list[Any]]:
-    """The nodes with a chain of ``BRANCH_EQ`` for each split by a set: a category of the side that
-    is not the default one goes there, and whatever is none of these, a missing value too, falls
-    through to the default side."""
+    """The nodes with a chain of ``BRANCH_EQ`` a split by a set; the rest goes to the default."""
     by_set = (tree["set"] != NO_SET) & (tree["left"] != LEAF) & (len(sets) > 0)
     for node in np.flatnonzero(by_set).tolist():
         left, to_left = int(tree["left"][node]), bool(tree["default_left"][node])

@@ -117,10 +117,7 @@ def _header(name: str, scalars: Mapping[str, Scalar], layout: Layout) -> bytes:
 
 
 def _read_header(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
-    """Name, scalars, and name, dtype and shape of every array; ValueError says what it is instead.
-
-    No text from the header stands in an error.
-    """
+    """Name, scalars and arrays' layout; ValueError has no text from the header."""
     header = json.loads(text.decode())
     if not isinstance(header, dict) or set(header) != HEADER_KEYS:
         raise ValueError("other keys")

@@ -226,8 +226,7 @@ class Growth:
         return found
 
     def _weigh_anew(self, found: Mapping[NodeId, Summed]) -> None:
-        """Take what is told of the open nodes in place of what their parents were told to split
-        into: where bins are merged, a split need not go where they were."""
+        """Use the open nodes' reported sums, not their parents': merged bins may differ."""
         for place, (histogram, missing, _) in found.items():
             tree, node = place
             whole = self.allowed[tree] & (missing == 0) & (self.cuts.widths > 0)
@@ -279,12 +278,7 @@ class Growth:
         return right
 
     def _apply(self, parent: NodeId, split: np.void, number: int) -> tuple[Any, ...]:
-        """Split one node: write its children, return its route.
-
-        Parameters
-        ----------
-        number : of its set among those of this level, ``NO_SET`` where it is by a threshold.
-        """
+        """Split one node: write its children, return its route; ``number`` is its set's."""
         tree, node = parent
         nodes = self._nodes[tree]
         left, column = len(nodes), int(split["column"])
