@@ -58,22 +58,6 @@ def read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
     DataError : the file is of another kind, a quote is not closed, or the first line is a row.
     pyarrow.ArrowException, OSError, EOFError, ValueError, zlib.error : it cannot be read.
     """
-    _check_text(path, reader)
-    try:
-        frame = _csv_frame(path, roles, reader, line_ends=False)
-    except pa.ArrowInvalid as error:
-        if TOO_LONG in str(error) and not _has_quotes(path):
-            raise
-        # A block may end within a quoted field of several lines; slower, they are looked for.
-        frame = _csv_frame_of_lines(path, roles, reader)
-    _check_quotes(path, frame)
-    if reader.has_header:
-        _check_header(path, frame)
-    return frame
-
-
-def _check_text(path: Path, reader: Reader) -> None:
-    """Hold that a file begins as text does."""
     with opened(path) as stream:
         begin = stream.read(CHUNK_BYTES)
     rule = f"data file '{path.name}' must be a well-formed csv file, got"
@@ -86,6 +70,17 @@ def _check_text(path: Path, reader: Reader) -> None:
         raise DataError(
             f"{rule} NUL bytes: {way}", here=f"{rule} NUL bytes in line {line:,}: {way}"
         )
+    try:
+        frame = _csv_frame(path, roles, reader, line_ends=False)
+    except pa.ArrowInvalid as error:
+        if TOO_LONG in str(error) and not _has_quotes(path):
+            raise
+        # A block may end within a quoted field of several lines; slower, they are looked for.
+        frame = _csv_frame_of_lines(path, roles, reader)
+    _check_quotes(path, frame)
+    if reader.has_header:
+        _check_header(path, frame)
+    return frame
 
 
 def _check_header(path: Path, frame: Any) -> None:

@@ -45,23 +45,18 @@ def label_values(
     if declared.type == "category" or not is_parsed:
         return name, texts
     if decimal != "." and not holds_numbers(column.type):
-        return _with_points(name, texts, decimal)
+        values = pc.unique(texts).drop_null().to_pylist()
+        others = [value for value in values if not is_number(value, decimal)]
+        if not others:
+            metadata = {THOUSANDS: b""} if has_thousands_alone(values) else None
+            field = pa.field(name, pa.float64(), metadata=metadata)
+            return field, with_point(texts, decimal).cast(pa.float64())
+        if all(map(is_number, others)) and not all(value.endswith(".") for value in values):
+            rule = "label column {} must have decimal commas (decimal=,), got decimal points"
+            here = f"{rule.format(listed([name]))}, as {quoted(others[0])}: {POINTS_WAY}"
+            raise DataError.naming(f"{rule}: {POINTS_WAY}", listed([name]), here=here)
+        return name, _parsed(texts)
     return name, _parsed(texts)
-
-
-def _with_points(label: str, texts: Any, decimal: str) -> tuple[Any, Any]:
-    """A label column of text whose numbers have decimal commas: its field, and its values."""
-    values = pc.unique(texts).drop_null().to_pylist()
-    others = [value for value in values if not is_number(value, decimal)]
-    if not others:
-        metadata = {THOUSANDS: b""} if has_thousands_alone(values) else None
-        field = pa.field(label, pa.float64(), metadata=metadata)
-        return field, with_point(texts, decimal).cast(pa.float64())
-    if all(map(is_number, others)) and not all(value.endswith(".") for value in values):
-        rule = "label column {} must have decimal commas (decimal=,), got decimal points"
-        here = f"{rule.format(listed([label]))}, as {quoted(others[0])}: {POINTS_WAY}"
-        raise DataError.naming(f"{rule}: {POINTS_WAY}", listed([label]), here=here)
-    return label, _parsed(texts)
 
 
 def _parsed(texts: Any) -> Any:

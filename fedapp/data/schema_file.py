@@ -172,7 +172,14 @@ def _read(path: Path, *version: int) -> Schema:
         raise ConfigError(f"{where} must be TOML: {error}") from None
     except ValidationError as error:
         raise ConfigError(f"{where}: {_broken(error)}") from None
-    _check(schema, where)
+    check_encoding(schema.encoding, f"{where}: ")
+    if len(set(schema.names)) < len(schema.names):
+        raise ConfigError(f"{where}: names must be distinct")
+    renamed = [column.name or name for name, column in schema.columns.items()]
+    if repeated := [name for name in renamed if renamed.count(name) > 1]:
+        raise ConfigError(f"{where}: columns must have distinct names, got {repeated[0]!r} twice")
+    for name, column in schema.columns.items():
+        _check_column(column, f"{where}: columns.{name}")
     return schema
 
 
@@ -213,18 +220,6 @@ def _broken(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"{field} is not {rule}"
     return f"{field} must be {rule}, got {first['input']!r}"
-
-
-def _check(schema: Schema, where: str) -> None:
-    """Hold what fields must be together."""
-    check_encoding(schema.encoding, f"{where}: ")
-    if len(set(schema.names)) < len(schema.names):
-        raise ConfigError(f"{where}: names must be distinct")
-    renamed = [column.name or name for name, column in schema.columns.items()]
-    if repeated := [name for name in renamed if renamed.count(name) > 1]:
-        raise ConfigError(f"{where}: columns must have distinct names, got {repeated[0]!r} twice")
-    for name, column in schema.columns.items():
-        _check_column(column, f"{where}: columns.{name}")
 
 
 def _check_column(column: ColumnSection, where: str) -> None:
