@@ -35,11 +35,14 @@ LONGEST = 2000  # letters of a cell, which may name many columns
 def model_card(run: Run) -> str:
     """The card's text."""
     summary = run.summary
+    rows = ((party["name"], f"{party['rows']:,}") for party in summary["parties"])
+    counts = ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
+    told = f"\n\nRows of all parties: {counts}." if counts else ""
     parts = [
         f"# {_plain(summary['strategy'])} on {_plain(summary['data'])}",
         _model(summary),
         "## Data",
-        _parties(summary),
+        _table(["party", "rows"], rows) + told,
         *_warnings(summary),
         "## Scores",
         _scores(summary),
@@ -72,13 +75,6 @@ def _model(summary: dict[str, Any]) -> str:
         "time": human_seconds(summary["seconds"].get("total", 0.0)),
     }
     return "\n".join(f"- {name}: {_plain(value)}" for name, value in facts.items() if value != "")
-
-
-def _parties(summary: dict[str, Any]) -> str:
-    rows = ((party["name"], f"{party['rows']:,}") for party in summary["parties"])
-    counts = ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
-    told = f"\n\nRows of all parties: {counts}." if counts else ""
-    return _table(["party", "rows"], rows) + told
 
 
 def _warnings(summary: dict[str, Any]) -> list[str]:

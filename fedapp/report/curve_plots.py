@@ -84,7 +84,12 @@ def residuals(models: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     figure, ax = new_canvas()
     known = [np.asarray(found["edges"], dtype=np.float64) for found in models.values()]
     weights = [np.asarray(found["counts"], dtype=np.float64) for found in models.values()]
-    low, high = _range(known, weights)
+    used = [
+        (own[:-1][filled > 0], own[1:][filled > 0])
+        for own, filled in zip(known, weights, strict=True)
+    ]
+    lows, highs = (np.concatenate(each) for each in zip(*used, strict=True))
+    low, high = (float(lows.min()), float(highs.max())) if lows.size else (-1.0, 1.0)
     bars = np.linspace(low, high, _N_BARS + 1)
     for place, (name, (color, dash)) in enumerate(zip(models, new_pens(), strict=False)):
         middles = (known[place][1:] + known[place][:-1]) / 2
@@ -110,13 +115,3 @@ def _draw(ax: Any, models: Curves, x: str, y: str, with_legend: bool = True, **s
     if with_legend and len(models) > 1:
         add_legend(ax)
     ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
-
-
-def _range(edges: Sequence[Array], weights: Sequence[Array]) -> tuple[float, float]:
-    """From the first bin in use to the last one, of all histograms."""
-    used = [
-        (own[:-1][filled > 0], own[1:][filled > 0])
-        for own, filled in zip(edges, weights, strict=True)
-    ]
-    lows, highs = (np.concatenate(each) for each in zip(*used, strict=True))
-    return (float(lows.min()), float(highs.max())) if lows.size else (-1.0, 1.0)

@@ -71,30 +71,25 @@ def predictions(summary: Fields) -> str:
     if (curves.get("roc") or {}).get("fpr"):
         images["ROC curve on test rows"] = curve_plots.roc(rocs)
     if curves.get("pr"):
-        images |= _of_classes(summary, curves)
+        (negatives, alarms), (misses, hits) = curves["confusion"]
+        share = (misses + hits) / (negatives + alarms + misses + hits)
+        classes = _classes(summary, 2)
+        images |= {
+            f"Precision and recall of class {classes[1]}; dotted: its share of the rows": (
+                curve_plots.precision_recall(_of_models(summary, "pr", "pr_auc"), share)
+            ),
+            f"Calibration: how often rows are of class {classes[1]}, by tenths of the rows": (
+                curve_plots.calibration(_of_models(summary, "calibration", "logloss", alone=False))
+            ),
+            f"Predicted probability of class {classes[1]}, by class": curve_plots.score_histogram(
+                curves["histogram"], classes
+            ),
+        }
     if curves.get("residuals"):
         caption = "Residuals on test rows; the outer bars hold all that lies beyond"
         models = _of_models(summary, "residuals", "rmse", alone=False)
         images[caption] = curve_plots.residuals(models)
     return figures(images) + _confusions(summary, curves)
-
-
-def _of_classes(summary: Fields, curves: Fields) -> dict[str, str]:
-    """Figures of two classes beside the ROC curve."""
-    (negatives, alarms), (misses, hits) = curves["confusion"]
-    share = (misses + hits) / (negatives + alarms + misses + hits)
-    classes = _classes(summary, 2)
-    return {
-        f"Precision and recall of class {classes[1]}; dotted: its share of the rows": (
-            curve_plots.precision_recall(_of_models(summary, "pr", "pr_auc"), share)
-        ),
-        f"Calibration: how often rows are of class {classes[1]}, by tenths of the rows": (
-            curve_plots.calibration(_of_models(summary, "calibration", "logloss", alone=False))
-        ),
-        f"Predicted probability of class {classes[1]}, by class": curve_plots.score_histogram(
-            curves["histogram"], classes
-        ),
-    }
 
 
 def _of_models(summary: Fields, curve: str, metric: str, alone: bool = True) -> dict[str, Any]:

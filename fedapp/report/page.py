@@ -86,8 +86,16 @@ def _run_page(run: Run) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in summary.get("versions", {}).items())
     known = {"model": summary.get("model_id"), "engine": summary.get("engine")}
     known |= {"seed": summary.get("seed"), "versions": versions or None}
+    lines = warning_lines(run.summary)
+    asked = run.rounds[-1].get("rounds", 0) if run.rounds else 0
+    # A forest has as many levels as it takes to part the rows; nobody stops it early.
+    if run.rounds and run.rounds[-1]["round"] < asked and _round_name(run.summary) != LEVEL:
+        best = run.summary.get("best_round")
+        scored = f"; the best was round {best}" if best is not None else ""
+        done = run.rounds[-1]["round"]
+        lines.append(f"training ended early, after {done} of {asked} rounds{scored}")
     sections = [
-        _warnings(run),
+        "\n".join(f'<p class="warning">{escaped(line)}</p>' for line in lines),
         _key_numbers(summary),
         section("Scores", model.scores(summary)),
         section("Predictions", model.predictions(summary)),
@@ -98,18 +106,6 @@ def _run_page(run: Run) -> str:
     ]
     subtitle = " · ".join(f"{k} {v}" for k, v in known.items() if v is not None)
     return page(f"{summary['strategy']} on {summary['data']}", subtitle, sections)
-
-
-def _warnings(run: Run) -> str:
-    lines = warning_lines(run.summary)
-    asked = run.rounds[-1].get("rounds", 0) if run.rounds else 0
-    # A forest has as many levels as it takes to part the rows; nobody stops it early.
-    if run.rounds and run.rounds[-1]["round"] < asked and _round_name(run.summary) != LEVEL:
-        best = run.summary.get("best_round")
-        scored = f"; the best was round {best}" if best is not None else ""
-        done = run.rounds[-1]["round"]
-        lines.append(f"training ended early, after {done} of {asked} rounds{scored}")
-    return "\n".join(f'<p class="warning">{escaped(line)}</p>' for line in lines)
 
 
 def _key_numbers(summary: Mapping[str, Any]) -> str:

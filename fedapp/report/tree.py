@@ -91,7 +91,11 @@ def first_tree(text: str) -> DrawnTree | None:
 def tree_html(drawn: DrawnTree) -> str:
     """The tree as a list in a list, down to ``DEEPEST`` levels below its root."""
     cut = f" Drawn down to level {DEEPEST}; +n: so many nodes below. "
-    cut = cut if _depth(drawn.nodes) > DEEPEST else " "
+    level, depth = [0], -1
+    while level:
+        lefts, depth = [int(drawn.nodes["left"][node]) for node in level], depth + 1
+        level = [left + side for left in lefts if left != LEAF for side in (0, 1)]
+    cut = cut if depth > DEEPEST else " "
     note = (
         f"{drawn.caption}.{cut}A value equal to the threshold goes no; missing values go "
         "where it says so."
@@ -127,17 +131,6 @@ def _item(drawn: DrawnTree, node: int, depth: int, branch: str) -> str:
     left = int(drawn.nodes["left"][node])
     if left == LEAF:
         return f"<li>{label}{_leaf(*drawn.leaf(node))}</li>"
-    box = _split(drawn, node)
-    if depth == DEEPEST:
-        more = f'<span class="more" title="nodes below">+{_n_below(drawn.nodes, node)}</span>'
-        return f"<li>{label}{box}{more}</li>"
-    goes = "yes", "no"
-    sides = zip((left, left + 1), goes, strict=True)
-    below = "".join(_item(drawn, child, depth + 1, side) for child, side in sides)
-    return f"<li>{label}{box}<ul>{below}</ul></li>"
-
-
-def _split(drawn: DrawnTree, node: int) -> str:
     nodes = drawn.nodes[node]
     name = drawn.columns[int(nodes["column"])]
     facts = [f"missing {'yes' if nodes['default_left'] else 'no'}"]
@@ -148,11 +141,18 @@ def _split(drawn: DrawnTree, node: int) -> str:
     if len(drawn.sets) and nodes["set"] != NO_SET:
         rule, whole = _categories(drawn, node)
     title = f' title="{escaped(whole)}"' if whole else ""
-    return (
+    box = (
         f'<span class="split"><span title="{escaped(name)}">'
         f"{escaped(plain(name, _LONGEST_NAME))}</span> <span{title}>{escaped(rule)}"
         f"</span> <small>{escaped(' · '.join(facts))}</small></span>"
     )
+    if depth == DEEPEST:
+        more = f'<span class="more" title="nodes below">+{_n_below(drawn.nodes, node)}</span>'
+        return f"<li>{label}{box}{more}</li>"
+    goes = "yes", "no"
+    sides = zip((left, left + 1), goes, strict=True)
+    below = "".join(_item(drawn, child, depth + 1, side) for child, side in sides)
+    return f"<li>{label}{box}<ul>{below}</ul></li>"
 
 
 def _categories(drawn: DrawnTree, node: int) -> tuple[str, str]:
@@ -188,12 +188,3 @@ def _n_below(nodes: Any, node: int) -> int:
         left, n = int(nodes["left"][waiting.pop()]), n + 1
         waiting += [] if left == LEAF else [left, left + 1]
     return n
-
-
-def _depth(nodes: Any) -> int:
-    """Levels below the root."""
-    level, depth = [0], -1
-    while level:
-        lefts, depth = [int(nodes["left"][node]) for node in level], depth + 1
-        level = [left + side for left in lefts if left != LEAF for side in (0, 1)]
-    return depth
