@@ -84,7 +84,10 @@ def _binary_curves(
     if not rates["fpr"].size:
         return {"roc": _lists(rates)}
     steps = dict(zip(("recall", "precision"), _precisions(histogram, n_points), strict=True))
-    probabilities = _probabilities(histogram.shape[1], center)
+    # Of the middle of each bin; the outer ones are where it is 0 or 1.
+    edges = margin_edges(histogram.shape[1])
+    ends = np.concatenate((edges[:1], edges, edges[-1:]))
+    probabilities = sigmoid(center + (ends[1:] + ends[:-1]) / 2.0)
     weight, _, hits, misses, alarms = (float(term) for term in statistics.sums[:N_OWN_SUMS])
     found = {
         "roc": _lists(rates),
@@ -113,13 +116,6 @@ def _precisions(histogram: Array, n_points: int) -> tuple[Array, Array]:
     recalls = np.concatenate(([0.0], recalls[adds]))
     precisions = np.concatenate((precisions[adds][:1], precisions[adds]))
     return _thinned(recalls, precisions, n_points)
-
-
-def _probabilities(n_bins: int, center: float) -> Array:
-    """The probability in the middle of each bin; the outer ones lie where it is 0 or 1."""
-    edges = margin_edges(n_bins)
-    ends = np.concatenate((edges[:1], edges, edges[-1:]))
-    return sigmoid(center + (ends[1:] + ends[:-1]) / 2.0)
 
 
 def _calibration(histogram: Array, probabilities: Array) -> dict[str, Array]:
