@@ -72,7 +72,12 @@ def base_score(
     float32, shape (n_outputs,).
     """
     if objective == "multi:softprob":
-        return _centred_logs(label_sums, weight_sum)
+        # The mean is added up in float32, in the order of XGBoost on one thread.
+        shares = (label_sums * (1 / weight_sum)).astype(np.float32) + SHARE_OFFSET
+        logs = np.log(shares, dtype=np.float64).astype(np.float32)
+        mean = np.add.accumulate(logs / np.float32(len(logs)))[-1]
+        centred: Array = logs - mean
+        return centred
     if objective == CUSTOM:
         return np.array([CUSTOM_INTERCEPT], dtype=np.float32)
     if objective == "binary:logistic" and parameters.scale_pos_weight != 1:
@@ -82,16 +87,6 @@ def base_score(
             (2 * (positives - negatives) / (positives + negatives)).astype(np.float32)
         )
     return (label_sums / weight_sum).astype(np.float32)
-
-
-def _centred_logs(class_sums: Doubles, weight_sum: float) -> Array:
-    """XGBoost's intercept of softmax, to the last bit of one that runs on one thread: the mean is
-    added up in float32, and by each thread for itself."""
-    shares = (class_sums * (1 / weight_sum)).astype(np.float32) + SHARE_OFFSET
-    logs = np.log(shares, dtype=np.float64).astype(np.float32)
-    mean = np.add.accumulate(logs / np.float32(len(logs)))[-1]
-    centred: Array = logs - mean
-    return centred
 
 
 def alike(scores: Array) -> Array:

@@ -142,12 +142,7 @@ def custom_sum(labels: Array, predictions: Array, weights: Array) -> float:
             "eval-metric must be a name where rows have weights, got a function, which is not told "
             "of them"
         )
-    _check_mean(labels, predictions)
-    return _mean(labels, predictions) * float(weights.sum())
-
-
-def _check_mean(labels: Array, predictions: Array) -> None:
-    """Hold that means over parts of rows add up, also where predictions are of other rows."""
+    # Means over parts of rows add up, also where predictions are of other rows.
     for shift in (0, len(labels) // 3 + 1):
         shown = np.roll(predictions, shift)
         parts = np.arange(len(labels)) % 3 == 0
@@ -160,6 +155,7 @@ def _check_mean(labels: Array, predictions: Array) -> None:
                 "eval-metric must be a mean over rows, which parties can add up, got a function "
                 f"whose value for all rows is {whole:g} and by parts of them {sum(of_parts):g}"
             )
+    return _mean(labels, predictions) * float(weights.sum())
 
 
 def _mean(labels: Array, predictions: Array) -> float:

@@ -153,17 +153,10 @@ def weighed(
         weights = [node_weight(gradient, hessian, firmer) for gradient, hessian in totals.tolist()]
         tree["hessian"], tree["weight"] = totals[:, 1], weights
         tree["value"][leaves] = tree["weight"][leaves] * np.float32(eta)
-        tree["gain"] = _gains(tree, totals, firmer.reg_lambda)
+        scores = totals[:, 0] ** 2 / (totals[:, 1] + max(firmer.reg_lambda, 1e-12))
+        gains, splits = np.zeros(len(tree)), np.flatnonzero(tree["left"] != LEAF)
+        lefts = tree["left"][splits]
+        gains[splits] = np.maximum(scores[lefts] + scores[lefts + 1] - scores[splits], 0)
+        tree["gain"] = gains
         trees.append(tree)
     return Grown(tuple(trees), grown.sets)
-
-
-def _gains(
-    tree: Tree, totals: npt.NDArray[np.float64], reg_lambda: float
-) -> npt.NDArray[np.float64]:
-    """Of each split by its noised sums, 0 at least; of leaves 0."""
-    scores = totals[:, 0] ** 2 / (totals[:, 1] + max(reg_lambda, 1e-12))
-    gains, splits = np.zeros(len(tree)), np.flatnonzero(tree["left"] != LEAF)
-    lefts = tree["left"][splits]
-    gains[splits] = np.maximum(scores[lefts] + scores[lefts + 1] - scores[splits], 0)
-    return gains

@@ -114,18 +114,13 @@ def _routed(
     )
     by_set, firsts = walked_sets(routes["set"], sets), np.ascontiguousarray(firsts)
     for tree in range(len(nodes)):
-        split_at = _splits_of(tree, routes, nodes[tree])
+        # Place of each node's split among the routes, -1 where it was not split.
+        n_nodes = int(nodes[tree].max(initial=0)) + 1
+        split_at = np.full(n_nodes, -1, dtype=np.int64)
+        known = np.flatnonzero((routes["tree"] == tree) & (routes["node"] < n_nodes))
+        split_at[routes["node"][known]] = known
         _move(moved[tree], split_at, lefts, columns, default_lefts, firsts, cells, missing, by_set)
     return moved
-
-
-def _splits_of(tree: int, routes: Routes, nodes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Place of each node's split among the routes, -1 where it was not split."""
-    n_nodes = int(nodes.max(initial=0)) + 1
-    split_at = np.full(n_nodes, -1, dtype=np.int64)
-    known = np.flatnonzero((routes["tree"] == tree) & (routes["node"] < n_nodes))
-    split_at[routes["node"][known]] = known
-    return split_at
 
 
 @kernel

@@ -88,20 +88,15 @@ def _tree(branches: Branches, values: Values, n_columns: int) -> Any:
     nodes["missing_go_to_left"] = branches["default_left"] & ~is_leaf
     width = values.shape[1]
     tree = Tree(n_columns, np.array([width], dtype=np.intp), 1)
+    depths = np.zeros(len(branches), dtype=np.int64)
+    for node, left in enumerate(branches["left"].tolist()):
+        if left != LEAF:
+            depths[left : left + 2] = depths[node] + 1
     state = {
-        "max_depth": _depth(branches),
+        "max_depth": int(depths.max(initial=0)),
         "node_count": len(nodes),
         "nodes": nodes,
         "values": np.ascontiguousarray(values[:, None, :]),
     }
     tree.__setstate__(state)
     return tree
-
-
-def _depth(branches: Branches) -> int:
-    """Levels below the root; a child's number is above its parent's."""
-    depths = np.zeros(len(branches), dtype=np.int64)
-    for node, left in enumerate(branches["left"].tolist()):
-        if left != LEAF:
-            depths[left : left + 2] = depths[node] + 1
-    return int(depths.max(initial=0))
