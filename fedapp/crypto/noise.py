@@ -106,21 +106,18 @@ def _discrete_laplace(scale: int, n_tries: int, source: Source) -> Whole:
     """Draws in proportion to exp(-|x| / scale), of ``n_tries`` those that succeed (Algorithm 2)."""
     rests = source.below(scale, n_tries)
     rests = rests[accept(rests / scale, lambda place: Fraction(int(rests[place]), scale), source)]
-    sizes = rests + scale * _geometric(len(rests), source)
-    negative = (source.words(len(sizes)) & np.uint64(1)).astype(bool)
-    kept = ~(negative & (sizes == 0))
-    found: Whole = np.where(negative, -sizes, sizes)[kept]
-    return found
-
-
-def _geometric(n_numbers: int, source: Source) -> Whole:
-    """How often events of probability 1/e come in a row."""
+    # How often events of probability 1/e come in a row.
+    n_numbers = len(rests)
     counts = np.zeros(n_numbers, dtype=np.int64)
     places = np.arange(n_numbers)
     while len(places):
         places = places[accept(np.ones(len(places)), lambda _: Fraction(1), source)]
         counts[places] += 1
-    return counts
+    sizes = rests + scale * counts
+    negative = (source.words(len(sizes)) & np.uint64(1)).astype(bool)
+    kept = ~(negative & (sizes == 0))
+    found: Whole = np.where(negative, -sizes, sizes)[kept]
+    return found
 
 
 def accept(

@@ -246,7 +246,7 @@ class PairLayout:
             if not (0 if place % PAIR == 0 else -limit) <= field <= limit:
                 raise ValueError(f"sums must be of at most {self.n_rows} rows, got one beyond")
             fields.append(field)
-        return _swap_pairs(fields), plaintext
+        return [fields[place ^ 1] for place in range(len(fields))], plaintext
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,11 +383,6 @@ def grouped_layouts(
     n_groups = -(-n_outputs // single.n_slots)
     sizes = [len(group) for group in np.array_split(np.arange(n_outputs), n_groups)]
     return tuple(PairLayout(key_bits, n_rows, size, precision) for size in sizes)
-
-
-def _swap_pairs(fields: list[int]) -> list[int]:
-    """From hessian, gradient, hessian, gradient to the order of the arrays."""
-    return [fields[place ^ 1] for place in range(len(fields))]
 
 
 def _check_finite(gradients: npt.NDArray[np.float32]) -> None:

@@ -108,7 +108,11 @@ def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
     n_wrong, common = 0, mpz(1)
     for first in range(0, len(ciphertexts), MOST_ROWS):
         rows = np.asarray(ciphertexts[first : first + MOST_ROWS])
-        n_wrong += len(rows) - int((_are_below(rows, limit) & rows.any(axis=1)).sum())
+        differs = rows != limit
+        places = differs.argmax(axis=1)
+        below: npt.NDArray[np.bool_] = rows[np.arange(len(rows)), places] < limit[places]
+        below &= differs.any(axis=1)
+        n_wrong += len(rows) - int((below & rows.any(axis=1)).sum())
         if not n_wrong:
             common = common * product(own, own.read(rows)) % key.n
     if n_wrong:
@@ -116,15 +120,6 @@ def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
     if gmpy2.gcd(common, key.n) != 1:
         n_wrong = sum(gmpy2.gcd(value, key.n) != 1 for value in from_bytes_array(ciphertexts))
         raise ValueError(f"ciphertexts must be prime to n, got {n_wrong} that are not")
-
-
-def _are_below(rows: Bytes, limit: Bytes) -> npt.NDArray[np.bool_]:
-    """Which numbers are below another one of as many bytes."""
-    differs = rows != limit
-    places = differs.argmax(axis=1)
-    below: npt.NDArray[np.bool_] = rows[np.arange(len(rows)), places] < limit[places]
-    below &= differs.any(axis=1)
-    return below
 
 
 def share_out(n_rows: int, workers: Workers) -> list[tuple[int, int]]:

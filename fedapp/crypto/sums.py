@@ -29,7 +29,7 @@ from fedapp.crypto.paillier import (
     rerandomise,
     share_out,
 )
-from fedapp.crypto.rings import Residues, Ring, products_by_place, ring, share
+from fedapp.crypto.rings import Residues, products_by_place, ring, share
 from fedapp.crypto.workers import Workers
 
 Ints = npt.NDArray[np.int64]
@@ -356,7 +356,12 @@ def _pack(key: PublicKey, sums: Residues, layout: PairLayout | SumLayout) -> Byt
     """One call's ciphertexts, each of several sums and under a fresh mask."""
     own, n_ciphertexts = ring(key.n_squared), layout.n_plaintexts(len(sums))
     n_slots = max(1, min(layout.n_slots, len(sums)))
-    packed = _side_by_side(own, sums, n_slots, layout.slot_bits)
+    # The first sum in the lowest slot of each ciphertext, by Horner's rule.
+    padded = np.concatenate([sums, own.ones(-len(sums) % n_slots)])
+    slots = padded.reshape(-1, n_slots, *padded.shape[1:])
+    packed = slots[:, -1]
+    for slot in range(n_slots - 2, -1, -1):
+        packed = own.multiply(own.squares(packed, layout.slot_bits), slots[:, slot])
     masked = own.multiply(packed, masks_of(key).draw(n_ciphertexts))
     return own.write(masked, key.ciphertext_bytes)
 
@@ -372,13 +377,3 @@ def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: Terms, layout: SumLay
     places, found = products_by_place(own, rows, where, which)
     sums[places] = found
     return _pack(key, sums, layout)
-
-
-def _side_by_side(own: Ring, sums: Residues, n_slots: int, slot_bits: int) -> Residues:
-    """Sums in few ciphertexts, the first in the lowest slot of each, by Horner's rule."""
-    padded = np.concatenate([sums, own.ones(-len(sums) % n_slots)])
-    slots = padded.reshape(-1, n_slots, *padded.shape[1:])
-    packed = slots[:, -1]
-    for slot in range(n_slots - 2, -1, -1):
-        packed = own.multiply(own.squares(packed, slot_bits), slots[:, slot])
-    return packed

@@ -84,7 +84,11 @@ class Workers:
         Exception : whatever the function raised.
         """
         with self._lock:
-            others = self._start(min(self.n_workers, len(calls)) - 1)
+            n_others = min(self.n_workers, len(calls)) - 1
+            self._others = [other for other in self._others if other.alive]
+            while len(self._others) < n_others:
+                self._others.append(_Worker())
+            others = self._others[: max(n_others, 0)]
             queue, results = deque(enumerate(calls)), dict[int, Any]()
             if not others:
                 _drain(queue, results, function, _here)
@@ -102,13 +106,6 @@ class Workers:
             return [function(*call) for call in calls]
         with ThreadPoolExecutor(n_threads) as threads:
             return list(threads.map(lambda call: function(*call), calls))
-
-    def _start(self, n_others: int) -> list[_Worker]:
-        """So many other processes; those that died are replaced."""
-        self._others = [other for other in self._others if other.alive]
-        while len(self._others) < n_others:
-            self._others.append(_Worker())
-        return self._others[: max(n_others, 0)]
 
     def close(self) -> None:
         """End the other processes."""
