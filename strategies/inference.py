@@ -52,16 +52,6 @@ class InferenceStrategy(VerticalStrategy):
         self, parties: Parties[VerticalHelloReply], mailbox: Mailbox
     ) -> Conversation[dict[str, int]]:
         """Find the common rows, all to be predicted; say which ones are to be explained."""
-        self._check_likeness(parties)
-        everything = {"test_fraction": 0.0, "valid_fraction": 0.0, "fold": 0, "folds": 0}
-        whole = self.settings.model_copy(update=everything)
-        rows = yield from align(parties, mailbox, whole)
-        if ids := _explained_rows(self.settings):
-            yield from ask(parties.all(ExplainRequest(ids)), ExplainReply)
-        return rows
-
-    def _check_likeness(self, parties: Parties[VerticalHelloReply]) -> None:
-        """Say who reads what, and warn of a table that is unlike the one trained on."""
         sources = party_sources(self.settings.data, self.settings.parties) if self.simulated else {}
         for name, hello in parties.items():
             place = f"{sources[name]} " if name in sources else ""
@@ -74,6 +64,12 @@ class InferenceStrategy(VerticalStrategy):
                     f"{hello.n_unlike} of {n_columns} columns: is it the right table, in the same "
                     "units?"
                 )
+        everything = {"test_fraction": 0.0, "valid_fraction": 0.0, "fold": 0, "folds": 0}
+        whole = self.settings.model_copy(update=everything)
+        rows = yield from align(parties, mailbox, whole)
+        if ids := _explained_rows(self.settings):
+            yield from ask(parties.all(ExplainRequest(ids)), ExplainReply)
+        return rows
 
     def predicted(
         self, active: str, rows: Mapping[str, int], n_trees: int, **more: Any

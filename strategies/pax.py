@@ -221,7 +221,8 @@ class PAX(HorizontalStrategy):
                 boosting.told()
                 break
             if growth.level == 0:
-                growth.set_roots(_sum([reply.root_sums for reply in replies.values()]))
+                sums = [reply.root_sums for reply in replies.values()]
+                growth.set_roots(np.sum(sums, axis=0))
             boosting.tell(*growth.split(*self._merge(replies, boosting, growth)))
             if not self.aggregation.goes_on(parties):
                 break
@@ -355,9 +356,3 @@ def _drawn(growth: Growth) -> npt.NDArray[np.int32]:
 def _kept(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> dict[str, npt.NDArray[Any]]:
     """Arrays of a checkpoint by party, whose names begin with what they are."""
     return {name.removeprefix(kind): each for name, each in arrays.items() if name.startswith(kind)}
-
-
-def _sum(arrays: list[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """Element by element, in the order of the parties."""
-    total: npt.NDArray[np.float64] = np.sum(arrays, axis=0)
-    return total

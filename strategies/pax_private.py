@@ -283,13 +283,15 @@ class NoisedSums:
     def summary(self) -> dict[str, Any]:
         """What was promised, for the run's summary."""
         greedy = self._private.trees == GREEDY
+        adder, _ = self._form()
+        found = self.budget.deviation("scores", adder.sensitivity)
         return {
             "epsilon": self.budget.epsilon,
             "delta": self.budget.delta,
             "unit": UNIT,
             "noise_multiplier": self.budget.multiplier,
             "leaf_noise": self._leaf_deviation(self._row_bounds()),
-            "score_noise": self._score_deviation(),
+            "score_noise": math.ldexp(found, -self._bounds.exponent(0)),
             "trees": self._private.trees,
             **({"split_bins": self._most_bins} if greedy else {}),
             "not_covered": list(NOT_COVERED),
@@ -311,12 +313,6 @@ class NoisedSums:
         """Standard deviation of the noise of a bin's hessians, where so many columns are told."""
         found = self.budget.deviation("splits", own.norm * math.sqrt(n_columns)) / own.scale
         return found * math.ldexp(1.0, self._bounds.heaviest)
-
-    def _score_deviation(self) -> float:
-        """Standard deviation of the noise of a cell of a score histogram, in weights of rows."""
-        adder, _ = self._form()
-        found = self.budget.deviation("scores", adder.sensitivity)
-        return math.ldexp(found, -self._bounds.exponent(0))
 
     def _deviation(self, kind: str, sensitivity: float) -> float:
         """Of noise in units of counts."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, Parties
-from fedapp.crypto.fixed_point import Bounds, Whole, from_whole
+from fedapp.crypto.fixed_point import Whole, from_whole
 from fedapp.crypto.pairwise import SIZES
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError
@@ -69,7 +69,9 @@ class SecureSums:
         roster, weighted = yield from self._run.meet(parties, len(table.classes))
         bounds, sums_of = self._run.bounds, self._run.sums
         categories = category_counts(table.categories, len(table.columns))
-        n_bytes = _count_bytes(bounds, weighted)
+        # Whole rows fit in a count, or weights to a 4096th of the heaviest.
+        least = WEIGHT_BITS - bounds.heaviest if weighted else 0
+        n_bytes = next((n for n in SIZES if bounds.exponent(0, n) >= least), max(SIZES))
         # Without weights it is known what a row alone counts.
         lightest = 0 if weighted else 2 ** bounds.exponent(0, n_bytes)
         descent = Descent(categories == 0, self._settings().max_bin, lightest)
@@ -170,12 +172,6 @@ class SecureSums:
         return GrowSumsRequest(
             **told, among=self._run.sums.among, edges=edges, edge_offsets=offsets
         )
-
-
-def _count_bytes(bounds: Bounds, weighted: bool) -> int:
-    """Fewest bytes of a count: whole rows fit in it, or weights to a 4096th of the heaviest."""
-    least = WEIGHT_BITS - bounds.heaviest if weighted else 0
-    return next((n for n in SIZES if bounds.exponent(0, n) >= least), max(SIZES))
 
 
 def _check_size(n_bytes: int) -> None:

@@ -149,7 +149,12 @@ class SecureBoost(VerticalStrategy):
         else:
             self._restore(saved, mailbox)
         n_rounds = self.begun.n_rounds + self.settings.num_boost_round
-        seconds = self._encryption_seconds(len(mailbox.passive))
+        # Of a block of gradients, if the active party's machine is like this one; a guess.
+        n_receivers = len(mailbox.passive)
+        own, share = self.own, self.settings.subsample
+        share = own.top_rate + own.other_rate if own.goss else share
+        most = block_rows(own.key_bits // 4, n_receivers)
+        seconds = seconds_to_encrypt(min(round(share * self.rows["train"]), most), own.key_bits)
         while not self.trained:
             yield self._checkpoint(mailbox)
             wanted = 0 if self.history.stops else n_rounds
@@ -165,13 +170,6 @@ class SecureBoost(VerticalStrategy):
                 yield from self._send_on(mailbox, replies[active].n_blocks, seconds)
                 yield from self._grow(mailbox)
         return (yield from self._finish(mailbox))
-
-    def _encryption_seconds(self, n_receivers: int) -> float:
-        """Of a block of gradients, if the active party's machine is like this one; a guess."""
-        own, share = self.own, self.settings.subsample
-        share = own.top_rate + own.other_rate if own.goss else share
-        most = block_rows(own.key_bits // 4, n_receivers)
-        return seconds_to_encrypt(min(round(share * self.rows["train"]), most), own.key_bits)
 
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
         """Rows in one order, columns in bins, a key."""
