@@ -112,7 +112,10 @@ def recode(site: Site, request: JointCoding) -> Array:
     digests = store.facts["hello"]["digests"]
     unseen = np.zeros(n_columns if joint else 0, dtype=np.int64)
     with blaming(site.name, message, "categories"):
-        _check_given(own, joint, digests)
+        coded = [place for place, names in enumerate(own) if names]
+        for place, digest in zip(coded, digests, strict=True):
+            if digest and names_of(joint, place) != own[place]:
+                raise ValueError("categories must be those that the site's schema gives")
         for subset in SUBSETS:
             given = store[f"{subset}.values"]
             values, n_unseen = recoded(given, own, joint, columns)
@@ -122,14 +125,6 @@ def recode(site: Site, request: JointCoding) -> Array:
     store.drop(OWN)
     keep_categories(store, joint)
     return unseen
-
-
-def _check_given(own: Categories, joint: Categories, digests: Sequence[str]) -> None:
-    """Hold that what the site's schema gives is the dictionary of the run."""
-    coded = [place for place, names in enumerate(own) if names]
-    for place, digest in zip(coded, digests, strict=True):
-        if digest and names_of(joint, place) != own[place]:
-            raise ValueError("categories must be those that the site's schema gives")
 
 
 def _as_bytes(categories: Categories) -> Array:

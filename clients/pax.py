@@ -219,20 +219,16 @@ def _start_round(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Ar
     margins, labels, weights = rows
     pairs = gradients(objective, margins, labels, weights, loss_parameters(store))
     if request.subsample < 1:
-        pairs[~_draw_rows(site, request, pairs)] = 0
+        # Each row with probability subsample, as XGBoost does; rows without weight count not.
+        share = request.subsample
+        drawn: Array = site.random(request.seed, request.round_id, share).random(len(pairs)) < share
+        weighted = pairs.any(axis=(1, 2))
+        n_rows, n_drawn = int(np.sum(weighted)), int(np.sum(weighted & drawn))
+        if check_sample_size(site.config, n_rows, n_drawn) > n_drawn:
+            drawn[:] = True
+        pairs[~drawn] = 0
     store["gradients"] = terms.of_rows(np.ascontiguousarray(pairs.transpose(1, 0, 2)))
     return scores
-
-
-def _draw_rows(site: Site, request: GrowRequest, pairs: Array) -> Array:
-    """Each row with probability ``subsample``, as XGBoost does; rows without weight count not."""
-    share = request.subsample
-    drawn: Array = site.random(request.seed, request.round_id, share).random(len(pairs)) < share
-    weighted = pairs.any(axis=(1, 2))
-    n_rows, n_drawn = int(np.sum(weighted)), int(np.sum(weighted & drawn))
-    if check_sample_size(site.config, n_rows, n_drawn) > n_drawn:
-        drawn[:] = True
-    return drawn
 
 
 def _no_scores() -> dict[str, Array]:
@@ -272,13 +268,17 @@ def _check(site: Site, request: GrowRequest) -> None:
     n_splits = len(request.split_trees)
     at_root = request.level == 0
     store.facts["open"] = request.level, width if at_root else 2 * n_splits
+    known = roots_of(request.n_trees)
+    if request.level:
+        known = children_of(request.split_trees, request.split_lefts)
+    wanted = request.wanted_trees, request.wanted_nodes
     rules = {
         "n_trees": (n_trees == width, f"must be {width}"),
         "base_margin": (len(request.base_margin) == width, f"must be {width}, one an output"),
         "level": (at_root or request.level == level + 1, f"must be 0 or {level + 1}"),
         "split_nodes": (n_splits <= n_open, f"must be {n_open} at most"),
         "wanted_nodes": (
-            _may_be_wanted(request),
+            (len(request.wanted_nodes) > 0 and each_once_among(wanted, known)),
             "must be roots, or children of the splits, once, and one at least",
         ),
         "columns": (
@@ -300,15 +300,6 @@ def _check(site: Site, request: GrowRequest) -> None:
     for field, (holds, rule) in rules.items():
         if not np.all(holds):
             raise ProtocolError(site.name, "GrowRequest", field, rule)
-
-
-def _may_be_wanted(request: GrowRequest) -> bool:
-    """Whether some node is wanted, and each is there and wanted once."""
-    known = roots_of(request.n_trees)
-    if request.level:
-        known = children_of(request.split_trees, request.split_lefts)
-    wanted = request.wanted_trees, request.wanted_nodes
-    return len(request.wanted_nodes) > 0 and each_once_among(wanted, known)
 
 
 def _check_leaves(site: Site, request: GrowRequest) -> None:

@@ -94,11 +94,16 @@ def open_sums(site: Site, request: OpenRequest) -> Sums:
     store.facts[COUNT_BYTES] = request.count_bytes
     store.facts[MIN_CHILD_ROWS] = request.min_child_rows
     weights = whole_weights(store, bounds)
+    counts = [
+        np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=width)
+        for codes, width in zip(values.T, categories.tolist(), strict=True)
+        if width
+    ]
     return Sums(
         [
             label_sums(store, bounds),
             coded["unseen"],
-            _rows_by_category(values, categories),
+            np.concatenate([*counts, np.empty(0, dtype=np.int64)]).astype(np.int64),
             digit_counts(values, weights, prefixes, offsets, digit=0),
         ]
     )
@@ -151,16 +156,6 @@ def whole_weights(store: Store, bounds: Bounds) -> Whole:
     weights = store["train.weights"]
     exponent = bounds.exponent(0, store.facts[COUNT_BYTES])
     return np.maximum(to_whole(weights, exponent), weights > 0)
-
-
-def _rows_by_category(values: Array, categories: Array) -> Whole:
-    """Rows with each code, columns of categories one after the other."""
-    counts = [
-        np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=width)
-        for codes, width in zip(values.T, categories.tolist(), strict=True)
-        if width
-    ]
-    return np.concatenate([*counts, np.empty(0, dtype=np.int64)]).astype(np.int64)
 
 
 def _count_once(site: Site, request: OpenRequest | CountRequest, digit: int) -> None:

@@ -71,16 +71,6 @@ def join(site: Site, request: Request, roster: Roster) -> Bounds:
     check_threshold(site.config, len(roster.names), roster.threshold)
     know(site.config, site.store, roster.names, (roster.box_keys, roster.run_keys), request)
     bounds = Bounds(roster.n_rows, roster.heaviest, roster.largest)
-    _check_bounds(site, request, bounds)
-    site.store.facts[BOUNDS] = asdict(bounds)
-    site.store.facts[THRESHOLD] = roster.threshold
-    # Who was lost before the site went back stays so.
-    site.store.facts.setdefault(AMONG, sorted(roster.names))
-    return bounds
-
-
-def _check_bounds(site: Site, request: Request, bounds: Bounds) -> None:
-    """Hold that the site's rows are within what is said of all."""
     store = site.store
     n_rows = sum(len(store[f"{subset}.weights"]) for subset in SUBSETS)
     known = {
@@ -92,6 +82,11 @@ def _check_bounds(site: Site, request: Request, bounds: Bounds) -> None:
         if own > said:
             rule = f"must be >= {own}, that of {site.name}"
             raise ProtocolError(site.name, type(request).__name__, field, rule)
+    site.store.facts[BOUNDS] = asdict(bounds)
+    site.store.facts[THRESHOLD] = roster.threshold
+    # Who was lost before the site went back stays so.
+    site.store.facts.setdefault(AMONG, sorted(roster.names))
+    return bounds
 
 
 def _heaviest(store: Store) -> int:

@@ -103,16 +103,6 @@ def _choose(site: Site, sender: str, letter: Elements) -> Elements | Totals:
     if "n" not in store:
         raise ProtocolError(sender, "Elements", "letter", "must come after the structure")
     key = PublicKey.from_array(store["n"])
-    chosen = _checked_choice(site, sender, letter, key)
-    if site.name == chain(store)[-1]:
-        return _totals(site, letter, key, chosen)
-    workers = shared_workers()
-    kept = choose(key, letter.ciphertexts, chosen.ravel(), workers)
-    return Elements(letter.first_row, letter.n_rows, kept)
-
-
-def _checked_choice(site: Site, sender: str, letter: Elements, key: PublicKey) -> Bools:
-    """Which of a batch's elements the own splits leave, shape (n_rows, n_entries)."""
     n_rows, end = len(site.store["ids"]), letter.first_row + letter.n_rows
     if letter.first_row != site.store.facts["next_row"]:
         raise ProtocolError(sender, "Elements", "first_row", "must be the next batch's")
@@ -124,7 +114,11 @@ def _checked_choice(site: Site, sender: str, letter: Elements, key: PublicKey) -
         raise ProtocolError(sender, "Elements", "ciphertexts", rule)
     with blaming(sender, "Elements", "ciphertexts"):
         check_ciphertexts(key, letter.ciphertexts)
-    return chosen
+    if site.name == chain(store)[-1]:
+        return _totals(site, letter, key, chosen)
+    workers = shared_workers()
+    kept = choose(key, letter.ciphertexts, chosen.ravel(), workers)
+    return Elements(letter.first_row, letter.n_rows, kept)
 
 
 def _totals(site: Site, letter: Elements, key: PublicKey, chosen: Bools) -> Totals:

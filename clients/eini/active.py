@@ -103,9 +103,15 @@ def active_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply
         letters = _begin(site, request, plan)
     else:
         store.facts["n_steps"] += 1
-        _check_parts(site, mail, plan)
+        for name, letter in mail.all(Ready).items():
+            plan.part.check(name, letter.part)
+            site.store.facts.setdefault("ready", []).append(name)
         _take_totals(site, mail)
-        _check_none_is_late(site)
+        # Every batch is back that has had a step at each passive party, and one to return.
+        facts, passive = site.store.facts, chain(site.store)
+        n_due = max(0, facts["n_steps"] - len(passive)) * facts["batch_rows"]
+        if facts["n_back"] < min(n_due, facts["n_sent"]):
+            raise ProtocolError(passive[-1], "Totals", "letter", f"must reach {site.name} by now")
     batch = _next_batch(site, plan)
     if batch is not None:
         letters.append((chain(store)[0], batch))
@@ -130,7 +136,12 @@ def _begin(site: Site, request: StepRequest, plan: Plan) -> Letters:
     """Hold the trees against the guard, draw a key, tell the others."""
     store = site.store
     store.facts |= {"n_steps": 0, "n_batches": 0, "n_sent": 0, "n_back": 0}
-    _add_own_trees(store, plan)
+    # What the trees add that no passive party splits.
+    model, values = plan.part.model, store["values"]
+    sums = np.zeros((len(values), model.n_outputs))
+    for tree in sorted(set(range(len(plan.skeletons))) - set(plan.shared)):
+        sums += plan.terms_below(tree, 0, values)
+    store["sums"] = sums
     if not plan.shared:
         store.facts["n_back"] = store.facts["n_sent"] = len(store["ids"])
         return []
@@ -140,15 +151,6 @@ def _begin(site: Site, request: StepRequest, plan: Plan) -> Letters:
     batch_bytes = plan.n_entries * key.public.ciphertext_bytes
     store.facts["batch_rows"] = max(1, request.batch_rows or BATCH_BYTES // batch_bytes)
     return [(name, _structure(plan, key, name)) for name in chain(store)]
-
-
-def _add_own_trees(store: Store, plan: Plan) -> None:
-    """What the trees add that no passive party splits."""
-    model, values = plan.part.model, store["values"]
-    sums = np.zeros((len(values), model.n_outputs))
-    for tree in sorted(set(range(len(plan.skeletons))) - set(plan.shared)):
-        sums += plan.terms_below(tree, 0, values)
-    store["sums"] = sums
 
 
 def _key_for(site: Site, request: StepRequest, plan: Plan) -> PrivateKey:
@@ -229,13 +231,6 @@ def _next_batch(site: Site, plan: Plan) -> Elements | None:
     return Elements(first, last - first, encrypt(key, plaintexts, shared_workers()))
 
 
-def _check_parts(site: Site, mail: Mail, plan: Plan) -> None:
-    """Hold the others' parts of the model against those this one was trained with."""
-    for name, letter in mail.all(Ready).items():
-        plan.part.check(name, letter.part)
-        site.store.facts.setdefault("ready", []).append(name)
-
-
 def _take_totals(site: Site, mail: Mail) -> None:
     """Eq. 14: decrypt the sums that are back."""
     store, parties = site.store, chain(site.store)
@@ -251,14 +246,6 @@ def _take_totals(site: Site, mail: Mail) -> None:
         sums = np.array(store["sums"])
         sums[first:end] += _decrypted(store, sender, letter)
         store["sums"], store.facts["n_back"] = sums, end
-
-
-def _check_none_is_late(site: Site) -> None:
-    """Check that each batch is back that has had a step at every party and one to return."""
-    facts, passive = site.store.facts, chain(site.store)
-    n_due = max(0, facts["n_steps"] - len(passive)) * facts["batch_rows"]
-    if facts["n_back"] < min(n_due, facts["n_sent"]):
-        raise ProtocolError(passive[-1], "Totals", "letter", f"must reach {site.name} by now")
 
 
 def _decrypted(store: Store, sender: str, letter: Totals) -> Floats:

@@ -36,7 +36,7 @@ from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
-from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints, Rules
+from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints
 from fedapp.trees.forest.column_sums import Choices, NodeTotals, Sums, choose_cuts
 from fedapp.trees.forest.label_codes import RowFields
 from fedapp.trees.forest.levels import Splits, by_tree, inside_of, number, winners
@@ -56,22 +56,20 @@ def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
     layout = _layout(key.public, fields)
     store["key"], store["worth"] = key.to_array(), np.zeros((0, 3))
     weighted = store["row_weights"] > 0
-    _check_fits(int(weighted.sum()), key.public)
+    n_rows = int(weighted.sum())
+    most = (LARGEST_CONTENT - SPARE_BYTES) // key.public.ciphertext_bytes
+    if n_rows > most:
+        rule = (
+            f"rows must be <= {most} with labels=paillier and key-bits={key.public.bits}, got more"
+        )
+        way_out = "secureboost sends its rows in blocks, and labels=encoded sends none"
+        raise DataError(f"{rule}: they travel in one letter; {way_out}")
     plaintexts, workers = layout.pack(fields.numbers[weighted]), shared_workers()
     n_fields, bits = fields.numbers.shape[1], fields.bits
     told = key.public.to_array(), n_fields, bits, np.packbits(weighted)
     return [
         (name, EncryptedLabels(*told, encrypt(key, plaintexts, workers))) for name in site.others
     ]
-
-
-def _check_fits(n_rows: int, key: PublicKey) -> None:
-    """Hold that one letter has room for the rows, before they are encrypted."""
-    most = (LARGEST_CONTENT - SPARE_BYTES) // key.ciphertext_bytes
-    if n_rows > most:
-        rule = f"rows must be <= {most} with labels=paillier and key-bits={key.bits}, got more"
-        way_out = "secureboost sends its rows in blocks, and labels=encoded sends none"
-        raise DataError(f"{rule}: they travel in one letter; {way_out}")
 
 
 # A level
@@ -167,20 +165,13 @@ def _read_offers(
         listing, ciphertexts = _listing(site, mail, name, known)
         listings = [listing.of_nodes(*span) for span in spans]
         sums = _sums(store, name, ciphertexts, fields, listings, known)
-        found[name] = listing, _best_cuts(listings, sums, known, fields, rules_of(store))
+        rules = rules_of(store)
+        each = zip(listings, sums, known, strict=True)
+        found[name] = (
+            listing,
+            Choices.joined([(one[0], choose_cuts(*one, fields.units, rules)) for one in each]),
+        )
     return found
-
-
-def _best_cuts(
-    listings: list[Listing],
-    sums: list[Sums],
-    known: list[NodeTotals],
-    fields: RowFields,
-    rules: Rules,
-) -> Choices:
-    """Another party's best splits, tree by tree."""
-    each = zip(listings, sums, known, strict=True)
-    return Choices.joined([(one[0], choose_cuts(*one, fields.units, rules)) for one in each])
 
 
 def _totals(store: Store, fields: RowFields, tree: int, nodes: Places) -> NodeTotals:

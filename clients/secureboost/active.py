@@ -102,7 +102,9 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
         metrics.check_metrics(request.objective, request.eval_metrics)
     store.facts["eval_metrics"] = list(request.eval_metrics)
     width = _code_labels(site, request)
-    _bin_columns(store, request.max_bin)
+    cuts = keep_cuts(store, request.max_bin, code_categories(store))
+    train = np.asarray(store["values"][: store.facts["n_train"]])
+    store["codes"], store.facts["missing_code"] = digitise(train, cuts)
     begin_lookup(site)
     wanted_of(site, request)  # refuses what it cannot read before anything is sent
     n_train = store.facts["n_train"]
@@ -220,13 +222,6 @@ def _starts(store: Store, objective: Objective, mean: Array) -> Array:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return store["base_margins"][:, None]
-
-
-def _bin_columns(store: Store, max_bin: int) -> None:
-    """Cuts of the training rows, and the bin of each value."""
-    cuts = keep_cuts(store, max_bin, code_categories(store))
-    train = np.asarray(store["values"][: store.facts["n_train"]])
-    store["codes"], store.facts["missing_code"] = digitise(train, cuts)
 
 
 def _meet(site: Site, mail: Mail) -> None:

@@ -195,24 +195,21 @@ def choose(
     missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
     own = np.arange(len(joint.widths[name]))
     places = {party: view.drawn(party) for party in sums} | {name: own}
-    found = sums | {name: _own_sums(view.store, growth, own, view.n_train)}
+    found = sums | {
+        name: build_all_histograms(
+            view.store["codes"],
+            view.store.facts["missing_code"],
+            own,
+            np.diff(view.store["offsets"]),
+            view.store["gradients"],
+            view.store["nodes"][:, : view.n_train],
+            *growth.wanted_pairs.T,
+        )
+    }
     for party, (histogram, counts) in found.items():
         histograms[:, joint.bins(party, places[party])] = histogram
         missing[:, places[party] + joint.firsts[party]] = counts
     return growth.split(histograms, missing)
-
-
-def _own_sums(store: Store, growth: Growth, columns: Ints, n_train: int) -> tuple[Histogram, Array]:
-    """Sums over the own columns, of the wanted nodes in their order."""
-    return build_all_histograms(
-        store["codes"],
-        store.facts["missing_code"],
-        columns,
-        np.diff(store["offsets"]),
-        store["gradients"],
-        store["nodes"][:, :n_train],
-        *growth.wanted_pairs.T,
-    )
 
 
 def read_party_sums(view: View, mail: Mail, party: str, growth: Growth) -> tuple[Histogram, Array]:
@@ -226,32 +223,25 @@ def read_party_sums(view: View, mail: Mail, party: str, growth: Growth) -> tuple
         raise ProtocolError(party, "EncryptedSums", "missing", rule)
     n_bins = int(view.joint.widths[party][columns].sum())
     with blaming(party, "EncryptedSums", "ciphertexts"):
-        return _decrypt(view, letter.ciphertexts, wanted, n_bins, growth.level), letter.missing
-
-
-def _decrypt(
-    view: View, ciphertexts: Array, wanted: npt.NDArray[np.int32], n_bins: int, level: int
-) -> Histogram:
-    """Histograms of the wanted nodes, from the jobs of ``sum_jobs``."""
-    key, layouts = view.key, view.layouts
-    first, second = view.store.facts["scale"]
-    scale = FixedPoint((first, second))
-    firsts = np.cumsum([0, *(layout.n_outputs for layout in layouts)]).tolist()
-    jobs = list(sum_jobs(layouts, level, *wanted.T)) if n_bins else []
-    due = sum(layouts[group].n_plaintexts(len(nodes) * n_bins) for group, _, nodes in jobs)
-    if len(ciphertexts) != due:
-        raise ValueError(f"ciphertexts must be {due}, got {len(ciphertexts)}")
-    histograms, taken = np.zeros((len(wanted), n_bins, 2)), 0
-    for group, tree, nodes in jobs:
-        layout, n_sums = layouts[group], len(nodes) * n_bins
-        own = ciphertexts[taken : taken + layout.n_plaintexts(n_sums)]
-        taken += layout.n_plaintexts(n_sums)
-        sums = read_sums(key, own, layout, scale, n_sums, shared_workers())
-        # At the root one job is for all trees of the group.
-        for member in (tree,) if level else range(firsts[group], firsts[group + 1]):
-            found = sums[:, member - firsts[group]].reshape(len(nodes), n_bins, 2)
-            histograms[wanted[:, 0] == member] = found
-    return histograms
+        key, layouts = view.key, view.layouts
+        first, second = view.store.facts["scale"]
+        scale = FixedPoint((first, second))
+        firsts = np.cumsum([0, *(layout.n_outputs for layout in layouts)]).tolist()
+        jobs = list(sum_jobs(layouts, growth.level, *wanted.T)) if n_bins else []
+        due = sum(layouts[group].n_plaintexts(len(nodes) * n_bins) for group, _, nodes in jobs)
+        if len(letter.ciphertexts) != due:
+            raise ValueError(f"ciphertexts must be {due}, got {len(letter.ciphertexts)}")
+        histograms, taken = np.zeros((len(wanted), n_bins, 2)), 0
+        for group, tree, nodes in jobs:
+            layout, n_sums = layouts[group], len(nodes) * n_bins
+            own = letter.ciphertexts[taken : taken + layout.n_plaintexts(n_sums)]
+            taken += layout.n_plaintexts(n_sums)
+            sums = read_sums(key, own, layout, scale, n_sums, shared_workers())
+            # At the root one job is for all trees of the group.
+            for member in (tree,) if growth.level else range(firsts[group], firsts[group + 1]):
+                found = sums[:, member - firsts[group]].reshape(len(nodes), n_bins, 2)
+                histograms[wanted[:, 0] == member] = found
+        return histograms, letter.missing
 
 
 def tell_splits(view: View, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
