@@ -21,8 +21,7 @@ from fedapp.config import parse_overrides
 from fedapp.engines import SIMULATED
 from fedapp.home import shown
 from fedapp.report.progress import kept_text
-from fedapp.report.summary import print_warning
-from fedapp.run_folder import RunFolder
+from fedapp.report.summary import print_summary, print_warning, read_run
 from fedapp.session import Training
 
 NOTHING_SAVED = "nothing was saved yet; the same command begins anew"
@@ -53,7 +52,7 @@ def run(
         training.given = parse_overrides(config or [])
         folder = training.carry_out()
     if folder:
-        _show(folder)
+        print_summary(read_run(folder.path).summary, console, folder.path)
 
 
 def _cross_validate(
@@ -101,10 +100,3 @@ def what_now(training: Training) -> str:
     kept = folder.kept
     saved = f"saved up to {kept_text(kept)} in {where}" if kept else "nothing was saved yet"
     return f"{saved}; to resume:\n  {shlex.join(words)}"
-
-
-def _show(folder: RunFolder) -> None:
-    """Print a run's summary and where it lies."""
-    from fedapp.report.summary import print_summary, read_run
-
-    print_summary(read_run(folder.path).summary, console, folder.path)

@@ -292,7 +292,13 @@ def _machine(folder: Path) -> Machine:
     """This machine, with a new folder on it."""
     programs = str(Path(sys.executable).parent)
     _check(PLAIN, programs, "letters, digits and _/.+,@-", "path")
-    return Machine(str(_new(folder)), programs)
+    folder = folder.expanduser().resolve()
+    _check(PLAIN, str(folder), "letters, digits and _/.+,@-", "path")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if any(folder.iterdir()):
+        raise ConfigError(f"{folder} must be an empty folder or a new one")
+    folder.chmod(0o700)
+    return Machine(str(folder), programs)
 
 
 def _check_target(target: str, name: str) -> None:
@@ -315,17 +321,6 @@ def _existing(path: str) -> str:
         raise ConfigError(f"{path} must be a file")
     _check(PLAIN, str(found), "letters, digits and _/.+,@-", "path")
     return str(found)
-
-
-def _new(folder: Path) -> Path:
-    """A folder for its owner alone, absolute; made, or empty."""
-    folder = folder.expanduser().resolve()
-    _check(PLAIN, str(folder), "letters, digits and _/.+,@-", "path")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if any(folder.iterdir()):
-        raise ConfigError(f"{folder} must be an empty folder or a new one")
-    folder.chmod(0o700)
-    return folder
 
 
 def _write_texts(folder: Path, texts: Texts) -> None:

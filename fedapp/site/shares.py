@@ -120,7 +120,15 @@ def unmask(name: str, store: Store, request: UnmaskRequest) -> UnmaskReply:
     pending = store.facts.pop(PENDING)
     among, threshold = pending["among"], store.facts[THRESHOLD]
     names = _checked(name, threshold, request.names, among, pending["follows"])
-    _hold_summed(name, store, pending["number"], pending["asked"], names)
+    # The same is summed for the same parties only.
+    number, asked = pending["number"], pending["asked"]
+    summed = store.facts.get(SUMMED, [])
+    for _, before, of_whom in summed:
+        if before == asked and of_whom != names:
+            back = ", ".join(sorted(set(of_whom) - set(names)))
+            rule = f"must have {back}, with whom this was summed before the run was resumed"
+            raise ProtocolError(name, "UnmaskRequest", "names", rule)
+    store.facts[SUMMED] = [*summed, [number, asked, names]]
     if len(request.sealed) != len(names) - 1:
         raise ProtocolError(name, "UnmaskRequest", "sealed", f"must be {len(names) - 1} shares")
     shares = {name: bytes.fromhex(pending["own"])}
@@ -178,17 +186,6 @@ def _checked(
         if not holds:
             raise ProtocolError(name, "sum", "names", f"{rule}, got {', '.join(found)}")
     return found
-
-
-def _hold_summed(name: str, store: Store, number: int, asked: str, names: list[str]) -> None:
-    """The same is summed for the same parties alone."""
-    summed = store.facts.get(SUMMED, [])
-    for _, before, of_whom in summed:
-        if before == asked and of_whom != names:
-            back = ", ".join(sorted(set(of_whom) - set(names)))
-            rule = f"must have {back}, with whom this was summed before the run was resumed"
-            raise ProtocolError(name, "UnmaskRequest", "names", rule)
-    store.facts[SUMMED] = [*summed, [number, asked, names]]
 
 
 def _opened(sender: str, receiver: str, box: bytes, sealed: Array) -> bytes:

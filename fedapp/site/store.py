@@ -240,7 +240,9 @@ class Store:
         is_first = not self.step
         for name, array in self._changed.items():
             self._drop_stored(name)
-            self._unwritten[name] = _unchangeable(array)
+            found = np.asarray(array, order="C").view()
+            found.flags.writeable = False
+            self._unwritten[name] = found
         self.step, self.attempt = step, attempt
         self._changed.clear()
         if is_first or self.finished or not self.live:
@@ -249,7 +251,10 @@ class Store:
     def write(self) -> None:
         """Write what was committed."""
         for name, array in self._unwritten.items():
-            self._forms[name] = [_described(array.dtype), array.shape]
+            assert not array.dtype.hasobject
+            found = array.dtype.descr if array.dtype.names else array.dtype.str
+            assert _dtype_of(found) == array.dtype
+            self._forms[name] = [found, array.shape]
             if array.nbytes <= SMALL:
                 self._small[name] = array.tobytes().hex()
             else:
@@ -313,23 +318,8 @@ class Store:
                 drop_file(path)
 
 
-def _unchangeable(array: Array) -> Array:
-    """An array as it would be read from a file."""
-    found = np.asarray(array, order="C").view()
-    found.flags.writeable = False
-    return found
-
-
-def _described(dtype: np.dtype[Any]) -> str | list[Any]:
-    """A dtype as JSON can hold it."""
-    assert not dtype.hasobject
-    found = dtype.descr if dtype.names else dtype.str
-    assert _dtype_of(found) == dtype
-    return found
-
-
 def _dtype_of(described: str | list[Any]) -> np.dtype[Any]:
-    """Undo ``_described``."""
+    """A dtype from its form in JSON."""
     if isinstance(described, str):
         return np.dtype(described)
     return np.dtype([(name, code) for name, code in described])

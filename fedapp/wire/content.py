@@ -49,7 +49,7 @@ def take_apart(message: Message, party: str, parcels: Iterable[Parcel] = ()) -> 
         values |= {name: getattr(packed, name) for name in Parcels.forms}
     _check(kind, values, party)
     forms = _forms(kind)
-    arrays = {name: values.pop(name) for name, (_, form) in forms.items() if _is_array(form)}
+    arrays = {name: values.pop(name) for name, (_, form) in forms.items() if isinstance(form, Form)}
     scalars = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
     return Content(kind.__name__, scalars, arrays)
 
@@ -106,10 +106,6 @@ def without_parcels(content: Content) -> Content:
 def _forms(kind: type[Message]) -> Mapping[str, tuple[Any, Form | Range | None]]:
     """Of the fields, and of the parcels beside them."""
     return {**kind.forms, **Parcels.forms} if kind.carries_letters else kind.forms
-
-
-def _is_array(form: Form | Range | None) -> bool:
-    return isinstance(form, Form)
 
 
 def _check(kind: type[Message], values: Mapping[str, Any], party: str) -> None:
