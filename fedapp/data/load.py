@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
@@ -25,17 +26,13 @@ import pyarrow.parquet
 from fedapp.data.build import build_table
 from fedapp.data.csv_frame import TOO_LONG, csv_text, read_csv
 from fedapp.data.faults import not_utf8, ragged
-from fedapp.data.label_column import label_values
-from fedapp.data.places import (
-    BLOCK_BYTES,
-    TextFile,
-    is_utf8,
-)
+from fedapp.data.places import BLOCK_BYTES, TextFile, is_number, is_utf8, quoted
 from fedapp.data.registry import REGISTRY
 from fedapp.data.schema import (
     NO_ROLES,
     PACKINGS,
     PLAIN,
+    Declared,
     Reader,
     Roles,
     listed,
@@ -43,7 +40,15 @@ from fedapp.data.schema import (
 )
 from fedapp.data.table import Table
 from fedapp.data.typed import (
+    POINTS_WAY,
+    THOUSANDS,
+    as_texts,
+    goes_by_text,
+    has_thousands_alone,
+    holds_numbers,
+    is_text,
     values_of,
+    with_point,
     without,
 )
 from fedapp.errors import DataError
@@ -197,7 +202,7 @@ def _with_roles(frame: Any, roles: Roles, reader: Reader, is_written: bool) -> A
             declared, at = reader.of_feature(name), frame.column_names.index(name)
             field, column = name, values_of(frame[name])
             if name == roles.label:
-                field, column = label_values(column, reader, declared, is_written)
+                field, column = _label_values(column, reader, declared, is_written)
             absent = (*reader.missing, *declared.missing)
             frame = frame.set_column(at, field, without(column, absent, reader.decimal))
     return frame
@@ -268,3 +273,41 @@ def _place_of_fault(path: Path, format: str, reader: Reader) -> str:
     except CANNOT_READ:
         return ""
     return ragged(path.name, rows) if rows else ""
+
+
+def _label_values(
+    column: Any, reader: Reader, declared: Declared, is_written: bool
+) -> tuple[Any, Any]:
+    """The field and values of labels: names or, where a file writes text, numbers if all are."""
+    name, decimal = declared.rename or declared.name, reader.decimal
+    is_parsed = is_written or goes_by_text(column.type, declared)
+    if not is_parsed and not (reader.missing and is_text(column.type)):
+        return name, column
+    texts, _ = as_texts(column, declared, reader.missing, decimal)
+    if declared.type == "category" or not is_parsed:
+        return name, texts
+    if decimal != "." and not holds_numbers(column.type):
+        values = pc.unique(texts).drop_null().to_pylist()
+        others = [value for value in values if not is_number(value, decimal)]
+        if not others:
+            metadata = {THOUSANDS: b""} if has_thousands_alone(values) else None
+            field = pa.field(name, pa.float64(), metadata=metadata)
+            return field, with_point(texts, decimal).cast(pa.float64())
+        if all(map(is_number, others)) and not all(value.endswith(".") for value in values):
+            rule = "label column {} must have decimal commas (decimal=,), got decimal points"
+            here = f"{rule.format(listed([name]))}, as {quoted(others[0])}: {POINTS_WAY}"
+            raise DataError.naming(f"{rule}: {POINTS_WAY}", listed([name]), here=here)
+    return name, _parsed(texts)
+
+
+def _parsed(texts: Any) -> Any:
+    """Text as float64 where every value is a number or a boolean; else as it is."""
+    # "1." and "2." are names of classes, "1." and "2.5" are numbers.
+    if pc.all(pc.ends_with(texts, pattern=".")).as_py():
+        return texts
+    for type in (pa.float64(), pa.bool_()):
+        try:
+            return texts.cast(type).cast(pa.float64())
+        except pa.ArrowInvalid:
+            continue
+    return texts
