@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from fedapp.report import comparison_plots, curve_plots, plots
-from fedapp.report.matrix import confusion_table
+from fedapp.report.model import confusion_table
 
 
 def texts(svg: str) -> list[str]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from fedapp.commands.common import (
     ENGINES,
@@ -20,8 +23,15 @@ from fedapp.commands.common import (
 from fedapp.config import parse_overrides
 from fedapp.engines import SIMULATED
 from fedapp.home import shown
+from fedapp.metrics import AT_THRESHOLD
 from fedapp.report.progress import kept_text
-from fedapp.report.summary import print_summary, print_warning, read_run
+from fedapp.report.summary import (
+    print_summary,
+    print_warning,
+    read_run,
+    score_names,
+    score_text,
+)
 from fedapp.session import Training
 
 NOTHING_SAVED = "nothing was saved yet; the same command begins anew"
@@ -60,7 +70,6 @@ def _cross_validate(
 ) -> None:
     """Run each fold, and print the means."""
     from fedapp.folds import SUMMARY
-    from fedapp.report.folds import fold_table
     from simulations.folds import CrossValidation
     from simulations.kept import other_code
 
@@ -77,10 +86,25 @@ def _cross_validate(
         all_folds.given = folded(parse_overrides(config or []), folds)
         folder = all_folds.carry_out()
     summary = folder.path / SUMMARY
-    console.print(fold_table(json.loads(summary.read_text())))
+    console.print(_fold_table(json.loads(summary.read_text())))
     console.print(f"mean ± standard deviation over {folds} folds: {shown(summary)}", soft_wrap=True)
     if told := other_code(folder.path):
         print_warning(console, told)
+
+
+def _fold_table(found: Mapping[str, Any]) -> Table:
+    """Mean and standard deviation over the folds: a line a score, a column a model and its rows."""
+    scores = {name: line for name, line in found["scores"].items() if line}
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("score", no_wrap=True)
+    for place, name in enumerate(scores):
+        table.add_column(escape(name), justify="right", style=None if place else "bold")
+    for name in score_names(list(scores.values())):
+        if name not in AT_THRESHOLD:
+            spreads = [line.get(name, {}) for line in scores.values()]
+            texts = [(score_text(each.get("mean")), score_text(each.get("sd"))) for each in spreads]
+            table.add_row(name, *(f"{mean} ± {sd}" for mean, sd in texts))
+    return table
 
 
 def what_now(training: Training) -> str:
