@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties
+from fedapp.conversation import Check, Checkpoint, Conversation, ModelFiles, Parties, ask
 from fedapp.data.partition import WATCHED
 from fedapp.linear import (
     ARRAYS,
@@ -38,6 +38,7 @@ from fedapp.linear import (
 from fedapp.messages.fedavg_linear import (
     AverageReply,
     AverageRequest,
+    MomentsReply,
     MomentsRequest,
     ScoreRequest,
     check_average,
@@ -48,13 +49,13 @@ from fedapp.messages.scoring import EvaluateReply
 from fedapp.run_folder import RunFolder
 from fedapp.trees.base_score import base_margin
 from strategies.base import Summary
-from strategies.fedavg_linear_plain import Averages, PlainAverages
 from strategies.fedavg_linear_secure import MaskedAverages
-from strategies.horizontal import HorizontalStrategy, mean_label
+from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
 from strategies.scoring import (
     FINAL_BINS,
     ROUND_BINS,
     History,
+    ask_to_score,
     check_scores,
     label_spread,
     score_summary,
@@ -80,6 +81,75 @@ class FedAvgLinearSettings(Section):
     batch_size: Annotated[int, Field(ge=1, lt=2**31)]
     l2: Annotated[float, Field(ge=0)]
     aggregation: Literal["plain", "secure"]
+
+
+class Averages(Protocol):
+    """How what is averaged comes about: replies by whose they are."""
+
+    def begin(
+        self,
+        parties: Parties[HelloReply],
+        table: CommonTable,
+        request: MomentsRequest,
+        check: Check,
+    ) -> Conversation[dict[str, MomentsReply]]:
+        """Sums of the labels, moments of the inputs."""
+
+    def train(
+        self, parties: Parties[HelloReply], request: AverageRequest, check: Check
+    ) -> Conversation[dict[str, AverageReply]]:
+        """Have all parties score the model, and train on from it."""
+
+    def score(
+        self, parties: Parties[HelloReply], request: ScoreRequest, check: Check
+    ) -> Conversation[dict[str, EvaluateReply]]:
+        """Have all parties score the finished model."""
+
+    def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
+        """Meet again after ``restore``."""
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Undo ``facts``."""
+
+
+class PlainAverages:
+    """Each party's own come to the server."""
+
+    def begin(
+        self,
+        parties: Parties[HelloReply],
+        table: CommonTable,
+        request: MomentsRequest,
+        check: Check,
+    ) -> Conversation[dict[str, MomentsReply]]:
+        """In one exchange."""
+        return (yield from ask(parties.all(request), MomentsReply, check))
+
+    def train(
+        self, parties: Parties[HelloReply], request: AverageRequest, check: Check
+    ) -> Conversation[dict[str, AverageReply]]:
+        """Each from the same model."""
+        return (yield from ask(parties.all(request), AverageReply, check))
+
+    def score(
+        self, parties: Parties[HelloReply], request: ScoreRequest, check: Check
+    ) -> Conversation[dict[str, EvaluateReply]]:
+        """Each for itself."""
+        return (yield from ask_to_score(parties, request, check))
+
+    def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
+        """Nothing to be said."""
+        yield from ()
+
+    def facts(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Nothing to be undone."""
 
 
 class FedAvgLinear(HorizontalStrategy):

@@ -258,14 +258,14 @@ GUARDS = (
     ),
     Guard(
         "squares of inputs are summed around one mean after the other",
-        "clients/fedavg_linear_sums.py",
+        "clients/fedavg_linear.py",
         "if MEANS_TOLD in store.facts:",
         "if False:",
         "tests/test_fedavg_linear_secure.py",
     ),
     Guard(
         "a party's model is multiplied until its sum no longer fits",
-        "clients/fedavg_linear_sums.py",
+        "clients/fedavg_linear.py",
         "if most < 0 or weight > 2**most:",
         "if False:",
         "tests/test_fedavg_linear_secure.py",
