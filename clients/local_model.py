@@ -48,7 +48,9 @@ def warn_if_worse(
     def truth(of: Array) -> Array:
         return of[:, None] if width == 1 else one_hot(of, np.empty((0, width), np.float32))
 
-    mean = margins_of(name, np.average(truth(labels), axis=0, weights=weights)[None])
+    mean = margins_of(
+        name, np.average(truth(labels).astype(np.float64), axis=0, weights=weights)[None]
+    )
     starts = [np.tile(mean, (n_rows, 1)) for n_rows in rows]
     given = PARAMETERS, (values, labels, weights), starts[0], ROUNDS, widths, loss
     grown = grow_trees(name, width, *given)

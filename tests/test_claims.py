@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -12,9 +13,12 @@ import pytest
 
 from clients import labels as coding
 from clients import pax as party
+from clients.local_model import warn_if_worse
 from fedapp.messages.pax import GrowReply, GrowRequest
 from fedapp.report.summary import worse_than_alone
 from fedapp.site.answer import Site
+from fedapp.site.config import SiteConfig
+from fedapp.site.store import Store
 from simulations.local import run_local
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.network import die, resumed, run
@@ -218,6 +222,18 @@ def flipped(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def warned(caplog: pytest.LogCaptureFixture) -> int:
     return sum("the federated model's mean squared error" in text for text in caplog.messages)
+
+
+def test_a_site_whose_training_rows_are_of_one_class_is_warned_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(SiteConfig("bank", "bank.csv"), Store(tmp_path))
+    site.store["categories"] = np.frombuffer(b"[]", np.uint8)
+    ones = np.ones(20, np.float32)
+    rows = np.arange(40, dtype=np.float32).reshape(20, 2), ones, ones
+    with caplog.at_level(logging.WARNING, "fedapp.site"):
+        warn_if_worse(site, "binary:logistic", -ones[:, None], rows, rows)
+    assert warned(caplog) == 1
 
 
 @pytest.mark.parametrize("more", [{}, {"pax__aggregation": "secure"}, {"strategy": "bagging"}])
