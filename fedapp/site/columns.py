@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +19,7 @@ from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.errors import DataError
 from fedapp.site.config import SiteConfig
-from fedapp.site.rows import MOST_TABLES, file_version, read_table
+from fedapp.site.rows import read_once, read_table
 
 Rows = npt.NDArray[np.int64]
 ORDER_BYTES = 16
@@ -95,22 +92,12 @@ def read_rows_to_predict(
     if config.frame is not None:
         table = columns_of_frame(config.frame, columns, roles, config.reader, categories)
     elif config.simulated:
-        with _READING:
-            how = tuple(columns), roles, foreign, config.reader, categories
-            table = _read_once(file_version(data), data, *how)
+        how = tuple(columns), roles, foreign, config.reader, categories
+        table = read_once(read_columns_of, data, *how)
     else:
         table = read_columns_of(data, columns, roles, foreign, config.reader, categories)
     table = in_codes_of(table, categories)
     return table if with_labels else replace(table, labels=None, weights=None)
-
-
-_READING = threading.Lock()
-
-
-@lru_cache(MOST_TABLES)
-def _read_once(version: tuple[int, int], data: str, *how: Any) -> Table:
-    """A simulated party's table to predict, read once while its file stays so."""
-    return read_columns_of(data, *how)
 
 
 def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np.str_]:

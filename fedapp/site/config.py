@@ -112,15 +112,8 @@ class SiteConfig:
     @property
     def roles(self) -> Roles:
         """Columns that are not features."""
-        return Roles(
-            self.label,
-            self.id_column,
-            self.weight,
-            self.group,
-            self.dropped,
-            self.base_margin,
-            self.drops_unlabelled,
-        )
+        named = self.label, self.id_column, self.weight, self.group
+        return Roles(*named, self.dropped, self.base_margin, self.drops_unlabelled)
 
     @property
     def group(self) -> str:
@@ -172,21 +165,10 @@ def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfi
     sources = party_sources(str(run["data"]), n_shares)
     if sources:
         name = list(sources)[share]
-        return SiteConfig(
-            name,
-            simulated=True,
-            share=share,
-            n_shares=n_shares,
-            least_bin_rows=whole(run, "least-bin-rows", 0),
-            **table_settings({**run, "data": sources[name]}, is_shared=True),
-        )
-    return SiteConfig(
-        party_name(share, n_shares),
-        simulated=True,
-        partition=str(run["partition"]),
-        columns=str(run["columns"]),
-        share=share,
-        n_shares=n_shares,
-        least_bin_rows=whole(run, "least-bin-rows", 0),
-        **table_settings(run),
-    )
+        given = table_settings({**run, "data": sources[name]}, is_shared=True)
+    else:
+        name, given = party_name(share, n_shares), table_settings(run)
+        given |= {"partition": str(run["partition"]), "columns": str(run["columns"])}
+    given |= {"share": share, "n_shares": n_shares}
+    given |= {"least_bin_rows": whole(run, "least-bin-rows", 0)}
+    return SiteConfig(name, simulated=True, **given)

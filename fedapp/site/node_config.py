@@ -21,26 +21,6 @@ Value = bool | int | float | str
 PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # Flower's own
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 BUNDLE = re.compile(r"[0-9a-f]{64}")
-# What a node config may say. A word misspelled is refused: it could be the site's policy.
-NODE_KEYS = (
-    *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
-    *("schema", "header", "decimal", "encoding", "positive-label"),
-    *("base-margin", "missing-label"),
-    *("share-column-names", "share-categories", "allow-export", "trusted", "allow", "min-rows"),
-    *("encrypted-labels", "allow-insecure", "app", "full-masks", "least-parties"),
-    *(
-        "min-bin-rows",
-        "least-bin-rows",
-        "min-child-rows",
-        "most-bins",
-        "score-bins",
-        "align-most-rows",
-        "most-columns",
-    ),
-    *("monotone-constraints", "interaction-constraints"),
-    *("runs-per-day", "approve", "run-epsilon", "total-epsilon", "draws-secret"),
-    *("partition-id", "num-partitions"),
-)
 # A site's own limits, far above what ordinary runs ask for.
 LIMITS = {
     "most-bins": 1024,
@@ -51,6 +31,18 @@ LIMITS = {
 }
 # Smallest values that it takes; 0 takes all.
 FLOORS = {"min-child-rows": 0}
+# What a node config may say. A word misspelled is refused: it could be the site's policy.
+NODE_KEYS = (
+    *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
+    *("schema", "header", "decimal", "encoding", "positive-label"),
+    *("base-margin", "missing-label"),
+    *("share-column-names", "share-categories", "allow-export", "trusted", "allow", "min-rows"),
+    *("encrypted-labels", "allow-insecure", "app", "full-masks", "least-parties"),
+    *("min-bin-rows", "least-bin-rows", *FLOORS, *LIMITS),
+    *("monotone-constraints", "interaction-constraints"),
+    *("approve", "run-epsilon", "total-epsilon", "draws-secret"),
+    *("partition-id", "num-partitions"),
+)
 # Where a site has min-rows, single rows do not show in its scores either.
 MIN_BIN_ROWS = 10
 # Parties of a masked sum: where a node config says nothing, and the fewest it may say.
@@ -69,13 +61,15 @@ def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict
     file = str(config.get("schema", ""))
     schema = read_schema(Path(file)) if file else Schema()
     roles, dropped = schema.roles(), str(config.get("drop-columns", "")).split(",")
+    unlabelled = str(config.get("missing-label", "")) or "refuse"
     return {
         "data": str(config["data"]),
         "label": str(config.get("label", "")) or roles.label,
         "id_column": str(config.get("id", "")) or roles.id_column,
         "weight": str(config.get("weight", "")) or roles.weight,
         "base_margin": str(config.get("base-margin", "")) or roles.base_margin,
-        "drops_unlabelled": _drops_unlabelled(config) or roles.drop_unlabelled,
+        "drops_unlabelled": _one_of("missing-label", unlabelled, "refuse", "drop") == "drop"
+        or roles.drop_unlabelled,
         "dropped": tuple(
             dict.fromkeys((*roles.drop, *(name.strip() for name in dropped if name.strip())))
         ),
@@ -160,7 +154,7 @@ def policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "least_parties": _least_parties(node),
         "run_epsilon": run or total,
         "total_epsilon": total or run,
-        "asks": _asks(str(node.get("approve", "all"))),
+        "asks": _one_of("approve", str(node.get("approve", "all")), "ask", "all") == "ask",
         "encrypts_labels": _is_true(node, "encrypted-labels"),
         "allows_insecure": _is_true(node, "allow-insecure"),
         "bundles": _bundles(str(node.get("app", ""))),
@@ -173,12 +167,7 @@ def policy(node: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def _constraints(node: Mapping[str, Value]) -> dict[str, str]:
-    """Constraints of columns, as texts of their form.
-
-    Raises
-    ------
-    ConfigError : a text is of another form.
-    """
+    """Constraints of columns, as texts of their form."""
     monotone = str(node.get("monotone-constraints", ""))
     interactions = str(node.get("interaction-constraints", ""))
     try:
@@ -190,12 +179,7 @@ def _constraints(node: Mapping[str, Value]) -> dict[str, str]:
 
 
 def _draws_secret(node: Mapping[str, Value]) -> str:
-    """A text that cannot be guessed, or NO_SECRET; empty where nothing is said.
-
-    Raises
-    ------
-    ConfigError : it is too short.
-    """
+    """A text that cannot be guessed, or NO_SECRET; empty where nothing is said."""
     found = str(node.get("draws-secret", ""))
     if "draws-secret" in node and len(found) < SHORTEST_SECRET and found != NO_SECRET:
         rule = f"must have {SHORTEST_SECRET} characters or more, or be {NO_SECRET} or absent"
@@ -204,23 +188,18 @@ def _draws_secret(node: Mapping[str, Value]) -> str:
 
 
 def _bundles(text: str) -> frozenset[str]:
-    """Hashes, separated by commas or blanks.
-
-    Raises
-    ------
-    ConfigError : one is no SHA-256.
-    """
+    """Hashes, separated by commas or blanks."""
     found = text.replace(",", " ").split()
     if not all(BUNDLE.fullmatch(one) for one in found):
         raise ConfigError(f"app must be hashes of 64 hex digits (fedapp app hash), got {text!r}")
     return frozenset(found)
 
 
-def _asks(text: str) -> bool:
-    """``ask`` or ``all``."""
-    if text not in ("ask", "all"):
-        raise ConfigError(f"approve must be ask or all, got {text!r}")
-    return text == "ask"
+def _one_of(key: str, text: str, *words: str) -> str:
+    """One of two words."""
+    if text not in words:
+        raise ConfigError(f"{key} must be {' or '.join(words)}, got {text!r}")
+    return text
 
 
 def whole(node: Mapping[str, Value], key: str, default: int) -> int:
@@ -243,26 +222,8 @@ def _not_negative(node: Mapping[str, Value], key: str) -> float:
     return number
 
 
-def _drops_unlabelled(config: Mapping[str, Value]) -> bool:
-    """What becomes of rows without a label: ``refuse``, or ``drop``.
-
-    Raises
-    ------
-    ConfigError : it is another word.
-    """
-    said = str(config.get("missing-label", "")) or "refuse"
-    if said not in ("refuse", "drop"):
-        raise ConfigError(f"missing-label must be refuse or drop, got {said!r}")
-    return said == "drop"
-
-
 def _least_parties(node: Mapping[str, Value]) -> int:
-    """Parties of a sum; 0 where nothing is said.
-
-    Raises
-    ------
-    ConfigError : one party is no sum.
-    """
+    """Parties of a sum; 0 where nothing is said."""
     found = whole(node, "least-parties", 0)
     if "least-parties" in node and found < FEWEST_IN_SUMS:
         raise ConfigError(f"least-parties must be >= {FEWEST_IN_SUMS}, got {found}")
@@ -278,12 +239,7 @@ def _is_true(config: Mapping[str, Value], key: str, default: bool = False) -> bo
 
 
 def _trusted(text: str) -> dict[str, str]:
-    """``bank:a1b2...,shop:c3d4...`` by name.
-
-    Raises
-    ------
-    ConfigError : a part is no name and fingerprint.
-    """
+    """``bank:a1b2...,shop:c3d4...`` by name."""
     parts = [part.partition(":") for part in text.split(",") if part.strip()]
     return dict(pinned_key(name.strip(), key, "trusted") for name, _, key in parts)
 

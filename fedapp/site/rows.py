@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import SUBSETS, Holdout, partition_rows
-from fedapp.data.schema import Reader, Roles
 from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig
 
@@ -84,24 +85,22 @@ def read_table(config: SiteConfig) -> Table:
     DataError : the table breaks a rule.
     ConfigError : there is no such table.
     """
-    roles = config.roles
-    if not config.simulated:
-        return read_source(config.data, roles, config.reader)
-    with _READING:
-        return _read_once(file_version(config.data), config.data, roles, config.reader)
+    how = config.data, config.roles, config.reader
+    return read_once(read_source, *how) if config.simulated else read_source(*how)
 
 
 _READING = threading.Lock()
-MOST_TABLES = 32  # of the parties of a simulation
+MOST_TABLES = 64  # of the parties of a simulation, to train and to predict
+
+
+def read_once(read: Callable[..., Table], data: str, *how: Any) -> Table:
+    """A simulated table, read once for all of this process while its file stays so."""
+    path = Path(data)
+    with _READING:
+        version = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else ()
+        return _read_once(version, read, data, *how)
 
 
 @lru_cache(MOST_TABLES)
-def _read_once(version: tuple[int, int], data: str, roles: Roles, reader: Reader) -> Table:
-    """A simulated table, read once for all of this process while its file stays so."""
-    return read_source(data, roles, reader)
-
-
-def file_version(data: str) -> tuple[int, int]:
-    """When a file was changed and how long it is; zeros for a data set known by name."""
-    path = Path(data)
-    return (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else (0, 0)
+def _read_once(version: tuple[int, ...], read: Callable[..., Table], *how: Any) -> Table:
+    return read(*how)

@@ -69,12 +69,7 @@ def parties_of(name: str, store: Store, told: Sequence[str], follows: bool) -> l
 
 
 def share(
-    name: str,
-    store: Store,
-    secrets: Mapping[str, bytes],
-    label: bytes,
-    asked: str,
-    follows: bool,
+    name: str, store: Store, secrets: Mapping[str, bytes], label: bytes, asked: str, follows: bool
 ) -> tuple[bytes, Array]:
     """Draw the seed of a mask, and seal a share of it for each holder; keep what opens the others'.
 
