@@ -30,14 +30,7 @@ from fedapp.conversation import (
     Progress,
     ask,
 )
-from fedapp.errors import (
-    ConfigError,
-    FedappError,
-    PartyError,
-    StoppedError,
-    as_plain,
-    blaming,
-)
+from fedapp.errors import ConfigError, FedappError, PartyError, StoppedError, as_plain, blaming
 from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.messages.greet import GreetReply, GreetRequest
 from fedapp.messages.parcels import Parcel
@@ -108,12 +101,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     def plan(self) -> dict[str, Any]:
         """The fields of the run's ``Plan``."""
-        keys = self._state.keys
-        return {
-            **self.planned(self.settings),
-            "parties": tuple(keys),
-            "fingerprints": tuple(keys.values()),
-        }
+        names, fingerprints = tuple(self._state.keys), tuple(self._state.keys.values())
+        return self.planned(self.settings) | {"parties": names, "fingerprints": fingerprints}
 
     @abstractmethod
     def conversation(self, parties: Parties[I], saved: Checkpoint | None) -> Conversation[Summary]:
@@ -180,12 +169,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         ]
 
     def _laid_out(self, party: str, request: Request, known: dict[int, bytes]) -> bytes:
-        """A request as bytes, with the letters that wait for the party where it carries any.
-
-        Parameters
-        ----------
-        known : requests without letters that are laid out already, by ``id``.
-        """
+        """A request as bytes, with letters that wait for the party; others are ``known`` by id."""
         assert self._pending is not None
         if request.carries_letters:
             relay = self._pending.relay
@@ -263,7 +247,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
         Raises
         ------
-        FedappError : the run cannot go on.
+        FedappError : the run cannot go on, or a callback has stopped it.
         """
         self.summary()
         self.folder.rewind(self._state.step, self._state.rounds)
@@ -275,20 +259,11 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self._conversation = self._whole_run()
         self._advance(None)
         while self._pending is not None:
-            self._check_going_on()
+            if self._is_stopped:  # by a callback, here or in another process
+                rule = f"the run was stopped after round {self._state.rounds}"
+                raise StoppedError(f"{rule}; resume={self.folder.path} goes on from there")
             self._exchange(self._pending, grid, courier)
         return self._result()
-
-    def _check_going_on(self) -> None:
-        """Stop between two exchanges where a callback wants that, here or in another process.
-
-        Raises
-        ------
-        StoppedError : it does.
-        """
-        if self._is_stopped:
-            rule = f"the run was stopped after round {self._state.rounds}"
-            raise StoppedError(f"{rule}; resume={self.folder.path} goes on from there")
 
     def _exchange(self, pending: Exchange, grid: Grid, courier: Courier) -> None:
         """One exchange, timed."""

@@ -51,12 +51,7 @@ def check_texts(replies: Iterable[Introduction | GreetReply]) -> None:
 
 
 def check_greeted(replies: Mapping[str, Introduction], met: Mapping[str, GreetReply]) -> None:
-    """Check that parties have the names of the plan, by Flower node.
-
-    Raises
-    ------
-    ProtocolError : a party has another name.
-    """
+    """Check that parties, by Flower node, have the names of the plan."""
     for label, reply in replies.items():
         if reply.name != (due := met[label].name):
             rule = f"must be {due}, as it was when the party was greeted, got {reply.name}"

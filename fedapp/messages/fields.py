@@ -84,36 +84,21 @@ class OnlyInTrials:
 
 @dataclass(frozen=True, slots=True)
 class SiteLimit:
-    """The largest value that a site takes stands in its node config.
-
-    Parameters
-    ----------
-    setting : its key there.
-    """
+    """The largest value that a site takes is in its node config, under this key."""
 
     setting: str
 
 
 @dataclass(frozen=True, slots=True)
 class SiteFloor:
-    """The smallest value that a site takes stands in its node config.
-
-    Parameters
-    ----------
-    setting : its key there.
-    """
+    """The smallest value that a site takes is in its node config, under this key."""
 
     setting: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLimit:
-    """The largest value is a field of the run's plan.
-
-    Parameters
-    ----------
-    name : of the field of ``fedapp.messages.plan.Plan``.
-    """
+    """The largest value is the field of this name of ``fedapp.messages.plan.Plan``."""
 
     name: str
 

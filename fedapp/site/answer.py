@@ -34,18 +34,11 @@ from fedapp.messages.methods import MODULE, module_at
 from fedapp.messages.secure import AMONG
 from fedapp.packages import check_extra
 from fedapp.site.config import SiteConfig
-from fedapp.site.mail import (
-    Letters,
-    Mail,
-    end_session,
-    open_mail,
-    seal_mail,
-    write_letters,
-)
+from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
 from fedapp.site.masks import Sums, check_leaves, is_masked, masked, note_request
 from fedapp.site.noise import check_noised, noised
 from fedapp.site.plan import check_planned
-from fedapp.site.policy import check_leaving, check_policy, check_private, check_request, module_of
+from fedapp.site.policy import check_leaving, check_policy, check_request, module_of
 from fedapp.site.register import note_begun, opening
 from fedapp.site.shares import go_back, keep
 from fedapp.site.store import NoStateError, Store
@@ -91,8 +84,9 @@ class Site:
     def entropy(self, *numbers: int, share: float = 1.0) -> list[int]:
         """What draws of this party's rows begin with; the same run draws the same again.
 
-        At a site that is not simulated a secret of the site is mixed in, so that nobody else can
-        tell which rows are drawn, and draws of other shares have nothing in common.
+        At a site that is not simulated a secret is mixed in, that of its node config or one drawn
+        once, so that nobody else can tell which rows are drawn, and draws of other shares have
+        nothing in common.
 
         Parameters
         ----------
@@ -101,7 +95,9 @@ class Site:
         """
         if self.config.draws_openly:
             return list(numbers)
-        mixed = hmac.digest(_draws_key(self.config), repr((numbers, share)).encode(), "sha256")
+        folder, secret = home() / "sites" / self.name, self.config.draws_secret.encode()
+        key = secret or secret_at(folder / "draws.key", lambda: secrets.token_bytes(32))
+        mixed = hmac.digest(key, repr((numbers, share)).encode(), "sha256")
         return [int.from_bytes(mixed, "big")]
 
     def seeds(self, seed: int, round_id: int, share: float = 1.0) -> np.random.SeedSequence:
@@ -112,14 +108,6 @@ class Site:
     def random(self, seed: int, round_id: int, share: float = 1.0) -> np.random.Generator:
         """The draws that begin with ``seeds``."""
         return np.random.default_rng(self.seeds(seed, round_id, share))
-
-
-def _draws_key(config: SiteConfig) -> bytes:
-    """The site's secret for draws of its rows: that of its node config, or one drawn once."""
-    if config.draws_secret:
-        return config.draws_secret.encode()
-    folder = home() / "sites" / config.name
-    return secret_at(folder / "draws.key", lambda: secrets.token_bytes(32))
 
 
 ON_DISK = Stores()
@@ -156,7 +144,6 @@ def answered(
     request = put_together(request_class, content, config.name)
     check_request(config, request)
     check_leaving(config, envelope.method, request)
-    check_private(config, envelope.method, request)
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
     folder = home() / "sites" / config.name / envelope.model_id
@@ -170,7 +157,10 @@ def answered(
         store = _at_step(kept, envelope, config.name, content.name)
         if store.step == envelope.step:
             return store.last_reply()
-        _hold_method(store, envelope.method, config.name, content.name)
+        # A model is one method's from its first message to its last.
+        if (begun := store.facts.setdefault(METHOD, envelope.method)) != envelope.method:
+            rule = f"must be {begun}, which has begun this run"
+            raise ProtocolError(config.name, content.name, "method", rule)
         reply = _told_before(store, kind, envelope, content, config.name)
         if reply is None:
             reply = _handled(Site(config, store), handler, request, envelope, content)
@@ -231,12 +221,6 @@ def _handled(
     reply, letters = found if isinstance(found, tuple) else (found, [])
     assert reply.carries_letters or not letters, f"{type(reply).__name__} carries no letters"
     return take_apart(reply, site.name, write_letters(site.name, letters))
-
-
-def _hold_method(store: Store, method: str, party: str, message: str) -> None:
-    """A model is one method's from its first message to its last."""
-    if (begun := store.facts.setdefault(METHOD, method)) != method:
-        raise ProtocolError(party, message, "method", f"must be {begun}, which has begun this run")
 
 
 # The last answer, for a server started anew from a checkpoint before it

@@ -54,21 +54,22 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
     if not sends:
         senders = " or ".join(sorted(shared_by)) if shared_by else owner
         raise ConfigError(f"strategy must be {senders} to send {kind}, got {method}")
-    holds = declared and (declared.holds_columns or not declared.trains)
-    if (config.monotone_constraints or config.interaction_constraints) and not holds:
+    if declared and not declared.trains:
+        return
+    if (config.monotone_constraints or config.interaction_constraints) and not (
+        declared and declared.holds_columns
+    ):
         rule = "must be empty in the node config, or strategy one that reads them there"
         raise ConfigError(
             f"monotone-constraints and interaction-constraints {rule} (secureboost), got {method}"
         )
-    if config.least_bin_rows and not (declared and (declared.merges_bins or not declared.trains)):
+    if config.least_bin_rows and not (declared and declared.merges_bins):
         rule = "must be 0 in the node config, or strategy one that merges bins (pax, secureboost)"
         raise ConfigError(f"least-bin-rows {rule}, got {method}")
-    if config.floors["min-child-rows"] and not (
-        declared and (declared.counts_rows or not declared.trains)
-    ):
+    if config.floors["min-child-rows"] and not (declared and declared.counts_rows):
         rule = "must be 0 in the node config, or strategy one that counts the rows of children"
         raise ConfigError(f"min-child-rows {rule} (pax), got {method}")
-    if config.base_margin and not (declared and (declared.takes_margins or not declared.trains)):
+    if config.base_margin and not (declared and declared.takes_margins):
         rule = "must be empty in the node config, or strategy one that reads it there"
         way = "the column may be a feature, or excluded with drop-columns"
         raise ConfigError(f"base-margin {rule} ({BOOSTED}), got {method}; {way}")
@@ -107,36 +108,29 @@ def check_request(config: SiteConfig, request: Request) -> None:
 
 
 def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
-    """Hold that a site whose rows may leave it in sums alone takes part in no other run.
+    """Check that a site whose rows may leave it only in sums, or in sums with noise, takes part in
+    no other run.
 
     Raises
     ------
     ConfigError : the request asks for more, in a run of parties with the same columns.
     """
+    declared = method_of(method)
+    if declared is None or declared.family != "horizontal":
+        return
     plain = isinstance(request, Plan) and request.aggregation == "plain"
-    discloses = plain or request.leaves == "own"
-    if config.least_parties and _is_horizontal(method) and discloses:
+    if config.least_parties and (plain or request.leaves == "own"):
         raise ConfigError(
             f"aggregation must be secure for {config.name}, whose node config has least-parties "
             f"({config.least_parties}): its sums leave it added to those of others alone; "
             f"got {method} without"
         )
 
-
-def check_private(config: SiteConfig, method: str, request: Request) -> None:
-    """Hold that a site whose rows may be told of with noise alone takes part in no other run.
-
-    Raises
-    ------
-    ConfigError : the request asks for more, in a run of parties with the same columns.
-    """
-    if not config.run_epsilon or not _is_horizontal(method):
-        return
     most, got = f"{config.run_epsilon:g}", f"{method} without"
     fits = request.leaves not in ("own", "sums")
     if isinstance(request, Plan):
         fits, got = 0 < request.epsilon <= config.run_epsilon, f"{request.epsilon:g}"
-    if not fits:
+    if config.run_epsilon and not fits:
         raise ConfigError(
             f"privacy.epsilon must be > 0 and <= {most} for {config.name}, whose node config has "
             f"run-epsilon ({most}): what it discloses of its rows has noise; got {got}"
@@ -247,9 +241,3 @@ def check_share(config: SiteConfig, weights: npt.NDArray[Any], share: float) -> 
 def _leaves_few(config: SiteConfig, n_left: float) -> bool:
     """Whether a round that leaves out so many rows would tell of few."""
     return n_left < (max(config.min_rows, config.least_bin_rows) or -math.inf)
-
-
-def _is_horizontal(method: str) -> bool:
-    """Whether a run of a method is between parties with the same columns."""
-    declared = method_of(method)
-    return declared is not None and declared.family == "horizontal"
