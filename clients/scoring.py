@@ -60,47 +60,28 @@ def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
 
 
 def score_model(
-    site: Site,
-    request: EvaluateRequest,
-    read: Callable[[str], M],
-    predict: Callable[..., Array],
+    site: Site, request: EvaluateRequest, read: Callable[[str], M], predict: Callable[..., Array]
 ) -> EvaluateReply:
-    """What ``evaluate`` does, with a model of any kind; arguments as of ``_score``."""
-    return EvaluateReply(**_score(site, request, read, predict, DOUBLES))
-
-
-def score_model_sums(
-    site: Site,
-    request: EvaluateRequest,
-    read: Callable[[str], M],
-    predict: Callable[..., Array],
-) -> Sums:
-    """What ``evaluate_sums`` does, with a model of any kind; arguments as of ``_score``."""
-    adder = WholeNumbers(bounds_of(site.store))
-    return Sums(list(_score(site, request, read, predict, adder).values()))
-
-
-def _score(
-    site: Site,
-    request: EvaluateRequest,
-    read: Callable[[str], M],
-    predict: Callable[..., Array],
-    adder: Adder,
-) -> dict[str, Array]:
-    """The fields of an ``EvaluateReply``; the model is kept, and the rows are forgotten.
+    """What ``evaluate`` does, with a model of any kind; the rows are forgotten then.
 
     Parameters
     ----------
     read : the model's text -> the model; raises a DataError.
     predict : the model, values of some rows, their base margins if they have any -> margins.
-    adder : of the rows.
     """
-    store, text = site.store, request.model.tobytes()
-    model = _model_of_run(site, request, read)
-    scores = _scores(site, request, model, predict, adder)
-    write_whole(store.folder / "model.json", text)
-    store.forget()
-    return scores
+    reply = EvaluateReply(**_scores(site, request, read, predict, DOUBLES))
+    site.store.forget()
+    return reply
+
+
+def score_model_sums(
+    site: Site, request: EvaluateRequest, read: Callable[[str], M], predict: Callable[..., Array]
+) -> Sums:
+    """What ``evaluate_sums`` does, with a model of any kind; arguments as of ``score_model``."""
+    adder = WholeNumbers(bounds_of(site.store))
+    sums = Sums(list(_scores(site, request, read, predict, adder).values()))
+    site.store.forget()
+    return sums
 
 
 def score_subsets(
@@ -113,18 +94,11 @@ def score_subsets(
     ----------
     adder : of the rows.
     """
-    model = _model_of_run(site, request, from_json)
-    write_whole(site.store.folder / "model.json", request.model.tobytes())
-    return _scores(site, request, model, predict_margins, adder, subsets)
+    return _scores(site, request, from_json, predict_margins, adder, subsets)
 
 
 def _model_of_run(site: Site, request: EvaluateRequest, read: Callable[[str], M]) -> M:
-    """The model of a request.
-
-    Raises
-    ------
-    ProtocolError : it is none, or not of this run.
-    """
+    """The model of a request, checked to be one of this run."""
     store, message = site.store, type(request).__name__
     try:
         model = read(request.model.tobytes().decode())
@@ -143,13 +117,14 @@ def _model_of_run(site: Site, request: EvaluateRequest, read: Callable[[str], M]
 def _scores(
     site: Site,
     request: EvaluateRequest,
-    model: M,
+    read: Callable[[str], M],
     predict: Callable[..., Array],
     adder: Adder,
     subsets: Sequence[str] = SUBSETS,
 ) -> dict[str, Array]:
-    """The fields of the reply."""
+    """The fields of an ``EvaluateReply``; the model is kept."""
     scores: dict[str, Array] = {}
+    model = _model_of_run(site, request, read)
     for subset in subsets:
         batches = [predict(model, *rows) for rows in _batches(site.store, subset)]
         margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
@@ -157,6 +132,7 @@ def _scores(
         scores |= score_fields(
             site, subset, model.objective, margins, request.score_bins, center, widest, adder
         )
+    write_whole(site.store.folder / "model.json", request.model.tobytes())
     return scores
 
 

@@ -12,6 +12,7 @@ from fedapp.conversation import Check, Conversation, Parties, ask
 from fedapp.errors import blaming
 from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches, used_categories
+from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest, check_sketch
@@ -149,7 +150,7 @@ class PlainSums:
                 table.n_coded_columns,
             ),
         )
-        summaries = {party: _sketch(reply) for party, reply in sketches.items()}
+        summaries = {party: Sketch(**fields_of(reply, Sketch)) for party, reply in sketches.items()}
         kept = min if self._takes_coarsest else max
         resolution = kept(n_bins[party] for party in sketches)
         self._warn_of_few_bins(resolution)
@@ -228,7 +229,3 @@ class PlainSums:
             return dict.fromkeys(parties, max_bin)
         n_rows = {party: hello.n_train for party, hello in parties.items()}
         return share_bins(max_bin, n_rows)
-
-
-def _sketch(reply: SketchReply) -> Sketch:
-    return Sketch(reply.representatives, reply.masses, reply.offsets, reply.maxima)

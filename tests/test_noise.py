@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedapp.crypto import noise
-from fedapp.crypto.budget import Budget, budget_for, composed, concentrated_epsilon
-from fedapp.crypto.noise import Source, accept, discrete_gaussian, summing_error
+from fedapp.crypto.budget import Budget, budget_for, composed
+from fedapp.crypto.noise import Source, accept, discrete_gaussian
 from fedapp.errors import ConfigError
 
 
@@ -86,6 +86,15 @@ def test_a_variance_out_of_range_is_refused(variance: int) -> None:
         discrete_gaussian(variance, 1, source())
 
 
+def summing_error(variance: int, n_draws: int) -> float:
+    """How far the sum of draws is from one draw of the sum's variance: the logarithm of the ratio
+    of their probabilities is within this, for every number.
+
+    Source: Kairouz, Liu and Steinke 2021 (arXiv:2102.06387), tau of Theorem 1.
+    """
+    return sum(10 * math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, n_draws))
+
+
 def test_a_sum_of_draws_is_as_one_draw() -> None:
     assert summing_error(1, 2) == pytest.approx(10 * math.exp(-(math.pi**2)))
     assert summing_error(noise.LEAST_SUMMED, 1000) < 1e-130
@@ -94,6 +103,12 @@ def test_a_sum_of_draws_is_as_one_draw() -> None:
 
 
 # What it costs
+
+
+def concentrated_epsilon(multiplier: float, delta: float) -> float:
+    """Never below the accountant's: Bun and Steinke 2016 (arXiv:1605.02065), Proposition 1.3."""
+    rho = 1 / (2 * multiplier**2)
+    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
 @pytest.mark.parametrize(("epsilon", "multiplier"), [(0.5, 7.6674), (1, 4.0454), (4, 1.1576)])

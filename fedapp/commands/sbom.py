@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -13,6 +12,8 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 APP = "fedapp"
 
@@ -39,11 +40,13 @@ def bill_of_materials() -> dict[str, Any]:
     from fedapp.deploy.bundle import installed_bundle
 
     # Of two with the same name the first on the path is the one that is imported.
-    found = {_normal(each.name): each for each in reversed([*distributions()]) if each.name}
-    installed = dict(sorted(found.items()))
+    packages = reversed([*distributions()])
+    found = {canonicalize_name(each.name): each for each in packages if each.name}
+    installed: dict[str, Distribution] = dict(sorted(found.items()))
     components = {name: _component(name, each) for name, each in installed.items()}
     refs = {name: component["bom-ref"] for name, component in components.items()}
-    app = components.pop(APP) | {"type": "application", "hashes": _sha256(installed_bundle())}
+    digest = {"alg": "SHA-256", "content": installed_bundle()}
+    app = components.pop(APP) | {"type": "application", "hashes": [digest]}
     del app["purl"]  # it is on no index
     return {
         "bomFormat": "CycloneDX",
@@ -56,14 +59,6 @@ def bill_of_materials() -> dict[str, Any]:
             for name, others in _requirements(installed).items()
         ],
     }
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _sha256(digest: str) -> list[dict[str, str]]:
-    return [{"alg": "SHA-256", "content": digest}]
 
 
 def _component(name: str, package: Distribution) -> dict[str, Any]:
@@ -80,14 +75,12 @@ def _component(name: str, package: Distribution) -> dict[str, Any]:
         made["licenses"] = [{"license": {"name": each}} for each in names]
     origin = json.loads(package.read_text("direct_url.json") or "{}").get("archive_info", {})
     if digest := origin.get("hashes", {}).get("sha256"):
-        made["hashes"] = _sha256(digest)
+        made["hashes"] = [{"alg": "SHA-256", "content": digest}]
     return made
 
 
 def _requirements(installed: Mapping[str, Distribution]) -> dict[str, set[str]]:
     """Which installed packages each requires, for the extras that are asked for; fedapp's: all."""
-    from packaging.requirements import Requirement
-
     required: dict[str, set[str]] = {name: set() for name in installed}
     extras = {name: {""} for name in installed}
     extras[APP].update(installed[APP].metadata.json.get("provides_extra", []))
@@ -95,7 +88,7 @@ def _requirements(installed: Mapping[str, Distribution]) -> dict[str, set[str]]:
     while waiting:
         name = waiting.pop()
         for wanted in map(Requirement, installed[name].requires or []):
-            other, marker = _normal(wanted.name), wanted.marker
+            other, marker = canonicalize_name(wanted.name), wanted.marker
             applies = not marker or any(marker.evaluate({"extra": one}) for one in extras[name])
             if applies and other in installed.keys() - {name}:
                 required[name].add(other)

@@ -13,8 +13,9 @@ Neighbouring tables differ in one row of one party, which counts for nothing in 
 numbers of rows are the same.
 
 Each of n parties adds noise of variance sigma^2 / (n - 1), because each knows its own: without it,
-the sum still has noise of variance sigma^2. Its sum over the parties is that of one draw up to
-``noise.summing_error``, which is 0 in float64 at the variances in use.
+the sum still has noise of variance sigma^2. Its sum over the parties is that of one draw, up to an
+error that is 0 in float64 at the variances in use (Kairouz, Liu and Steinke 2021, "The Distributed
+Discrete Gaussian Mechanism", arXiv:2102.06387, tau of Theorem 1).
 """
 
 from __future__ import annotations
@@ -167,16 +168,6 @@ def composed(budgets: Iterable[Budget], delta: float) -> float:
     for budget in budgets:
         accountant.compose(_event(budget.multiplier, budget.schedule))
     return float(accountant.get_epsilon(delta))
-
-
-def concentrated_epsilon(multiplier: float, delta: float) -> float:
-    """An epsilon that is never below the accountant's: rho + 2 sqrt(rho log(1 / delta)), of
-    rho = 1 / (2 m^2).
-
-    Source: Bun and Steinke 2016 (arXiv:1605.02065), Proposition 1.3.
-    """
-    rho = 1 / (2 * multiplier**2)
-    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
 def check_installed() -> None:

@@ -157,17 +157,3 @@ def _is_below(word: int, power: Fraction, source: Source) -> bool:
             return False
         word = word << 64 | int(source.words(1)[0])
         n_bits += 64
-
-
-def summing_error(variance: int, n_draws: int) -> float:
-    """How far the sum of draws is from one draw of the sum's variance: the logarithm of the ratio
-    of their probabilities is within this, for every number.
-
-    Source: Kairouz, Liu and Steinke 2021, "The Distributed Discrete Gaussian Mechanism"
-    (arXiv:2102.06387), tau of Theorem 1.
-
-    Parameters
-    ----------
-    variance : of each draw.
-    """
-    return sum(10 * math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, n_draws))

@@ -106,10 +106,8 @@ def print_warning(console: Console, text: str) -> None:
 def print_summary(summary: Mapping[str, Any], console: Console, path: Path | None = None) -> None:
     """Print what a run gave and what it cost; path is where its folder lies."""
     console.print()
-    console.rule(
-        f"[bold]{escape(summary['strategy'])}[/] on [bold]{escape(summary['data'])}[/]",
-        style="dim",
-    )
+    strategy, data = escape(summary["strategy"]), escape(summary["data"])
+    console.rule(f"[bold]{strategy}[/] on [bold]{data}[/]", style="dim")
     console.print(_facts(summary, path))
     console.print()
     console.print(score_table(score_rows(summary)))
@@ -231,7 +229,9 @@ def human_seconds(seconds: float) -> str:
     if seconds < 99.5:
         return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else _hours(minutes)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def score_text(value: float | None, digits: int = 4) -> str:
@@ -239,10 +239,6 @@ def score_text(value: float | None, digits: int = 4) -> str:
     if value is None or math.isnan(value):
         return "–"  # noqa: RUF001
     return f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.{digits + 2}g}"
-
-
-def _hours(minutes: int) -> str:
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:

@@ -313,15 +313,13 @@ def write_letters(name: str, letters: Letters) -> list[Parcel]:
     ------
     ProtocolError : a field of a letter breaks its form, or it is too long to be sealed.
     """
-    return [(receiver, _written(name, letter)) for receiver, letter in letters]
-
-
-def _written(name: str, letter: Letter) -> bytes:
-    content = to_bytes(take_apart(letter, name))
-    if len(content) > LARGEST_CONTENT:
-        rule = f"must be <= {LARGEST_CONTENT} bytes, got {len(content)}; take fewer rows, columns "
-        raise ProtocolError(name, type(letter).__name__, "letter", f"{rule}or bins (max-bin)")
-    return content
+    written = []
+    for receiver, letter in letters:
+        written.append((receiver, to_bytes(take_apart(letter, name))))
+        if (size := len(written[-1][1])) > LARGEST_CONTENT:
+            rule = f"must be <= {LARGEST_CONTENT} bytes, got {size}; take fewer rows, columns or "
+            raise ProtocolError(name, type(letter).__name__, "letter", f"{rule}bins (max-bin)")
+    return written
 
 
 def seal_mail(

@@ -84,9 +84,8 @@ def is_private(store: Store) -> bool:
 
 def budget_of(store: Store) -> Budget:
     """What the run promises."""
-    return Budget(
-        **{name: value for name, value in store.facts[PROMISED].items() if name != "clip"}
-    )
+    said = store.facts[PROMISED]
+    return Budget(**{name: said[name] for name in said if name != "clip"})
 
 
 def check_noised(name: str, store: Store, request: Request) -> None:
