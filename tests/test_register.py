@@ -576,6 +576,19 @@ def test_site_check_shows_what_was_spent(write_table: WriteTable, tmp_path: Path
     assert facts()["runs"] == "runs today 1"
 
 
+def test_site_check_counts_a_run_once_wherever_it_is_started(
+    write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {**NODE, "data": str(write_table("bank")), "label": "y"}
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items())
+    (tmp_path / "site.toml").write_text(text)
+    monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    admit(site_config(said, {}), "a" * 16, "pax", hello())
+    output = CliRunner().invoke(site_app, ["check", "--config", "site.toml"]).output
+    assert "runs today 1" in " ".join(output.split())
+
+
 # The database
 
 

@@ -106,7 +106,8 @@ def check_command(
     trusted = {**pins_in(home()), **pins_in(beside / "home"), **site.trusted}
     site, run = replace(site, trusted=trusted), load_settings({})
     found = check_site(site, all_methods(), (run.test_fraction, run.valid_fraction))
-    folders = {beside, *(place / "sites" / site.name for place in (home(), beside / "home"))}
+    places = beside, *(place / "sites" / site.name for place in (home(), beside / "home"))
+    folders = {place.resolve() for place in places}
     runs = [one for folder in folders for one in runs_of(folder) if one.data == site.data]
     admitted = [one for one in runs if one.admitted]
     console = Console()
