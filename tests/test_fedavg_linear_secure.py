@@ -387,11 +387,12 @@ def test_a_run_that_has_begun_under_masks_asks_no_party_for_its_own(
 def test_parties_that_are_asked_for_different_models_give_noise_from_there_on(
     coordinator: Coordinator,
 ) -> None:
-    other, n_values = replace(TRAIN, weights=np.ones((2, 1))), 4 + 2 * (5 + 2 * 16)
+    second, n_values = replace(TRAIN, round_id=1), 4 + 2 * (5 + 2 * 16)
+    other = replace(second, weights=np.ones((2, 1)))
 
     def weight(asked: Any, step: int) -> float:
         return float(total(coordinator.masked(asked, step).values(), n_values)[0]) / 2**55
 
     assert weight(TRAIN, 4) == 3 * N_TRAIN
-    assert weight({"bank": other, "insurer": TRAIN, "shop": TRAIN}, 5) != 3 * N_TRAIN
-    assert weight(TRAIN, 6) != 3 * N_TRAIN
+    assert weight({"bank": other, "insurer": second, "shop": second}, 5) != 3 * N_TRAIN
+    assert weight(replace(TRAIN, round_id=2), 6) != 3 * N_TRAIN

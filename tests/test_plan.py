@@ -70,6 +70,14 @@ def test_a_plan_without_masks_allows_no_masked_or_noised_sums(
         noised.ask(noised.opening, 3, ["bank"])
 
 
+def test_a_plan_with_noise_allows_no_plain_sums(configs: dict[str, SiteConfig]) -> None:
+    """Whoever approves it reads of an epsilon, and the register counts it."""
+    promise = {"epsilon": 1.0, "delta": 1e-5, "multiplier": 5.0}
+    coordinator = Coordinator(configs, aggregation="plain", **promise)
+    with pytest.raises(ProtocolError, match=r"SketchRequest\.class must be one for aggregation"):
+        coordinator.ask(SketchRequest(n_bins=4, min_child_rows=0, **TERMS), 3, ["bank"])
+
+
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
@@ -94,10 +102,21 @@ def test_rounds_rise_and_end_with_those_of_the_plan(configs: dict[str, SiteConfi
     coordinator.ask(coordinator.opening, 3)
     coordinator.ask(summing(first=True, round_id=5), 4)
     coordinator.ask(summing(round_id=6), 5)
-    for round_id in (5, 7):
-        rule = rf"round_id must be 6 to 6 by the plan that opened the run, got {round_id}$"
+    for round_id in (5, 6, 7):
+        rule = rf"round_id must be 7 to 6 by the plan that opened the run, got {round_id}$"
         with pytest.raises(ProtocolError, match=rule):
             coordinator.ask(summing(round_id=round_id), 6, ["bank"])
+
+
+def test_a_round_begins_once(configs: dict[str, SiteConfig]) -> None:
+    """Else one round has as many trees, of leaves of the coordinator's choice, as it asks for."""
+    coordinator = Coordinator(configs, rounds=1)
+    coordinator.ask(coordinator.opening, 3)
+    coordinator.ask(summing(first=True), 4)
+    told = {"leaf_values": np.ones(1, np.float32), "leaf_offsets": np.arange(2)}
+    rule = r"round_id must be 1 to 0 by the plan that opened the run, got 0$"
+    with pytest.raises(ProtocolError, match=rule):
+        coordinator.ask(summing(**told), 5, ["bank"])
 
 
 def test_cuts_are_no_finer_than_planned(configs: dict[str, SiteConfig]) -> None:
@@ -189,7 +208,7 @@ def test_a_coordinator_that_trains_on_is_refused_in_every_round(
     plan: Callable[[Any], dict[str, Any]] = TreeStrategy.plan
     monkeypatch.setattr(TreeStrategy, "plan", lambda self: {**plan(self), "rounds": 1})
     contexts: list[Context] = sites({"name": "bank", "data": write_table("bank"), "allow": "pax"})
-    rule = r"^bank \(step \d+\): GrowRequest\.round_id must be 0 to 0 by the plan that opened the"
+    rule = r"^bank \(step \d+\): GrowRequest\.round_id must be 1 to 0 by the plan that opened the"
     with pytest.raises(PartyError, match=rule):
         run_local(settings(parties=1, num_boost_round=2), contexts)
 

@@ -110,16 +110,20 @@ def check_planned(config: SiteConfig, store: Store, request: Request) -> None:
             rules[field] = value <= plan[limit.name], f"must be <= {plan[limit.name]}"
     aggregation = plan["aggregation"]
     fits = aggregation in ALLOWED.get(request.leaves, (aggregation,))
-    noised = request.leaves != "sums" or not plan["epsilon"]
+    noised = request.leaves not in ("own", "sums") or not plan["epsilon"]
     rules["class"] = fits and noised, f"must be one for aggregation {aggregation}"
     if hasattr(request, "round_id"):
         first = store.facts.setdefault(FIRST_ROUND, request.round_id)
-        last = store.facts.get(LAST_ROUND, first)
+        last = store.facts.get(LAST_ROUND, first - 1)
         # After the last round, a request that adds nothing may score the model.
         adds = getattr(request, "n_rounds", getattr(request, "epochs", 1)) > 0
-        end = first + plan["rounds"] - adds
-        rules["round_id"] = last <= request.round_id <= end, f"must be {last} to {end}"
-        store.facts[LAST_ROUND] = request.round_id
+        # Levels of a tree share a round, as do turns of which one fails; noise has its schedule.
+        is_turn = getattr(request, "n_rounds", 1) > 0
+        begins = is_turn and not getattr(request, "level", 0) and request.leaves != "noised"
+        least, end = last + begins, first + plan["rounds"] - adds
+        rules["round_id"] = least <= request.round_id <= end, f"must be {least} to {end}"
+        if is_turn:
+            store.facts[LAST_ROUND] = request.round_id
     for field, (holds, rule) in rules.items():
         if not holds:
             got = getattr(request, field, request.kind)
