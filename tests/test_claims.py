@@ -14,7 +14,7 @@ import pytest
 from clients import labels as coding
 from clients import pax as party
 from clients.local_model import warn_if_worse
-from fedapp.messages.pax import GrowReply, GrowRequest
+from fedapp.messages.pax import GrowReply, GrowRequest, SketchRequest
 from fedapp.report.summary import worse_than_alone
 from fedapp.site.answer import Site
 from fedapp.site.config import SiteConfig
@@ -106,6 +106,22 @@ def test_sums_that_no_rows_have_end_the_run_by_name(
 ) -> None:
     lie(change)
     refuses(expected, settings(data="breast-cancer", parties=3, max_bin=48, max_depth=3))
+
+
+def test_bins_that_weigh_more_than_all_rows_end_the_run_by_name(
+    settings: MakeSettings, lie: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else their gradients may be as large."""
+    honest = cast(Callable[..., Any], party.HANDLERS[SketchRequest])
+
+    def sketch(site: Site, request: SketchRequest) -> Any:
+        reply = honest(site, request)
+        return replace(reply, masses=reply.masses * 20) if site.name == LIAR else reply
+
+    monkeypatch.setitem(party.HANDLERS, SketchRequest, sketch)
+    lie(times(-20, *ALL))
+    rule = r"^party-2: SketchReply.masses must be those of the rows, which weigh \d+ in all$"
+    refuses(rule, settings(data="breast-cancer", parties=3, max_bin=48, max_depth=3))
 
 
 @pytest.fixture

@@ -90,6 +90,7 @@ METHOD = Method(
     counts_rows=True,
 )
 
+MASS_ROUNDING = 1e-5  # of the float32 masses of a column's bins
 # Of all parties in each child of a split; 0: any, and rows are not counted.
 MinChildRows = Annotated[int, Range(0, 2**40), SiteFloor("min-child-rows")]
 
@@ -256,6 +257,11 @@ def check_sketch(
     ascends[ends[:-1] - 1] = True  # from one column to the next
     if not ascends.all():
         raise ProtocolError(party, "SketchReply", "representatives", "must ascend in a column")
+    columns = np.repeat(np.arange(n_columns), widths)
+    # float32 sums of the same weights, rounded otherwise.
+    if (np.bincount(columns, reply.masses) > reply.weight_sum * (1 + MASS_ROUNDING)).any():
+        rule = "must be those of the rows, which weigh {:g} in all"
+        raise ProtocolError(party, "SketchReply", "masses", rule.format(reply.weight_sum))
     if not (points[ends - 1] <= reply.maxima[np.diff(offsets) > 0]).all():
         raise ProtocolError(party, "SketchReply", "maxima", "must be the largest values")
     check_coded(party, reply, n_classes, n_outputs, n_coded_columns)
