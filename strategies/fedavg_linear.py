@@ -61,7 +61,7 @@ from strategies.scoring import (
     score_summary,
     shares,
 )
-from strategies.secured import check_secured
+from strategies.secured import check_secured, secured_plan
 
 SETTING = "fedavg-linear.aggregation"
 
@@ -196,7 +196,7 @@ class FedAvgLinear(HorizontalStrategy):
     def planned(cls, settings: Settings) -> dict[str, Any]:
         """With who sees the model of a party."""
         aggregation = cls.own_settings(settings).aggregation
-        return {**super().planned(settings), "aggregation": aggregation}
+        return {**super().planned(settings), **secured_plan(settings, aggregation)}
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None

@@ -56,7 +56,7 @@ from strategies.scoring import (
     check_scores,
     evaluate,
 )
-from strategies.secured import check_secured
+from strategies.secured import check_secured, secured_plan
 from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS, INIT_MODEL, OR_FUNCTION
 from strategies.warm_start import Begun
 
@@ -112,7 +112,8 @@ class PAX(HorizontalStrategy):
     def plan(self) -> dict[str, Any]:
         """With what the server sees of gradients."""
         noise = self.noised.promise(self.settings.parties) if self.noised else {}
-        return {**super().plan(), "aggregation": self.own.aggregation, **noise}
+        sums = secured_plan(self.settings, self.own.aggregation)
+        return {**super().plan(), **sums, **noise}
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None

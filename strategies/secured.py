@@ -55,6 +55,12 @@ def check_secured(settings: Settings, setting: str) -> None:
         )
 
 
+def secured_plan(settings: Settings, aggregation: str) -> dict[str, Any]:
+    """The fields of a run's plan that say whose sums the server sees."""
+    threshold = settings.min_parties if aggregation == "secure" else 0
+    return {"aggregation": aggregation, "threshold": threshold}
+
+
 class SecuredRun:
     """A run's masks, from the meeting of its parties to the scores of its model.
 
@@ -107,16 +113,8 @@ class SecuredRun:
         return {**told, "names": self.sums.names, "threshold": self.sums.threshold}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """Undo ``facts``.
-
-        Raises
-        ------
-        ConfigError : the run has begun with another ``min-parties``.
-        """
+        """Undo ``facts``."""
         self.sums = MaskedSums(tuple(facts["names"]), facts["threshold"])
-        if (fewest := self._settings().min_parties) != self.sums.threshold:
-            rule = f"must be {self.sums.threshold}, as when sums began to be masked, got {fewest}"
-            raise ConfigError(f"min-parties {rule}")
         self.bounds, self._n_classes = Bounds(**facts["bounds"]), facts["n_classes"]
 
     @property

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Error, Message
 
 from fedapp.config import Settings
-from fedapp.errors import ConfigError, PartyError, ProtocolError
+from fedapp.errors import PartyError, ProtocolError
 from fedapp.messages import greet, hello, pax, scoring, secure
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import LEAF, Ensemble, load_model
@@ -222,5 +222,6 @@ def test_a_run_is_not_resumed_with_another_number_of_parties_that_must_be_left(
 ) -> None:
     settings = made(min_parties=0)
     die(settings, dies_before_sending=12)
-    with pytest.raises(ConfigError, match=r"^min-parties must be 0, as when sums began"):
+    rule = r"HelloRequest\.threshold must be 0, as when the run was opened, got 3; begin a new run$"
+    with pytest.raises(PartyError, match=rule):
         run(resumed(settings).model_copy(update={"min_parties": 3}), simulated_contexts(settings))

@@ -79,7 +79,8 @@ class Coordinator:
         **plan: Any,
     ) -> None:
         self._model, self.configs, self._method, names = model, configs, method, tuple(configs)
-        fields = planned(names, **({"aggregation": "secure"} | plan))
+        said = {"aggregation": "secure", "threshold": threshold}
+        fields = planned(names, **(said | plan))
         openings = {name: {**fields, **changes.get(name, {})} for name in names}
         self.ask({name: replace(GREETING, **own) for name, own in openings.items()}, 1, names)
         keys = self.ask(KeysRequest(), 2, names)

@@ -119,6 +119,16 @@ def test_a_round_begins_once(configs: dict[str, SiteConfig]) -> None:
         coordinator.ask(summing(**told), 5, ["bank"])
 
 
+def test_no_party_may_be_lost_that_the_plan_needs(configs: dict[str, SiteConfig]) -> None:
+    """What a lost party has sent before is told by the sums after: a person decides on that."""
+    sites = {name: replace(config, least_parties=2) for name, config in configs.items()}
+    coordinator = Coordinator(sites)
+    opening = replace(coordinator.opening, threshold=3)
+    rule = r"OpenRequest\.threshold must be 0 by the plan that opened the run, got 3$"
+    with pytest.raises(ProtocolError, match=rule):
+        coordinator.ask(opening, 3, ["bank"])
+
+
 def test_cuts_are_no_finer_than_planned(configs: dict[str, SiteConfig]) -> None:
     coordinator = Coordinator(configs, max_bin=2)
     coordinator.ask(coordinator.opening, 3)

@@ -22,6 +22,7 @@ class Plan:
 
     __slots__ = ()
     aggregation: Annotated[str, Range(0, 16)] = "plain"  # secure: only sums leave; sealed: letters
+    threshold: Annotated[int, Range(0, 1000)] = 0  # parties of a sum, if some are lost; 0: all
     epsilon: Annotated[float, Range(0, 1e6)] = 0.0  # 0: no noise
     delta: Annotated[float, Range(0, 1)] = 0.0
     multiplier: Annotated[float, Range(0, 1e9)] = 0.0  # of the noise; see fedapp.crypto.budget
