@@ -218,7 +218,7 @@ def test_a_coordinator_that_trains_on_is_refused_in_every_round(
     plan: Callable[[Any], dict[str, Any]] = TreeStrategy.plan
     monkeypatch.setattr(TreeStrategy, "plan", lambda self: {**plan(self), "rounds": 1})
     contexts: list[Context] = sites({"name": "bank", "data": write_table("bank"), "allow": "pax"})
-    rule = r"^bank \(step \d+\): GrowRequest\.round_id must be 1 to 0 by the plan that opened the"
+    rule = r"^bank \(step \d+\): GrowRequest\.round_id must be 0 to 0 by the plan that opened the"
     with pytest.raises(PartyError, match=rule):
         run_local(settings(parties=1, num_boost_round=2), contexts)
 

@@ -117,9 +117,9 @@ def check_planned(config: SiteConfig, store: Store, request: Request) -> None:
         last = store.facts.get(LAST_ROUND, first - 1)
         # After the last round, a request that adds nothing may score the model.
         adds = getattr(request, "n_rounds", getattr(request, "epochs", 1)) > 0
-        # Levels of a tree share a round, as do turns of which one fails; noise has its schedule.
+        # A round of masked sums begins once; a plain one begins again where a party fails in it.
         is_turn = getattr(request, "n_rounds", 1) > 0
-        begins = is_turn and not getattr(request, "level", 0) and request.leaves != "noised"
+        begins = request.leaves == "sums" and not getattr(request, "level", 0)
         least, end = last + begins, first + plan["rounds"] - adds
         rules["round_id"] = least <= request.round_id <= end, f"must be {least} to {end}"
         if is_turn:
