@@ -20,6 +20,7 @@ from fedapp.errors import ConfigError, FedappError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.alignment import OpenRequest
 from fedapp.messages.fields import OnlyInTrials, Range, Request, SiteLimit
+from fedapp.messages.hello import HelloRequest
 from fedapp.messages.methods import all_methods, messages_of
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.site.answer import answer
@@ -30,6 +31,7 @@ from fedapp.site.node_config import parse_node_config
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.plan import PLAN
 from fedapp.site.policy import check_policy, check_request
+from fedapp.site.register import admit
 from fedapp.site.store import Store
 from fedapp.site.trust import pin
 from fedapp.wire.codec import Envelope
@@ -38,6 +40,7 @@ from simulations.local import run_local
 from strategies.vertical import VerticalStrategy
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.network import run
+from tests.plans import planned
 from tests.transcript import Listener, arrays_of
 
 
@@ -567,9 +570,9 @@ def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(
         ["b", "one", "value", "3"],
         ["rows,", "columns", "200,", "2"],
         ["label", "numbers,", "2", "distinct"],
-        ["ids", "one", "of", "its", "own", "for", "every", "row"],
+        ["ids", "unique", "in", "every", "row"],
         ["min-rows", "9"],
-        ["rows", "are", "drawn", "unseen"],
+        ["rows", "are", "drawn", "by", "a", "key", "of", "the", "site"],
         ["min-bin-rows", "9"],
         ["most-bins", "1024"],
         ["allow", "pax,", "secureboost"],
@@ -597,6 +600,24 @@ def test_a_check_says_what_a_site_lacks(write_table: WriteTable, tmp_path: Path)
     assert "passive, but only with align=ordered (needs ids else)" in shown
 
 
+def test_a_check_counts_runs_once_under_the_home_of_the_site(
+    write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_table("rows")
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "site.toml").write_text(
+        f'name = "shop"\ndata = "{data}"\nlabel = "y"\nallow = "pax"\nleast-parties = 3\n'
+    )
+    monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "shop" / "home"))
+    monkeypatch.chdir(tmp_path)
+    config = site_config({"name": "shop", "data": str(data), "allow": "pax"}, {})
+    opening = HelloRequest("binary:logistic", 0.2, 0.1, 42, False)
+    admit(config, "a" * 16, "pax", replace(opening, **planned(["shop"])))
+    lines = [line.split() for line in check("--config", "shop/site.toml").splitlines()]
+    assert ["runs", "today", "1"] in lines
+    assert ["least-parties", "3"] in lines
+
+
 @pytest.mark.parametrize("name", ["supernode.key", "home/sites/shop/identity.key"])
 def test_a_check_says_which_keys_others_may_read(
     write_table: WriteTable, tmp_path: Path, name: str
@@ -606,7 +627,7 @@ def test_a_check_says_which_keys_others_may_read(
     config.write_text(f'name = "shop"\ndata = "{write_table("rows")}"\nlabel = "y"\n')
     assert "none here yet" in check("--config", str(config))
     key.touch(mode=0o600)
-    assert "their owner's alone" in check("--config", str(config))
+    assert "readable by the owner only" in check("--config", str(config))
     key.chmod(0o640)
     assert f"chmod 600: others may read {key} (mode 0640)" in check("--config", str(config))
 

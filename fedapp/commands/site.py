@@ -18,10 +18,11 @@ from fedapp.commands.targets import Target, how_started
 from fedapp.errors import ConfigError
 
 NOBODY = "no other site"
-GETS = "if it keeps to the rules; fedapp/messages/README.md has the rest"
+GETS = "if the coordinator keeps to the rules; fedapp/messages/README.md has the rest"
 POLICY_WORDS = {
-    "sums": "PAX summed over 3 sites or more, and SecureBoost; in bins of 5 rows or more",
-    "private": "PAX summed over 3 sites or more, with noise: epsilon 1 a run and 3 in all",
+    "sums": "PAX summed over 3 sites or more, SecureBoost, both in bins of 5 rows or more, and "
+    "predictions",
+    "private": "PAX summed over 3 sites or more, with noise: epsilon 1 in a run and 3 in all runs",
     "rows": "every method: from PAX's sums the coordinator can rebuild most rows of a small table "
     "with their labels (373 of 409 of breast-cancer)",
 }
@@ -62,7 +63,7 @@ def init_command(
     check_allowed(site, all_methods())
     write_site(folder, site, superlink, ca, port, target, policy)
     if policy:
-        say(f"Policy {policy}: {POLICY_WORDS[policy]}")
+        say(f"Policy {policy}: {f'but only {allow}' if allow else POLICY_WORDS[policy]}")
     elif not allow:
         say(f"{name} allows no method yet: set allow in {folder}/site.toml, or choose a --policy")
     say(f"Written to {folder}. Next:")
@@ -106,6 +107,7 @@ def check_command(
     trusted = {**pins_in(home()), **pins_in(beside / "home"), **site.trusted}
     site, run = replace(site, trusted=trusted), load_settings({})
     found = check_site(site, all_methods(), (run.test_fraction, run.valid_fraction))
+    # Resolved, as FEDAPP_HOME may be the site's own, whose runs would count twice.
     places = beside, *(place / "sites" / site.name for place in (home(), beside / "home"))
     folders = {place.resolve() for place in places}
     runs = [one for folder in folders for one in runs_of(folder) if one.data == site.data]
@@ -134,13 +136,14 @@ def check_command(
         "allow-insecure": "yes" if site.allows_insecure else "no",
         "full-masks": "yes" if site.full_masks else "no",
         "min-rows": str(site.min_rows),
+        "least-parties": str(site.least_parties or "not set"),
         "approve": "ask" if site.asks else "all",
         "min-bin-rows": str(site.min_bin_rows),
         "least-bin-rows": str(site.least_bin_rows),
-        "rows are drawn": "so that the coordinator can tell" if site.draws_openly else "unseen",
+        "rows are drawn": "as a run asks" if site.draws_openly else "by a key of the site",
         **{key: str(limit) for key, limit in {**site.floors, **site.limits}.items()},
         "runs today": str(n_today(runs)),
-        "run-epsilon": f"{site.run_epsilon:g}" if site.run_epsilon else "any, or none",
+        "run-epsilon": f"{site.run_epsilon:g}" if site.run_epsilon else "not set: no noise needed",
         "total-epsilon": f"spent {spending(admitted, site.total_epsilon)}",
         "trusted": ", ".join(" ".join(one) for one in sorted(trusted.items())) or NOBODY,
     }.items():

@@ -114,7 +114,9 @@ def who_may_read_keys(folders: Iterable[Path]) -> str:
     if not modes:
         return "none here yet"
     exposed = [f"{path} (mode {mode:04o})" for path, mode in modes.items() if mode & 0o077]
-    return f"chmod 600: others may read {', '.join(exposed)}" if exposed else "their owner's alone"
+    if exposed:
+        return f"chmod 600: others may read {', '.join(exposed)}"
+    return "readable by the owner only"
 
 
 def kind_of(values: npt.NDArray[np.float32]) -> str:
@@ -145,7 +147,7 @@ def _ids(table: Table, config: SiteConfig) -> tuple[str, bool]:
         row_ids(table, config, needs_ids=True)
     except DataError as error:
         return str(error), False
-    return "one of its own for every row", True
+    return "unique in every row", True
 
 
 def _obstacle(name: str, config: SiteConfig) -> str:
