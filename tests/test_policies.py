@@ -80,6 +80,18 @@ def test_a_policy_is_written_as_plain_settings(
     assert init(*options)[0] == {**table, **written}
 
 
+def test_each_setting_is_offered_or_set(init: Init, tmp_path: Path) -> None:
+    init("--policy", "sums")
+    lines = (tmp_path / "bank" / "site.toml").read_text().splitlines()
+    keys = [line.removeprefix("# ").split(" = ")[0] for line in lines]
+    assert len(set(keys)) == len(keys)
+    assert {"# run-epsilon = 1", "min-rows = 20"} <= {line.split("  ")[0] for line in lines}
+
+
+def test_methods_that_replace_those_of_a_policy_are_named(init: Init) -> None:
+    assert "Policy sums: but only pax\n" in init("--policy", "sums", "--allow", "pax")[1]
+
+
 def test_a_site_without_a_policy_says_that_nothing_is_allowed_and_how_to_choose(
     init: Init, tmp_path: Path
 ) -> None:
@@ -97,7 +109,9 @@ def test_who_gives_rows_away_reads_what_that_means(init: Init) -> None:
 def test_a_policy_that_is_none_is_refused_and_nothing_is_written(
     init: Init, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"^policy must be sums, private, rows, got 'open'$"):
+    with pytest.raises(
+        ConfigError, match=r"^policy must be one of sums, private, rows, got 'open'$"
+    ):
         init("--policy", "open")
     assert not (tmp_path / "bank").exists()
 

@@ -211,7 +211,7 @@ def write_site(
         empty.
     """
     if policy and policy not in POLICIES:
-        raise ConfigError(f"policy must be {', '.join(POLICIES)}, got {policy!r}")
+        raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     _check(NAME, site.name, "letters, digits, '.', '_' or '-'", "name")
     _check_target(target, site.name)
     host, _, superlink_port = superlink.rpartition(":")
@@ -264,27 +264,29 @@ def _node_config(site: SiteConfig, data: str, policy: str) -> str:
         allowed = ",".join(name for name, method in all_methods().items() if fits(method))
         said = {**said, "allow": allowed, **settings, **said}
     lines = [f"{key} = {json.dumps(value)}" for key, value in said.items()]
-    lines += [
-        '# allow = "pax,secureboost,interactive"  # methods; without it, none',
+    comments = [
+        '# allow = "pax,secureboost,interactive"  # methods; without it the site allows none',
         '# schema = "/data/loans.toml"    # how the table is written, and what its columns are',
         "# min-rows = 100                # the fewest rows to train, to validate and to test on",
-        "# least-parties = 3             # rows enter sums over so many parties, nothing else",
-        "# run-epsilon = 1               # what a run learns of its rows has noise that keeps it",
-        "# total-epsilon = 1             # and of all runs together",
+        "# least-parties = 3             # rows leave only in sums over at least so many sites",
+        "# run-epsilon = 1               # most epsilon of a run; one without noise is refused",
+        "# total-epsilon = 1             # most epsilon of all runs on the table together",
         "# least-bin-rows = 5            # PAX, SecureBoost: bins of fewer rows are merged",
         "# min-child-rows = 20           # PAX trains no leaf of fewer rows, over all sites",
         "# share-column-names = true     # between parties with different columns",
         "# share-categories = false      # others learn no category names; a schema must give them",
-        '# monotone-constraints = "age:1"  # SecureBoost: holds of columns of this site',
+        '# monotone-constraints = "age:1"  # SecureBoost: for columns of this site',
         "# allow-export = true           # this site's part of a model may leave it",
-        "# encrypted-labels = true       # labels may leave this site under encryption alone",
+        "# encrypted-labels = true       # labels leave this site only encrypted",
         "# allow-insecure = true         # trials: small keys, less guard for Fed-EINI",
         '# trusted = "NAME:FINGERPRINT"  # keys of other sites, beside those of fedapp trust',
         '# app = "HASH,HASH"            # of the coordinator: fedapp app hash prints its own',
-        "# full-masks = true            # own Paillier ciphertexts under uniform masks, slower",
-        '# draws-secret = "TEXT"         # rows are drawn by it; only to compare with a local run',
+        "# full-masks = true            # Paillier: uniform masks, slower",
+        '# draws-secret = "TEXT"         # draws the rows; only to compare with a local run',
         '# predict-data = "new.csv"      # what fedapp predict predicts',
     ]
+    # A key that is set twice is refused, so what is set is not offered again.
+    lines += [line for line in comments if line.split()[1] not in said]
     return "\n".join(lines) + "\n"
 
 
