@@ -99,7 +99,7 @@ def test_no_more_runs_begin_in_a_day_than_the_site_allows(
     with pytest.raises(FedappError, match=rule):
         run_local(settings(parties=1), contexts)
     assert ids() == models
-    assert "no run waits here" in approve().output
+    assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
 
 
 def test_a_run_counts_once_and_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,16 +260,17 @@ def test_an_approval_lapses_with_its_entry(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_runs_that_wait_are_listed(tmp_path: Path) -> None:
-    assert "no run waits here" in approve().output
+    assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
     with pytest.raises(WaitingError):
         admit(site_config(ASKS, {}), "a" * 16, "pax", hello())
     assert f"{'a' * 16}  bank  pax" in approve().output
     assert approve("a" * 16, "--yes").exit_code == 0
-    assert "no run waits here" in approve().output
+    assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
 
 
 def test_another_run_than_those_that_wait_cannot_be_approved() -> None:
-    with pytest.raises(ConfigError, match=r"^run must be one that waits here \(none\), got abc$"):
+    rule = r"^run must be one that waits under \S+ \(none; at a site, first: \. env\.sh\), got abc$"
+    with pytest.raises(ConfigError, match=rule):
         raise approve("abc").exception
 
 
@@ -294,7 +295,7 @@ def test_who_approves_sees_the_plan() -> None:
     keys = {name: own_fingerprint(name) for name in PARTIES}
     assert shown >= {
         f"run {'b' * 16} of pax, at bank on 'rows.csv'",
-        "waits, since approve is ask in the node config",
+        "waits because approve is ask in the node config",
         "aggregation secure: only sums over all parties leave",
         f"epsilon 1 for delta 1e-05, noise {opening.multiplier:.4g}",
         "spent epsilon 2.00 of 3 in 1 run, for delta 1e-05",
@@ -335,7 +336,7 @@ def test_an_approval_is_of_the_reasons_that_were_shown() -> None:
     with pytest.raises(WaitingError, match=r"^waits for approval at bank \(seed must be 42, as in"):
         admit(config, "b" * 16, "pax", openings["b" * 16])
     output = " ".join(approve("b" * 16, "--yes").output.split())
-    assert "waits, since seed must be 42, as in the first run on the table, got 43" in output
+    assert "waits because seed must be 42, as in the first run on the table, got 43" in output
     admit(config, "b" * 16, "pax", openings["b" * 16])
 
 
@@ -358,11 +359,26 @@ def test_an_opening_that_is_refused_fixes_and_spends_nothing(write_table: WriteT
         with pytest.raises(DataError, match="at least 10 validation rows, got"):
             ask(number, private())
         assert [run.admitted for run in runs()] == [0] * number
-        assert "no run waits here" in approve().output
+        assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
     for _ in range(2):
         ask(3, private(valid_fraction=0.0, test_fraction=0.3))
     assert [run.admitted for run in runs()] == [0, 0, 1]
     assert [run.begun for run in runs()] == [0, 0, 1]
+
+
+def test_nobody_is_asked_about_a_run_that_is_not_summed_where_it_must_be(
+    write_table: WriteTable,
+) -> None:
+    node = {**ASKS, "data": str(write_table("bank")), "label": "y", "least-parties": 3}
+    config, opening = site_config(node, {}), hello(PARTIES, aggregation="plain")
+    with pytest.raises(ConfigError, match=r"^aggregation must be secure for bank, whose node conf"):
+        answer(
+            config,
+            HelloRequest.kind,
+            Envelope(model_id(1), 1, method="pax"),
+            take_apart(opening, "bank"),
+        )
+    assert runs() == []
 
 
 def test_an_opening_that_was_refused_meanwhile_does_not_begin() -> None:

@@ -44,11 +44,13 @@ def approve_command(
         for model_id, (folder, one) in waiting.items():
             console.print(f"{model_id}  {folder.name}  {one.method}", highlight=False)
         if not waiting:
-            console.print("no run waits here")
+            where = f"under {home()} (at a site, first: . env.sh)"
+            console.print(f"no run waits {where}", highlight=False, soft_wrap=True)
         return
     if run not in waiting:
         names = ", ".join(waiting) or "none"
-        raise ConfigError(f"run must be one that waits here ({names}), got {run}")
+        where = f"under {home()} ({names}; at a site, first: . env.sh)"
+        raise ConfigError(f"run must be one that waits {where}, got {run}")
     folder, one = waiting[run]
     grid = Grid.grid(padding=(0, 2))
     for title, text in _rows(folder.name, one, registers[folder]):
@@ -69,7 +71,7 @@ def _rows(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str, str]]
     yield "run", f"{run.model} of {run.method}, at {site} on {run.data!a}"
     yield "first asked", time.strftime("%Y-%m-%d %H:%M", time.localtime(run.asked))
     for reason in run.reasons:
-        yield "waits, since", _plain(reason)
+        yield "waits because", _plain(reason)
     kind = _plain(plan["aggregation"])
     yield "aggregation", f"{kind}: {LEAVES.get(kind, 'what the site has, as under Reveals')}"
     noise = f"{plan['epsilon']:g} for delta {plan['delta']:g}, noise {plan['multiplier']:.4g}"

@@ -118,11 +118,11 @@ def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
     declared = method_of(method)
     if declared is None or declared.family != "horizontal":
         return
-    plain = isinstance(request, Plan) and request.aggregation == "plain"
+    plain = isinstance(request, Plan) and request.aggregation != "secure"
     if config.least_parties and (plain or request.leaves == "own"):
         raise ConfigError(
             f"aggregation must be secure for {config.name}, whose node config has least-parties "
-            f"({config.least_parties}): its sums leave it added to those of others alone; "
+            f"({config.least_parties}): its sums may leave it only added to those of others; "
             f"got {method} without"
         )
 
