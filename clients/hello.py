@@ -13,10 +13,10 @@ import numpy as np
 
 from clients.dictionary import keep_own, own_categories, told_categories
 from fedapp.crypto.fixed_point import power_above
-from fedapp.data.labels import Labels, class_names, untrained_classes
+from fedapp.data.labels import Labels, class_names, is_few, untrained_classes
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table
-from fedapp.errors import DataError, blaming
+from fedapp.errors import ConfigError, DataError, blaming
 from fedapp.home import home, secret_at
 from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply, HelloRequest
@@ -92,6 +92,13 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     # A site whose rows may leave it in sums alone does not go by what it is asked.
     rounded = request.rounded or config.least_parties > 0
     classes = class_names(labels, request.objective)
+    limits = config.least_parties or config.run_epsilon
+    if limits and classes and labels.dtype.kind != "U" and not is_few(np.unique(labels)):
+        rule = f"must be for numbers at {config.name}, whose classes would be its labels"
+        way = "; a schema may make the label a text"
+        raise ConfigError(
+            f"objective {rule} (least-parties, run-epsilon), got {request.objective}{way}"
+        )
     told = {
         **{f"n_{name}": n_rows[name] for name in SUBSETS},
         "columns": subsets["train"].columns,

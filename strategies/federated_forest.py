@@ -158,7 +158,7 @@ class FederatedForest(VerticalStrategy):
         """A forest is grown at once."""
         own = cls.own_settings(settings)
         forest = {"rounds": 0, "trees": own.trees, "max_depth": own.max_depth}
-        return {**super().planned(settings), **forest}
+        return {**super().planned(settings), **forest, "labels": own.labels}
 
     def conversation(
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None

@@ -335,6 +335,20 @@ def test_a_site_with_least_parties_rounds_whatever_it_is_asked(
     assert (rounded.label_low, rounded.label_high) == (-4, 8)
 
 
+def test_a_site_with_limits_names_no_classes_that_are_its_labels(write_table: WriteTable) -> None:
+    """Salaries as classes would be sent with the opening, each as it is."""
+    salaries = write_table("salaries", y=np.arange(40) * 10.5)
+    node = {"name": "bank", "data": str(salaries), "label": "y", "allow": "pax"}
+    request = hello.HelloRequest("multi:softprob", 0.2, 0.2, 3, False)
+    assert len(look(site_config(node, {}), request)[0].classes) == 40
+    rule = "^objective must be for numbers at bank, whose classes would be its labels"
+    for limit in ({"least-parties": 3}, {"run-epsilon": 1}):
+        with pytest.raises(ConfigError, match=rule):
+            look(site_config({**node, **limit}, {}), request)
+    digits = write_table("digits", y=np.arange(40) % 10)
+    assert look(site_config({**node, "data": str(digits), "least-parties": 3}, {}), request)
+
+
 @pytest.mark.parametrize(
     ("node", "aggregation", "rule"),
     [

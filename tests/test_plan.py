@@ -129,6 +129,19 @@ def test_no_party_may_be_lost_that_the_plan_needs(configs: dict[str, SiteConfig]
         coordinator.ask(opening, 3, ["bank"])
 
 
+def test_a_server_that_goes_back_asks_for_no_other_sums(configs: dict[str, SiteConfig]) -> None:
+    """Each step back would else show another cell of the table."""
+    coordinator = Coordinator(configs, rounds=2)
+    coordinator.ask(coordinator.opening, 3)
+    coordinator.ask(summing(first=True), 4, checkpoint=3)
+    again = {"attempt": 1, "checkpoint": 3}
+    other = summing(first=True, columns=np.zeros(1, np.int32))
+    rule = r"^bank: GrowSumsRequest\.content must be what it was before the run was resumed; begin"
+    with pytest.raises(ProtocolError, match=rule):
+        coordinator.ask(other, 4, ["bank"], **again)
+    coordinator.ask(summing(first=True), 4, ["bank"], **again)
+
+
 def test_cuts_are_no_finer_than_planned(configs: dict[str, SiteConfig]) -> None:
     coordinator = Coordinator(configs, max_bin=2)
     coordinator.ask(coordinator.opening, 3)

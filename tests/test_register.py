@@ -70,6 +70,17 @@ def ids() -> list[str]:
     return [run.model for run in runs()]
 
 
+def test_a_table_is_one_however_its_path_is_written(
+    write_table: WriteTable, tmp_path: Path
+) -> None:
+    """Else a second spelling would begin with a budget and a split of its own."""
+    path, link = write_table("bank"), tmp_path / "link.csv"
+    link.symlink_to(path)
+    spelled = path, path.parent / "." / ".." / path.parent.name / path.name, link
+    tables = {site_config({**NODE, "data": str(one)}, {}).data for one in spelled}
+    assert tables == {str(path.resolve())}
+
+
 def model_id(number: int) -> str:
     return f"{number:016x}"
 
@@ -685,6 +696,16 @@ def test_a_decision_that_fails_half_way_is_none() -> None:
     with pytest.raises(KeyError):
         fail()
     assert [bool(run.admitted) for run in runs()] == [True]
+
+
+def test_a_row_that_is_none_stops_the_site() -> None:
+    admit(site_config(NODE, {}), model_id(1), "pax", hello())
+    with register._transaction(home() / "sites" / "bank") as opened:
+        opened.execute("UPDATE runs SET settings = '{'")
+    with pytest.raises(
+        DataError, match=r"^bank: register\.db must be a database that the site can"
+    ):
+        admit(site_config(NODE, {}), model_id(2), "pax", hello())
 
 
 def test_a_broken_register_stops_the_site() -> None:

@@ -50,7 +50,7 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
     if objective == AUTO:
         if is_text:
             _check_texts(labels)
-        objective = MULTI_CLASS if is_text or _is_few(np.unique(labels)) else REGRESSION
+        objective = MULTI_CLASS if is_text or is_few(np.unique(labels)) else REGRESSION
     if is_regression(objective):
         if is_text:
             rule = f"label must be numbers for {objective}, got"
@@ -114,7 +114,7 @@ def _check_numbers(labels: npt.NDArray[np.float64], objective: str) -> None:
         )
 
 
-def _is_few(values: npt.NDArray[np.float64]) -> bool:
+def is_few(values: npt.NDArray[np.float64]) -> bool:
     """Whether different numbers are rather names of classes."""
     if len(values) <= 2:
         return True
@@ -136,7 +136,7 @@ def auto_objective(classes: Sequence[Sequence[str]]) -> tuple[Objective, str]:
     are_numbers = all(map(is_number, names))
     if not all(classes) and not are_numbers:
         raise DataError("label must be of one type at all parties, got text and numbers")
-    if all(classes) and (not are_numbers or _is_few(np.array([float(name) for name in names]))):
+    if all(classes) and (not are_numbers or is_few(np.array([float(name) for name in names]))):
         found = "texts" if not are_numbers else "numbers, few and whole"
         if len(names) == 2:
             return objective_of(2), f"the label has {SUGGESTED[TWO_CLASSES]}"

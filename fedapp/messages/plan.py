@@ -32,6 +32,7 @@ class Plan:
     max_depth: Annotated[int, Range(0, 1000)] = 0
     subsample: Annotated[float, Range(0, 1)] = 1.0
     goss: bool = False
+    labels: Annotated[str, Range(0, 16)] = ""  # encoded or paillier, in a forest
     max_bin: Annotated[int, Range(0, 65535), SiteLimit("most-bins")] = 0
     parties: Annotated[tuple[str, ...], Range(0, 1000)] = ()  # names, in order
     fingerprints: Annotated[tuple[str, ...], Range(0, 1000)] = ()  # of their keys; "" if simulated

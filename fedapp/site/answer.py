@@ -209,7 +209,7 @@ def _handled(
         rule = f"must come later: the site has no {error.args[0]} of this model yet, or no more"
         raise ProtocolError(site.name, content.name, "step", rule) from error
     if digest := _digest(content) if is_masked(site.store) else "":
-        note_request(site.store, request, digest)
+        note_request(site.name, site.store, request, digest)
     if isinstance(found, Sums):
         assert request.leaves == _LEAVES[bool(found.noise)], (
             f"{type(request).__name__} asks for no sums"

@@ -31,7 +31,7 @@ from fedapp.messages.fields import Request
 from fedapp.messages.secure import SEALED_BYTES, Among, MaskedReply
 from fedapp.site.mail import pair_secrets, since
 from fedapp.site.noise import Noise
-from fedapp.site.shares import N_ASKED, parties_of, share
+from fedapp.site.shares import ANSWERED, N_ASKED, THRESHOLD, parties_of, share
 from fedapp.site.store import Store
 from fedapp.wire.codec import Envelope
 
@@ -82,17 +82,26 @@ def check_leaves(name: str, store: Store, request: Request) -> None:
         raise ProtocolError(name, type(request).__name__, "class", rule)
 
 
-def note_request(store: Store, request: Request, digest: str) -> None:
+def note_request(name: str, store: Store, request: Request, digest: str) -> None:
     """Add a request to those that the masks follow from; what answers follow from no query.
 
     Parameters
     ----------
     digest : of the request.
+
+    Raises
+    ------
+    ProtocolError : no party may be lost, and another one was answered before a step back: sums of
+        other nodes, or after other leaves, would be as many as the server goes back.
     """
     if not request.kind.startswith("query."):
         both = prefixed(store.facts.get(ASKED, "").encode(), digest.encode())
         store.facts[ASKED] = hashlib.sha256(both).hexdigest()
-        store.facts[N_ASKED] = store.facts.get(N_ASKED, 0) + 1
+        store.facts[N_ASKED] = number = store.facts.get(N_ASKED, 0) + 1
+        answered = store.facts.setdefault(ANSWERED, {})
+        if answered.setdefault(str(number), digest) != digest and not store.facts[THRESHOLD]:
+            rule = "must be what it was before the run was resumed; begin a new run"
+            raise ProtocolError(name, type(request).__name__, "content", rule)
 
 
 def masked(

@@ -277,6 +277,6 @@ def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
                 register.execute("BEGIN IMMEDIATE")
                 yield register
                 register.execute("COMMIT")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, json.JSONDecodeError) as error:
         rule = f"{DATABASE} must be a database that the site can write, got: {error}"
         raise DataError(rule, folder.name) from error

@@ -46,8 +46,10 @@ LABEL = b"fedapp share v1"
 # what was asked and of whom; and how many requests a state follows from, whatever their steps.
 THRESHOLD, AMONG, PENDING, SUMMED = "threshold", "among", "pending", "summed"
 N_ASKED = "n_asked"
+# Digests of the requests that were answered since the last checkpoint, by their number.
+ANSWERED = "answered_for"
 # What a site does not forget when it goes back to a checkpoint.
-LASTING = TOLD_ONCE, AMONG, SUMMED, PLAN, FIRST_ROUND
+LASTING = TOLD_ONCE, AMONG, SUMMED, ANSWERED, PLAN, FIRST_ROUND
 
 
 def parties_of(name: str, store: Store, told: Sequence[str], follows: bool) -> list[str]:
@@ -146,9 +148,12 @@ def keep(store: Store, checkpoint: int) -> None:
 
     By the requests that the state follows from, as a server numbers steps as it likes.
     """
+    after = store.facts.get(N_ASKED, 0)
     if SUMMED in store.facts:
-        after = store.facts.get(N_ASKED, 0)
         store.facts[SUMMED] = [one for one in store.facts[SUMMED] if one[0] > after]
+    if ANSWERED in store.facts:
+        answered = store.facts[ANSWERED].items()
+        store.facts[ANSWERED] = {number: one for number, one in answered if int(number) > after}
     store.keep(checkpoint)
 
 
