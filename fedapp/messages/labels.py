@@ -12,7 +12,8 @@ the shares of the classes, it learns these of the rows of all parties.
   classes of the rows in which they differ; so a site's first run on a table fixes the fractions,
   the seed and the fold, and a run with others begins only if a person at the site approves it.
 - A server chooses the objective. With ``multi:softprob`` of labels that are numbers it learns by
-  ``hello`` every value that occurs, and here how many training rows have each.
+  ``hello`` every value that occurs, and here how many training rows have each. A site with
+  ``least-parties`` or ``run-epsilon`` refuses that, unless they are at most 20 whole numbers.
 - Where each output starts is the server's to say (``base_margin`` of later requests). What it
   learns by other numbers it learns by leaf values of its choice too.
 - Under masks (see ``secure``) it learns these sums over all parties; a class that one party alone

@@ -17,7 +17,8 @@ rounded up to a power of two.
   have answered, and, of the pairs with who has not, seeds of this answer alone. A late answer then
   tells nothing. Whatever a server tells whom of losses, it gets sums over 2 ``threshold`` - n of n
   parties at least, which each site holds against its ``least-parties``.
-- A run has one opening, and who is lost in it stays so, however often a server goes back.
+- A run has one opening, and who is lost in it stays so, however often a server goes back. Where
+  no party may be lost, one that goes back gets the same sums again and no others.
 - Sums before a loss less sums after it are the lost party's as far as nothing else has changed: its
   numbers of rows, labels and missing values, for squared errors also of rows in each bin, and, as
   one tree changes them little, nearly its gradients. A server that breaks the rules can say that a
