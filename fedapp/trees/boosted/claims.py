@@ -172,5 +172,6 @@ class Claims:
         (above,), children = frozen(above), tuple(frozen(*children))
         if rule := _broken_rule(above, parents, children, self._layout):
             raise ValueError(f"must have {RULES[rule]}, got others at level {level}")
-        self._nodes = tuple(each.reshape(-1, *each.shape[2:]) for each in children)
+        # Not -1, which nothing follows from where a party has no bins.
+        self._nodes = tuple(each.reshape(2 * len(each), *each.shape[2:]) for each in children)
         self._rows = {key: row for row, key in enumerate(keys)}
