@@ -377,18 +377,21 @@ def test_an_opening_that_is_refused_fixes_and_spends_nothing(write_table: WriteT
     assert [run.begun for run in runs()] == [0, 0, 1]
 
 
-def test_nobody_is_asked_about_a_run_that_is_not_summed_where_it_must_be(
-    write_table: WriteTable,
+@pytest.mark.parametrize(
+    ("parties", "aggregation", "rule"),
+    [
+        (PARTIES, "plain", "aggregation must be secure for bank, whose node config has least-"),
+        (PARTIES[:2], "secure", r"parties must be >= 3 \(least-parties of bank\), got 2"),
+    ],
+)
+def test_nobody_is_asked_about_a_run_that_the_site_refuses(
+    write_table: WriteTable, parties: tuple[str, ...], aggregation: str, rule: str
 ) -> None:
     node = {**ASKS, "data": str(write_table("bank")), "label": "y", "least-parties": 3}
-    config, opening = site_config(node, {}), hello(PARTIES, aggregation="plain")
-    with pytest.raises(ConfigError, match=r"^aggregation must be secure for bank, whose node conf"):
-        answer(
-            config,
-            HelloRequest.kind,
-            Envelope(model_id(1), 1, method="pax"),
-            take_apart(opening, "bank"),
-        )
+    config, opening = site_config(node, {}), hello(parties, aggregation=aggregation)
+    envelope = Envelope(model_id(1), 1, method="pax")
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        answer(config, HelloRequest.kind, envelope, take_apart(opening, "bank"))
     assert runs() == []
 
 

@@ -113,7 +113,8 @@ def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
 
     Raises
     ------
-    ConfigError : the request asks for more, in a run of parties with the same columns.
+    ConfigError : the request asks for more, in a run of parties with the same columns, or opens
+        one of too few.
     """
     declared = method_of(method)
     if declared is None or declared.family != "horizontal":
@@ -125,7 +126,8 @@ def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
             f"({config.least_parties}): its sums may leave it only added to those of others; "
             f"got {method} without"
         )
-
+    if config.least_parties and isinstance(request, Plan):
+        check_parties(config, request.parties)
     most, got = f"{config.run_epsilon:g}", f"{method} without"
     fits = request.leaves not in ("own", "sums")
     if isinstance(request, Plan):
