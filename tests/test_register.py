@@ -541,9 +541,9 @@ def test_private_runs_add_up(node: dict[str, Any], n_admitted: int) -> None:
     spent = composed([budget_for(1, 1e-5, 50, 3)] * n_admitted, 1e-5)
     rule = (
         rf"^privacy\.epsilon must come to <= {limit} in all runs on one table \(total-epsilon in "
-        rf"the node config of bank\), got [\d.]+ with this one for delta 1e-05; spent before: "
-        rf"{spent:.2f} of {limit} in {n_admitted} runs?, for delta 1e-05. Ask for a smaller one, or"
-        r" bank for a larger total-epsilon$"
+        rf"the node config of bank\), got [\d.]+ with this run for delta 1e-05; spent before: "
+        rf"{spent:.2f} of {limit} in {n_admitted} runs?, for delta 1e-05. Ask for a smaller "
+        r"epsilon, or bank for a larger total-epsilon$"
     )
     with pytest.raises(ConfigError, match=rule):
         admit(config, "a" * 16, "pax", private())
@@ -574,7 +574,7 @@ def test_a_larger_delta_makes_no_run_cheaper() -> None:
     admit(config, "a" * 16, "pax", private(1.0, 1e-6))
     budgets = [budget_for(1.0, 1e-6, 50, 3), budget_for(0.9, 1e-2, 50, 3)]
     assert composed(budgets, 1e-2) < 2 < composed(budgets, 1e-6)
-    with pytest.raises(ConfigError, match=r"with this one for delta 1e-06; spent before: 1\.00 of"):
+    with pytest.raises(ConfigError, match=r"with this run for delta 1e-06; spent before: 1\.00 of"):
         admit(config, "b" * 16, "pax", private(0.9, 1e-2))
 
 

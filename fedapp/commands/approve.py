@@ -22,6 +22,7 @@ LEAVES = {"secure": "only sums over all parties leave", "sealed": "in letters be
 SHOWN = (
     *("aggregation", "epsilon", "delta", "multiplier", "parties", "fingerprints"),
     *("test_fraction", "valid_fraction", "seed", "fold", "folds"),
+    "rounded",  # of a masked run always
 )
 
 
@@ -42,7 +43,8 @@ def approve_command(
     }
     if not run:
         for model_id, (folder, one) in waiting.items():
-            console.print(f"{model_id}  {folder.name}  {one.method}", highlight=False)
+            line = f"{model_id}  {folder.name}  {one.method}  first asked {_first_asked(one)}"
+            console.print(line, highlight=False)
         if not waiting:
             where = f"under {home()} (at a site, first: . env.sh)"
             console.print(f"no run waits {where}", highlight=False, soft_wrap=True)
@@ -52,11 +54,12 @@ def approve_command(
         where = f"under {home()} ({names}; at a site, first: . env.sh)"
         raise ConfigError(f"run must be one that waits {where}, got {run}")
     folder, one = waiting[run]
+    # What is long comes first, so that the plan is beside the question.
+    console.print(escape(_reveals(one.method)) + "\n", highlight=False)
     grid = Grid.grid(padding=(0, 2))
     for title, text in _rows(folder.name, one, registers[folder]):
         grid.add_row(title, escape(text))
     console.print(grid, highlight=False)
-    console.print(escape(_reveals(one.method)), highlight=False)
     if not yes and not typer.confirm(f"Let {folder.name} take part?"):
         raise typer.Exit(1)
     approve(folder, one)
@@ -69,7 +72,7 @@ def _rows(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str, str]]
 
     plan = run.settings
     yield "run", f"{run.model} of {run.method}, at {site} on {run.data!a}"
-    yield "first asked", time.strftime("%Y-%m-%d %H:%M", time.localtime(run.asked))
+    yield "first asked", _first_asked(run)
     for reason in run.reasons:
         yield "waits because", _plain(reason)
     kind = _plain(plan["aggregation"])
@@ -89,6 +92,10 @@ def _rows(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str, str]]
     for name, key in zip(plan["parties"], plan["fingerprints"], strict=False):
         mark = "pinned here" if run.trusted.get(name) == key else "NOT PINNED HERE"
         yield "party", f"{_plain(name)}  {_plain(key)}  {'this site' if name == site else mark}"
+
+
+def _first_asked(run: Run) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(run.asked))
 
 
 def _plain(value: object) -> str:

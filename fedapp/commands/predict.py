@@ -64,7 +64,9 @@ def predict(
     ] = "",
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", help=f"Write ids of missing rows into RUN_DIR/{VERBOSE}."),
+        typer.Option(
+            "--verbose", help=f"Write the ids of rows without a match into RUN_DIR/{VERBOSE}."
+        ),
     ] = False,
 ) -> None:
     """Predict the rows of a table with a run's model."""

@@ -235,9 +235,9 @@ def _check_total(config: SiteConfig, others: Sequence[Run], run: Run) -> None:
     if total > config.total_epsilon:
         raise ConfigError(
             f"privacy.epsilon must come to <= {config.total_epsilon:g} in all runs on one table "
-            f"(total-epsilon in the node config of {config.name}), got {total:.4g} with this one "
+            f"(total-epsilon in the node config of {config.name}), got {total:.4g} with this run "
             f"for delta {delta:g}; spent before: {spending(others, config.total_epsilon)}. Ask for "
-            f"a smaller one, or {config.name} for a larger total-epsilon"
+            f"a smaller epsilon, or {config.name} for a larger total-epsilon"
         )
 
 
