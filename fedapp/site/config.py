@@ -157,7 +157,7 @@ def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConf
             raise ConfigError(f"name in the node config must be {NAME_RULE}, got {name!r}")
         given = table_settings(node)
         if Path(given["data"]).exists():
-            # However it is written, it is one table to whoever counts its runs.
+            # The register counts runs by path, so a table has one path, however it is spelled.
             given["data"] = str(Path(given["data"]).resolve())
         return SiteConfig(name, **given, **policy(node))
     if "partition-id" not in node:

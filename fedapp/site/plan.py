@@ -103,7 +103,8 @@ def check_planned(config: SiteConfig, store: Store, request: Request) -> None:
         return
     plan = store.facts[PLAN]
     rules: dict[str, tuple[bool, str]] = {}
-    for field, value in ((field, getattr(request, field)) for field in type(request).forms):
+    for field in type(request).forms:
+        value = getattr(request, field)
         if field in plan and isinstance(value, bool | int | float | str):
             rules[field] = value == plan[field], f"must be {plan[field]}"
         elif limit := type(request).planned.get(field):
