@@ -125,7 +125,7 @@ class Training:
             from simulations.baselines import run_baselines
 
             self.watcher.begin("training the baselines")
-            found, summary = run_baselines(settings), folder.summary
+            found, summary = run_baselines(settings, folder.path), folder.summary
             warnings = [*summary["warnings"], *worse_than_alone(summary, found["alone"])]
             folder.add_to_summary({"baselines": found, "warnings": warnings})
         if self.with_page and self.engine in SIMULATED:

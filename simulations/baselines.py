@@ -6,8 +6,9 @@ Both by XGBoost, or by scikit-learn's random forest where the model is a forest.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,13 @@ import numpy.typing as npt
 
 from fedapp import metrics
 from fedapp.config import Settings
-from fedapp.data.categories import Categories, chosen, side_by_side
+from fedapp.data.categories import (
+    Categories,
+    chosen,
+    recoded,
+    side_by_side,
+    trained_first,
+)
 from fedapp.data.labels import class_ids, class_names, positive_last
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
@@ -37,7 +44,8 @@ from fedapp.trees.objective import REGRESSION, LossParameters, margins_of, n_out
 from fedapp.trees.sets import category_counts
 from fedapp.trees.sides import Nodes
 from simulations.rows import PartRows, party_configs, settled, stacked_tables
-from strategies.scoring import FINAL_BINS
+from simulations.same_trees import same_nodes
+from strategies.scoring import FINAL_BINS, found_scores
 
 BY_ROWS, BY_COLUMNS = "rows", "columns"
 XGBOOST, FOREST = "XGBoost", "forest (scikit-learn)"
@@ -109,6 +117,12 @@ class Pooled:
         return {"weight": self.weights[rows], **margins, **self.types}
 
     @property
+    def widest(self) -> float:
+        """Half the range of the labels, as a power of two: see ``strategies.scoring``."""
+        half = float(np.ptp(self.labels)) / 2
+        return float(2 ** np.ceil(np.log2(half))) if half else 1.0
+
+    @property
     def types(self) -> dict[str, Any]:
         """Of the columns, as XGBoost's matrices take them."""
         return typed_columns(category_counts(self.categories, len(self.columns)))
@@ -117,6 +131,12 @@ class Pooled:
         """Each subset in the order of the table, for the last digits of a sum follow the order."""
         subsets = (np.sort(getattr(self.split, subset)) for subset in SUBSETS)
         return replace(self, split=Split(*subsets))
+
+    def coded_by_training_rows(self) -> Pooled:
+        """With the codes that vertical parties give to categories."""
+        codes = trained_first(self.categories, self.values[self.split.train])[0]
+        values = recoded(self.values, self.categories, codes, self.columns)[0]
+        return replace(self, values=values, categories=codes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,17 +148,22 @@ class Trained:
     margins : of rows by their numbers, float32, shape (n, n_outputs).
     center : of the histogram of margins, see ``metrics.statistics``.
     gains : float64, shape (n_columns,): what the splits of each column have gained.
+    booster : the model, where it is XGBoost's.
     """
 
     margins: Callable[[Rows], npt.NDArray[np.float32]]
     center: float
     gains: npt.NDArray[np.float64]
+    booster: Any = None
 
     def scores(
-        self, objective: str, rows: Pooled, eval_metrics: Sequence[str] = ()
+        self, objective: str, rows: Pooled, eval_metrics: Sequence[str], split_by: str
     ) -> dict[str, float]:
-        """Scores on the test rows; a threshold of two classes is chosen on the rows that choose the
-        run's."""
+        """Scores on the test rows, computed as the run's are.
+
+        Horizontal parties add up histograms of margins; the active party of a vertical run has all
+        margins. A threshold of two classes is chosen on the rows that choose the run's.
+        """
         chosen = metrics.threshold_rows(len(rows.split.valid) > 0)
         subsets = {subset: getattr(rows.split, subset) for subset in (chosen, "test")}
         given = {
@@ -146,19 +171,32 @@ class Trained:
             for subset, of in subsets.items()
             if len(of)
         }
-        return metrics.pooled_subsets(objective, given, eval_metrics).get("test", {})
+        if split_by == BY_COLUMNS:
+            return metrics.pooled_subsets(objective, given, eval_metrics).get("test", {})
+        sums = {subset: self._sums(objective, rows, subset, eval_metrics) for subset in given}
+        if "test" not in sums:
+            return {}
+        scores = found_scores(objective, sums["test"], eval_metrics)
+        first = metrics.best_bin(sums[chosen]) if objective == "binary:logistic" else None
+        if scores and first is not None:
+            scores |= metrics.scores_from_bin(sums["test"], first, self.center)
+        return scores
 
     def curves(self, objective: str, rows: Pooled) -> dict[str, Any]:
         """Curves on the test rows, from as many bins as a run's; none where there are no rows."""
-        test, half = rows.split.test, float(np.ptp(rows.labels)) / 2
-        if not rows.weights[test].any():
+        if not rows.weights[rows.split.test].any():
             return {}
-        widest = float(2 ** np.ceil(np.log2(half))) if half else 1.0
-        truth = rows.labels[test], rows.weights[test]
-        found = metrics.statistics(
-            objective, self.margins(test), *truth, FINAL_BINS, widest, self.center
-        )
-        return metrics.curves(objective, found, residual_range=widest, center=self.center)
+        found = self._sums(objective, rows, "test")
+        return metrics.curves(objective, found, residual_range=rows.widest, center=self.center)
+
+    def _sums(
+        self, objective: str, rows: Pooled, subset: str, eval_metrics: Sequence[str] = ()
+    ) -> metrics.Statistics:
+        """What horizontal parties would add up."""
+        of = getattr(rows.split, subset)
+        given = self.margins(of), rows.labels[of], rows.weights[of]
+        how = FINAL_BINS, rows.widest, self.center
+        return metrics.statistics(objective, *given, *how, extra=eval_metrics)
 
     def importance(self, columns: Sequence[str]) -> dict[str, dict[str, float]]:
         """Total gain by column, largest first, as a run has it; of a forest its share."""
@@ -166,32 +204,96 @@ class Trained:
         return {"total_gain": {columns[c]: float(self.gains[c]) for c in order}}
 
 
-def run_baselines(settings: Settings) -> dict[str, Any]:
+def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, Any]:
     """Scores on the test rows of the run, by the run's own settings.
+
+    XGBoost's cuts and last digits follow the order of the rows. Beside a vertical run they are in
+    the order of the run, so that SecureBoost's model is this one; in a comparison of several
+    methods, which has one baseline for all, in the table's.
+
+    Parameters
+    ----------
+    folder : of the run, None in a comparison. Where it has the model of a method that grows
+        XGBoost's trees, they are compared with the pooled ones.
 
     Returns
     -------
     ``{"pooled": scores, "alone": {party: scores}, "curves": {"pooled", "alone"}, "importance":
-    {"pooled"}}``; all rows and cuts are those of one machine. Of vertical parties the one that has
-    the labels can train alone.
+    {"pooled"}, "same_nodes": [equal nodes, nodes]}``, the last where nodes were compared; all rows
+    and cuts are those of one machine. Of vertical parties the one that has the labels can train
+    alone.
 
     Raises
     ------
     DataError, ConfigError : there is no such table.
     """
     settings = settled(settings)
-    if baselines_of(settings.strategy).split_by == BY_COLUMNS:
-        return _vertical_baselines(settings)
+    kind, (pooled, alone) = baselines_of(settings.strategy), baseline_rows(settings)
+    if folder is None:
+        pooled = pooled.in_table_order()
+        alone = {name: rows.in_table_order() for name, rows in alone.items()}
+    train = _forest if kind.model == FOREST else train_boosted
+    of_all = train(settings, pooled)
+    of_parties = {name: (train(settings, rows), rows) for name, rows in alone.items()}
+    objective, scored_by = settings.objective, (settings.eval_metrics, kind.split_by)
+    found = {
+        "pooled": of_all.scores(objective, pooled, *scored_by),
+        "alone": {
+            name: one.scores(objective, rows, *scored_by)
+            for name, (one, rows) in of_parties.items()
+        },
+        "curves": {
+            "pooled": of_all.curves(objective, pooled),
+            "alone": {
+                name: one.curves(objective, rows) for name, (one, rows) in of_parties.items()
+            },
+        },
+        "importance": {"pooled": of_all.importance(pooled.columns)},
+    }
+    path = folder / "model.xgb.json" if folder else None
+    is_lossless = kind.split_by == BY_COLUMNS or settings.parties == 1
+    if of_all.booster is not None and is_lossless and path and path.exists():
+        models = path.read_bytes(), of_all.booster.save_raw("json")
+        found["same_nodes"] = same_nodes(*map(json.loads, models))
+    return found
+
+
+def order_range(settings: Settings, metric: str, n_orders: int) -> tuple[float, float]:
+    """Lowest and highest test score of XGBoost on all rows, over orders of the training rows."""
+    settings = settled(settings)
+    rows, rng = baseline_rows(settings)[0], np.random.default_rng(settings.seed)
+    scores = []
+    for _ in range(n_orders):
+        shuffled = Split(rng.permutation(rows.split.train), rows.split.valid, rows.split.test)
+        trained = train_boosted(settings, replace(rows, split=shuffled))
+        split_by = baselines_of(settings.strategy).split_by
+        found = trained.scores(settings.objective, rows, settings.eval_metrics, split_by)
+        scores.append(found.get(metric, np.nan))
+    return min(scores), max(scores)
+
+
+def baseline_rows(settings: Settings) -> tuple[Pooled, dict[str, Pooled]]:
+    """All rows and columns of a run, and those that a party can train on alone."""
+    kind = baselines_of(settings.strategy)
+    if kind.split_by == BY_COLUMNS:
+        joined, active, own_columns = join_tables(settings)
+        own = replace(
+            joined,
+            values=np.ascontiguousarray(joined.values[:, own_columns]),
+            columns=joined.columns[own_columns],
+            categories=chosen(joined.categories, range(len(joined.columns))[own_columns]),
+        )
+        if kind.model == XGBOOST:
+            return joined.coded_by_training_rows(), {active: own.coded_by_training_rows()}
+        return joined.in_table_order(), {active: own.in_table_order()}
     table, shares = stacked_tables(settings)
     test = np.concatenate([rows["test"] for rows in shares.values()])
 
     def of(parties: Iterable[PartRows]) -> Pooled:
         train, valid = (_all([rows[subset] for rows in parties]) for subset in ("train", "valid"))
-        return _pooled(settings, table, Split(train, valid, test))
+        return _pooled(settings, table, Split(train, valid, test)).in_table_order()
 
-    return _found(
-        settings, of(shares.values()), {name: of([rows]) for name, rows in shares.items()}
-    )
+    return of(shares.values()), {name: of([rows]) for name, rows in shares.items()}
 
 
 def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
@@ -224,41 +326,6 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
     return _pooled(settings, joined, split), configs[active].name, own
 
 
-def _vertical_baselines(settings: Settings) -> dict[str, Any]:
-    """All columns, and those of the party that has the labels."""
-    joined, active, own_columns = join_tables(settings)
-    own = replace(
-        joined,
-        values=np.ascontiguousarray(joined.values[:, own_columns]),
-        columns=joined.columns[own_columns],
-        categories=chosen(joined.categories, range(len(joined.columns))[own_columns]),
-    )
-    return _found(settings, joined, {active: own})
-
-
-def _found(settings: Settings, pooled: Pooled, alone: Mapping[str, Pooled]) -> dict[str, Any]:
-    """Train on all rows and on each party's, and say what came of it."""
-    train = _forest if baselines_of(settings.strategy).model == FOREST else _boosted
-    pooled = pooled.in_table_order()
-    alone = {name: rows.in_table_order() for name, rows in alone.items()}
-    of_all = train(settings, pooled)
-    of_parties = {name: (train(settings, rows), rows) for name, rows in alone.items()}
-    objective, asked = settings.objective, settings.eval_metrics
-    return {
-        "pooled": of_all.scores(objective, pooled, asked),
-        "alone": {
-            name: one.scores(objective, rows, asked) for name, (one, rows) in of_parties.items()
-        },
-        "curves": {
-            "pooled": of_all.curves(objective, pooled),
-            "alone": {
-                name: one.curves(objective, rows) for name, (one, rows) in of_parties.items()
-            },
-        },
-        "importance": {"pooled": of_all.importance(pooled.columns)},
-    }
-
-
 def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
     """A table with its labels as numbers."""
     assert table.labels is not None
@@ -277,7 +344,7 @@ def _all(shares: Sequence[Rows]) -> Rows:
     return np.sort(np.concatenate(shares))
 
 
-def _boosted(settings: Settings, rows: Pooled) -> Trained:
+def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     """XGBoost, trained on some rows."""
     import xgboost
 
@@ -289,8 +356,12 @@ def _boosted(settings: Settings, rows: Pooled) -> Trained:
     def matrix(of: Rows) -> Any:
         return xgboost.DMatrix(rows.values[of], rows.labels[of], **rows.of_rows(of))
 
+    values, how = rows.values[train], {"max_bin": settings.max_bin, **rows.types}
+    # Vertical parties cut their columns without the weights, which they do not know.
+    is_divided = baselines_of(settings.strategy).split_by == BY_COLUMNS
+    unweighted = xgboost.QuantileDMatrix(values, **how) if is_divided else None
     binned = xgboost.QuantileDMatrix(
-        rows.values[train], rows.labels[train], max_bin=settings.max_bin, **rows.of_rows(train)
+        values, rows.labels[train], ref=unweighted, **how | rows.of_rows(train)
     )
     stop = settings.early_stopping_rounds
     booster = xgboost.train(
@@ -314,13 +385,13 @@ def _boosted(settings: Settings, rows: Pooled) -> Trained:
     with np.errstate(divide="ignore"):  # of a party whose rows are all of one class
         told = np.array([parameters.get("base_score", 0)], dtype=np.float32)
         center = base_margin(settings.objective, told)
-    return Trained(margins, float(center[0]), gains)
+    return Trained(margins, float(center[0]), gains, kept)
 
 
 def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
     """Train scikit-learn's random forest on some rows and score it on the test rows."""
     rows = rows.in_table_order()
-    return _forest(settings, rows).scores(settings.objective, rows)
+    return _forest(settings, rows).scores(settings.objective, rows, (), BY_COLUMNS)
 
 
 def _forest(settings: Settings, rows: Pooled) -> Trained:

@@ -19,9 +19,15 @@ from fedapp.home import private_folder
 from fedapp.housekeeping import delete_run
 from fedapp.metrics import larger_is_better
 from fedapp.report.summary import read_run
-from fedapp.report.tradeoff import Comparison, Line
+from fedapp.report.tradeoff import N_ORDERS, Comparison, Line
 from fedapp.run_folder import MADE_FROM, RunFolder, State
-from simulations.baselines import BaselineKind, baselines_of, run_baselines
+from simulations.baselines import (
+    XGBOOST,
+    BaselineKind,
+    baselines_of,
+    order_range,
+    run_baselines,
+)
 from simulations.comparable import (
     changed_settings,
     check_comparable,
@@ -84,6 +90,11 @@ def compare(
             cells.append(finished_cell(run.model_copy(update=draw), output, engine, tell))
         lines.append(_line(run.strategy, cells, metric))
     lines += _baselines(runs, draws, output, metric, tell, begin)
+    boosted = next((run for run in runs if baselines_of(run.strategy).model == XGBOOST), None)
+    orders = None
+    if boosted is not None:
+        begin("training pooled XGBoost on the rows in other orders")
+        orders = order_range(boosted.model_copy(update=draws[0]), metric, N_ORDERS)
     changed = changed_settings(first)
     found = Comparison(
         metric,
@@ -98,6 +109,7 @@ def compare(
         changed,
         unread_settings(changed, runs),
         first.folds,
+        orders,
     )
     RunFolder(output).write_json("comparison.json", asdict(found))
     return found

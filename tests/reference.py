@@ -33,8 +33,8 @@ def xgboost_sets(tree: dict[str, Any]) -> dict[int, list[int]]:
 class Agreement:
     """How far two models agree.
 
-    ``differing`` are nodes that differ in feature, threshold or set of categories, default side or
-    children;
+    ``differing`` are nodes that differ in feature, threshold or set of categories, default side,
+    children, or any bit of their gain;
     ``leaf_error`` is the largest difference of leaf values, relative to the value or to 1e-3,
     whichever is larger: where gradients cancel, or L1 leaves next to nothing of them, the digits
     of a leaf near 0 are rounding noise of the float32 gradients.
@@ -67,6 +67,7 @@ def compare_trees(model: Ensemble, booster: xgboost.Booster) -> Agreement:
         for node, codes in xgboost_sets(other).items():
             same[node] &= codes == model.sets.codes()[tree["set"][node]]
         same &= ~inner | (np.array(other["default_left"], dtype=bool) == tree["default_left"])
+        same &= ~inner | (np.array(other["loss_changes"], dtype=np.float32) == tree["gain"])
         differing += int((~same).sum())
         values = tree["value"][~inner].astype(np.float64)
         errors = np.abs(conditions[~inner] - values) / np.maximum(np.abs(values), 1e-3)

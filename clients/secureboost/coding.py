@@ -1,47 +1,36 @@
 """Codes of a party's categories for one run of SecureBoost, and the bins of its columns.
 
 A table's codes are in an order that says nothing of the names, so neither do the bins. A category
-that occurs in no training row has no code: it is missing, as one that occurs first in a table to
-predict.
+that occurs in no training row has a code above all others and no bin, so that splits send it left,
+as XGBoost's do; one that occurs first in a table to predict is missing.
 """
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 
 from clients.dictionary import keep_categories, kept_categories
-from fedapp.data.categories import recoded
+from fedapp.data.categories import recoded, trained_first
 from fedapp.histograms.bins import Cuts, Ints, numbers_alone, with_categories
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.site.store import Store
-from fedapp.trees.sets import category_counts
 
-log = logging.getLogger("fedapp.site")
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 
 
 def code_categories(store: Store) -> Ints:
-    """Give codes to the categories that occur in training rows alone, in their order.
+    """Give the lowest codes to the categories that occur in training rows.
 
     Returns
     -------
-    int64, shape (n_columns,): categories of each column, 0 for one of numbers.
+    int64, shape (n_columns,): such categories of each column, 0 for one of numbers.
     """
     own, values = kept_categories(store), np.asarray(store["values"])
-    coded: list[tuple[str, ...] | None] = []
-    for column, names in zip(values[: store.facts["n_train"]].T, own, strict=False):
-        if names is not None:
-            present = np.unique(column[~np.isnan(column)]).astype(np.int64)
-            names = tuple(names[code] for code in present)
-        coded.append(names)
-    joint = tuple(coded)
+    joint, counts = trained_first(own, values[: store.facts["n_train"]])
     if joint != own:
-        store["values"], unseen = recoded(values, own, joint)
-        log.info("%d values of categories occur in no training row: missing", unseen.sum())
+        store["values"] = recoded(values, own, joint)[0]
         keep_categories(store, joint)
-    return category_counts(joint, values.shape[1])
+    return counts
 
 
 def keep_cuts(store: Store, max_bin: int, categories: Ints) -> Cuts:

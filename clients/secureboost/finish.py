@@ -122,10 +122,10 @@ def _records(view: View, mail: Mail, party: str) -> tuple[Lookup, list[str], Cat
         raise ProtocolError(party, "Records", "names", rule)
     categories = read_categories(party, letter, n_columns)
     by_set = np.where(view.joint.categorical[party], view.joint.widths[party], 0)
-    told = np.array_equal(category_counts(categories, n_columns), by_set)
-    fits = told and len(letter.widths) == len(letter.columns)
+    counts = category_counts(categories, n_columns)  # with those that no training row had
+    fits = bool((counts >= by_set).all()) and len(letter.widths) == len(letter.columns)
     fits = fits and bool((letter.columns < n_columns).all())
-    if not fits or not np.array_equal(letter.widths, by_set[letter.columns]):
+    if not fits or not np.array_equal(letter.widths, counts[letter.columns]):
         rule = "must be of the party's columns and their categories"
         raise ProtocolError(party, "Records", "widths", rule)
     with blaming(party, "Records", "set_bits"):

@@ -144,6 +144,30 @@ def _other_type(column: str, is_number: bool) -> DataError:
     )
 
 
+def trained_first(
+    categories: Categories, train: Values
+) -> tuple[Categories, npt.NDArray[np.int64]]:
+    """The categories with those that occur in training rows first, otherwise in their order.
+
+    Parameters
+    ----------
+    train : shape (n_rows, n_columns): the training rows, by the codes of `categories`.
+
+    Returns
+    -------
+    The categories, and how many of each column occur; int64, shape (n_columns,).
+    """
+    counts, ordered = np.zeros(train.shape[1], dtype=np.int64), list[tuple[str, ...] | None]()
+    for place, names in enumerate(entries_of(categories, train.shape[1])):
+        if names is not None:
+            present = np.unique(train[~np.isnan(train[:, place]), place]).astype(np.int64)
+            others = np.setdiff1d(np.arange(len(names)), present)
+            counts[place] = len(present)
+            names = tuple(names[code] for code in (*present, *others))
+        ordered.append(names)
+    return as_categories(ordered), counts
+
+
 def _recoded_column(
     codes: Values, own: tuple[str, ...], joint: tuple[str, ...]
 ) -> tuple[Values, int]:

@@ -85,8 +85,11 @@ def gain_of_weight(gradient: float, hessian: float, penalties: Any, weight: Any)
 
 @kernel
 def side_gain(gradient: float, hessian: float, penalties: Any) -> Any:
-    """Score of one side of a split, in float32; XGBoost computes it from the weight where that is
-    bounded."""
+    """Score of one side of a split, in float32.
+
+    XGBoost squares in float64, then divides in float32, and computes the score from the weight
+    where that is bounded.
+    """
     reg_lambda, reg_alpha, _, longest = penalties
     if hessian <= 0.0:
         return np.float32(0.0)
@@ -94,4 +97,4 @@ def side_gain(gradient: float, hessian: float, penalties: Any) -> Any:
         weight = np.float32(_bounded_weight(gradient, hessian, penalties))
         return gain_of_weight(gradient, hessian, penalties, weight)
     shrunk = _shrunk(gradient, reg_alpha)
-    return np.float32(shrunk * shrunk / (hessian + reg_lambda))
+    return np.float32(shrunk * shrunk) / np.float32(hessian + reg_lambda)

@@ -133,8 +133,12 @@ def score_names(scores: Sequence[Scores]) -> list[str]:
 
 
 def score_notes(summary: Mapping[str, Any]) -> list[str]:
-    """How the scores are to be read: the chosen threshold, and weights."""
+    """How the scores are to be read: nodes equal to the pooled model's, the threshold, weights."""
     lines, chosen = [], summary.get("threshold")
+    if same := (summary.get("baselines") or {}).get("same_nodes"):
+        lines.append(
+            f"trees: XGBoost's on the joined table, {same[0]:,} of {same[1]:,} nodes equal"
+        )
     if chosen:
         rows = {"valid": "validation", "train": "training"}[chosen["rows"]]
         lines.append(

@@ -18,6 +18,7 @@ ONE_PLACE = (
     "pooled: all rows and columns in one place. A party's rows alone: trained on these. A party's "
     "columns alone: what the party that has the labels reaches without the others' columns."
 )
+N_ORDERS = 10  # of the training rows, over which pooled XGBoost's scores are compared
 OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside it."
 
 
@@ -66,6 +67,7 @@ class Comparison:
     changed : settings that are not their defaults, but for those above.
     unread : names of those of them that none of the methods reads.
     folds : that are held back in turn with each seed; 0: none.
+    orders : lowest and highest score of pooled XGBoost over orders of the training rows.
     """
 
     metric: str
@@ -80,6 +82,7 @@ class Comparison:
     changed: Mapping[str, Value]
     unread: tuple[str, ...]
     folds: int = 0
+    orders: tuple[float, float] | None = None
 
     @property
     def facts(self) -> dict[str, str]:
@@ -104,6 +107,12 @@ class Comparison:
             "engine": self.engine,
             "settings": ", ".join(read) or "all defaults",
         }
+        if self.orders:
+            low, high = map(score_text, self.orders)
+            facts["row orders"] = (
+                f"pooled XGBoost scores {low} to {high} over {N_ORDERS} orders of the training "
+                "rows of the first run, which its cuts follow; smaller differences say nothing"
+            )
         if self.unread:
             facts["not read"] = f"{', '.join(self.unread)}: by none of these methods"
         return facts

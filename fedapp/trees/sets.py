@@ -74,6 +74,12 @@ class CategorySets:
             np.concatenate([*bits, np.empty(0, dtype=np.uint8)]), self.widths[numbers]
         )
 
+    def widened(self, widths: Ints) -> CategorySets:
+        """The same sets of columns that have more categories, at least as many as they have."""
+        held = [self.members(number) for number in range(len(self))]
+        padded = zip(held, widths.tolist(), strict=True)
+        return CategorySets.of([np.pad(each, (0, width - len(each))) for each, width in padded])
+
     def plus(self, *others: CategorySets) -> CategorySets:
         """With further sets at the end."""
         every = (self, *others)

@@ -29,7 +29,7 @@ from fedapp.config import Settings, load_settings
 from fedapp.data.schema import Roles
 from fedapp.histograms.bins import code_type
 from simulations.bench import cpu_seconds, peak_bytes, show, tell
-from simulations.bench.same_trees import count_same_nodes
+from simulations.same_trees import count_same_nodes
 
 N_ROWS, N_COLUMNS = 1_000_000, 28
 N_TREES, DEPTH, MAX_BIN, SEED = 5, 6, 255, 42

@@ -37,8 +37,8 @@ from fedapp.site.rows import share_rows
 from simulations.baselines import xgboost_parameters
 from simulations.bench import peak_bytes, show, tell
 from simulations.bench.federated_plugin import Work, check_plugin, train_federated
-from simulations.bench.same_trees import count_same_nodes
 from simulations.local import run_local
+from simulations.same_trees import count_same_nodes
 
 N_PARTIES, N_TRAIN, N_TEST, N_COLUMNS = 3, 20_000, 10_000, 23
 N_TREES, MAX_BIN, ETA, DEPTHS = 20, 255, 0.3, (4, 6)

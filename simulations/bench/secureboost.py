@@ -52,8 +52,8 @@ from fedapp.home import home
 from fedapp.packages import versions
 from simulations.baselines import join_tables, xgboost_parameters
 from simulations.bench import peak_bytes
-from simulations.bench.same_trees import count_same_nodes
 from simulations.local import run_local
+from simulations.same_trees import count_same_nodes
 
 DATA, COLUMNS = "default-credit", (12, 11)  # active, passive
 TEST_FRACTION, MAX_BIN, SEED = 1 / 3, 32, 42

@@ -1,0 +1,144 @@
+"""Random tables and settings, and XGBoost on the same rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyarrow import csv, table
+
+from fedapp.config import Settings
+from fedapp.data.categories import recoded
+from fedapp.run_folder import RunFolder
+from fedapp.trees.model import load_model
+from fedapp.trees.predict import predict_margins
+from simulations.baselines import baseline_rows, train_boosted
+from tests.reference import compare_trees
+
+OBJECTIVES = (
+    *("binary:logistic", "multi:softprob", "reg:squarederror", "reg:logistic"),
+    *("count:poisson", "reg:gamma", "reg:tweedie"),
+)
+
+
+def random_labels(objective: str, signal: Any, rng: np.random.Generator) -> Any:
+    """Labels of an objective, shape (n_rows,), that follow a signal in part."""
+    noisy = signal + rng.normal(0, 1, len(signal))
+    positive = np.exp(noisy / 3)
+    return {
+        "binary:logistic": (noisy > np.median(noisy)).astype(float),
+        "multi:softprob": np.digitize(noisy, np.quantile(noisy, [0.3, 0.8])).astype(float),
+        "reg:squarederror": noisy.round(rng.integers(0, 5)),
+        "reg:logistic": positive / (1 + positive),
+        "count:poisson": rng.poisson(positive).astype(float),
+        "reg:gamma": positive + 0.01,
+        "reg:tweedie": positive * rng.poisson(1, len(signal)),
+    }[objective]
+
+
+def random_column(kind: str, n_rows: int, rng: np.random.Generator) -> Any:
+    """Numbers of a kind, shape (n_rows,)."""
+    if kind == "few":
+        return rng.integers(0, rng.integers(2, 12), n_rows).astype(float)
+    if kind == "skewed":
+        return np.exp(rng.normal(0, 3, n_rows))
+    if kind == "constant":
+        return np.full(n_rows, 7.0)
+    return rng.normal(0, 1, n_rows).round(rng.integers(1, 7))
+
+
+def random_case(path: Path, seed: int, strategy: str) -> dict[str, Any]:
+    """Write a table; returns settings of a run on it, all by draws from the seed."""
+    rng = np.random.default_rng(seed)
+    objective = OBJECTIVES[seed % len(OBJECTIVES)]
+    n_rows = int(rng.choice([20, 60, 150, 400]))
+    n_columns = int(rng.integers(3, 8))
+    kinds = rng.choice(["few", "normal", "skewed", "constant"], n_columns, p=[0.5, 0.3, 0.15, 0.05])
+    columns = {f"x{n}": random_column(kind, n_rows, rng) for n, kind in enumerate(kinds)}
+    signal = sum(column / (1 + column.std()) for column in columns.values())
+    monotone = rng.random() < 0.2
+    has_categories = not monotone and rng.random() < 0.5
+    if has_categories:
+        codes = rng.integers(0, rng.integers(2, 30), n_rows) ** 2 % 31
+        columns["kind"] = np.array([f"k{code:02}" for code in codes], dtype=object)
+        signal = signal + codes % 3
+    for name, column in columns.items():
+        if rng.random() < 0.4:
+            empty = rng.random(n_rows) < rng.choice([0.05, 0.3, 0.9])
+            columns[name] = np.where(empty, None if name == "kind" else np.nan, column)
+    columns["y"] = random_labels(objective, signal, rng)
+    settings: dict[str, Any] = {
+        "data": str(path),
+        "label": "y",
+        "objective": objective,
+        "seed": seed,
+        "num-boost-round": int(rng.integers(1, 5)),
+        "max-depth": int(rng.integers(1, 6)),
+        "max-bin": int(rng.choice([2, 5, 16, 64, 256])),
+        "eta": float(rng.choice([0.1, 0.3, 1.0])),
+        "lambda": float(rng.choice([0.0, 0.0, 0.5, 1.0, 3.0])),
+        "alpha": float(rng.choice([0.0, 0.0, 0.3])),
+        "gamma": float(rng.choice([0.0, 0.0, 0.2])),
+        "min-child-weight": float(rng.choice([0.0, 0.1, 1.0, 5.0])),
+        "max-cat-to-onehot": int(rng.choice([2, 4, 40])),
+        "max-cat-threshold": int(rng.choice([3, 64])),
+    }
+    if rng.random() < 0.2:
+        settings["max-delta-step"] = float(rng.choice([0.2, 1.0]))
+    if rng.random() < 0.3:
+        columns["w"] = rng.choice([0.0, 0.5, 1.0, 2.5, 1 / 3], n_rows)
+        settings["weight"] = "w"
+    if objective == "binary:logistic" and rng.random() < 0.3:
+        settings["scale-pos-weight"] = 2.5
+    names = [name for name in columns if name.startswith("x")]
+    shared: dict[str, Any] = {}
+    if monotone:
+        chosen = rng.choice(names, 2, replace=False)
+        shared["monotone-constraints"] = f"{chosen[0]}:1,{chosen[1]}:-1"
+    if rng.random() < 0.2:
+        shared["interaction-constraints"] = f"[{','.join(names[:2])}],[{','.join(names[1:])}]"
+    csv.write_csv(table({name: list(column) for name, column in columns.items()}), path)
+    if strategy == "pax":
+        return {**settings, **shared, "parties": 1}
+    parties = int(rng.integers(2, 4))
+    layout = {"parties": parties, "columns": "random", "align": "ordered", "max-bin": 16}
+    told = {"share-column-names": True} if shared else {}
+    return {**settings, **shared, **told, **layout, "num-boost-round": 2, "max-depth": 3}
+
+
+def differences(settings: Settings, folder: RunFolder) -> list[str]:
+    """How a run differs from XGBoost on its joined rows; nothing where it does not."""
+    model = load_model(folder.path / "model.json")
+    rows = baseline_rows(settings)[0]
+    trained = train_boosted(settings, rows)
+    agreement = compare_trees(model, trained.booster)
+    found = []
+    if agreement.differing:
+        found.append(f"{agreement.differing} of {agreement.n_nodes} nodes differ")
+    if agreement.leaf_error > 1e-6:
+        found.append(f"leaves differ by {agreement.leaf_error}")
+    every = np.arange(len(rows.values))
+    values = recoded(rows.values, rows.categories, model.categories, rows.columns)[0]
+    ours, theirs = predict_margins(model, values), trained.margins(every)
+    if rows.base_margins is not None:
+        ours = ours - model.base_margin + rows.base_margins[:, None]
+    if not np.allclose(ours, theirs, rtol=1e-5, atol=1e-5):
+        found.append(f"margins differ by {np.abs(ours - theirs).max()}")
+    scores = folder.summary["metrics"]
+    of_rounds = json.loads((folder.path / "rounds.jsonl").read_text().splitlines()[-1])
+    for subset in ("train", "valid"):
+        found += [
+            f"{name} of the {subset} rows is {of_rounds[subset][name]} in the last round, "
+            f"{scores[subset][name]} in the end"
+            for name in {"logloss", "mlogloss", "rmse", "accuracy"} & set(of_rounds[subset])
+            if not np.isclose(of_rounds[subset][name], scores[subset][name], rtol=1e-6)
+        ]
+    split_by = "columns" if settings.strategy == "secureboost" else "rows"
+    pooled = trained.scores(settings.objective, rows, settings.eval_metrics, split_by)
+    for name, score in pooled.items():
+        ours, theirs = np.float64(scores["test"][name]), np.float64(score)  # NaN is null in JSON
+        if not np.isclose(ours, theirs, rtol=1e-6, atol=1e-9, equal_nan=True):
+            found.append(f"test {name} is {ours}, of pooled XGBoost {theirs}")
+    return found
