@@ -11,11 +11,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.finished import Run
 from fedapp.folds import Folds
-from fedapp.frames import Data, drop_frames, holds_frames, n_sources, placed
+from fedapp.frames import Data, drop_frames, holds_frames, placed
 from fedapp.home import private_folder, shown
 from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
 from fedapp.run_folder import RunFolder, new_run_dir
@@ -119,7 +118,7 @@ def run(
     named, functions = functions_of(settings)
     check_functions(functions, engine, baselines)
     named = {**named, "label": label or None, "folds": folds or None}
-    given = _given(strategy, data, parties, named)
+    given: dict[str, Any] = settings_of(strategy, {**named, "parties": parties})
     how = given, engine, baselines, watcher or Silent(), on_round
     if folds and "fold" not in given:
         from simulations.folds import CrossValidation
@@ -188,7 +187,8 @@ def tune(
     """
     from simulations.tune import Budget, Tuning
 
-    given = _given(strategy, data, parties, {**settings, "label": label or None})
+    more = {"label": label or None, "parties": parties}
+    given: dict[str, Any] = settings_of(strategy, {**settings, **more})
     place = Path(output) if output is not None else None
     if place is None and data is not None and holds_frames(data):
         place = Path(new_run_dir(f"tune-{strategy}", RUNS))
@@ -201,19 +201,6 @@ def tune(
             given["data"] = placed(data, (place or Path()).resolve())
         how = asked, search, budget, engine, watcher or Silent(), place
         return Tuned(Tuning(strategy, given, *how).carry_out().path)
-
-
-def _given(
-    strategy: str, data: Data | None, parties: int | None, settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Settings by their names, with the number of parties where tables tell it."""
-    given: dict[str, Any] = settings_of(strategy, settings)
-    own = n_sources(data) if data is not None else None
-    if isinstance(data, str):
-        own = len(party_sources(data, data.count(",") + 1)) or None
-    if (n_parties := own if parties is None else parties) is not None:
-        given["parties"] = n_parties
-    return given
 
 
 @contextmanager

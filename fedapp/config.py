@@ -29,7 +29,7 @@ from fedapp.errors import ConfigError
 from fedapp.messages.fields import MOST_FOLDS
 from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
-from fedapp.names import listed, near_setting
+from fedapp.names import listed, near_setting, setting_of
 from fedapp.toml import read_toml
 from fedapp.trees.base_score import check_base_margin
 from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
@@ -267,6 +267,12 @@ class Settings(Section):
         sections = flat.pop("sections")
         return {**flat, **{name: dict(values) for name, values in sections.items()}}
 
+    @property
+    def changed(self) -> dict[str, Value]:
+        """Settings that differ from their defaults, by their names."""
+        found = flatten(self.as_config())
+        return {name: value for name, value in found.items() if value != defaults()[name]}
+
 
 @cache
 def app_folder() -> Path:
@@ -305,20 +311,44 @@ def load_settings(overrides: Mapping[str, Any]) -> Settings:
 
     Parameters
     ----------
-    overrides : settings by name, flat (``pax.bins``) or nested.
+    overrides : settings by name, flat (``pax.bins``) or nested; without ``parties``, there are as
+        many as ``data`` names tables.
 
     Raises
     ------
-    ConfigError : a name that is no setting, or a value that breaks its rule.
+    ConfigError : a name that is no setting, one given twice, or a value that breaks its rule.
     """
-    given = flatten(overrides)
-    check_names(given, str(given.get("strategy", "")))
+    given = settings_named(overrides, str(overrides.get("strategy", "")))
+    data = str(given.get("data", ""))
+    if n_parties := len(party_sources(data, data.count(",") + 1)):
+        given.setdefault("parties", n_parties)
     merged = {**defaults(), **given}
     sections: dict[str, dict[str, Value]] = {}
     for name in [name for name in merged if "." in name]:
         section, _, key = name.partition(".")
         sections.setdefault(section, {})[key] = merged.pop(name)
     return check(Settings, {**merged, "sections": sections})
+
+
+def settings_named(given: Mapping[str, Any], method: str = "") -> dict[str, Value]:
+    """Settings by their names, nested ones joined by a dot, synonyms resolved.
+
+    Parameters
+    ----------
+    method : whose settings are meant; empty if that is not said.
+
+    Raises
+    ------
+    ConfigError : a name that is no setting, or two names of one setting.
+    """
+    found: dict[str, Value] = {}
+    for name, value in flatten(given).items():
+        setting = setting_of(name, defaults(), method)
+        if setting in found:
+            raise ConfigError(f"{setting} must be given once, got {found[setting]} and {value}")
+        found[setting] = value
+    check_names(found, method)
+    return found
 
 
 def check_names(names: Iterable[str], method: str = "") -> None:
@@ -376,18 +406,20 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
 
     Raises
     ------
-    ConfigError : a pair without ``=``.
+    ConfigError : a pair without ``=``, or a setting that is given twice.
     """
     overrides: dict[str, Value] = {}
     for pair in pairs:
-        name, equals, text = pair.partition("=")
+        written, equals, text = pair.partition("=")
         if not equals:
             raise ConfigError(f"a setting must be written as key=value, got {pair}")
+        if (name := written.strip().replace("_", "-")) in overrides:
+            raise ConfigError(f"{name} must be given once, got {overrides[name]} and {text}")
         try:
             value = read_toml(f"value = {text}", "value")["value"]
         except ConfigError:
             value = text
-        if isinstance(defaults().get(name.strip()), str) and not isinstance(value, str):
+        if isinstance(defaults().get(name), str) and not isinstance(value, str):
             value = text.strip()  # a column may be called 54
-        overrides[name.strip()] = value if isinstance(value, bool | int | float) else str(value)
+        overrides[name] = value if isinstance(value, bool | int | float) else str(value)
     return overrides

@@ -106,12 +106,6 @@ def array_names(n_columns: int) -> list[str]:
     return [f"c{place}" for place in range(n_columns)]
 
 
-def n_sources(data: Data) -> int | None:
-    """How many parties have a table of their own; None where one table is split, or a text says."""
-    is_several = isinstance(data, Mapping) or (isinstance(data, Sequence) and not _is_text(data))
-    return len(data) if is_several else None  # type: ignore[arg-type]
-
-
 def holds_frames(data: Data) -> bool:
     """Whether any of the tables is not one that has a name or a path."""
     return not all(_is_text(source) for source in _sources(data).values())

@@ -13,11 +13,11 @@ import numpy as np
 
 from fedapp.config import Value, check_names, defaults, flatten
 from fedapp.errors import ConfigError
+from fedapp.names import setting_of
 from fedapp.trees.custom import CUSTOM, Functions, metric_name
 
 # Where a name in Python is not the setting's with underscores.
-NAMES = {"reg-lambda": "lambda", "reg-alpha": "alpha"}
-IN_PYTHON = {setting: name.replace("-", "_") for name, setting in NAMES.items()}
+IN_PYTHON = {"lambda": "reg_lambda", "alpha": "reg_alpha"}
 SETTING = re.compile(r"(?<![\w./-])(?:--)?([a-z]+(?:-[a-z]+)*(?:\.[a-z]+(?:-[a-z]+)*)?)(?![\w./-])")
 HINTED = re.compile(r"(?<=did you mean )([\w.-]+)(?: or ([\w.-]+))?(?=\?)")
 
@@ -39,9 +39,12 @@ def settings_of(strategy: str, given: Mapping[str, Any]) -> dict[str, Value]:
     for name, value in flatten(_kebab(given)).items():
         if value is None:
             continue
-        setting = name if name in defaults() else NAMES.get(name, name)
+        setting = setting_of(name, defaults(), strategy)
         if setting not in defaults():
             _refuse(setting, strategy)
+        if setting in found:
+            rule = f"{_in_python(setting)} must be given once"
+            raise ConfigError(f"{rule}, got {found[setting]} and {value}")
         found[setting] = _as_value(_in_python(setting), value, defaults()[setting])
     return found
 

@@ -53,6 +53,19 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("validation-fraction", "valid-size"), ("valid-fraction",)),
     **dict.fromkeys(("clients", "n-clients", "num-clients", "n-parties", "sites"), ("parties",)),
     **dict.fromkeys(("loss", "loss-function"), ("objective",)),
+    # General settings that a method has in another form.
+    "num-boost-round": ("trees", "rounds", "num-boost-round"),
+    "eta": ("learning-rate", "eta"),
+    "lambda": ("l2", "lambda"),
+    "min-child-rows": ("min-samples-leaf", "min-child-rows"),
+}
+# Exact synonyms, which are taken as the setting: one of the method's own first, else a general one.
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "learning-rate": ("eta", "learning-rate"),
+    "n-estimators": ("trees", "num-boost-round"),
+    "reg-lambda": ("lambda",),
+    "reg-alpha": ("alpha",),
+    "min-split-loss": ("gamma",),
 }
 LEAST_ALIKE = 0.6  # of difflib's ratio, which is 1 for the same name
 LEAST_STEM = 4  # letters with which a name must begin to be meant by a shorter one
@@ -79,6 +92,29 @@ def near(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f"; did you mean {spelled[found[0]]}?" if found else ""
 
 
+def setting_of(name: str, known: Collection[str], method: str = "") -> str:
+    """The setting that a name or an exact synonym stands for; the name itself where there is none.
+
+    Parameters
+    ----------
+    name : with underscores or hyphens.
+    known, method : see ``near_setting``.
+    """
+    kebab = name.strip().replace("_", "-")
+    meant = SYNONYMS.get(kebab, ()) if kebab not in known else ()
+    found = [one for one in (*(f"{method}.{own}" for own in meant), *meant) if one in known]
+    return found[0] if found else kebab if kebab in known else name.strip()
+
+
+def alias(kebab: str, known: Collection[str], method: str) -> str:
+    """The setting that other libraries, or other methods, call so; empty where there is none."""
+    for meant in (kebab, *ALIASES.get(kebab, ())):
+        for candidate in (f"{method}.{meant}", meant):
+            if candidate in known:
+                return candidate
+    return ""
+
+
 def near_setting(name: str, known: Collection[str], method: str = "") -> str:
     """The same for a setting, by what other libraries call it and by what the method has.
 
@@ -88,10 +124,8 @@ def near_setting(name: str, known: Collection[str], method: str = "") -> str:
     method : whose settings are meant; empty if that is not said.
     """
     kebab = _kebab(name)
-    for meant in (kebab, *ALIASES.get(kebab, ())):
-        for candidate in (f"{method}.{meant}", meant):
-            if candidate in known:
-                return f"; did you mean {candidate}?"
+    if meant := alias(kebab, known, method):
+        return f"; did you mean {meant}?"
     if owners := [one for one in known if one.partition(".")[2] == kebab]:
         return f"; did you mean {' or '.join(owners)}?"
     if "." in name:

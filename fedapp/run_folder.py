@@ -318,11 +318,7 @@ def resumed_settings(settings: Settings) -> Settings:
     RunFolder(path.parent).check_unfinished()
     stored = flatten(read_toml(path.read_text(), "config.toml of the run must be TOML"))
     place = {"run-dir": str(path.parent), "resume": str(path.parent)}
-    given = {
-        name: value
-        for name, value in flatten(settings.as_config()).items()
-        if name not in place and value != defaults()[name]
-    }
+    given = {name: value for name, value in settings.changed.items() if name not in place}
     for name, value in given.items():
         if name not in CHANGEABLE and value != (begun := stored.get(name, defaults()[name])):
             raise ConfigError(f"{name} must be the resumed run's, {begun!r}, got {value!r}")

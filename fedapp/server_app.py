@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
@@ -14,16 +14,17 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import strategies
-from fedapp.config import Settings, load_settings
+from fedapp.config import Settings, flatten, load_settings
 from fedapp.deploy.warm import serverapp
 from fedapp.errors import ConfigError
 from fedapp.messages.methods import all_methods
-from fedapp.names import near
+from fedapp.names import alias, near
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from fedapp.start import leave_no_core
 from fedapp.watch import OnRound
 from strategies.base import TreeStrategy
+from strategies.settings import WAYS_OUT
 
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
 
@@ -38,7 +39,9 @@ def main(grid: Grid, context: Context) -> None:
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("fedapp").setLevel(logging.INFO)
     serverapp.replace_parts(grid)
-    train_alone(grid, load_settings(context.run_config))
+    settings = load_settings(context.run_config)
+    check_read(settings)
+    train_alone(grid, settings)
 
 
 def train_alone(grid: Grid, settings: Settings) -> RunFolder:
@@ -130,6 +133,29 @@ def load_strategy(name: str) -> type[TreeStrategy[Any]]:
         rule = f"must be one of {', '.join(known)}"
         raise ConfigError(f"strategy {rule}, got {name!r}{near(name, known)}")
     return strategy
+
+
+def check_read(settings: Settings, given: Iterable[str] = ()) -> None:
+    """Check that the method reads all settings that are given, or are not their defaults.
+
+    Raises
+    ------
+    ConfigError : names the first that it does not read, and what to set in its place.
+    """
+    method, read = settings.strategy, load_strategy(settings.strategy).settings_read(settings)
+    values = flatten(settings.as_config())
+    for name in sorted({*given, *settings.changed} - set(read)):
+        way = WAYS_OUT.get(name, "")
+        if own := alias(name.rpartition(".")[2], read, method):
+            way = f"; did you mean {own}?"
+        elif readers := [
+            other
+            for other, strategy in all_strategies().items()
+            if name in strategy.settings_read(settings.model_copy(update={"strategy": other}))
+        ]:
+            way = f"; read by {', '.join(readers)}" + way
+        rule = f"must be omitted for {method}, which does not read it"
+        raise ConfigError(f"{name} {rule}, got {values[name]!r}{way}")
 
 
 def all_strategies() -> dict[str, type[TreeStrategy[Any]]]:

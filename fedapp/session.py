@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedapp.config import Settings, load_settings
+from fedapp.config import Settings, load_settings, settings_named
 from fedapp.engines import SIMULATED, check_engine, engine_of, told
 from fedapp.errors import ConfigError, FedappError
 from fedapp.folder_locks import check_free
@@ -101,13 +101,14 @@ class Training:
 
     def _checked(self) -> Settings:
         """The settings of the run."""
-        settings = load_settings({**self.given, "strategy": self.strategy})
+        given = settings_named(self.given, self.strategy)
+        settings = load_settings({**given, "strategy": self.strategy})
         is_simulated = self.engine in SIMULATED
         if settings.init_model and is_simulated:
             path = str(Path(settings.init_model).resolve())
             settings = settings.model_copy(update={"init_model": path})
         settings = resumed_settings(settings)
-        check_method(settings, self.engine)
+        check_method(settings, self.engine, given)
         if self.baselines and settings.init_model:
             rule = "must be empty with --baselines, which begin without a model"
             raise ConfigError(f"init-model {rule}, got {settings.init_model}")
@@ -168,15 +169,19 @@ def passing(run_dir: str, stays: bool) -> Iterator[None]:
         shutil.rmtree(run_dir)
 
 
-def check_method(settings: Settings, engine: str) -> None:
+def check_method(settings: Settings, engine: str, given: Iterable[str] = ()) -> None:
     """Hold that the engine is known, and that the method trains, is set well, and can run here.
+
+    Parameters
+    ----------
+    given : names of settings that were given, which the method must read.
 
     Raises
     ------
     ConfigError : it is not.
     """
     from fedapp.messages.methods import all_methods
-    from fedapp.server_app import load_strategy
+    from fedapp.server_app import check_read, load_strategy
 
     check_engine(engine)
     strategy = load_strategy(settings.strategy)
@@ -184,6 +189,7 @@ def check_method(settings: Settings, engine: str) -> None:
         rule = f"must be one that trains (fedapp predict --inference {settings.strategy} predicts)"
         raise ConfigError(f"strategy {rule}, got {settings.strategy!r}")
     strategy.check_settings(settings)
+    check_read(settings, given)
     if engine in SIMULATED:
         check_extra(settings.strategy)
         check_packages(settings.logs)

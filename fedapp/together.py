@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapp.config import Settings, load_settings
+from fedapp.config import Settings, load_settings, settings_named
 from fedapp.data.predictions import check_suffix
 from fedapp.data.sources import party_sources, sources_to_predict
 from fedapp.engines import SIMULATED, check_engine
@@ -22,7 +22,7 @@ from fedapp.session import carry_out, check_tables, passing, run_dir_of
 from fedapp.watch import Watcher
 
 # What a run that predicts has of the one that has trained, and what only simulated parties need.
-TRAINED = ("parties", "partition", "columns", "align", "align-most-rows", "seed")
+TRAINED = ("parties", "columns", "align", "align-most-rows", "seed")
 OF_SIMULATED = ("label", "weight", "schema", "header", "decimal", "encoding")
 
 
@@ -56,7 +56,7 @@ def settings_to_predict(
     ------
     ConfigError : there is no such way, or the tables are not the parties'.
     """
-    from fedapp.server_app import load_strategy
+    from fedapp.server_app import check_read, load_strategy
 
     known = [name for name, method in all_methods().items() if not method.trains]
     if overrides["strategy"] not in known:
@@ -72,6 +72,7 @@ def settings_to_predict(
         shared = not party_sources(trained["data"], trained["parties"])
         sources_to_predict(overrides["data"], parties, may_be_one=shared)
     given = {name: trained[name] for name in names}
+    overrides = settings_named(overrides)
     given |= {"model": parts["model_id"], **overrides}
     if output:
         given["output"] = Path(output).suffix
@@ -80,6 +81,7 @@ def settings_to_predict(
         rule = "must be empty to predict (fedapp run logs a model that it trains)"
         raise ConfigError(f"log {rule}, got {settings.log}")
     load_strategy(settings.strategy).own_settings(settings)
+    check_read(settings, overrides)
     check_engine(engine)
     return settings
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import Settings, Value, defaults, flatten
+from fedapp.config import Settings, Value, flatten, load_settings, settings_named
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.home import private_folder
 from fedapp.run_folder import RunFolder
-from fedapp.server_app import load_strategy
+from fedapp.server_app import check_read, load_strategy
 from simulations.baselines import BY_COLUMNS, BY_ROWS, baselines_of, join_tables
 from simulations.kept import TABLE, check_same, table_digest
 from simulations.rows import stacked_tables
@@ -26,6 +26,8 @@ from simulations.rows import stacked_tables
 # Settings of a comparison that its lines and facts name.
 STATED = {"strategy", "data", "seed", "parties", "objective", "run-dir", "resume"}
 COMPARED = "compared.json"
+# Settings that every method of a comparison must read: they decide on columns and scores.
+ALL_READ = ("eval-metric", "base-margin")
 
 
 def check_comparable(runs: Sequence[Settings], n_seeds: int) -> None:
@@ -104,19 +106,45 @@ def _beside(kinds: Mapping[str, Settings]) -> str:
     return f"{kinds[BY_ROWS].strategy} beside {kinds[BY_COLUMNS].strategy}"
 
 
+def settings_of_all(strategies: Sequence[str], overrides: Mapping[str, Value]) -> list[Settings]:
+    """Settings of every method, each with all that are given.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule, or none of the methods reads it.
+    """
+    given: dict[str, Value] = {}
+    for strategy in strategies:
+        given |= settings_named(overrides, strategy)
+    runs = [load_settings({**given, "strategy": strategy}) for strategy in strategies]
+    read = {name for run in runs for name in load_strategy(run.strategy).settings_read(run)}
+    for name in sorted(set(given) - read):
+        first = {"strategy": strategies[0], name: given[name]}
+        check_read(load_settings(first), [name])
+    return runs
+
+
+def read_alone(run: Settings) -> Settings:
+    """The settings with the defaults of those that the method does not read."""
+    read = {*load_strategy(run.strategy).settings_read(run), *ALL_READ}
+    return load_settings({name: value for name, value in run.changed.items() if name in read})
+
+
 def changed_settings(settings: Settings) -> dict[str, Value]:
     """Those that are not their defaults, but for those that a comparison states anyway."""
-    return {
-        name: value
-        for name, value in flatten(settings.as_config()).items()
-        if name not in STATED | {"fold", "folds"} and value != defaults()[name]
-    }
+    stated = STATED | {"fold", "folds"}
+    return {name: value for name, value in settings.changed.items() if name not in stated}
 
 
-def unread_settings(changed: Mapping[str, Value], runs: Sequence[Settings]) -> tuple[str, ...]:
-    """Names of those that none of the methods reads."""
-    read = {name for run in runs for name in load_strategy(run.strategy).settings_read(run)}
-    return tuple(name for name in changed if name not in read)
+def unread_settings(
+    changed: Mapping[str, Value], runs: Sequence[Settings]
+) -> dict[str, tuple[str, ...]]:
+    """Names of those that a method does not read, by method."""
+    found = {}
+    for run in runs:
+        read = load_strategy(run.strategy).settings_read(run)
+        found[run.strategy] = tuple(name for name in changed if name not in read)
+    return found
 
 
 def comparison_folder(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import Settings, Value, load_settings
+from fedapp.config import Settings, Value
 from fedapp.home import private_folder
 from fedapp.housekeeping import delete_run
 from fedapp.metrics import larger_is_better
@@ -32,7 +32,9 @@ from simulations.comparable import (
     changed_settings,
     check_comparable,
     claim_folder,
+    read_alone,
     same_rows,
+    settings_of_all,
     unread_settings,
 )
 from simulations.kept import CODE, KEY, UNTOLD, check_same, kept, made_from, read_made_from
@@ -71,7 +73,7 @@ def compare(
     ConfigError : a setting breaks its rule, the methods cannot be scored on the same rows, or
         ``output`` holds cells of other settings.
     """
-    runs = [load_settings({**overrides, "strategy": strategy}) for strategy in strategies]
+    runs = settings_of_all(strategies, overrides)
     check_comparable(runs, n_seeds)
     first = runs[0]
     begin("reading the table")
@@ -87,7 +89,8 @@ def compare(
         cells = []
         for number, draw in enumerate(draws, start=place * len(draws) + 1):
             begin(f"{run.strategy}, {_in_words(draw)} (run {number} of {len(runs) * len(draws)})")
-            cells.append(finished_cell(run.model_copy(update=draw), output, engine, tell))
+            cell = read_alone(run).model_copy(update=draw)
+            cells.append(finished_cell(cell, output, engine, tell))
         lines.append(_line(run.strategy, cells, metric))
     lines += _baselines(runs, draws, output, metric, tell, begin)
     boosted = next((run for run in runs if baselines_of(run.strategy).model == XGBOOST), None)

@@ -6,14 +6,14 @@ finished is not run again. ``folds.json`` has mean and standard deviation of eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedapp.config import Settings, Value, flatten, load_settings
+from fedapp.config import Settings, Value, load_settings, settings_named
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError
 from fedapp.folds import SUMMARY
@@ -55,8 +55,9 @@ class CrossValidation:
         FedappError : a run cannot go on.
         """
         self.watcher.begin("reading the settings")
-        first = load_settings({**self.given, "strategy": self.strategy, "fold": 1})
-        _check(first, self.engine)
+        given = settings_named(self.given, self.strategy)
+        first = load_settings({**given, "strategy": self.strategy, "fold": 1})
+        _check(first, self.engine, given)
         check_tables(first, self.engine, self.watcher)
         first = settled(first)
         path = Path(first.run_dir or new_run_dir(f"{self.strategy}-folds", RUNS)).resolve()
@@ -80,21 +81,20 @@ class CrossValidation:
 
     def _train(self, settings: Settings) -> RunFolder:
         """One run, without a page, which ``fedapp report`` writes."""
-        given = flatten(settings.as_config())
         how = self.engine, self.baselines, self.watcher, self.on_round
-        folder = Training(settings.strategy, given, *how, with_page=False).carry_out()
+        folder = Training(settings.strategy, settings.changed, *how, with_page=False).carry_out()
         assert folder is not None  # of a simulated run
         return folder
 
 
-def _check(settings: Settings, engine: str) -> None:
+def _check(settings: Settings, engine: str, given: Iterable[str]) -> None:
     """Hold that a run for each fold makes sense, and that it can be made here.
 
     Raises
     ------
     ConfigError : it does not.
     """
-    check_method(settings, engine)
+    check_method(settings, engine, given)
     if engine not in SIMULATED:
         way = "there each fold is a run of its own, as by -c folds=5 -c fold=1"
         raise ConfigError(f"--engine must be local or simulation with --folds, got {engine}: {way}")

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import Settings, Value, load_settings, parse_overrides
+from fedapp.config import Settings, Value, defaults, load_settings, parse_overrides
 from fedapp.errors import ConfigError
-from fedapp.names import near
+from fedapp.names import near, setting_of
 from fedapp.packages import check_package
 from fedapp.server_app import load_strategy
 from strategies.settings import HELD_BACK, ReadsSettings
@@ -130,6 +130,7 @@ def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str,
         be read; a value in it that breaks the setting's rule.
     """
     read = load_strategy(settings.strategy).settings_read(settings)
+    asked = {setting_of(name, defaults(), settings.strategy): asked[name] for name in asked}
     for name in asked:
         if name not in read or name in NOT_SEARCHED:
             known = [one for one in read if one not in NOT_SEARCHED]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fedapp.config import Settings, Value, flatten, load_settings
+from fedapp.config import Settings, Value, load_settings, settings_named
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.frames import drop_frames, named_frames
@@ -115,8 +115,9 @@ class Tuning:
         FedappError : a run cannot go on.
         """
         self.watcher.begin("reading the settings")
+        self.given = settings_named(self.given, self.strategy)
         first = load_settings({**self.given, "strategy": self.strategy})
-        _check(first, self.engine)
+        _check(first, self.engine, self.given)
         check_search(self.search)
         space = space_of(first, self.given, self.asked)
         check_tables(first, self.engine, self.watcher)
@@ -189,7 +190,7 @@ class Tuning:
         """One trial, which is stopped before it would use what the last run needs."""
         assert self.folder is not None
         path = self.folder.path / CURRENT
-        given = {**flatten(first.as_config()), **settings, "score-test": False}
+        given = {**first.changed, **settings, "score-test": False}
         given["run-dir"] = str(path)
         guard = self._guard(trials)
         how = given, self.engine, False, self.watcher, guard
@@ -254,7 +255,7 @@ class Tuning:
         self.watcher.begin(f"the best setting, trial {best.number}, with its test scores")
         if (folder := path / BEST).exists():
             delete_run(folder)
-        given = {**flatten(first.as_config()), **best.settings, "run-dir": str(folder)}
+        given = {**first.changed, **best.settings, "run-dir": str(folder)}
         Training(self.strategy, given, self.engine, False, self.watcher).carry_out()
         summary = json.loads((folder / "summary.json").read_text())
         if drop_frames(path):
@@ -280,14 +281,14 @@ class Tuning:
         RunFolder(path).write_json(SUMMARY, content)
 
 
-def _check(settings: Settings, engine: str) -> None:
+def _check(settings: Settings, engine: str, given: Iterable[str]) -> None:
     """Hold that a search makes sense, and that it can be made here.
 
     Raises
     ------
     ConfigError : it does not.
     """
-    check_method(settings, engine)
+    check_method(settings, engine, given)
     if engine not in SIMULATED:
         raise ConfigError(f"--engine must be local or simulation to tune, got {engine}")
     if not settings.valid_fraction:

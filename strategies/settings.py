@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from fedapp.config import Section, Settings, defaults
+from fedapp.config import Section, Settings
 from fedapp.errors import ConfigError
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.objective import AUTO, LOSSES, check_held
@@ -26,17 +26,9 @@ HELD_BACK = frozenset(("test-fraction", "valid-fraction", "fold", "folds", "scor
 INIT_MODEL = frozenset(("init-model",))
 BASE_MARGIN = frozenset(("base-margin",))
 CONSTRAINTS = frozenset(("monotone-constraints", "interaction-constraints"))
-# A run of a method that does not read one of these would be of another model than was asked for.
-NEVER_IGNORED = frozenset(
-    (
-        *("eval-metric", "max-delta-step", "scale-pos-weight", "least-bin-rows", "min-child-rows"),
-        *(*CONSTRAINTS, *INIT_MODEL, *BASE_MARGIN),
-    )
-)
 # What else can be done, where a method does not read a setting.
 WAYS_OUT = {
-    "base-margin": "; pax, bagging, cyclic and secureboost read it; else the column may be a "
-    "feature, or excluded with drop-columns"
+    "base-margin": "; else the column may be a feature, or excluded with drop-columns",
 }
 ALL_OBJECTIVES = tuple(name for name in LOSSES if name != CUSTOM)
 OR_FUNCTION = (*ALL_OBJECTIVES, CUSTOM)
@@ -65,8 +57,8 @@ class ReadsSettings:
 
         Raises
         ------
-        ConfigError : an objective that it cannot train, a setting that it would ignore, or one of
-            its own that breaks its rule.
+        ConfigError : an objective that it cannot train, or a setting of its own that breaks its
+            rule.
         """
         if settings.objective not in (AUTO, *cls.objectives):
             known = ", ".join((AUTO, *cls.objectives))
@@ -77,13 +69,6 @@ class ReadsSettings:
             check_held(settings.objective)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        read, given = set(cls.settings_read(settings)), settings.as_config()
-        for name in sorted(NEVER_IGNORED - read):
-            if given[name] != defaults()[name]:
-                raise ConfigError(
-                    f"{name} must be {defaults()[name]!r} for {settings.strategy}, which does not "
-                    f"read it, got {given[name]!r}{WAYS_OUT.get(name, '')}"
-                )
         cls.own_settings(settings)
 
     @classmethod

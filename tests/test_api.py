@@ -242,7 +242,7 @@ def test_a_frame_that_breaks_a_rule_leaves_no_folder(write_table: WriteTable) ->
     ("given", "told"),
     [
         ({"max_dept": 3}, "max_dept is not a setting; did you mean max_depth?"),
-        ({"n_estimators": 3}, "n_estimators is not a setting; did you mean num_boost_round?"),
+        ({"n_trees": 3}, "n_trees is not a setting; did you mean num_boost_round?"),
         ({"l2_regularization": 3}, "l2_regularization is not a setting; did you mean reg_lambda?"),
         ({"pax": {"bin": 3}}, "pax={'bin': ...} is not a setting; did you mean pax={'bins': ...}?"),
         (
@@ -259,6 +259,12 @@ def test_a_frame_that_breaks_a_rule_leaves_no_folder(write_table: WriteTable) ->
             {"drop_columns": ["a", "b, c"]},
             "drop_columns must be names without commas, got 'b, c': a schema drops a column by its "
             'type = "drop"',
+        ),
+        ({"eta": 0.1, "learning_rate": 0.3}, "eta must be given once, got 0.1 and 0.3"),
+        (
+            {"secureboost": {"key_bits": 2048}},
+            "secureboost={'key_bits': ...} must be omitted for pax, which does not read it, got 2048"
+            "; read by secureboost",
         ),
         ({"eta": object()}, "eta must be a text, a number, a truth value or a list, got object"),
     ],

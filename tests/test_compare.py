@@ -15,9 +15,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings, load_settings
+from fedapp.config import Settings, flatten, load_settings
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.report.comparison_plots import compared_scores, near_range, spread_out, tradeoff
+from fedapp.report.summary import read_run
 from fedapp.report.tradeoff import Comparison, Line, fact_table, score_table, tradeoff_page
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import all_strategies
@@ -225,7 +226,7 @@ def made(n_seeds: int = 1, **more: Any) -> Comparison:
         "n_rows": {"train": 1409, "valid": 46, "test": 114},
         "methods": {"rows": ("pax", "fedavg-linear"), "columns": ("secureboost",)},
         "changed": {"eta": 0.1, "pax.bins": "equal"},
-        "unread": ("pax.bins",),
+        "unread": {"pax": (), "secureboost": ("pax.bins",), "fedavg-linear": ("eta", "pax.bins")},
     }
     return Comparison(**{**given, **more})
 
@@ -244,8 +245,10 @@ def test_what_is_compared_stands_with_the_table_and_on_the_page() -> None:
         "(secureboost)",
         "seeds": "42 (one: no spread is known)",
         "engine": "local",
-        "settings": "eta=0.1",
-        "not read": "pax.bins: by none of these methods",
+        "settings": "no others are changed for every method",
+        "pax": "also reads eta=0.1, pax.bins=equal",
+        "secureboost": "also reads eta=0.1; does not read pax.bins",
+        "fedavg-linear": "also reads nothing more; does not read eta, pax.bins",
     }
     assert made().facts == facts
     printed, page = text_of(fact_table(made())), tradeoff_page(made())
@@ -253,7 +256,7 @@ def test_what_is_compared_stands_with_the_table_and_on_the_page() -> None:
         assert value in printed
         assert value in page
     assert made(2).facts["seeds"] == "42, 43; ± is the standard deviation over them"
-    assert made(changed={}, unread=()).facts["settings"] == "all defaults"
+    assert made(changed={}, unread={}).facts["settings"] == "all defaults"
 
 
 def test_a_spread_over_one_seed_is_a_dash() -> None:
@@ -415,8 +418,26 @@ def test_methods_of_all_kinds_have_their_own_baselines(tmp_path: Path) -> None:
     assert scores["secureboost"] == pytest.approx(scores["pooled XGBoost"], abs=1e-9)
     assert found.methods == {"rows": ("pax",), "columns": ("secureboost", "federated-forest")}
     assert found.n_rows == {"train": 409, "valid": 46, "test": 114}
-    assert found.unread == ()
+    assert found.unread["pax"] == tuple(name for name in found.changed if name not in SHORT)
+    assert "max-depth" in found.unread["federated-forest"]
     assert set(found.changed) == set(given) - {"parties"}
+
+
+def test_a_method_runs_with_the_settings_that_it_reads_alone(tmp_path: Path) -> None:
+    given = {"max_depth": 2, "n_estimators": 2, "parties": 2, "max-bin": 16, "align": "ordered"}
+    found = compare(["pax", "federated-forest"], given, 1, tmp_path / "out", run_local)
+    cells = {
+        name: flatten(read_run(tmp_path / "out" / f"{name}-42").config)
+        for name in ("pax", "federated-forest")
+    }
+    pax, forest = (cells[name] for name in ("pax", "federated-forest"))
+    assert (pax["max-depth"], pax["num-boost-round"], pax["align"]) == (2, 2, "psi")
+    assert (forest["max-depth"], forest["num-boost-round"], forest["align"]) == (6, 50, "ordered")
+    assert forest["federated-forest.trees"] == 2
+    assert found.facts["settings"] == "max-bin=16"
+    not_read = "align, federated-forest.trees"
+    assert found.facts["pax"].startswith("also reads ")
+    assert found.facts["pax"].endswith(f"; does not read {not_read}")
 
 
 def test_methods_that_cannot_be_scored_on_the_same_rows_are_refused(

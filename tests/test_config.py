@@ -49,7 +49,7 @@ def test_settings_do_not_change() -> None:
     ("name", "rule"),
     [
         ("etta", "etta is not a setting; did you mean eta?"),
-        ("max_depth", "max_depth is not a setting; did you mean max-depth?"),
+        ("max_dpth", "max_dpth is not a setting; did you mean max-depth?"),
         ("pax.bin", "pax.bin is not a setting; did you mean pax.bins?"),
         ("zzz", "zzz is not a setting"),
         ("sections", "sections is not a setting"),

@@ -16,6 +16,7 @@ from fedapp.histograms.bins import Cuts, ragged, with_categories
 from fedapp.histograms.gain import Penalties
 from fedapp.histograms.split import CategoryRules, best_splits
 from fedapp.run_folder import RunFolder
+from fedapp.server_app import check_read
 from fedapp.site.config import site_config
 from fedapp.site.policy import check_policy
 from fedapp.trees.model import LEAF, Ensemble, load_model
@@ -227,8 +228,8 @@ def test_a_site_refuses_a_run_that_may_make_smaller_children(
 
 
 def test_methods_that_do_not_count_rows_refuse_it(made: MakeRun) -> None:
-    with pytest.raises(ConfigError, match=r"^min-child-rows must be 0 for bagging, which does not"):
-        run_local(made(strategy="bagging"))
+    with pytest.raises(ConfigError, match=r"^min-child-rows must be omitted for bagging, which do"):
+        check_read(made(strategy="bagging"))
     with pytest.raises(ConfigError, match=r"^min-child-rows must be 0 with privacy\.epsilon: row"):
         run_local(made(pax__aggregation="secure", privacy__epsilon=1.0))
     bank = site_config(

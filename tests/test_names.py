@@ -10,11 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import app_folder, defaults, load_settings
+from fedapp.config import app_folder, defaults, load_settings, parse_overrides
 from fedapp.engines import told
 from fedapp.errors import ConfigError
+from fedapp.keywords import settings_of
 from fedapp.messages.methods import all_methods
-from fedapp.names import ALIASES, near
+from fedapp.names import ALIASES, SYNONYMS, near
 from fedapp.server_app import load_strategy
 
 TRAINING = [name for name, method in all_methods().items() if method.trains]
@@ -24,16 +25,9 @@ PREDICTING = [name for name, method in all_methods().items() if not method.train
 @pytest.mark.parametrize(
     ("method", "name", "meant"),
     [
-        ("pax", "learning-rate", "eta"),
-        ("pax", "learning_rate", "eta"),
-        ("fedavg-linear", "learning-rate", "fedavg-linear.learning-rate"),
-        ("pax", "num_boost_round", "num-boost-round"),
-        ("pax", "n_estimators", "num-boost-round"),
         ("pax", "trees", "num-boost-round"),
-        ("federated-forest", "n_estimators", "federated-forest.trees"),
         ("federated-forest", "trees", "federated-forest.trees"),
         ("federated-forest", "max-feature", "federated-forest.max-features"),
-        ("pax", "reg_lambda", "lambda"),
         ("pax", "num_leaves", "max-depth"),
         ("pax", "bins", "pax.bins"),
         ("pax", "pax.bin", "pax.bins"),
@@ -50,6 +44,36 @@ def test_a_setting_by_another_librarys_name_is_told_by_ours(
     assert str(caught.value) == f"{name} is not a setting; did you mean {meant}?"
 
 
+@pytest.mark.parametrize(
+    ("method", "name", "meant"),
+    [
+        ("pax", "learning_rate", "eta"),
+        ("fedxgbllr", "learning_rate", "fedxgbllr.eta"),
+        ("fedavg-linear", "learning-rate", "fedavg-linear.learning-rate"),
+        ("pax", "n_estimators", "num-boost-round"),
+        ("federated-forest", "n_estimators", "federated-forest.trees"),
+        ("pax", "reg_lambda", "lambda"),
+        ("pax", "reg_alpha", "alpha"),
+        ("pax", "min_split_loss", "gamma"),
+        ("pax", "max_depth", "max-depth"),
+        ("federated-forest", "federated_forest.max_depth", "federated-forest.max-depth"),
+    ],
+)
+def test_an_exact_synonym_is_taken_for_the_setting(method: str, name: str, meant: str) -> None:
+    given = parse_overrides([f"{name}=7"])
+    assert load_settings({**given, "strategy": method}).changed == (
+        {meant: 7} if method == "pax" else {"strategy": method, meant: 7}
+    )
+
+
+@pytest.mark.parametrize("name", ["eta", "learning_rate"])
+def test_a_setting_given_twice_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^eta must be given once, got 0\.1 and 0\.3$"):
+        load_settings(parse_overrides(["eta=0.1", f"{name}=0.3"]))
+    with pytest.raises(ConfigError, match=r"^eta must be given once, got 0\.1 and 0\.3$"):
+        settings_of("pax", {"eta": 0.1, "learning_rate" if name == "eta" else name: 0.3})
+
+
 def test_a_name_that_begins_as_one_is_meant_by_it() -> None:
     known = ["ID", "SEX", "default.payment.next.month"]
     assert near("defaults", known) == "; did you mean default.payment.next.month?"
@@ -63,10 +87,10 @@ def test_a_name_that_is_like_none_gets_no_advice() -> None:
 
 def test_every_alias_leads_to_a_setting_and_is_none() -> None:
     inner = {name.partition(".")[2] for name in defaults()}
-    for name, meant in ALIASES.items():
-        assert name not in defaults()
+    for name, meant in {**ALIASES, **SYNONYMS}.items():
+        assert name not in defaults() or name == meant[-1]
         assert set(meant) <= inner | set(defaults())
-        assert meant[-1] in defaults()
+        assert set(meant) & set(defaults())
 
 
 @pytest.mark.parametrize(

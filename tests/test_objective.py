@@ -28,7 +28,6 @@ from simulations.baselines import run_baselines
 from simulations.local import run_local
 from strategies.fedavg_linear import FedAvgLinear
 from strategies.federated_forest import FederatedForest
-from strategies.fedxgbllr import FedXGBllr
 from tests.claims import claims
 from tests.pooled import write_rows
 
@@ -205,9 +204,6 @@ def test_the_first_metric_asked_for_is_the_one_that_training_stops_by():
     [
         (FedAvgLinear, {"objective": "count:poisson"}, "objective must be one of .*fedavg-linear"),
         (FederatedForest, {"objective": "reg:gamma"}, "objective must be .* for federated-forest"),
-        (FedAvgLinear, {"scale-pos-weight": 2.0}, "scale-pos-weight must be 1.0 for fedavg-linear"),
-        (FedXGBllr, {"scale-pos-weight": 2.0}, "scale-pos-weight must be 1.0 for fedxgbllr"),
-        (FederatedForest, {"eval-metric": "error"}, "eval-metric must be '' for federated-forest"),
     ],
 )
 def test_what_a_method_cannot_do_is_refused(strategy, given, rule):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+import fedapp
+from fedapp.cli import cli
 from fedapp.config import defaults, load_settings
-from fedapp.server_app import all_strategies
+from fedapp.server_app import all_strategies, check_read
+from simulations.comparable import settings_of_all
+from simulations.tune import Tuning
 
 
 def read_by(strategy: str) -> set[str]:
@@ -29,3 +36,51 @@ def test_a_method_with_a_setting_of_its_own_does_not_read_the_general_one():
     assert not {"eta", "max-depth", "num-boost-round"} & read_by("fedxgbllr")
     assert not {"eta", "max-depth", "num-boost-round", "partition"} & read_by("federated-forest")
     assert "columns" not in read_by("pax")
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "rule"),
+    [
+        (
+            "federated-forest",
+            "max-depth=2",
+            "got 2; did you mean federated-forest.max-depth?",
+        ),
+        ("federated-forest", "max-depth=6", "got 6; did you mean federated-forest.max-depth?"),
+        ("fedavg-linear", "n_estimators=3", "got 3; did you mean fedavg-linear.rounds?"),
+        ("pax", "fedxgbllr.max-depth=3", "got 3; did you mean max-depth?"),
+        ("pax", "secureboost.key-bits=2048", "got 2048; read by secureboost"),
+        ("secureboost", "partition=iid", "got 'iid'; read by bagging, cyclic, fedavg-linear, "),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "run --folds 3", "tune"])
+def test_a_setting_that_the_method_does_not_read_is_refused(
+    command: str, method: str, given: str, rule: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, *more = command.split()
+    done = CliRunner().invoke(cli, [name, method, "-c", given, *more])
+    assert done.exit_code
+    found = str(done.exception)
+    assert f" must be omitted for {method}, which does not read it, {rule}" in found
+    assert not list(tmp_path.iterdir())
+
+
+def test_python_refuses_it_too() -> None:
+    match = r"^max_depth must .* did you mean federated_forest=\{'max_depth': ...\}\?$"
+    with pytest.raises(fedapp.ConfigError, match=match):
+        fedapp.run("federated-forest", max_depth=6)
+    with pytest.raises(fedapp.ConfigError, match="eta must be omitted for federated-forest"):
+        Tuning("federated-forest", {"eta": 0.3}).carry_out()
+
+
+def test_a_run_that_flower_starts_is_held_to_what_differs_from_the_defaults() -> None:
+    check_read(load_settings({**defaults(), "strategy": "federated-forest"}))
+    with pytest.raises(fedapp.ConfigError, match=r"^max-depth must be omitted for feder"):
+        check_read(load_settings({**defaults(), "strategy": "federated-forest", "max-depth": 2}))
+
+
+def test_one_method_of_a_comparison_must_read_a_setting() -> None:
+    settings_of_all(["pax", "federated-forest"], {"max-depth": 2, "n_estimators": 3})
+    with pytest.raises(fedapp.ConfigError, match=r"^align must be omitted for pax, .* 'ordered'; "):
+        settings_of_all(["pax", "bagging"], {"align": "ordered"})

@@ -15,7 +15,7 @@ from fedapp.commands.common import (
     interruptible,
     new_follower,
 )
-from fedapp.config import Settings, load_settings, parse_overrides
+from fedapp.config import Settings, parse_overrides
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError
 from fedapp.report.summary import print_warning
@@ -41,7 +41,12 @@ def compare(
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
     from fedapp.report.tradeoff import fact_table, score_table, tradeoff_page
-    from simulations.comparable import check_comparable, comparison_folder
+    from simulations.comparable import (
+        check_comparable,
+        comparison_folder,
+        read_alone,
+        settings_of_all,
+    )
     from simulations.compare import compare as compare_all
     from simulations.kept import other_code
 
@@ -57,9 +62,9 @@ def compare(
         follower.begin("reading the settings")
         if engine not in SIMULATED:
             raise ConfigError(f"--engine must be local or simulation to compare, got {engine}")
-        runs = [load_settings({**overrides, "strategy": strategy}) for strategy in strategies]
+        runs = settings_of_all(strategies, overrides)
         for settings in runs:
-            check_method(settings, engine)
+            check_method(read_alone(settings), engine)
         check_comparable(runs, seeds)
         for settings in runs:
             check_tables(settings, engine, follower)

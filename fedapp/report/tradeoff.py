@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +65,7 @@ class Comparison:
     n_rows : that train, validate and test, by these words.
     methods : those whose parties have "rows" of the table, and those whose parties have "columns".
     changed : settings that are not their defaults, but for those above.
-    unread : names of those of them that none of the methods reads.
+    unread : names of those of them that a method does not read, by method.
     folds : that are held back in turn with each seed; 0: none.
     orders : lowest and highest score of pooled XGBoost over orders of the training rows.
     """
@@ -80,7 +80,7 @@ class Comparison:
     n_rows: Mapping[str, int]
     methods: Mapping[str, tuple[str, ...]]
     changed: Mapping[str, Value]
-    unread: tuple[str, ...]
+    unread: Mapping[str, tuple[str, ...]]
     folds: int = 0
     orders: tuple[float, float] | None = None
 
@@ -95,9 +95,8 @@ class Comparison:
         over = "all these runs" if self.folds else "them"
         several = f"; ± is the standard deviation over {over}" if is_several else ""
         split = [f"some of the {what} ({', '.join(own)})" for what, own in self.methods.items()]
-        read = [
-            f"{name}={value}" for name, value in self.changed.items() if name not in self.unread
-        ]
+        partly = {name for names in self.unread.values() for name in names}
+        usual = "no others are changed for every method" if partly else "all defaults"
         facts = {
             "data": f"{self.data}, {self.objective}",
             "rows": f"{rows['test']:,} test rows{self._of_fold} score every line; "
@@ -105,7 +104,7 @@ class Comparison:
             "parties": f"{self.n_parties}, each with {' or '.join(split)}",
             "seeds": seeds + several if several else f"{seeds} (one: no spread is known)",
             "engine": self.engine,
-            "settings": ", ".join(read) or "all defaults",
+            "settings": self._named(set(self.changed) - partly) or usual,
         }
         if self.orders:
             low, high = map(score_text, self.orders)
@@ -113,9 +112,15 @@ class Comparison:
                 f"pooled XGBoost scores {low} to {high} over {N_ORDERS} orders of the training "
                 "rows of the first run, which its cuts follow; smaller differences say nothing"
             )
-        if self.unread:
-            facts["not read"] = f"{', '.join(self.unread)}: by none of these methods"
+        for method, unread in self.unread.items() if partly else ():
+            read = self._named(partly - set(unread)) or "nothing more"
+            not_read = f"; does not read {', '.join(unread)}" if unread else ""
+            facts[method] = f"also reads {read}{not_read}"
         return facts
+
+    def _named(self, names: Collection[str]) -> str:
+        """Changed settings with their values."""
+        return ", ".join(f"{name}={self.changed[name]}" for name in self.changed if name in names)
 
     @property
     def _of_fold(self) -> str:
@@ -148,7 +153,8 @@ def tradeoff_page(found: Comparison) -> str:
     """The comparison as HTML: the table, score against bytes and seconds, score by line."""
     rows = [_cells(line) for line in found.lines]
     rows[0] = [Strong(cell) for cell in rows[0]]
-    facts = table(["", "the same for every line"], list(map(list, found.facts.items())), n_texts=2)
+    rows_of_facts = list(map(list, found.facts.items()))
+    facts = table(["", "of every line, or of a method"], rows_of_facts, n_texts=2)
     note = f'<p class="quiet">{escaped(ONE_PLACE)}</p>'
     sections = [
         section("Test scores and cost", table(_header(found.metric), rows) + note),
