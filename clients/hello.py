@@ -11,12 +11,12 @@ from typing import cast
 
 import numpy as np
 
-from clients.dictionary import keep_own, own_categories, told_categories
+from clients.dictionary import JOINT, keep_own, own_categories, told_categories
 from fedapp.crypto.fixed_point import power_above
 from fedapp.data.labels import Labels, class_names, is_few, untrained_classes
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table
-from fedapp.errors import ConfigError, DataError, blaming
+from fedapp.errors import ConfigError, DataError, ProtocolError, blaming
 from fedapp.home import home, secret_at
 from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply, HelloRequest
@@ -37,12 +37,16 @@ COUNTS = "category_counts"  # an array, so none of a store's facts
 
 
 def hello(site: Site, request: HelloRequest) -> HelloReply:
-    """Open a run at a site, or meet the server again after it was started anew."""
+    """Open a run at a site, or meet the server again after it was started anew.
+
+    The server opens a run again with an order of the columns, before anything else is asked.
+    """
     drop_abandoned(site.store.folder.parent, KEEP_DAYS)
     keep_plan(site.config, site.store, request)
-    if "hello" in site.store.facts:
+    columns = tuple(site.store.facts.get("hello", {}).get("columns", ()))
+    if columns and (not request.columns or JOINT in site.store):
         # The server holds the fingerprint against the one the run began with.
-        subsets = read_subsets(site.config, _holdout(request))
+        subsets = _subsets(site.config, replace(request, columns=columns))
         now = {
             "fingerprint": fingerprint(subsets, site_key(site.name)),
             COUNTS: told_categories(site.config, subsets)[COUNTS],
@@ -83,7 +87,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     with blaming(config.name, "HelloRequest", "objective"):
         check_objective(request.objective, AUTO)
         check_held(request.objective)
-    subsets = read_subsets(config, _holdout(request))
+    subsets = _subsets(config, request)
     n_rows = {name: table.n_rows for name, table in subsets.items()}
     rule = "table must have at least {} {} rows, got {}"
     check_subsets(FEWEST_ROWS, {"train": n_rows["train"]}, rule)
@@ -115,6 +119,16 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         "merges_bins": config.least_bin_rows > 0,
     }
     return _reply(config.name, told), subsets
+
+
+def _subsets(config: SiteConfig, request: HelloRequest) -> dict[str, Table]:
+    """The site's rows, with the columns in the order of the run."""
+    subsets = read_subsets(config, _holdout(request))
+    own = subsets["train"].columns
+    if request.columns and sorted(request.columns) != sorted(own):
+        rule = "must be the site's, in any order"
+        raise ProtocolError(config.name, "HelloRequest", "columns", rule)
+    return {name: one.in_order(request.columns or own) for name, one in subsets.items()}
 
 
 def _notes(config: SiteConfig, table: Table, rounded: bool) -> tuple[str, ...]:

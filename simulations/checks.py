@@ -79,6 +79,9 @@ def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[st
         except DataError as error:
             raise error.at(config.name) from None
     strategy.parties = meet(reply for reply, _ in looked.values())
+    if isinstance(again := strategy.greeting_again(), HelloRequest):
+        looked = {config.name: _look(config, again) for config in configs}
+        strategy.parties = meet(reply for reply, _ in looked.values())
     strategy.settle()
     conversation = strategy.conversation(strategy.parties, None)
     next(conversation)

@@ -72,6 +72,10 @@ def stacked_tables(settings: Settings) -> tuple[Table, dict[str, PartRows]]:
             for config in configs
         }
     tables = {config.name: read_table(config) for config in configs}
+    columns = tables[configs[0].name].columns
+    for name, table in tables.items():
+        if sorted(table.columns) == sorted(columns):
+            tables[name] = table.in_order(columns)
     check_same_columns({name: table.columns for name, table in tables.items()})
     rows: dict[str, PartRows] = {}
     start = 0

@@ -99,6 +99,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def greeting(self) -> Request:
         """The request that opens a run."""
 
+    def greeting_again(self) -> Request | None:
+        """What opens the run once more, for what the parties have said of their tables; or None."""
+        return None
+
     def plan(self) -> dict[str, Any]:
         """The fields of the run's ``Plan``."""
         names, fingerprints = tuple(self._state.keys), tuple(self._state.keys.values())
@@ -322,6 +326,9 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                 self.parties.leave(gone["party"])
         check_tables(self.parties, self._state)
         check_steps(self.parties, before, self._checkpoint_step)
+        if again := self.greeting_again():
+            members = yield from ask(self.parties.all(again), self.introduction)
+            self.parties = meet(members.values())
         found = {name: hello.fingerprint for name, hello in self.parties.items()}
         self._note(fingerprints=found)
         for text in oddities(self.parties):

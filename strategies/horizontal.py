@@ -115,6 +115,13 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             **self.plan(),
         )
 
+    def greeting_again(self) -> HelloRequest | None:
+        """With the first party's order of the columns, where others have them in another."""
+        (due, *others) = [hello.columns for hello in self.parties.values()]
+        if not any(own != due and sorted(own) == sorted(due) for own in others):
+            return None
+        return replace(self.greeting(), columns=due)
+
     def suggested_objective(self) -> tuple[Objective, str]:
         """By the labels of all parties."""
         return auto_objective([hello.classes for hello in self.parties.values()])

@@ -263,8 +263,8 @@ def test_a_frame_that_breaks_a_rule_leaves_no_folder(write_table: WriteTable) ->
         ({"eta": 0.1, "learning_rate": 0.3}, "eta must be given once, got 0.1 and 0.3"),
         (
             {"secureboost": {"key_bits": 2048}},
-            "secureboost={'key_bits': ...} must be omitted for pax, which does not read it, got 2048"
-            "; read by secureboost",
+            "secureboost={'key_bits': ...} must be omitted for pax, which does not read it, got "
+            "2048; read by secureboost",
         ),
         ({"eta": object()}, "eta must be a text, a number, a truth value or a list, got object"),
     ],

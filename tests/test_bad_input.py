@@ -154,17 +154,6 @@ def test_a_column_that_one_party_has_alone_is_named(refuse_site: Refuse) -> None
     )
 
 
-def test_columns_in_another_order_are_refused(refuse_site: Refuse, write_table: WriteTable) -> None:
-    table = write_table("turned", a=None, b=None, **{"c": range(40), "a ": range(40)})
-    path = table.with_name("other.csv")
-    path.write_text(table.read_text().replace("y,c,a ", "y,b,a", 1))
-    refuse_site(
-        r"^shop: columns must be in the order of bank's, got 'b' as column 1 in place of 'a'$",
-        node={"data": str(path)},
-        error=DataError,
-    )
-
-
 # Labels
 
 

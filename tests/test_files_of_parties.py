@@ -7,15 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow.csv
 import pytest
 from flwr.app import Context
 
-from fedapp.config import Settings
+from fedapp.config import Settings, load_settings
 from fedapp.data.load import load_table
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.schema import Roles
-from fedapp.errors import DataError
+from fedapp.errors import DataError, StoppedError
+from fedapp.predict import predict_table
+from fedapp.run_folder import resumed_settings
 from simulations.baselines import run_baselines
+from simulations.checks import check_tables
 from simulations.local import run_local, site_contexts
 from simulations.rows import stacked_tables
 
@@ -49,6 +53,51 @@ def contexts_of(files: dict[str, Path]) -> list[Context]:
         "allow": ",".join(METHODS),
     }  # rows are drawn as in a simulation
     return site_contexts({"name": name, "data": str(path), **own} for name, path in files.items())
+
+
+@pytest.mark.parametrize("strategy", [*METHODS, "fedxgbllr"])
+def test_columns_in_another_order_make_the_same_model(
+    write_table: WriteTable, settings: MakeSettings, strategy: str
+) -> None:
+    own = [{"c": [*("xyz" * 40)]}, {"c": [*("zwy" * 20)]}]
+    bank, shop = (write_table(str(i), 120 - 60 * i, i, **one) for i, one in enumerate(own))
+    frame = pyarrow.csv.read_csv(shop)
+    turned = shop.with_name("turned.csv")
+    pyarrow.csv.write_csv(frame.select(["c", "y", "b", "a"]), turned)
+    quick = {"fedxgbllr__trees": 2, "fedxgbllr__rounds": 1, "fedxgbllr__epochs": 1}
+    given = {"strategy": strategy, "label": "y", "parties": 2, "subsample": 0.7}
+    given |= quick if strategy == "fedxgbllr" else {}
+    given |= {"pax__aggregation": "secure", "colsample_bynode": 0.7} if strategy == "pax" else {}
+    models, scores, pooled = [], [], []
+    for other in (shop, turned):
+        run = settings(data=f"bank={bank},shop={other}", **given)
+        check_tables(run)
+        folder = run_local(run)
+        models.append((folder.path / "model.json").read_bytes())
+        scores.append(folder.summary["metrics"])
+        pooled.append(run_baselines(run)["pooled"])
+        predictions = [
+            predict_table(folder.path, str(table), "", folder.path / f"{place}.csv", "y").scores
+            for place, table in enumerate((shop, turned))
+        ]
+        assert predictions[0] == predictions[1]
+    assert models[0] == models[1]
+    assert scores[0] == scores[1]
+    assert pooled[0] == pooled[1]
+
+
+def test_a_run_with_columns_in_another_order_is_resumed(
+    write_table: WriteTable, settings: MakeSettings
+) -> None:
+    bank, shop = write_table("bank", 120, 1), write_table("shop", 60, 2)
+    pyarrow.csv.write_csv(pyarrow.csv.read_csv(shop).select(["b", "y", "a"]), shop)
+    given = {"data": f"bank={bank},shop={shop}", "label": "y", "parties": 2, "num_boost_round": 4}
+    whole = run_local(settings(**given))
+    begun = settings(**given)
+    with pytest.raises(StoppedError):
+        run_local(begun, on_round=lambda info: info["round"] < 2)
+    resumed = run_local(resumed_settings(load_settings({"resume": begun.run_dir})))
+    assert (resumed.path / "model.json").read_bytes() == (whole.path / "model.json").read_bytes()
 
 
 @pytest.mark.parametrize("strategy", METHODS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.categories import Categories
+from fedapp.data.categories import Categories, chosen
 from fedapp.data.notes import Note
 
 
@@ -46,6 +47,15 @@ class Table:
     def n_rows(self) -> int:
         """Number of rows."""
         return len(self.values)
+
+    def in_order(self, columns: Sequence[str]) -> Table:
+        """The table with its columns, which these are, in this order."""
+        if tuple(columns) == self.columns:
+            return self
+        places = [self.columns.index(name) for name in columns]
+        values = np.ascontiguousarray(self.values[:, places])
+        categories = chosen(self.categories, places)
+        return replace(self, columns=tuple(columns), values=values, categories=categories)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Table:
         """The table of these rows, in this order."""

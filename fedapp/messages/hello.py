@@ -19,8 +19,9 @@ column and a digest of them, which whoever guesses all of them can confirm. Wher
 parties may leave a site (``rounded``), it tells the range of its labels away from 0 to powers of
 two, and nothing that is odd about its table; its numbers of rows it does tell, and which classes
 none of them has. A party learns the objective, the fractions or the fold held back, the seed, and
-the run's plan (see ``plan``); the names come with ``labels``. Where sums are masked, parties that
-were sent different ones produce noise.
+the run's plan (see ``plan``); the names come with ``labels``. Where parties have the same columns
+in different orders, every party is asked again and learns the order of the first party's. Where
+sums are masked, parties that were sent different ones produce noise.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class HelloRequest(Plan, Request):
     fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # that tests, from 1; 0: test_fraction decides
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
     score_test: bool = True  # else the rows that test are held back, and nothing is told of them
+    columns: Annotated[tuple[str, ...], Range(0, 10**6)] = ()  # their order; empty: the table's own
 
 
 @dataclass(frozen=True, slots=True, eq=False)
