@@ -15,10 +15,10 @@ from fedapp.errors import ConfigError
 from fedapp.finished import Run
 from fedapp.folds import Folds
 from fedapp.frames import Data, drop_frames, holds_frames, placed
-from fedapp.home import private_folder, shown
+from fedapp.home import RUNS, private_folder, shown
 from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
 from fedapp.run_folder import RunFolder, new_run_dir
-from fedapp.session import RUNS, Training
+from fedapp.session import Training
 from fedapp.trees.custom import held
 from fedapp.tuned import Tuned
 from fedapp.watch import OnRound, Silent, Watcher

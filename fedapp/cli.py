@@ -27,7 +27,7 @@ from fedapp.commands.runs import runs
 from fedapp.commands.sbom import sbom
 from fedapp.commands.serve import serve
 from fedapp.commands.tune import tune
-from fedapp.errors import FedappError, RunFailedError
+from fedapp.errors import FedappError, RunFailedError, in_words
 from fedapp.start import INTERRUPTED, STOPPING, handle_stopping
 
 cli = typer.Typer(
@@ -113,7 +113,7 @@ def main() -> None:
             _leave()
         raise
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_words(error)}", file=sys.stderr)
         sys.exit(1)
     except FedappError as error:
         for line in error.log_lines if isinstance(error, RunFailedError) else ():

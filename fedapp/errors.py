@@ -29,6 +29,14 @@ def as_plain(text: str, longest: int = LONGEST) -> str:
     return shown if len(shown) <= longest else f"{shown[: longest - 3]}..."
 
 
+def in_words(error: OSError) -> str:
+    """What the system says of a file, without its number."""
+    if not error.strerror:
+        return str(error)
+    what = f"'{error.filename}' must be a path that can be used as asked, got: "
+    return f"{what if error.filename else ''}{error.strerror.lower()}"
+
+
 class FedappError(Exception):
     """Root of the tree: catch this at the edge of a program, and nowhere else."""
 

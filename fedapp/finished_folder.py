@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedapp.errors import ConfigError
-from fedapp.home import shown
+from fedapp.home import RUNS, shown
+from fedapp.names import near_path
 
 
 class FinishedFolder:
@@ -32,7 +33,8 @@ class FinishedFolder:
         missing = [name for name in self._files if not (self.path / name).is_file()]
         if missing:
             rule = f"path must be the folder of a {self._kind} that has finished"
-            raise ConfigError(f"{rule}, got {shown(self.path)} without {missing[0]}")
+            hint = near_path(Path(path), RUNS)
+            raise ConfigError(f"{rule}, got {shown(self.path)} without {missing[0]}{hint}")
 
     def _summary(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.path / self._files[0]).read_text())

@@ -10,6 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
+RUNS = Path("runs")  # where a command writes runs, below the working folder
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 
 # Our names for what XGBoost, scikit-learn and LightGBM call otherwise; the first that is a setting
 # of the method, else of all methods, is the one.
@@ -83,13 +84,28 @@ def near(name: str, known: Iterable[str], prefix: str = "") -> str:
     ----------
     prefix : may be omitted from a name.
     """
+    found = nearest(name, known, prefix)
+    return f"; did you mean {found}?" if found else ""
+
+
+def near_path(path: Path, *folders: Path) -> str:
+    """The same for a path that is not there, by what is in its folder and in others. Only for
+    texts that stay with who may see these folders."""
+    found = [folder for folder in (*folders, path.parent) if folder.is_dir()]
+    known = {one.name: one for folder in found for one in folder.iterdir()}
+    meant = "" if path.exists() else nearest(path.name, known)
+    return f"; did you mean {known[meant]}?" if meant else ""
+
+
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """The name spelled most alike or that begins so; empty where there is none; see ``near``."""
     spelled = {_kebab(one).removeprefix(prefix): one for one in known}
     asked = _kebab(name).removeprefix(prefix)
     found = difflib.get_close_matches(asked, spelled, n=1, cutoff=LEAST_ALIKE)
     stem = asked.rstrip("s")
     if not found and len(stem) >= LEAST_STEM:
         found = sorted((one for one in spelled if one.startswith(stem)), key=len)
-    return f"; did you mean {spelled[found[0]]}?" if found else ""
+    return spelled[found[0]] if found else ""
 
 
 def setting_of(name: str, known: Collection[str], method: str = "") -> str:

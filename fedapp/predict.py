@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import flatten
+from fedapp.data.datasets import check_source
 from fedapp.data.predictions import (
     check_suffix,
     in_codes_of,
@@ -146,6 +147,8 @@ def predicted_rows(
         named = label or read_as["label"], id_column, read_as["weight"]
         roles = Roles(*named, base_margin=margin)
     sources = _sources(data, summary)
+    for source in sources.values() or [data]:
+        check_source(source)
     unmatched, tables = list[str](), dict[str, Table]()
     if sources:
         joins = model.columns, roles, summary["active"], model.categories, read_as["reader"]

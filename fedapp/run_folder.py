@@ -20,7 +20,8 @@ from fedapp import folder_locks
 from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError, DataError, StoppedError
-from fedapp.home import home, open_private, private_folder, write_whole
+from fedapp.home import RUNS, home, open_private, private_folder, write_whole
+from fedapp.names import near_path
 from fedapp.run_state import RunState
 from fedapp.stage import Stage
 from fedapp.toml import read_toml
@@ -314,7 +315,8 @@ def resumed_settings(settings: Settings) -> Settings:
         return settings
     path = Path(settings.resume).resolve() / "config.toml"
     if not path.is_file():
-        raise ConfigError(f"resume must be the folder of a run, got {settings.resume}")
+        hint = near_path(Path(settings.resume), RUNS)
+        raise ConfigError(f"resume must be the folder of a run, got {settings.resume}{hint}")
     RunFolder(path.parent).check_unfinished()
     stored = flatten(read_toml(path.read_text(), "config.toml of the run must be TOML"))
     place = {"run-dir": str(path.parent), "resume": str(path.parent)}

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 import strategies
 from fedapp.config import Settings, flatten, load_settings
 from fedapp.deploy.warm import serverapp
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, in_words
 from fedapp.messages.methods import all_methods
 from fedapp.names import alias, near
 from fedapp.packages import versions
@@ -110,7 +110,8 @@ def train(
             strategy.on_round, strategy.before_checkpoint = on_round, before_checkpoint
             strategy.start(grid)
         except BaseException as error:
-            failure = {"error": type(error).__name__, "message": str(error)}
+            said = in_words(error) if isinstance(error, OSError) else str(error)
+            failure = {"error": type(error).__name__, "message": said}
             folder.write_json("failure.json", failure)
             raise
         folder.write_json("summary.json", summarise(strategy, engine_name(grid)))

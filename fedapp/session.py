@@ -17,14 +17,12 @@ from fedapp.engines import SIMULATED, check_engine, engine_of, told
 from fedapp.errors import ConfigError, FedappError
 from fedapp.folder_locks import check_free
 from fedapp.frames import drop_frames, named_frames
-from fedapp.home import private_folder, shown
+from fedapp.home import RUNS, private_folder, shown
 from fedapp.logs import Logs, check_packages, logged
 from fedapp.packages import check_extra
 from fedapp.report.summary import worse_than_alone
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from fedapp.watch import OnRound, Silent, Watcher
-
-RUNS = Path("runs")
 
 
 @dataclass(slots=True)

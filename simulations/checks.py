@@ -17,6 +17,7 @@ from clients.alignment import check_common
 from clients.hello import weights_of
 from clients.labels import code_labels
 from fedapp.config import Settings, defaults
+from fedapp.data.datasets import check_source
 from fedapp.data.labels import check_weights, class_names, number_labels
 from fedapp.data.load import column_names
 from fedapp.data.partition import SUBSETS
@@ -49,6 +50,8 @@ def check_tables(settings: Settings) -> None:
     DataError, ConfigError : there is no such table, or it breaks a rule.
     """
     configs = party_configs(settings)
+    for config in configs:
+        check_source(config.data)
     strategy = load_strategy(settings.strategy)
     if not settings.model:
         _check_settings(settings, configs)

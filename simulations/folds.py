@@ -18,9 +18,10 @@ from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError
 from fedapp.folds import SUMMARY
 from fedapp.frames import drop_frames, named_frames
+from fedapp.home import RUNS
 from fedapp.report.summary import score_names, score_rows
 from fedapp.run_folder import RunFolder, new_run_dir
-from fedapp.session import RUNS, Training, check_method, check_tables
+from fedapp.session import Training, check_method, check_tables
 from fedapp.watch import OnRound, Silent, Watcher
 from simulations.comparable import claim_folder
 from simulations.compare import drawn, finished_cell

@@ -15,6 +15,8 @@ from typing import Any
 from fedapp.config import Settings
 from fedapp.data.categories import Categories
 from fedapp.errors import ConfigError, as_plain
+from fedapp.home import RUNS
+from fedapp.names import near_path
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import LossParameters
 
@@ -78,7 +80,8 @@ def read_init_model(
     given = Path(settings.init_model)
     path = given / "model.json" if given.is_dir() else given
     if not path.is_file():
-        raise ConfigError(f"init-model must be a run's folder or its model.json, got {given}")
+        rule = "must be a run's folder or its model.json"
+        raise ConfigError(f"init-model {rule}, got {given}{near_path(given, RUNS)}")
     model = load_model(path)
     due = {
         "objective": (settings.objective, model.objective),
@@ -106,7 +109,8 @@ def init_model_id(settings: Settings) -> str:
     given = Path(settings.init_model)
     path = (given if given.is_dir() else given.parent) / "summary.json"
     if not path.is_file():
-        raise ConfigError(f"init-model must be the folder of a finished run, got {given}")
+        rule = "must be the folder of a finished run"
+        raise ConfigError(f"init-model {rule}, got {given}{near_path(given, RUNS)}")
     summary = json.loads(path.read_text())
     if (method := summary.get("strategy")) != settings.strategy:
         rule = f"must be a run of {settings.strategy}, whose parts lie at the parties"

@@ -50,7 +50,8 @@ SMALL_KEY = {
 
 def run(path: Path, strategy: str, *options: str, **settings: object) -> Path:
     """A run by the command, in this process."""
-    given = [f"{name}={value}" for name, value in {**FAST, **settings}.items()]
+    read = {name: value for name, value in FAST.items() if name in read_by(strategy)}
+    given = [f"{name}={value}" for name, value in {**read, **settings}.items()]
     words = [word for pair in [*given, f"run-dir={path}"] for word in ("-c", pair)]
     done = CliRunner().invoke(cli, ["run", strategy, "--engine", "local", *options, *words])
     assert done.exit_code == 0, done.output

@@ -131,7 +131,8 @@ def predicted(run: fedapp.Run, path: Path) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear"])
 def test_scores_are_those_that_predict_writes(strategy: str, table: Path) -> None:
-    run = fedapp.run(strategy, data=table, label="y", fedavg_linear={"rounds": 2}, **SHORT)
+    own = SHORT if strategy == "pax" else {"fedavg_linear": {"rounds": 2}, "parties": 2}
+    run = fedapp.run(strategy, data=table, label="y", **own)
     status, found = Client(run.path).predict({"rows": rows_of(table)})
     assert status == 200
     assert found["warnings"] == []

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedapp.commands.common import console
-from fedapp.home import shown
-from fedapp.session import RUNS
+from fedapp.home import RUNS, shown
 
 if TYPE_CHECKING:
     from fedapp.housekeeping import Cleaning

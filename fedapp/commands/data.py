@@ -82,7 +82,7 @@ def describe_command(
 ) -> None:
     """Describe a table: what each column holds, what a run would do with it, and its label."""
     from fedapp.commands.common import console
-    from fedapp.data.datasets import dataset_names, find_dataset, read_source
+    from fedapp.data.datasets import check_source, dataset_names, find_dataset, read_source
     from fedapp.data.describe import describe, schema_text
     from fedapp.site.config import SiteConfig
     from fedapp.site.node_config import table_settings
@@ -107,6 +107,7 @@ def describe_command(
         ),
     )
     roles = config.roles
+    check_source(source)
     if source in dataset_names():
         dataset = find_dataset(source)
         console.print(f"{dataset.description}\n{dataset.source}", markup=False, highlight=False)

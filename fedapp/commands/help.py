@@ -11,9 +11,11 @@ import click
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table as Grid
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 SAME_COLUMNS, SAME_ROWS = "same columns, different rows", "same rows, different columns"
+
+SHORT = {"label": "Label column", "id": "Column that names the rows", "parties": "How many"}
 
 
 class Command(TyperCommand):
@@ -30,7 +32,20 @@ class Command(TyperCommand):
 
 
 class TrainingCommand(Command):
-    """One whose help lists the methods that train."""
+    """One with options that are short for settings, whose help lists the methods that train."""
+
+    def __init__(self, *words: Any, **named: Any) -> None:
+        super().__init__(*words, **named)
+        for name, what in SHORT.items():
+            text = f"{what}, short for -c {name}=."
+            self.params.append(TyperOption(param_decls=[f"--{name}"], help=text))
+
+    def invoke(self, context: click.Context) -> Any:
+        """With the short options among the settings."""
+        given = {name: context.params.pop(name) for name in SHORT}
+        pairs = [f"{name}={value}" for name, value in given.items() if value is not None]
+        context.params["config"] = [*(context.params["config"] or ()), *pairs]
+        return super().invoke(context)
 
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """The usual, and the methods."""

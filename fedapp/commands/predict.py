@@ -14,7 +14,8 @@ from fedapp.commands.common import Overrides, console, interruptible, new_follow
 from fedapp.config import parse_overrides
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError, FedappError
-from fedapp.home import open_private
+from fedapp.home import RUNS, open_private
+from fedapp.names import near_path
 from fedapp.report.summary import print_warning
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def predict(
 
     if not (model := run_dir / "model.json").is_file():
         rule = "of a run that has finished; failure.json says why one has not"
-        raise ConfigError(f"model must be a file {rule}, got {model}")
+        raise ConfigError(f"model must be a file {rule}, got {model}{near_path(run_dir, RUNS)}")
     parts, noted = parts_of(run_dir), run_dir if verbose else None
     _check_tables(
         engine,
@@ -91,9 +92,10 @@ def predict(
             overrides["explain"] = explain
         _predict_together(run_dir, parts, overrides, output, engine, noted)
         return
-    if explain:
-        rule = "must be omitted for a model that lies whole in the run's folder"
-        raise ConfigError(f"--explain {rule}, got ids")
+    for name, given in {"--explain": ["ids"] if explain else [], "-c": config or []}.items():
+        if given:
+            rule = "must be omitted for a model that lies whole in the run's folder"
+            raise ConfigError(f"{name} {rule}, got {', '.join(given)}")
     _show(predict_table(run_dir, data, id_column, Path(output), label), output, noted)
 
 

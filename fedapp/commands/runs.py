@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from fedapp.commands.common import console
-from fedapp.session import RUNS
+from fedapp.home import RUNS
 
 MOST = 20
 

@@ -88,6 +88,7 @@ def check_command(
     """Show what a coordinator's run would find here; nothing is sent."""
     from clients.hello import told_versions
     from fedapp.config import load_settings
+    from fedapp.data.datasets import check_source
     from fedapp.deploy.bundle import installed_bundle
     from fedapp.home import home
     from fedapp.messages.methods import all_methods
@@ -103,6 +104,7 @@ def check_command(
     node = parse_node_config(node_config or config)
     if "data" not in node:
         raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
+    check_source(str(node["data"]))
     site, beside = site_config(node, {}), Path(config).parent if config else home()
     trusted = {**pins_in(home()), **pins_in(beside / "home"), **site.trusted}
     site, run = replace(site, trusted=trusted), load_settings({})

@@ -28,6 +28,7 @@ from fedapp.data.schema import NO_ROLES, PACKINGS, PLAIN, Reader, Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
+from fedapp.names import near_path
 
 Progress = Callable[[int, int], None]
 
@@ -91,6 +92,20 @@ def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
         return _load(data, roles)
     _check_file(data)
     return load_table(Path(data), roles, reader)
+
+
+def check_source(data: str) -> None:
+    """Check that `data` names a table, for who may know what else is in the folder.
+
+    Raises
+    ------
+    ConfigError : it names nothing; names a file of the folder that is spelled alike.
+    """
+    if data not in dataset_names():
+        try:
+            _check_file(data)
+        except ConfigError as error:
+            raise ConfigError(f"{error}{near_path(Path(data))}") from None
 
 
 def source_frame(

@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedapp.errors import ConfigError, DataError
-from fedapp.home import shown
+from fedapp.home import RUNS, shown
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
+from fedapp.names import near_path
 from fedapp.toml import read_toml
 from fedapp.trees.objective import AUTO
 
@@ -83,7 +84,7 @@ def read_run(run_dir: Path) -> Run:
 
 def _read_run(run_dir: Path) -> Run:
     if not run_dir.is_dir():
-        raise DataError("run folder must be a folder, got none")
+        raise DataError(f"run folder must be a folder, got none{near_path(run_dir, RUNS)}")
     texts = {
         name: _text(run_dir, name)
         for name in ("config.toml", "summary.json", "rounds.jsonl", "ledger.jsonl")

@@ -22,9 +22,9 @@ from fedapp.client_app import SiteApp
 from fedapp.config import Settings
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError, DataError, PartyError
-from fedapp.home import home, private_folder, shown
+from fedapp.home import RUNS, home, private_folder, shown
 from fedapp.housekeeping import predictions_folder
-from fedapp.names import near
+from fedapp.names import near, near_path
 from fedapp.predict import parts_of, summary_of
 from fedapp.serve.scorer import (
     Row,
@@ -243,7 +243,7 @@ def open_scorer(
     path = run_dir / "model.json"
     if not path.is_file():
         rule = "model must be a file of a run that has finished"
-        raise ConfigError(f"{rule}, got {shown(path)}")
+        raise ConfigError(f"{rule}, got {shown(path)}{near_path(run_dir, RUNS)}")
     if parts := parts_of(run_dir):
         return DividedScorer(run_dir, parts, inference, overrides)
     for name, given in {"--inference": inference, "-c": overrides}.items():
