@@ -113,7 +113,10 @@ class Settings(Section):
     parties: Annotated[int, Field(ge=1)]
     partition: str
     columns: str
-    align: Literal["psi", "ordered"]
+    align: Annotated[
+        Literal["psi", "ordered"],
+        BeforeValidator(lambda way: "ordered" if way == "rows" else way),  # a synonym
+    ]
     align_most_rows: Annotated[int, Field(ge=1, le=2**40)]
     share_column_names: bool
     allow_export: bool

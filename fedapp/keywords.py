@@ -104,7 +104,8 @@ def _kebab(given: Mapping[str, Any]) -> dict[str, Any]:
         setting = name.rstrip("_").replace("_", "-")
         is_section = isinstance(value, Mapping) and setting in sections
         if isinstance(value, Mapping) and not is_section:
-            value = ",".join(f"{key}:{each}" for key, each in value.items())
+            sign = "=" if setting == "schema" else ":"
+            value = ",".join(f"{key}{sign}{each}" for key, each in value.items())
         found[setting] = _kebab(value) if is_section else value
     return found
 

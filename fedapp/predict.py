@@ -21,13 +21,13 @@ from fedapp.data.predictions import (
     write_predictions,
 )
 from fedapp.data.schema import Roles
-from fedapp.data.sources import sources_to_predict
+from fedapp.data.sources import by_party, own_file, sources_to_predict
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.home import shown
 from fedapp.linear import KIND as LINEAR
 from fedapp.linear import LinearModel, linear_from_json, predict_linear
-from fedapp.run_folder import SCHEMA
+from fedapp.run_folder import schema_copy
 from fedapp.site.joined import read_joined
 from fedapp.site.node_config import table_settings
 from fedapp.toml import read_toml
@@ -151,7 +151,8 @@ def predicted_rows(
         check_source(source)
     unmatched, tables = list[str](), dict[str, Table]()
     if sources:
-        joins = model.columns, roles, summary["active"], model.categories, read_as["reader"]
+        readers = {one: read_as_trained(run_dir, sources[one], one)["reader"] for one in sources}
+        joins = model.columns, roles, summary["active"], model.categories, readers
         table, unmatched, tables = read_joined(sources, *joins)
     else:
         how = read_as["reader"], model.categories
@@ -189,24 +190,28 @@ def trained_settings(run_dir: Path) -> dict[str, Any]:
     path = run_dir / "config.toml"
     text = path.read_text() if path.is_file() else ""
     settings = flatten(read_toml(text, "config.toml of the run must be TOML"))
-    if settings.get("schema"):
-        settings["schema"] = str(run_dir.absolute() / SCHEMA)
+    if schema := str(settings.get("schema", "")):
+        copies = {party: schema_copy(run_dir.absolute(), party) for party in by_party(schema)}
+        settings["schema"] = ",".join(
+            f"{one}={path}" if one else str(path) for one, path in copies.items()
+        )
     return settings
 
 
-def read_as_trained(run_dir: Path, data: str) -> dict[str, Any]:
-    """How a run has read its tables, for another table; see ``table_settings``.
+def read_as_trained(run_dir: Path, data: str, party: str = "") -> dict[str, Any]:
+    """How a run has read its tables, or that of a party, for another table; see ``table_settings``.
 
     Raises
     ------
     ConfigError : it was by a schema, which is not in its folder.
     """
     trained = trained_settings(run_dir)
-    if (schema := trained.get("schema")) and not Path(schema).is_file():
-        rule = f"{SCHEMA} must lie in the folder of a run that has read its tables by a schema"
+    schema = own_file(str(trained.get("schema", "")), party)
+    if schema and not Path(schema).is_file():
+        rule = "must lie in the folder of a run that has read its tables by a schema"
         way = f"copy the schema there as it was in training: {shown(Path(schema))}"
-        raise ConfigError(f"{rule}, got none: {way}")
-    return table_settings({**trained, "data": data}, is_shared=True)
+        raise ConfigError(f"{Path(schema).name} {rule}, got none: {way}")
+    return table_settings({**trained, "data": data, "schema": schema}, is_shared=True)
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import tomli_w
 from fedapp import folder_locks
 from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
+from fedapp.data.sources import by_party
 from fedapp.errors import ConfigError, DataError, StoppedError
 from fedapp.home import RUNS, home, open_private, private_folder, write_whole
 from fedapp.names import near_path
@@ -82,8 +83,9 @@ class RunFolder:
         self.check_new()
         private_folder(self.path)
         self.write("config.toml", tomli_w.dumps(settings.as_config()))
-        if settings.schema_file and (schema := Path(settings.schema_file)).is_file():
-            write_whole(self.path / SCHEMA, schema.read_bytes())
+        for party, file in by_party(settings.schema_file).items():
+            if (schema := Path(file)).is_file():
+                write_whole(schema_copy(self.path, party), schema.read_bytes())
 
     def check_new(self) -> None:
         """Hold that the folder holds no run.
@@ -298,6 +300,11 @@ def new_run_dir(strategy: str, parent: Path | None = None) -> Path:
     while path.exists():
         path, n = parent / f"{name}-{n}", n + 1
     return path
+
+
+def schema_copy(folder: Path, party: str) -> Path:
+    """Where a run keeps the schema of a party; without a name that of all."""
+    return folder / (f"schema-{party}.toml" if party else SCHEMA)
 
 
 # Settings that a resumed run may change: they do not touch the model.

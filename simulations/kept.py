@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.config import Settings, app_folder, defaults, flatten
-from fedapp.data.sources import party_sources
+from fedapp.data.sources import by_party, party_sources
 from fedapp.errors import ConfigError
 from fedapp.home import private_folder
 from fedapp.packages import versions
@@ -122,7 +122,7 @@ def table_digest(settings: Settings) -> str:
     """Of the content of the files that ``data`` and ``schema`` name; nothing of a table that is
     known by its name."""
     sources = party_sources(settings.data, settings.parties).values() or [settings.data]
-    return "".join(map(_file_digest, (*sources, settings.schema_file)))
+    return "".join(map(_file_digest, (*sources, *by_party(settings.schema_file).values())))
 
 
 def _file_digest(source: str) -> str:

@@ -40,6 +40,20 @@ def test_a_section_may_be_written_flat_or_nested(overrides: dict[str, Any]) -> N
     assert PAX.own_settings(load_settings(overrides)).bins == "equal"
 
 
+@pytest.mark.parametrize(
+    ("data", "n_parties"), [("a.csv,b.csv", 2), ("bank=a.csv,shop=b.csv", 2), ("bank=a.csv", 1)]
+)
+def test_tables_name_the_number_of_parties(data: str, n_parties: int) -> None:
+    assert load_settings({"data": data}).parties == n_parties
+    assert load_settings({"data": "a.csv"}).parties == defaults()["parties"]
+    with pytest.raises(ConfigError, match=f"got {n_parties}: set parties={n_parties}$"):
+        load_settings({"data": data, "parties": 5})
+
+
+def test_align_by_rows_is_the_order_of_the_tables() -> None:
+    assert load_settings({"align": "rows"}).align == "ordered"
+
+
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_settings({}).eta = 0.5

@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow.csv
 import pytest
 from flwr.app import Context
+from typer.testing import CliRunner
 
+from fedapp.cli import cli
 from fedapp.config import Settings, load_settings
 from fedapp.data.load import load_table
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.schema import Roles
-from fedapp.errors import DataError, StoppedError
+from fedapp.errors import ConfigError, DataError, StoppedError
 from fedapp.predict import predict_table
 from fedapp.run_folder import resumed_settings
 from simulations.baselines import run_baselines
@@ -152,3 +154,45 @@ def test_class_names_of_one_file_and_numbers_of_the_other_are_classes_of_both(
     table, _ = stacked_tables(own_files())
     assert table.labels is not None
     assert set(table.labels.tolist()) == {"0", "1", "one"}
+
+
+@pytest.mark.parametrize("exports", [False, True])
+def test_tables_without_header_lines_have_a_schema_each(
+    tmp_path: Path, settings: MakeSettings, exports: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    ids, a, b = [np.arange(60), *rng.normal(size=(2, 60)).round(2)]
+    tables = {"bank": (ids, a, (a + b > 0).astype(int)), "shop": (ids, b)}
+    names = {"bank": ["id", "a", "y"], "shop": ["id", "b"]}
+    for party, columns in tables.items():
+        np.savetxt(tmp_path / f"{party}.csv", np.column_stack(columns), "%g", ",")
+        text = f"header = false\nnames = {json.dumps(names[party])}\n"
+        (tmp_path / f"{party}.toml").write_text(text)
+    data = ",".join(f"{party}={tmp_path / party}.csv" for party in tables)
+    run = settings(
+        strategy="federated-forest",
+        federated_forest__trees=2,
+        federated_forest__max_depth=3,
+        data=data,
+        schema=data.replace(".csv", ".toml"),
+        parties=2,
+        label="y",
+        id="id",
+        align="rows",
+        allow_export=exports,
+        federated_forest__master_keeps_model=exports,
+        share_column_names=exports,
+    )
+    check_tables(run)
+    folder = run_local(run)
+    for party in tables:
+        (tmp_path / f"{party}.toml").unlink()  # the run has copies
+    words = ["predict", str(folder.path), "--data", data, "--id", "id"]
+    done = CliRunner().invoke(cli, [*words, "--output", str(tmp_path / "out.csv")])
+    assert done.exit_code == 0, done.output
+    assert "60 rows written" in done.output
+
+
+def test_a_schema_of_no_party_is_refused(own_files: MakeSettings) -> None:
+    with pytest.raises(ConfigError, match=r"^schema must name parties that data names, got 'mi"):
+        check_tables(own_files(schema="bank=a.toml,mill=b.toml"))

@@ -309,9 +309,9 @@ def refuse(path: Path, message: str, **columns: object) -> None:
         (
             "a,b\ninf,1\n-inf,2\n1,3\n",
             {},
-            "finite as float32, got 2 in 'a' infinite, first in line 2$",
+            "finite as float32, got 2 in 'a' infinite, first in line 2: leave the field empty",
         ),
-        ("a\n1e39\n", {}, "got 1 in 'a' infinite, first in line 2$"),
+        ("a\n1e39\n", {}, 'in line 2: .* missing = ."inf".*, divide values .* drop-columns$'),
         (
             "a,y\n1,\n2,NA\n3,1\n",
             {"label": "y"},

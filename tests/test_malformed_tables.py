@@ -62,6 +62,11 @@ def config_of(folder: Path, schema: str, **settings: object) -> SiteConfig:
             id="dates that are not ISO",
         ),
         pytest.param(
+            "a,day\n1,12/31/2024\n2,2024-12-30\n",
+            "1 of 2 values of 'day' is not a date, first '12/31/2024' in line 2: write them as",
+            id="some dates that are not ISO",
+        ),
+        pytest.param(
             "a;b\n1;1,5\n2;2,25\n",
             "'b' are not numbers, .* a decimal comma, write 1.5 or set decimal=,$",
             id="decimal commas",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
+from fedapp.commands.data import data_app
 from fedapp.config import app_folder, defaults, load_settings, parse_overrides
 from fedapp.engines import told
 from fedapp.errors import ConfigError
@@ -127,6 +129,46 @@ def test_the_version_is_that_of_all_that_matters() -> None:
     number = r"\d+\.\d+(\.\d+)?"
     line = rf"fedapp {number}, flwr {number}, xgboost {number}, python 3\.\d+\.\d+\n"
     assert re.fullmatch(line, shown)
+
+
+@pytest.mark.parametrize("command", ["run", "run --folds=2", "compare", "tune"])
+def test_label_id_and_parties_are_short_for_settings(
+    command: str, write_table: Callable[..., Path]
+) -> None:
+    name, *more = command.split()
+    data = ["-c", f"data={write_table()}", "--id", "a"]
+    refused = [
+        (["--parties", "3", "-c", "parties=2"], "parties must be given once, got 2 and 3"),
+        (["--parties", "many"], "parties must be a whole number, got 'many'"),
+        (["--label", "z", *data], "label column 'z' must be in the table, .*"),
+        (["--label", "y", "--id", "z"], "id column 'z' must be in the table, .*"),
+    ]
+    for given, rule in refused:
+        words = [name, "pax", *given, *(data[:2] if "--id" in given[2:3] else []), *more]
+        error = CliRunner().invoke(cli, words).exception
+        assert re.search(f"{rule}$", str(error)), error
+
+
+def test_a_wrong_path_names_the_one_that_is_spelled_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_table: Callable[..., Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table("loans")
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    wrong = [
+        (["run", "pax", "-c", "data=loan.csv", "--label", "y"], "loans.csv"),
+        (["describe", "loan.csv"], "loans.csv"),
+        (["predict", "runs/frist", "--data", "loans.csv", "--output", "x.csv"], "runs/first"),
+        (["predict", "first", "--data", "loans.csv", "--output", "x.csv"], "runs/first"),
+        (["export", "frist"], "runs/first"),
+        (["serve", "runs/fist"], "runs/first"),
+        (["report", "frst"], "runs/first"),
+        (["run", "pax", "-c", "resume=firts"], "runs/first"),
+    ]
+    for words, meant in wrong:
+        app = data_app if words[0] == "describe" else cli
+        error = CliRunner().invoke(app, words).exception
+        assert str(error).endswith(f"; did you mean {meant}?"), (words, error)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -46,6 +46,10 @@ THOUSANDS_READ = "points before three digits, read as marks of thousands (decima
 DROPPED = "are dropped before rows are held back or matched (missing-label=drop)"
 # What to do about rows without a label.
 UNLABELLED = "; missing-label=drop drops these rows"
+INFINITE_WAY = (
+    'leave the field empty where a value is missing, list it in a schema as missing = ["inf"], '
+    "divide values beyond 3.4e38, or exclude the column with drop-columns"
+)
 
 
 def build_table(
@@ -302,7 +306,7 @@ def _values(found: Mapping[str, Typed], text: TextFile | None) -> npt.NDArray[np
     if bad:
         rule = "feature columns must be finite as float32, got {} infinite"
         line = _first_line(np.asarray(np.isinf(values).any(axis=1)), text)
-        here = rule.format(first(bad)) + line
+        here = f"{rule.format(first(bad))}{line}: {INFINITE_WAY}"
         raise DataError.naming(rule, first(bad), here=here)
     return values
 

@@ -41,6 +41,20 @@ def party_sources(data: str, n_parties: int) -> dict[str, str]:
     return dict(sorted((name, source) for name, source in named if name is not None))
 
 
+def by_party(files: str) -> dict[str, str]:
+    """``bank=a.toml,insurer=b.toml`` by party; by an empty name where one file is for all."""
+    named = [_name_and_source(entry.strip()) for entry in files.split(",")]
+    if any(name is None for name, _ in named):
+        return {"": files} if files else {}
+    return {name: file for name, file in named if name is not None}
+
+
+def own_file(files: str, party: str) -> str:
+    """The file of a party; empty where it has none."""
+    found = by_party(files)
+    return found.get(party, found.get("", ""))
+
+
 def sources_to_predict(data: str, parties: Collection[str], may_be_one: bool) -> dict[str, str]:
     """The table of each party of a model, in the order of the names.
 

@@ -27,6 +27,7 @@ BOOLEANS = {"true": 1, "yes": 1, "y": 1, "false": 0, "no": 0, "n": 0}
 DATE = re.compile(
     r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[-+]\d{2}(:?\d{2})?)?)?", re.ASCII
 )
+DATES_WAY = "write them as 2024-12-31, or exclude the columns with drop-columns"
 OTHER_DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1(\d{4}|\d{2})", re.ASCII)
 WHOLE = re.compile(r"[-+]?\d{1,20}", re.ASCII)  # of a column of 64 bits
 TEXTS = ("string", "large_string", "string_view")  # as pyarrow calls its types
@@ -298,8 +299,8 @@ def _check_text(
         tests["number"](value) or is_number(value, other) for value in values
     ):
         raise UntypedError(f"decimal {marks}", "numbers", way, fits=tests["number"])
-    if values and all(OTHER_DATE.fullmatch(value) for value in values):
-        raise UntypedError("dates that are not ISO", "dates", "write them as 2024-12-31", is_date)
+    if values and all(OTHER_DATE.fullmatch(value) or is_date(value) for value in values):
+        raise UntypedError("dates that are not ISO", "dates", DATES_WAY, is_date)
     for kind in ("number", "date"):
         if 0 < counts[kind] < len(values):
             raise UntypedError(f"{kind}s and other text", f"{kind}s", fits=tests[kind])

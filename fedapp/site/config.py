@@ -9,7 +9,7 @@ from typing import Any
 
 from fedapp.data.names import NAME, NAME_RULE, party_name
 from fedapp.data.schema import PLAIN, Reader, Roles
-from fedapp.data.sources import party_sources
+from fedapp.data.sources import by_party, own_file, party_sources
 from fedapp.errors import ConfigError
 from fedapp.site.node_config import (
     FLOORS,
@@ -167,10 +167,13 @@ def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConf
 
 def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfig:
     """One of the parties of a simulation: with a table of its own, or a share of the only one."""
-    sources = party_sources(str(run["data"]), n_shares)
+    sources, schemas = party_sources(str(run["data"]), n_shares), by_party(str(run["schema"]))
+    if unknown := sorted(set(schemas) - {"", *sources}):
+        raise ConfigError(f"schema must name parties that data names, got {unknown[0]!r}")
     if sources:
         name = list(sources)[share]
-        given = table_settings({**run, "data": sources[name]}, is_shared=True)
+        own = {"data": sources[name], "schema": own_file(str(run["schema"]), name)}
+        given = table_settings({**run, **own}, is_shared="" in schemas)
     else:
         name, given = party_name(share, n_shares), table_settings(run)
         given |= {"partition": str(run["partition"]), "columns": str(run["columns"])}

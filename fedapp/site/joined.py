@@ -29,7 +29,7 @@ def read_joined(
     roles: Roles,
     first: str,
     categories: Categories = (),
-    reader: Reader = PLAIN,
+    readers: Mapping[str, Reader] | None = None,
 ) -> tuple[Table, list[str], dict[str, Table]]:
     """Rows that all tables have, with a model's columns in the model's order.
 
@@ -41,7 +41,7 @@ def read_joined(
         margins, in the first party's.
     first : the party whose rows are asked for, and in whose order.
     categories : of the columns of the model.
-    reader : what a schema says of every table; of its columns some may be absent.
+    readers : what schemas say of each party's table; of their columns some may be absent.
 
     Returns
     -------
@@ -54,7 +54,8 @@ def read_joined(
     """
     if not roles.id_column:
         raise ConfigError('--id must name the column to match rows by, as in --id customer; got ""')
-    names = {party: _column_names(source, reader) for party, source in sources.items()}
+    readers = readers or dict.fromkeys(sources, PLAIN)
+    names = {party: _column_names(source, readers[party]) for party, source in sources.items()}
     owners = [_owner(column, names, set(columns)) for column in columns]
     own = {party: [name for at, name in owners if at == party] for party in sources}
     others = {party: names[party].difference(own[party]) for party in (first, *sources)}
@@ -71,7 +72,7 @@ def read_joined(
                 roles.weight if party == weights_at else "",
                 base_margin=roles.base_margin if party == first else "",
             ),
-            reader=reader,
+            reader=readers[party],
             categories=chosen(categories, [c for c, (at, _) in enumerate(owners) if at == party]),
         )
         for party, source in sources.items()
