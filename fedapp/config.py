@@ -74,6 +74,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
+ALIGN = {"rows": "ordered"}  # a synonym
 POISSON_DELTA_STEP = 0.7  # XGBoost's
 
 
@@ -113,10 +114,7 @@ class Settings(Section):
     parties: Annotated[int, Field(ge=1)]
     partition: str
     columns: str
-    align: Annotated[
-        Literal["psi", "ordered"],
-        BeforeValidator(lambda way: "ordered" if way == "rows" else way),  # a synonym
-    ]
+    align: Annotated[Literal["psi", "ordered"], BeforeValidator(lambda way: ALIGN.get(way, way))]
     align_most_rows: Annotated[int, Field(ge=1, le=2**40)]
     share_column_names: bool
     allow_export: bool
@@ -334,11 +332,7 @@ def load_settings(overrides: Mapping[str, Any]) -> Settings:
 
 
 def settings_named(given: Mapping[str, Any], method: str = "") -> dict[str, Value]:
-    """Settings by their names, nested ones joined by a dot, synonyms resolved.
-
-    Parameters
-    ----------
-    method : whose settings are meant; empty if that is not said.
+    """Settings by their names, nested ones joined by a dot; of synonyms the method's come first.
 
     Raises
     ------

@@ -110,12 +110,7 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 def setting_of(name: str, known: Collection[str], method: str = "") -> str:
     """The setting that a name or an exact synonym stands for; the name itself where there is none.
-
-    Parameters
-    ----------
-    name : with underscores or hyphens.
-    known, method : see ``near_setting``.
-    """
+    See ``near_setting``."""
     kebab = name.strip().replace("_", "-")
     meant = SYNONYMS.get(kebab, ()) if kebab not in known else ()
     found = [one for one in (*(f"{method}.{own}" for own in meant), *meant) if one in known]

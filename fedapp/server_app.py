@@ -146,17 +146,16 @@ def check_read(settings: Settings, given: Iterable[str] = ()) -> None:
     method, read = settings.strategy, load_strategy(settings.strategy).settings_read(settings)
     values = flatten(settings.as_config())
     for name in sorted({*given, *settings.changed} - set(read)):
-        way = WAYS_OUT.get(name, "")
-        if own := alias(name.rpartition(".")[2], read, method):
-            way = f"; did you mean {own}?"
-        elif readers := [
+        readers = [
             other
             for other, strategy in all_strategies().items()
             if name in strategy.settings_read(settings.model_copy(update={"strategy": other}))
-        ]:
-            way = f"; read by {', '.join(readers)}" + way
+        ]
+        own = alias(name.rpartition(".")[2], read, method)
+        way = f"did you mean {own}?" if own else f"read by {', '.join(readers)}"
+        way += WAYS_OUT.get(name, "")
         rule = f"must be omitted for {method}, which does not read it"
-        raise ConfigError(f"{name} {rule}, got {values[name]!r}{way}")
+        raise ConfigError(f"{name} {rule}, got {values[name]!r}; {way}")
 
 
 def all_strategies() -> dict[str, type[TreeStrategy[Any]]]:

@@ -119,8 +119,7 @@ def settings_of_all(strategies: Sequence[str], overrides: Mapping[str, Value]) -
     runs = [load_settings({**given, "strategy": strategy}) for strategy in strategies]
     read = {name for run in runs for name in load_strategy(run.strategy).settings_read(run)}
     for name in sorted(set(given) - read):
-        first = {"strategy": strategies[0], name: given[name]}
-        check_read(load_settings(first), [name])
+        check_read(load_settings({"strategy": strategies[0], name: given[name]}), [name])
     return runs
 
 
@@ -130,21 +129,12 @@ def read_alone(run: Settings) -> Settings:
     return load_settings({name: value for name, value in run.changed.items() if name in read})
 
 
-def changed_settings(settings: Settings) -> dict[str, Value]:
-    """Those that are not their defaults, but for those that a comparison states anyway."""
-    stated = STATED | {"fold", "folds"}
-    return {name: value for name, value in settings.changed.items() if name not in stated}
-
-
 def unread_settings(
     changed: Mapping[str, Value], runs: Sequence[Settings]
 ) -> dict[str, tuple[str, ...]]:
     """Names of those that a method does not read, by method."""
-    found = {}
-    for run in runs:
-        read = load_strategy(run.strategy).settings_read(run)
-        found[run.strategy] = tuple(name for name in changed if name not in read)
-    return found
+    read = {run.strategy: load_strategy(run.strategy).settings_read(run) for run in runs}
+    return {one: tuple(name for name in changed if name not in read[one]) for one in read}
 
 
 def comparison_folder(

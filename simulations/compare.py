@@ -29,7 +29,7 @@ from simulations.baselines import (
     run_baselines,
 )
 from simulations.comparable import (
-    changed_settings,
+    STATED,
     check_comparable,
     claim_folder,
     read_alone,
@@ -98,7 +98,8 @@ def compare(
     if boosted is not None:
         begin("training pooled XGBoost on the rows in other orders")
         orders = order_range(boosted.model_copy(update=draws[0]), metric, N_ORDERS)
-    changed = changed_settings(first)
+    stated = STATED | {"fold", "folds"}
+    changed = {name: value for name, value in first.changed.items() if name not in stated}
     found = Comparison(
         metric,
         tuple(sorted(lines, key=lambda line: _rank(line, metric))),

@@ -328,7 +328,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         check_steps(self.parties, before, self._checkpoint_step)
         if again := self.greeting_again():
             members = yield from ask(self.parties.all(again), self.introduction)
-            self.parties = meet(members.values())
+            check_texts(members.values())
+            self.parties = Parties(members)
         found = {name: hello.fingerprint for name, hello in self.parties.items()}
         self._note(fingerprints=found)
         for text in oddities(self.parties):

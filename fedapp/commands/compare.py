@@ -41,12 +41,7 @@ def compare(
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
     from fedapp.report.tradeoff import fact_table, score_table, tradeoff_page
-    from simulations.comparable import (
-        check_comparable,
-        comparison_folder,
-        read_alone,
-        settings_of_all,
-    )
+    from simulations import comparable
     from simulations.compare import compare as compare_all
     from simulations.kept import other_code
 
@@ -62,13 +57,13 @@ def compare(
         follower.begin("reading the settings")
         if engine not in SIMULATED:
             raise ConfigError(f"--engine must be local or simulation to compare, got {engine}")
-        runs = settings_of_all(strategies, overrides)
+        runs = comparable.settings_of_all(strategies, overrides)
         for settings in runs:
-            check_method(read_alone(settings), engine)
-        check_comparable(runs, seeds)
+            check_method(comparable.read_alone(settings), engine)
+        comparable.check_comparable(runs, seeds)
         for settings in runs:
             check_tables(settings, engine, follower)
-        folder = output or comparison_folder(runs[0], engine)
+        folder = output or comparable.comparison_folder(runs[0], engine)
         shown = follower.tell, follower.begin
         found = compare_all(strategies, overrides, seeds, folder, run, engine, *shown)
         follower.begin("writing the page")
