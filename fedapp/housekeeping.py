@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -270,14 +270,19 @@ def _measured(folder: Path) -> tuple[int, list[float]]:
 def site_states() -> list[SiteState]:
     """All that the sites of this machine keep of models; their keys are none of it."""
     folders = (path for path in (home() / "sites").glob("*/*") if path.is_dir())
-    return [_state(path) for path in sorted(folders) if MODEL_ID.fullmatch(path.name)]
+    found = []
+    for path in sorted(folders):
+        with suppress(FileNotFoundError):  # a run of another process changes or has deleted it
+            if MODEL_ID.fullmatch(path.name):
+                found.append(_state(path))
+    return found
 
 
 def forget_model(model_id: str) -> None:
     """Delete all that the sites of this machine keep of a model, their parts of it too."""
-    for state in site_states():
-        if state.path.name == model_id:
-            shutil.rmtree(state.path)
+    # Only this model's folders: other processes create and delete those of theirs meanwhile.
+    for path in (home() / "sites").glob(f"*/{model_id}"):
+        shutil.rmtree(path)
 
 
 def _state(path: Path) -> SiteState:

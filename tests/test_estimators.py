@@ -243,6 +243,17 @@ def test_a_grid_search_is_a_loop_over_its_cells(rows: tuple[Any, Any]) -> None:
     assert search.best_score_ == max(expected)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_grid_search_of_many_processes_loses_no_fit(rows: tuple[Any, Any]) -> None:
+    X, y = rows
+    grid = {"learning_rate": np.linspace(0.1, 1, 10).tolist(), "reg_lambda": [0.5, 1.0]}
+    model = PAXClassifier(**SHORT, parties=2)
+    search = GridSearchCV(model, grid, cv=3, n_jobs=4, error_score="raise").fit(X, y)
+    assert len(search.cv_results_["mean_test_score"]) == 20
+    assert not list((home() / "sites").glob("*/*/*"))
+
+
 def test_pipelines_copies_and_importance_work(rows: tuple[Any, Any]) -> None:
     X, y = rows
     piped = make_pipeline(StandardScaler(), PAXClassifier(**SHORT))

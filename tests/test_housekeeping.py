@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,7 +21,7 @@ from fedapp.cli import cli
 from fedapp.config import Settings
 from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
-from fedapp.housekeeping import found_runs, plan, site_states
+from fedapp.housekeeping import forget_model, found_runs, plan, site_states
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.part_file import PART_FILE, write_part
 from fedapp.site.store import STATE
@@ -260,6 +262,30 @@ def test_parts_of_models_stay_unless_all_are_asked_for(
     assert "WARNING: finished runs in runs that cannot predict without these parts: 1" in shown
     assert site_states() == []
     assert (RUNS / "good" / "model.json").exists()
+
+
+def test_a_model_is_forgotten_while_other_processes_come_and_go() -> None:
+    gone, sites = state_of("bank", "a" * 16), home() / "sites"
+    busy = sites / "bank" / ("b" * 16)
+    code = (
+        "import pathlib, shutil, sys\n"
+        "while (path := pathlib.Path(sys.argv[1])):\n"
+        "    path.mkdir()\n"
+        "    [(path / f'margins-{step}.raw').touch() for step in range(30)]\n"
+        "    print(flush=True)\n"
+        "    shutil.rmtree(path)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, busy], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        try:
+            for _ in range(1000):
+                other.stdout.readline()
+                gone.mkdir(exist_ok=True)
+                forget_model(gone.name)
+                assert {state.path.name for state in site_states()} <= {busy.name}
+                assert not gone.exists()
+        finally:
+            other.kill()
 
 
 def test_what_changed_after_the_plan_stays(unfinished: Callable[..., RunFolder]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from fedapp.data.load import load_table
 from fedapp.data.schema import PLAIN, Declared, Reader, Roles
 from fedapp.errors import DataError
+from fedapp.frames import as_arrow
 
 
 def write(folder: Path, text: str, name: str = "rows.csv") -> Path:
@@ -407,3 +408,19 @@ def test_a_nameless_column_can_be_the_id(tmp_path: Path) -> None:
     assert table.columns == ("b",)
     assert table.ids is not None
     assert table.ids.tolist() == ["7", "8"]
+
+
+@pytest.mark.parametrize(
+    "values", [["12", "7", "007"], ["A3", "12", "7"], ["0,5", "1,5", "2,5"], ["1", None, "x"]]
+)
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_text_of_a_typed_table_is_text_even_where_it_looks_like_numbers(
+    tmp_path: Path, values: list[str | None], kind: pa.DataType
+) -> None:
+    frame = as_arrow(pa.table({"a": pa.array(values, kind), "b": [1.0, 2.0, 3.0]}))
+    pq.write_table(frame, tmp_path / "rows.parquet")
+    table = load_table(tmp_path / "rows.parquet")
+    names = tuple(sorted(filter(None, values)))
+    assert table.categories == (names, None)
+    found = [None if np.isnan(code) else names[int(code)] for code in table.values[:, 0]]
+    assert found == values

@@ -121,7 +121,7 @@ def typed(
     missing : values that mean that there is none, beside ``MISSING`` and the column's own.
     decimal : of numbers in text.
     is_written : whether the file writes its numbers as text, as CSV does; in other files, text that
-        holds numbers alone is the names of categories.
+        looks like numbers is still text: the names of categories.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def typed(
         codes, n_outside = _coded(texts, names)
         return Typed(codes, "category", names, trimmed, n_outside, said=True, marked=marked)
     point = "." if are_numbers else decimal
-    found = _found(texts, declared.type, point, trimmed, is_written)
+    found = _found(texts, declared.type, point, trimmed, is_written or are_numbers)
     if found.kind != "number":
         return found
     known = without(found.column, absent, decimal)
@@ -259,7 +259,7 @@ def _coded(texts: Any, names: tuple[str, ...]) -> tuple[Any, int]:
     return codes, int(codes.null_count - texts.null_count)
 
 
-def _found(texts: Any, declared: str, decimal: str, trimmed: bool, is_written: bool) -> Typed:
+def _found(texts: Any, declared: str, decimal: str, trimmed: bool, may_be_numbers: bool) -> Typed:
     """Text as the first type that fits all values, or as the one declared."""
     values = pc.unique(texts).drop_null().to_pylist()
     tests: dict[str, Callable[[str], bool]] = {
@@ -267,10 +267,12 @@ def _found(texts: Any, declared: str, decimal: str, trimmed: bool, is_written: b
         "boolean": lambda value: value.lower() in BOOLEANS,
         "date": is_date,
     }
+    if not may_be_numbers and not declared:
+        del tests["number"]
     wanted = [declared] if declared else list(tests)
     counts = {kind: sum(map(tests[kind], values)) for kind in wanted}
     for kind, count in counts.items():
-        if count == len(values) and (is_written or declared or kind != "number"):
+        if count == len(values):
             return Typed(
                 _converted(texts, kind, decimal),
                 kind,
@@ -295,14 +297,14 @@ def _check_text(
 ) -> None:
     """Hold that distinct values are the names of categories."""
     other, marks, way = (",", "commas", "") if decimal == "." else (".", "points", POINTS_WAY)
-    if counts["number"] < len(values) and all(
+    if "number" in tests and all(
         tests["number"](value) or is_number(value, other) for value in values
     ):
         raise UntypedError(f"decimal {marks}", "numbers", way, fits=tests["number"])
     if values and all(OTHER_DATE.fullmatch(value) or is_date(value) for value in values):
         raise UntypedError("dates that are not ISO", "dates", DATES_WAY, is_date)
     for kind in ("number", "date"):
-        if 0 < counts[kind] < len(values):
+        if 0 < counts.get(kind, 0) < len(values):
             raise UntypedError(f"{kind}s and other text", f"{kind}s", fits=tests[kind])
     if is_nearly_distinct(len(values), n_values):
         raise UntypedError(f"{len(values):,} different texts in {n_values:,} rows")
