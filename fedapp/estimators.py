@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 import numpy as np
 import numpy.typing as npt
 from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
     _check_sample_weight,
@@ -28,13 +29,15 @@ from clients.alignment import FEWEST_ROWS
 from fedapp.config import defaults
 from fedapp.data.names import NAME, party_name
 from fedapp.data.predictions import by_class
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
+from fedapp.evaluated import evaluate_rounds
 from fedapp.finished import Run
 from fedapp.frames import ArrowStream, Interchange, array_names, as_arrow, drop_frames, placed
-from fedapp.home import private_folder
+from fedapp.home import private_folder, write_whole
 from fedapp.housekeeping import forget_model
 from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
-from fedapp.predict import predict_by_text
+from fedapp.predict import Model, model_readers, rows_of
 from fedapp.run_folder import RunFolder
 from fedapp.session import Training
 from fedapp.trees.custom import CUSTOM, ObjectiveFunction, held
@@ -62,7 +65,18 @@ else:
 
 Array = npt.NDArray[Any]
 RandomState = int | np.random.RandomState | None
-LABEL, WEIGHT, ID = "label", "weight", "row"
+LABEL, ID = "label", "row"
+# Settings that follow from what ``fit`` is given.
+FITTED = frozenset(("data", "label", "weight", "base-margin", "id", "parties", "objective"))
+# What a copy keeps of a run's folder.
+FILES = (
+    "summary.json",
+    "model.json",
+    "model.xgb.json",
+    "config.toml",
+    "rounds.jsonl",
+    "ledger.jsonl",
+)
 HEAD = "\n\n    Parameters\n    ----------\n    None is the method's default.\n\n"
 
 
@@ -80,12 +94,14 @@ class Federated(BaseEstimator):
     told: ClassVar[Mapping[str, str]] = {}
     # What is set beside the parameters.
     always: ClassVar[Mapping[str, Any]] = {"test-fraction": 0.0}
+    class_weight: ClassVar[Any] = None
 
     parties: int | None = None
     engine: str = "local"
     random_state: RandomState = None
     run_dir: str | PathLike[str] | None = None
     log: str | Sequence[str] | None = None
+    settings: Mapping[str, Any] | None = None
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
@@ -125,11 +141,81 @@ class Federated(BaseEstimator):
             list(getattr(self, "feature_names_in_", array_names(array.shape[1])))
         )
 
-    def _fit(self, X: object, y: object, sample_weight: object, groups: object) -> Self:
+    def fit(
+        self,
+        X: object,
+        y: object,
+        sample_weight: object = None,
+        groups: object = None,
+        *,
+        eval_set: Sequence[tuple[object, object]] | None = None,
+        base_margin: object = None,
+    ) -> Self:
+        """Train on all rows.
+
+        Parameters
+        ----------
+        X : frame or array, shape (n_rows, n_columns); NaN is missing.
+        y : shape (n_rows,); of parties with different columns, at the first one.
+        sample_weight : shape (n_rows,), >= 0.
+        groups : shape (n_rows,): the party that a row belongs to, where parties have different
+            rows; without it chance deals the rows out evenly.
+        eval_set : pairs of X and y, scored after every round of boosted trees. The run trains all
+            rounds, and early_stopping_rounds keeps those up to the best one of the last pair, by
+            the score that a run's own early stopping looks at.
+        base_margin : shape (n_rows,): the margin that each row starts from.
+        """
         if y is None:
             raise ValueError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None"
             )
+        with self._in_its_words():
+            table = self._read(X, reset=True)
+            names = table.column_names
+            labels, said = self._targets(y)
+            check_consistent_length(labels, range(table.num_rows))
+            label = _free(LABEL, names)
+            given: dict[str, Any] = {**self.always, **self._settings(), **said, "label": label}
+            table = table.append_column(label, [labels])
+            of_rows = {} if base_margin is None else {"base-margin": column_or_1d(base_margin)}
+            if sample_weight is not None or self.class_weight is not None:
+                weights = _check_sample_weight(sample_weight, labels)
+                if n_bad := int((weights < 0).sum()):
+                    rule = "sample_weight must be >= 0 in every row"
+                    raise ValueError(f"{rule}, got {n_bad:,} of {len(weights):,} rows below")
+                weights = weights * compute_sample_weight(self.class_weight, column_or_1d(y))
+                self._check_weighted(labels, weights)
+                of_rows["weight"] = weights
+            for role, values in of_rows.items():
+                check_consistent_length(labels, values)
+                given[role] = _free(role, names)
+                table = table.append_column(given[role], [values])
+            tables = self._tables(table, label, groups)
+            if isinstance(tables, Mapping):
+                given["parties"] = len(tables)
+                given |= self._matched(names)
+            else:
+                n_parties = int(given.get("parties", defaults()["parties"]))
+                self._check_dealt(table.num_rows, len(names), n_parties)
+            if self.run_dir is None and "tensorboard" in str(given.get("log")):
+                raise ConfigError("run_dir must be given with log=tensorboard, which writes there")
+            if eval_set and (given.get("valid-fraction") or base_margin is not None):
+                raise ConfigError("eval_set must be omitted with valid_fraction or base_margin")
+            patience = given.pop("early-stopping-rounds", 0) if eval_set else 0
+            functions = functions_of(self.get_params())[1]
+            check_functions(functions, self.engine)
+            with held(functions), _warned_once(), self._folder() as place:
+                given |= {"data": placed(tables, place), "run-dir": str(place)}
+                has_page = self.run_dir is not None
+                Training(self.method, given, self.engine, with_page=has_page).carry_out()
+                self._keep(names, RunFolder(place), eval_set or (), patience)
+                if has_page and patience:
+                    self.run_.report()  # of the model as it is kept
+        return self
+
+    @contextmanager
+    def _in_its_words(self) -> Iterator[None]:
+        """Where the block breaks a rule, a ValueError that names the estimator's parameters."""
         called = {setting: name for name, setting in self.renamed.items()}
         called |= {f"{self.method}.{setting}": name for setting, name in called.items()}
         called |= {
@@ -139,46 +225,9 @@ class Federated(BaseEstimator):
         }
         try:
             with told_in_python(called):
-                return self._run(X, y, sample_weight, groups)
+                yield
         except (ConfigError, DataError) as error:
             raise ValueError(str(error)) from error
-
-    def _run(self, X: object, y: object, sample_weight: object, groups: object) -> Self:
-        """A run of the method, and what is kept of it."""
-        table = self._read(X, reset=True)
-        names = table.column_names
-        labels, said = self._targets(y)
-        check_consistent_length(labels, range(table.num_rows))
-        label = _free(LABEL, names)
-        given: dict[str, Any] = {**self.always, **self._settings(), **said, "label": label}
-        table = table.append_column(label, [labels])
-        if sample_weight is not None:
-            weights = _check_sample_weight(sample_weight, labels)
-            if n_bad := int((weights < 0).sum()):
-                rule = "sample_weight must be >= 0 in every row"
-                raise ValueError(f"{rule}, got {n_bad:,} of {len(weights):,} rows below")
-            self._check_weighted(labels, weights)
-            given["weight"] = _free(WEIGHT, names)
-            table = table.append_column(given["weight"], [weights])
-        tables = self._tables(table, label, groups)
-        if isinstance(tables, Mapping):
-            given["parties"] = len(tables)
-            given |= self._matched(names)
-        else:
-            n_parties = int(given.get("parties", defaults()["parties"]))
-            self._check_dealt(table.num_rows, len(names), n_parties)
-        if self.run_dir is None and "tensorboard" in str(given.get("log")):
-            raise ConfigError("run_dir must be given with log=tensorboard, which writes there")
-        functions = functions_of(self.get_params())[1]
-        check_functions(functions, self.engine)
-        with held(functions), _warned_once(), self._folder() as place:
-            given |= {"data": placed(tables, place), "run-dir": str(place)}
-            Training(
-                self.method, given, self.engine, with_page=self.run_dir is not None
-            ).carry_out()
-            self.run_ = Run(place)
-        self._keep(names)
-        return self
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -215,7 +264,7 @@ class Federated(BaseEstimator):
 
     def _settings(self) -> dict[str, Any]:
         """The parameters that were given, as settings."""
-        own = {"columns", "engine", "run_dir", "random_state"}
+        own = {"columns", "engine", "run_dir", "random_state", "class_weight", "settings"}
         found = {}
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
@@ -228,31 +277,92 @@ class Federated(BaseEstimator):
             found["seed"] = int(self.random_state)
         elif self.random_state is not None:
             found["seed"] = int(check_random_state(self.random_state).randint(2**31))
-        return settings_of(self.method, functions_of(found)[0])
+        found = settings_of(self.method, functions_of(found)[0])
+        more = settings_of(self.method, self.settings or {})
+        if taken := sorted(more.keys() & {*found, *self.always, *FITTED, "run-dir", "resume"}):
+            rule = "settings must have none that the estimator or its parameters set"
+            raise ConfigError(f"{rule}, got {', '.join(taken)}")
+        return {**found, **more}
 
-    def _keep(self, names: Sequence[str]) -> None:
-        """The model, and what is known of its columns; sites of this machine forget theirs."""
-        summary = self.run_.summary
-        self.model_text_ = model_text(self.run_.path / "model.json")
-        forget_model(summary["model_id"])
-        gains = (summary.get("importance") or {}).get(self.importance) or {}
+    def _keep(self, names: Sequence[str], folder: RunFolder, eval_set: Any, patience: int) -> None:
+        """The model, and what is known of its rounds and columns; this machine's sites forget
+        theirs."""
+        self._place = folder.path
+        self.model_text_ = model_text(folder.path / "model.json")
+        forget_model(folder.summary["model_id"])
+        for name in ("evals_result_", "best_iteration_", "feature_importances_"):
+            vars(self).pop(name, None)  # of an earlier fit
+        sets = [(self._rows(X)[1], self._known(y)) for X, y in eval_set]
+        found, best = evaluate_rounds(folder, self._model(), sets, patience)
+        if best:
+            self.model_text_ = model_text(folder.path / "model.json")
+            self.best_iteration_ = best - 1
+            self.evals_result_ = {
+                f"validation_{place}": {name: [one[name] for one in scores] for name in scores[0]}
+                for place, scores in enumerate(found)
+            }
+        gains = (folder.summary.get("importance") or {}).get(self.importance) or {}
         if gains and set(gains) <= set(names):
-            found = np.array([gains.get(name, 0.0) for name in names])
-            self.feature_importances_ = found / found.sum()
+            shares = np.array([gains.get(name, 0.0) for name in names])
+            self.feature_importances_ = shares / shares.sum()
+        files = [folder.path / name for name in FILES]
+        self._files = {path.name: path.read_bytes() for path in files if path.exists()}
 
-    def _outputs(self, X: object) -> Array:
-        """Predictions of the model, shape (n_rows, n_outputs)."""
+    @property
+    def run_(self) -> Run:
+        """The run; a copy of the estimator writes its files again where the folder is gone."""
         check_is_fitted(self)
-        table = self._read(X, reset=False)
-        try:
-            with TemporaryDirectory() as folder:
-                return predict_by_text(self.model_text_, placed(table, Path(folder)))
-        except DataError as error:
-            raise ValueError(str(error)) from error
+        if not (self._place / FILES[0]).is_file():
+            self._place = Path(mkdtemp(prefix="fedapp-"))
+            self._goes = weakref.finalize(self, shutil.rmtree, self._place, ignore_errors=True)
+            for name, content in self._files.items():
+                write_whole(self._place / name, content)
+        return Run(self._place)
+
+    def get_booster(self) -> Any:
+        """The model as an ``xgboost.Booster``; see `Run.to_xgboost`."""
+        return self.run_.to_xgboost()
+
+    def to_onnx(self) -> bytes:
+        """The model as the content of an ONNX file; see `Run.to_onnx`."""
+        return self.run_.to_onnx()
+
+    def _known(self, y: object) -> Array:
+        """Labels of an evaluation set as the model has them."""
+        labels = column_or_1d(y)
+        if hasattr(self, "classes_"):
+            if unknown := set(labels.tolist()) - set(self.classes_.tolist()):
+                raise ValueError(f"eval_set must have classes of y, got {len(unknown)} others")
+            labels = np.searchsorted(self.classes_, labels)
+        return np.asarray(labels, np.float32)
+
+    def _rows(self, X: object, base_margin: object = None) -> tuple[Model, Table]:
+        """The model, and rows with its columns and codes."""
+        model, table = self._model(), self._read(X, reset=False)
+        column = getattr(model, "margin_column", "")
+        if bool(column) != (base_margin is not None):
+            raise ValueError("base_margin must be given where fit was given one, and only there")
+        if column:
+            check_consistent_length(base_margin, range(table.num_rows))
+            table = table.append_column(column, [column_or_1d(base_margin)])
+        with self._in_its_words(), TemporaryDirectory() as folder:
+            return model, rows_of(model, placed(table, Path(folder)))
+
+    def _model(self) -> Model:
+        check_is_fitted(self)
+        return model_readers(self.model_text_)[0](self.model_text_)
+
+    def _outputs(self, X: object, base_margin: object) -> Array:
+        """Predictions of the model, shape (n_rows, n_outputs)."""
+        model, rows = self._rows(X, base_margin)
+        predict = model_readers(self.model_text_)[1]
+        return np.asarray(predict(model, rows.values, rows.base_margins))
 
 
 class Classes(ClassifierMixin, Federated):
     """Of classes."""
+
+    class_weight: Mapping[Any, float] | str | None = None  # type: ignore[misc]
 
     def _targets(self, y: object) -> tuple[Array, dict[str, Any]]:
         labels = column_or_1d(y, warn=True)
@@ -269,13 +379,13 @@ class Classes(ClassifierMixin, Federated):
             name = type(self).__name__
             raise ValueError(f"{name} needs two classes, but only one class has rows with weight")
 
-    def predict_proba(self, X: object) -> Array:
+    def predict_proba(self, X: object, base_margin: object = None) -> Array:
         """Probability of each class, shape (n_rows, n_classes)."""
-        return by_class(self._outputs(X))
+        return by_class(self._outputs(X, base_margin))
 
-    def predict(self, X: object) -> Array:
+    def predict(self, X: object, base_margin: object = None) -> Array:
         """The class of the largest probability, shape (n_rows,)."""
-        chosen = self.predict_proba(X).argmax(axis=1)
+        chosen = self.predict_proba(X, base_margin).argmax(axis=1)
         return np.asarray(self.classes_[chosen])
 
 
@@ -291,32 +401,13 @@ class Numbers(RegressorMixin, Federated):
         named = CUSTOM if callable(self.objective) else self.objective
         return labels, {"objective": named or "reg:squarederror"}
 
-    def predict(self, X: object) -> Array:
+    def predict(self, X: object, base_margin: object = None) -> Array:
         """Shape (n_rows,)."""
-        return np.asarray(self._outputs(X)[:, 0])
+        return np.asarray(self._outputs(X, base_margin)[:, 0])
 
 
 class Horizontal(Federated):
     """Parties have the same columns of different rows."""
-
-    def fit(
-        self,
-        X: object,
-        y: object,
-        sample_weight: object = None,
-        groups: object = None,
-    ) -> Self:
-        """Train on all rows.
-
-        Parameters
-        ----------
-        X : frame or array, shape (n_rows, n_columns); NaN is missing.
-        y : shape (n_rows,).
-        sample_weight : shape (n_rows,), >= 0.
-        groups : shape (n_rows,): the party that a row belongs to; without it chance deals the rows
-            out evenly.
-        """
-        return self._fit(X, y, sample_weight, groups)
 
     def _tables(self, table: Any, label: str, groups: object) -> Any:
         if groups is None:
@@ -344,22 +435,6 @@ class Vertical(Federated):
 
     columns: Mapping[str, Sequence[str | int]] | None = None
 
-    def fit(
-        self,
-        X: object,
-        y: object,
-        sample_weight: object = None,
-    ) -> Self:
-        """Train on all rows.
-
-        Parameters
-        ----------
-        X : frame or array, shape (n_rows, n_columns); NaN is missing.
-        y : shape (n_rows,), at the first party.
-        sample_weight : shape (n_rows,), >= 0.
-        """
-        return self._fit(X, y, sample_weight, None)
-
     def _check_dealt(self, n_rows: int, n_columns: int, n_parties: int) -> None:
         if n_rows < FEWEST_ROWS:
             raise ValueError(f"rows must be at least {FEWEST_ROWS}, got n_samples={n_rows}")
@@ -371,6 +446,8 @@ class Vertical(Federated):
         return {"id": _free(ID, names)}
 
     def _tables(self, table: Any, label: str, groups: object) -> Any:
+        if groups is not None:
+            raise ValueError("groups must be omitted where parties have different columns")
         if self.columns is None:
             return table
         at_first = table.column_names[table.column_names.index(label) :]

@@ -33,7 +33,7 @@ PARAMETERS = {
     "max_bin": "bins of a column.",
     "monotone_constraints": "-1 or 1 by column.",
     "interaction_constraints": "lists of columns that may meet in a tree.",
-    "early_stopping_rounds": "without a better score on held-back rows; needs valid_fraction.",
+    "early_stopping_rounds": "without a better score; needs eval_set in fit, or valid_fraction.",
     "valid_fraction": "share of the rows that are held back to be scored in every round.",
     "objective": "loss by XGBoost's name, or a function (fedapp.run); reg:squarederror by default.",
     "eval_metric": "further scores, by XGBoost's names, or a function as in fedapp.run.",
@@ -63,6 +63,8 @@ PARAMETERS = {
     "engine": "local, in this process, or simulation, by Flower's runtime.",
     "random_state": "seed of all draws.",
     "log": "where else the run is logged: mlflow, wandb, and with run_dir tensorboard.",
+    "class_weight": "balanced, or a weight by class; multiplies the rows' weights.",
+    "settings": 'all others of the run by name, as for fedapp.run: {"privacy": {"epsilon": 1}}.',
     "run_dir": "new folder for the run; by default one that goes with the estimator.",
 }
 Federated.told = PARAMETERS

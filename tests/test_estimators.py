@@ -17,10 +17,12 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer, load_diabetes, make_classification
 from sklearn.exceptions import NotFittedError
 from sklearn.inspection import permutation_importance
+from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks as checks
+from sklearn.utils.class_weight import compute_sample_weight
 
 import fedapp
 from fedapp import (
@@ -208,6 +210,110 @@ def test_a_forest_is_joined() -> None:
     assert found.predict(X[:150]).std() > 10
 
 
+@pytest.mark.parametrize("name", ["PAX", "FedBagging", "FedCyclic", "SecureBoost"])
+def test_eval_set_chooses_the_rounds_that_are_kept(name: str, tmp_path: Path) -> None:
+    X, y = load_breast_cancer(return_X_y=True)
+    X, y = X[::2, :6], y[::2]
+    given = {"max_depth": 3, "learning_rate": 1.0, "max_bin": 16, "parties": 2}
+    given |= SMALL_KEY if name == "SecureBoost" else {}
+    given |= {"eval_metric": "logloss"}
+    cls = getattr(fedapp, f"{name}Classifier")
+    sets = [(X[::2], y[::2]), (X[1::2], y[1::2])]
+    stopping = {"early_stopping_rounds": 2, "run_dir": tmp_path / "run"}
+    found = cls(n_estimators=9, **given, **stopping).fit(*sets[0], eval_set=sets)
+    losses = found.evals_result_["validation_1"]["logloss"]
+    best = found.best_iteration_
+    assert best == np.argmin(losses)
+    assert len(losses) == best + 3 < 9
+    kept = cls(n_estimators=best + 1, **given).fit(*sets[0], eval_set=sets)
+    assert model_of(kept) == model_of(found)
+    assert np.array_equal(kept.feature_importances_, found.feature_importances_)
+    assert kept.evals_result_["validation_1"]["logloss"] == losses[: best + 1]
+    for estimator in (kept, found):
+        expected = log_loss(y[1::2], estimator.predict_proba(sets[1][0]))
+        assert losses[best] == pytest.approx(expected, rel=1e-6)
+        whole, cut = (each.run_.summary["metrics"]["train"] for each in (kept, estimator))
+        assert cut["logloss"] == pytest.approx(whole["logloss"], rel=1e-9)
+        assert np.array_equal(estimator.run_.predict(X), kept.predict(X))
+
+
+def test_validation_rows_give_the_scores_of_the_rounds(rows: tuple[Any, Any]) -> None:
+    X, y = rows
+    found = PAXClassifier(**SHORT, valid_fraction=0.3, eval_metric="error").fit(X, y)
+    lines = found.run_.rounds
+    assert found.evals_result_["validation_0"]["error"] == lines["valid_error"].tolist()
+    assert found.best_iteration_ == lines["valid_error"].argmin()
+    assert not hasattr(found.set_params(valid_fraction=0.0).fit(X, y), "best_iteration_")
+
+
+def test_margins_that_rows_start_from_are_those_of_a_run(rows: tuple[Any, Any]) -> None:
+    X, y = rows
+    margins = np.linspace(-1, 1, len(y))
+    found = PAXClassifier(**SHORT, parties=2).fit(X, y, base_margin=margins)
+    table = np.column_stack([X, y, margins])
+    run = fedapp.run(
+        "pax",
+        data=table,
+        label="c6",
+        base_margin="c7",
+        objective="binary:logistic",
+        num_boost_round=2,
+        max_depth=2,
+        max_bin=16,
+        parties=2,
+        test_fraction=0,
+        valid_fraction=0,
+    )
+    assert np.array_equal(found.predict_proba(X, base_margin=margins), run.predict_proba(table))
+    rule = r"^base_margin must be given where fit was given one, and only there$"
+    with pytest.raises(ValueError, match=rule):
+        found.predict(X)
+    with pytest.raises(ValueError, match=rule):
+        PAXClassifier(**SHORT).fit(X, y).predict(X, base_margin=margins)
+
+
+def test_weights_of_classes_multiply_those_of_rows(rows: tuple[Any, Any]) -> None:
+    X, y = rows
+    weights = np.linspace(0.5, 1, len(y))
+    for by_class in ("balanced", {0: 3.0, 1: 0.5}):
+        found = PAXClassifier(**SHORT, class_weight=by_class).fit(X, y, sample_weight=weights)
+        product = weights * compute_sample_weight(by_class, y)
+        assert model_of(found) == model_of(PAXClassifier(**SHORT).fit(X, y, sample_weight=product))
+        assert model_of(found) != model_of(PAXClassifier(**SHORT).fit(X, y, sample_weight=weights))
+
+
+def test_settings_reach_the_run(rows: tuple[Any, Any]) -> None:
+    X, y = rows
+    given = {"pax.aggregation": "secure", "min_child_rows": 9}
+    found = PAXClassifier(**SHORT, parties=3, settings=given).fit(X, y)
+    same = PAXClassifier(**SHORT, parties=3, aggregation="secure", min_child_rows=9).fit(X, y)
+    assert model_of(found) == model_of(same)
+    assert model_of(found) != model_of(PAXClassifier(**SHORT, parties=3).fit(X, y))
+
+
+def test_a_pickled_estimator_has_its_model_and_its_run(rows: tuple[Any, Any]) -> None:
+    pytest.importorskip("xgboost")
+    pytest.importorskip("onnx")
+    X, y = rows
+    found = PAXClassifier(**SHORT).fit(X, y, eval_set=[(X, y)])
+    place, scores, best = found.run_.path, found.evals_result_, found.best_iteration_
+    booster, onnx, summary = found.get_booster(), found.to_onnx(), found.run_.summary
+    expected, pickled = found.predict_proba(X), pickle.dumps(found)
+    del found
+    again = pickle.loads(pickled)
+    assert not place.exists()
+    assert np.array_equal(again.predict_proba(X), expected)
+    assert again.get_booster().save_raw("json") == booster.save_raw("json")
+    assert len(again.to_onnx()) == len(onnx)
+    assert (again.evals_result_, again.best_iteration_) == (scores, best)
+    assert again.run_.summary == summary
+    assert np.array_equal(again.run_.predict_proba(X), expected)
+    assert again.run_.report().is_file()
+    place = again.run_.path
+    del again
+    assert not place.exists()
+
+
 def test_what_breaks_a_rule_is_a_value_error(rows: tuple[Any, Any]) -> None:
     X, y = rows
     with pytest.raises(ValueError, match=r"^max_depth must be >= 1, got 0$"):
@@ -220,8 +326,23 @@ def test_what_breaks_a_rule_is_a_value_error(rows: tuple[Any, Any]) -> None:
         PAXClassifier(monotone_constraints="c0").fit(X, y)
     with pytest.raises(ValueError, match=r"^sample_weight must be >= 0 in every row, got"):
         PAXClassifier().fit(X, y, sample_weight=-np.ones(len(y)))
-    with pytest.raises(NotFittedError):
-        PAXClassifier().predict(X)
+    for given in ({"eta": 3}, {"test_fraction": 0.5}, {"label": "y"}, {"objective": "custom"}):
+        rule = "^settings must have none that the estimator or its parameters set, got "
+        with pytest.raises(ValueError, match=f"{rule}{next(iter(given))}$"):
+            PAXClassifier(learning_rate=0.3, settings=given).fit(X, y)
+    with pytest.raises(ValueError, match=r"^etaa is not a setting; did you mean eta\?$"):
+        PAXClassifier(settings={"etaa": 3}).fit(X, y)
+    with pytest.raises(ValueError, match=r"^eval_set must have classes of y, got 2 others$"):
+        PAXClassifier(**SHORT).fit(X, y, eval_set=[(X, y + 4)])
+    with pytest.raises(ValueError, match=r"^eval_set must be omitted with valid_fraction or base_"):
+        PAXClassifier(valid_fraction=0.1).fit(X, y, eval_set=[(X, y)])
+    with pytest.raises(ValueError, match=r"^eval_set must be for boosted trees, got federated-for"):
+        FederatedForestRegressor(n_estimators=1, parties=2).fit(X, y, eval_set=[(X, y)])
+    with pytest.raises(ValueError, match=r"^groups must be omitted where parties have different"):
+        SecureBoostClassifier().fit(X, y, groups=y)
+    for ask in ("predict", "get_booster", "to_onnx"):
+        with pytest.raises(NotFittedError):
+            getattr(PAXClassifier(), ask)(*[X] * (ask == "predict"))
 
 
 # scikit-learn's tools
@@ -346,7 +467,8 @@ def test_every_parameter_is_told_and_has_a_setting(name: str) -> None:
     told = cls.__doc__ or ""
     for parameter in cls().get_params():
         assert f"\n    {parameter} : " in told
-    given = {key: 1 for key in cls().get_params() if key not in {"columns", "run_dir", "engine"}}
+    unset = {"columns", "run_dir", "engine", "settings"}
+    given = {key: 1 for key in cls().get_params() if key not in unset}
     assert cls(**given)._settings()
 
 
