@@ -16,7 +16,7 @@ from fedapp.messages.trees import BoostOrder
 from fedapp.site.answer import Site
 from fedapp.site.policy import check_share
 from fedapp.trees.boosted.from_xgboost import grow_trees
-from fedapp.trees.model import Grown
+from fedapp.trees.model import Grown, check_range
 from fedapp.trees.objective import Objective
 from fedapp.trees.packed import EXPLAINED, pack_trees
 from fedapp.trees.predict import add_trees
@@ -47,6 +47,7 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
     with blaming(site.name, type(request).__name__, "parameters"):
         margins, loss = store["train.margins"], loss_parameters(store)
         grown = grow_trees(*given, margins, request.n_rounds, widths, loss)
+    check_range(grown.trees)
     return {**pack_trees(grown.trees, EXPLAINED, grown.sets), **scores}
 
 

@@ -15,7 +15,7 @@ from clients.labels import keep_coding, loss_parameters
 from clients.secure import join, label_sums
 from fedapp.crypto.fixed_point import Bounds, Whole, to_whole
 from fedapp.crypto.pairwise import SIZES
-from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.errors import ConfigError, DivergedError, ProtocolError
 from fedapp.histograms.bins import Cuts, digitise, with_categories
 from fedapp.histograms.descent import N_DIGITS, Descent, digit_counts
 from fedapp.histograms.sketch import LARGEST
@@ -76,7 +76,7 @@ class WholeTerms:
             return whole_gradients(store.facts["objective"], pairs, *rest)
         except ValueError as error:
             way = "a smaller eta or pax.aggregation=plain may help"
-            raise DataError(f"{error}; {way}", self._site.name) from None
+            raise DivergedError(f"{error}; {way}") from None
 
 
 def open_sums(site: Site, request: OpenRequest) -> Sums:

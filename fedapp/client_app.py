@@ -16,11 +16,11 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedapp.deploy.bundle import check_bundle
-from fedapp.errors import FedappError, ProtocolError, WaitingError
+from fedapp.errors import DivergedError, FedappError, ProtocolError, WaitingError
 from fedapp.site.answer import ON_DISK, answered
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.stores import Stores
-from fedapp.wire.codec import FAILED, REFUSED, WAITING, from_records, records_of
+from fedapp.wire.codec import DIVERGED, FAILED, REFUSED, WAITING, from_records, records_of
 
 log = logging.getLogger("fedapp.site")
 
@@ -62,8 +62,8 @@ class SiteApp(ClientApp):
         except FedappError as error:
             log.error("%s: %s", kind, error)
             text = str(error) if isinstance(error, ProtocolError) else f"{name}: {error}"
-            code = WAITING if isinstance(error, WaitingError) else REFUSED
-            return Message(Error(code, text), reply_to=message)
+            codes = {WaitingError: WAITING, DivergedError: DIVERGED}
+            return Message(Error(codes.get(type(error), REFUSED), text), reply_to=message)
         except Exception as error:
             log.exception("%s failed", kind)
             reason = f"{name}: {_told(error)} in {kind}; the site's own log says more"

@@ -2,6 +2,7 @@
 
 FedappError
 ├── ConfigError      a setting breaks its rule
+│   └── DivergedError  gradients or leaf weights have left float32
 ├── DataError        a table breaks a rule; names the site once it is known
 ├── ProtocolError    a message breaks its type; names party, message and field
 ├── PartyError       a party failed or did not answer; names party and step
@@ -43,6 +44,10 @@ class FedappError(Exception):
 
 class ConfigError(FedappError):
     """A setting breaks its rule: ``eta must be > 0, got -1.0``."""
+
+
+class DivergedError(ConfigError):
+    """Training diverges: gradients or leaf weights have left float32."""
 
 
 class DataError(FedappError):

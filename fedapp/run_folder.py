@@ -20,7 +20,7 @@ from fedapp import folder_locks
 from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.data.sources import by_party
-from fedapp.errors import ConfigError, DataError, StoppedError
+from fedapp.errors import ConfigError, DataError, DivergedError, FedappError, StoppedError
 from fedapp.home import RUNS, home, open_private, private_folder, write_whole
 from fedapp.names import near_path
 from fedapp.run_state import RunState
@@ -241,12 +241,21 @@ class RunFolder:
         """Whether somebody has asked it to."""
         return (self.path / STOP).exists()
 
+    def _failed_by(self, error: type[FedappError]) -> bool:
+        path = self.path / "failure.json"
+        failure = json.loads(path.read_text()) if path.exists() else {"error": ""}
+        return bool(failure["error"] == error.__name__)
+
     @property
     def was_stopped(self) -> bool:
         """Whether it ended so."""
-        path = self.path / "failure.json"
-        failure = json.loads(path.read_text()) if path.exists() else {"error": ""}
-        return bool(failure["error"] == StoppedError.__name__)
+        return self._failed_by(StoppedError)
+
+    @property
+    def diverged_after(self) -> int:
+        """Finished rounds of a run that has diverged; 0 where it has not, or there are none."""
+        facts = self._kept_facts() if self._failed_by(DivergedError) else None
+        return int(facts["facts"].get("rounds", 0)) if facts else 0
 
     def finish(self) -> None:
         """Drop what only an unfinished run needs."""
@@ -312,7 +321,8 @@ CHANGEABLE = {"log", "start-deadline", "exchange-deadline", "resend-after", "min
 
 
 def resumed_settings(settings: Settings) -> Settings:
-    """The settings of the run that ``resume`` names, or the given ones.
+    """The settings of the run that ``resume`` names, or the given ones; of a run that has diverged
+    with the rounds before that.
 
     Raises
     ------
@@ -326,6 +336,8 @@ def resumed_settings(settings: Settings) -> Settings:
         raise ConfigError(f"resume must be the folder of a run, got {settings.resume}{hint}")
     RunFolder(path.parent).check_unfinished()
     stored = flatten(read_toml(path.read_text(), "config.toml of the run must be TOML"))
+    if rounds := RunFolder(path.parent).diverged_after:
+        stored["num-boost-round"] = rounds
     place = {"run-dir": str(path.parent), "resume": str(path.parent)}
     given = {name: value for name, value in settings.changed.items() if name not in place}
     for name, value in given.items():

@@ -30,7 +30,15 @@ from fedapp.conversation import (
     Progress,
     ask,
 )
-from fedapp.errors import ConfigError, FedappError, PartyError, StoppedError, as_plain, blaming
+from fedapp.errors import (
+    ConfigError,
+    DivergedError,
+    FedappError,
+    PartyError,
+    StoppedError,
+    as_plain,
+    blaming,
+)
 from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.messages.greet import GreetReply, GreetRequest
 from fedapp.messages.parcels import Parcel
@@ -93,6 +101,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self._conversation: Conversation[Summary] | None = None
         self._last_round = (self.ledger.to_parties, self.ledger.to_server, time.perf_counter())
         self._start = time.perf_counter()
+        self._kept_rounds = 0  # of the last checkpoint
         self._stages = Stages(folder.note)
 
     @abstractmethod
@@ -266,7 +275,16 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             if self._is_stopped:  # by a callback, here or in another process
                 rule = f"the run was stopped after round {self._state.rounds}"
                 raise StoppedError(f"{rule}; resume={self.folder.path} goes on from there")
-            self._exchange(self._pending, grid, courier)
+            try:
+                self._exchange(self._pending, grid, courier)
+            except DivergedError as error:
+                if not (kept := self._kept_rounds):
+                    raise
+                raise DivergedError(
+                    f"eta must be smaller, got {self.settings.eta}: training diverges in round "
+                    f"{kept + 1}: {error}; a larger lambda or a max-delta-step may help too; "
+                    f"num-boost-round={kept} ends before it, and so does the run if it is resumed"
+                ) from error
         return self._result()
 
     def _exchange(self, pending: Exchange, grid: Grid, courier: Courier) -> None:
@@ -392,6 +410,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     def _leave_out(self, party: str, error: FedappError) -> None:
         """Go on without a party if enough others are left, or stop."""
+        if isinstance(error, DivergedError):
+            raise error
         assert self._pending is not None
         if self._pending.may_fail is not None:
             # Who was excluded by an earlier attempt need not come back.
@@ -411,6 +431,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def _save(self, checkpoint: Checkpoint) -> None:
         """Make the last step the one that an interrupted run goes back to."""
         self._checkpoint_step = self._state.step
+        self._kept_rounds = int(checkpoint.facts.get("rounds", 0))
         if self.before_checkpoint is not None:
             self.before_checkpoint()
         self.folder.save(checkpoint, self.state)

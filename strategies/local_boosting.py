@@ -143,6 +143,7 @@ class Boosted:
             "weights": dict(self.weights),
             "history": self.history.scores,
             "told": self.n_told,
+            "rounds": self.n_added,
             "begun": astuple(self.begun),
             **self.table.facts(),
         }

@@ -331,6 +331,7 @@ class PAX(HorizontalStrategy):
         maps = {f"bins {party}": places for party, places in self._opening.places.items()}
         maps |= {f"weights {party}": each for party, each in self.aggregation.weights.items()}
         facts = {"history": self.history.scores, **self.table.facts()}
+        facts["rounds"] = self._n_added(boosting)
         facts |= {"begun": astuple(self.begun), "aggregation": self._opening.facts()}
         return Checkpoint({**boosting.arrays(), **maps}, facts)
 

@@ -110,6 +110,7 @@ class SecureBoost(VerticalStrategy):
         self.purities: list[list[float]] = []
         self.rows: dict[str, int] = {}
         self.trained = False  # all rounds are finished
+        self.n_grown = 0  # rounds, the last of which may have no scores yet
         self.begun = Begun()
 
     @classmethod
@@ -169,6 +170,7 @@ class SecureBoost(VerticalStrategy):
             else:
                 yield from self._send_on(mailbox, replies[active].n_blocks, seconds)
                 yield from self._grow(mailbox)
+                self.n_grown = len(self.history) + 1
         return (yield from self._finish(mailbox))
 
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
@@ -288,6 +290,7 @@ class SecureBoost(VerticalStrategy):
     def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
         """Scores so far, and the letters on their way."""
         facts = {"history": self.history.scores, "purities": self.purities, "rows": self.rows}
+        facts["rounds"] = self.n_grown
         facts["trained"], facts["begun"] = self.trained, astuple(self.begun)
         return Checkpoint(mailbox.arrays(), facts)
 
@@ -296,6 +299,7 @@ class SecureBoost(VerticalStrategy):
         facts, settings = saved.facts, self.settings
         self.history = History.of(settings, facts["history"])
         self.purities, self.rows = facts["purities"], facts["rows"]
+        self.n_grown = facts["rounds"]
         self.trained, self.begun = facts["trained"], Begun(*facts["begun"])
         mailbox.restore(saved.arrays)
 

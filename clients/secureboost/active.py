@@ -82,7 +82,7 @@ from fedapp.site.phases import enter, phase_of
 from fedapp.site.plan import FIRST_ROUND, check_within
 from fedapp.site.store import Store
 from fedapp.trees.base_score import base_margin, base_score, check_base_margin, label_sums
-from fedapp.trees.model import stack_trees
+from fedapp.trees.model import check_range, stack_trees
 from fedapp.trees.objective import LossParameters, Objective, check_objective
 
 BINS_A_COLUMN = 16  # on average, of most-columns: 26 MB of sums in a node with the usual 100,000
@@ -184,6 +184,8 @@ def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Le
     sums = {name: read_party_sums(view, mail, name, growth) for name in view.passive}
     routes, sets = choose(view, growth, sums)
     letters = tell_splits(view, growth, routes, sets)
+    if not growth.growing:
+        check_range(growth.grown().trees)
     enter(site.store, CHOSEN if growth.growing else GROWN)
     others = {owner for owner, _ in view.owners(routes["column"])} - {site.name}
     return SplitReply(growth.growing, passive_splits=bool(others)), letters

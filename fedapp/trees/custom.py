@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, DivergedError
 
 Array = npt.NDArray[Any]
 # Margins and labels of rows of one party, shape (n_rows,), to gradients and hessians of that shape.
@@ -117,7 +117,7 @@ def custom_pairs(margins: Array, labels: Array) -> tuple[Array, Array]:
             rule = f"must be of shape {labels.shape}, one a row"
             raise ConfigError(f"{name} of the objective {rule}, got {array.shape}")
         if not np.isfinite(array).all():
-            raise ConfigError(f"{name} of the objective must be finite, got others")
+            raise DivergedError(f"{name} of the objective must be finite, got others")
     if (hessians < 0).any():
         raise ConfigError("hessians of the objective must be >= 0, got others")
     return gradients[:, None], hessians[:, None]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.categories import Categories
+from fedapp.errors import DivergedError
 from fedapp.trees.base_score import base_margin, check_base_score, read_base_score
 from fedapp.trees.objective import PLAIN, LossParameters, Objective, exact_predictions, n_outputs
 from fedapp.trees.sets import (
@@ -34,6 +35,8 @@ from fedapp.trees.text import (
 
 KIND = ""  # the text of a boosted model names none
 LEAF = -1
+# Far enough within float32 that what some hundred trees add up to stays within it.
+LARGEST_LEAF = float(np.finfo(np.float32).max) / 256
 
 # A tree is an array of these; node 0 is the root, a right child follows its left sibling.
 NODE = np.dtype(
@@ -175,6 +178,18 @@ class Ensemble:
     def with_trees(self, grown: Grown) -> Ensemble:
         """The model with these trees in place of its own."""
         return replace(self, trees=grown.trees, sets=grown.sets)
+
+
+def check_range(trees: Iterable[Tree]) -> None:
+    """Check that gains, and sums of leaf weights, stay within float32.
+
+    Raises
+    ------
+    DivergedError : they may not.
+    """
+    for tree in trees:
+        if not ((np.abs(tree["value"]) <= LARGEST_LEAF) & np.isfinite(tree["gain"])).all():
+            raise DivergedError("gains and leaf weights must stay within float32, got larger ones")
 
 
 def importance(model: Ensemble) -> dict[str, dict[str, float]]:

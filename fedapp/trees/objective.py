@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.crypto.fixed_point import Bounds, Whole, power_above, to_whole
+from fedapp.errors import DivergedError
 from fedapp.trees.custom import CUSTOM, custom_pairs, holds_objective
 
 Array = npt.NDArray[np.float32]
@@ -392,9 +393,16 @@ def gradients(
     Returns
     -------
     float32, shape (n_rows, n_outputs, 2): gradient and hessian, times the row's weight.
+
+    Raises
+    ------
+    DivergedError : some are not finite.
     """
     pairs = LOSSES[objective].pairs(margins, labels, parameters)
-    return np.stack(pairs, axis=-1) * weights[:, None, None]
+    found: Array = np.stack(pairs, axis=-1) * weights[:, None, None]
+    if not np.isfinite(found).all():
+        raise DivergedError("gradients must be finite, got others")
+    return found
 
 
 def label_power(objective: str, n_classes: int, bounds: Bounds) -> int:

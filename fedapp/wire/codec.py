@@ -31,7 +31,7 @@ RAW, BYTES = "fedapp.raw", "|u1"
 METHOD = re.compile(r"[a-z0-9-]{0,64}")
 ENVELOPE, CONTENT = "envelope", "content"
 # A site's codes of errors, whose texts begin with its name; Flower's own end well below.
-REFUSED, FAILED, WAITING = 1000, 1001, 1002
+REFUSED, FAILED, WAITING, DIVERGED = 1000, 1001, 1002, 1003
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from flwr.app import Error, Message
 
-from fedapp.errors import PartyError, as_plain, blaming
+from fedapp.errors import DivergedError, FedappError, PartyError, as_plain, blaming
 from fedapp.messages.fields import Reply
 from fedapp.messages.parcels import Parcel
-from fedapp.wire.codec import FAILED, REFUSED, WAITING, from_records
+from fedapp.wire.codec import DIVERGED, FAILED, REFUSED, WAITING, from_records
 from fedapp.wire.content import enclosed, put_together
 
 R = TypeVar("R", bound=Reply)
@@ -31,6 +31,7 @@ def read_reply(
     Raises
     ------
     PartyError : the party refused or failed, or answered another exchange.
+    DivergedError : its gradients or trees have left float32.
     ProtocolError : the content breaks a rule of its class.
     """
     if message.has_error():
@@ -43,9 +44,11 @@ def read_reply(
         return found, enclosed(content)
 
 
-def _failure(error: Error, party: str, step: int) -> PartyError:
+def _failure(error: Error, party: str, step: int) -> FedappError:
     """Whose failure a reply in error tells of, and why."""
     reason = as_plain(error.reason or "", LONGEST_REASON)
+    if error.code == DIVERGED:
+        return DivergedError(reason)
     if error.code in (REFUSED, FAILED, WAITING):
         name, _, reason = reason.partition(": ")
         return PartyError(name, step, reason, refused=error.code == REFUSED)

@@ -20,6 +20,7 @@ from fedapp.trees.model import (
     Ensemble,
     Grown,
     Tree,
+    check_range,
     split_trees,
     stack_trees,
     together,
@@ -132,6 +133,7 @@ class Boosting:
 
     def add(self, grown: Grown) -> None:
         """Finish a round; nobody was told its last splits and its leaf values."""
+        check_range(grown.trees)
         self.grown = together([self.grown, grown])
         self.leaves_told = False
 
