@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -274,6 +275,40 @@ def test_mlflow_has_the_run_and_its_model_predicts_the_same(table: Any) -> None:
     run = fedapp.run("pax", data=table, label="y", log="mlflow", **SHORT)
     check_mlflow(run, table)
     assert mlflow.active_run() is None
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Address of a server that takes connections and answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield "http://ann:secret@127.0.0.1:{}".format(listening.getsockname()[1])
+
+
+def test_an_mlflow_that_does_not_answer_is_named_before_training(
+    table: Any, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", silent)
+    address = silent.replace("ann:secret@", "")
+    told = f"{address} must answer within 3 s, got timed out; start the server, set MLFLOW_TRACKING"
+    with pytest.raises(fedapp.ConfigError, match=told):
+        fedapp.run("pax", data=table, label="y", log="mlflow", run_dir="one", **SHORT)
+    assert not (Path("one") / "config.toml").exists()
+
+
+def test_an_mlflow_that_dies_is_given_up_once(table: Any, silent: str) -> None:
+    mlflow = pytest.importorskip("mlflow")
+
+    def die(info: fedapp.RoundInfo) -> None:
+        mlflow.set_tracking_uri(silent)
+
+    try:
+        run = fedapp.run("pax", data=table, label="y", log="mlflow", on_round=die, **SHORT)
+    finally:
+        mlflow.set_tracking_uri(None)
+    (told,) = [text for text in run.summary["warnings"] if "mlflow" in text]
+    assert told.startswith("log=mlflow failed and is given up: http://127.0.0.1:")
+    assert len(run.rounds) == 3
 
 
 @pytest.mark.slow

@@ -182,4 +182,5 @@ def _kept(folder: RunFolder) -> dict[str, str]:
 
 
 def _cause(error: Exception) -> str:
-    return as_plain(without_password(f"{type(error).__name__}: {error}"))
+    kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+    return as_plain(without_password(f"{kind}{error}"))

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import mlflow
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, DataType, Schema
 from mlflow.types.schema import AnyType
 
-from fedapp.errors import as_plain
+from fedapp.errors import ConfigError, as_plain
 from fedapp.logs.logger import (
     LoggedRun,
     files_of,
@@ -35,6 +36,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.watch import RoundInfo
 
 LONGEST = 500  # letters of a parameter that every store takes
+ANSWER_SECONDS = 3.0  # that a server may take; MLflow itself tries for minutes
 MODEL = "model"
 _STRANGE = re.compile(r"[^\w/. -]")
 
@@ -43,6 +45,7 @@ class ToMLflow:
     """See ``fedapp.logs.logger.Logger``."""
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
+        _check_answers()
         self._client = mlflow.MlflowClient()
         with self._active(run_id or None, None if run_id else run.path.name) as opened:
             self.run_id = str(opened.info.run_id)
@@ -73,9 +76,11 @@ class ToMLflow:
 
     def fail(self, is_stopped: bool) -> None:
         """With MLflow's word for it."""
+        _check_answers()
         self._client.set_terminated(self.run_id, "KILLED" if is_stopped else "FAILED")
 
     def _log(self, values: Mapping[str, float], step: int) -> None:
+        _check_answers()
         now = int(time.time() * 1000)
         metrics = [Metric(_name(name), value, now, step) for name, value in values.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
@@ -88,6 +93,26 @@ class ToMLflow:
             yield opened
         finally:
             mlflow.end_run("RUNNING")
+
+
+def _check_answers() -> None:
+    """Check that the tracking server answers, whatever it says, if there is one.
+
+    Raises
+    ------
+    ConfigError : it does not; names its address.
+    """
+    uri = mlflow.get_tracking_uri()
+    if not uri.startswith(("http://", "https://")):
+        return
+    try:
+        httpx.head(uri, timeout=ANSWER_SECONDS, verify=False)
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"{without_password(uri)} must answer within {ANSWER_SECONDS:.0f} s, got "
+            f"{str(error) or type(error).__name__}; start the server, set MLFLOW_TRACKING_URI to "
+            "its address, or leave out log=mlflow"
+        ) from None
 
 
 def _log_model(path: Path) -> None:
