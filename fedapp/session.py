@@ -201,9 +201,15 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
     DataError, ConfigError : a table breaks one.
     """
     if engine in SIMULATED:
+        from fedapp.kernels import load_ahead
+        from fedapp.messages.methods import all_methods
         from simulations.checks import check_tables
 
         watcher.begin("reading and checking the tables")
+        if engine == "local":
+            is_boosted = all_methods()[settings.strategy].baseline == "boosted"
+            clients = f"clients.{settings.strategy.replace('-', '_')}"
+            load_ahead([clients, *(["xgboost"] if is_boosted else [])])
         check_tables(settings)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from fedapp import kernels
+from fedapp.deploy import superexec
 
 CALLEE = """
 import numba
@@ -57,3 +60,94 @@ def test_a_kernel_is_compiled_again_when_a_function_of_another_file_changes(
     assert [call(), call()] == [(1, 0), (1, 1)]
     (room / "callee.py").write_text(CALLEE.format(answer=23))
     assert [call(), call()] == [(23, 0), (23, 1)]
+
+
+def run_code(code: str, tmp_path: Path, **environment: str) -> None:
+    """Run code in a process of its own, which imports this checkout and what is in the folder."""
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    given = {**os.environ, "PYTHONPATH": paths, **environment}
+    subprocess.run([sys.executable, "-c", code], env=given, check=True, cwd=tmp_path)
+
+
+JOIN = """
+import sys, threading
+
+def join():
+    [one.join() for one in threading.enumerate() if one is not threading.main_thread()]
+"""
+
+
+def test_kernels_on_disk_are_loaded_before_they_are_called_and_without_the_compiler(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "doubled.py").write_text(
+        "from fedapp.kernels import kernel\n\n"
+        "@kernel\ndef doubled(number):\n    return 2 * number\n"
+    )
+    run_code("from doubled import doubled; doubled(1), doubled(1.5)", tmp_path)
+    code = """
+from fedapp.kernels import load_ahead
+load_ahead(["doubled"])
+join()
+from doubled import doubled
+assert len(doubled.signatures) == 2
+assert not sum(doubled.stats.cache_misses.values())
+assert "numba.np.linalg" not in sys.modules
+assert (doubled(4), doubled(0.25)) == (8, 0.5)
+assert doubled(2j) == 4j  # compiled now
+"""
+    run_code(JOIN + code, tmp_path)
+
+
+def test_kernels_of_a_method_are_loaded_while_tables_are_read(tmp_path: Path) -> None:
+    code = """
+from fedapp.config import load_settings
+from fedapp.histograms.build import _accumulate
+from fedapp.kernels import _unloaded
+from fedapp.session import check_tables
+from fedapp.watch import Silent
+assert _accumulate in _unloaded
+check_tables(load_settings({"strategy": "pax"}), "local", Silent())
+join()
+assert not _unloaded
+assert {"clients.pax", "xgboost"} <= sys.modules.keys()
+"""
+    run_code(JOIN + code, tmp_path)
+
+
+def test_a_site_compiles_its_kernels_before_it_asks_for_tasks(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # there is nothing to compile
+    monkeypatch.setattr(superexec, "flower_superexec", lambda: print("asks", flush=True))
+    for name in ("get_executor", "AutoExecPlugin", "AcquireTaskRequest"):  # which it replaces
+        monkeypatch.setattr(superexec.run_superexec, name, getattr(superexec.run_superexec, name))
+    superexec.main()
+    assert capfd.readouterr().out == "kernels are compiled: the site is ready\nasks\n"
+
+
+@pytest.mark.slow
+def test_after_all_kernels_are_compiled_a_first_run_compiles_nothing(tmp_path: Path) -> None:
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    for printed in ("Compiling kernels, once: a minute at most\n", ""):
+        command = [sys.executable, "-m", "simulations.kernels"]
+        given = {**os.environ, **cache}
+        done = subprocess.run(command, env=given, check=True, stdout=subprocess.PIPE, text=True)
+        assert done.stdout == printed
+    code = """
+import fedapp
+from numba.core.dispatcher import Dispatcher
+missed = []
+compile = Dispatcher.compile
+
+def noted(kernel, types):
+    found = compile(kernel, types)
+    missed.extend((kernel.__name__, each) for each in kernel.stats.cache_misses)
+    return found
+
+Dispatcher.compile = noted
+fedapp.run("pax", num_boost_round=2)
+fedapp.run("secureboost", num_boost_round=1, max_depth=3)
+assert not missed, missed
+"""
+    run_code(code, tmp_path, **cache)

@@ -32,6 +32,7 @@ from fedapp.client_app import SiteApp
 from fedapp.deploy.warm import BACKOFF
 from fedapp.deploy.warm.carried import Carrier, contents_of
 from fedapp.home import home
+from fedapp.kernels import load_ahead, modules_with_kernels
 from fedapp.site.store import Store
 from fedapp.wire.codec import ENVELOPE
 
@@ -124,6 +125,7 @@ def main() -> None:
     # What the app may print goes to the log.
     answered = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    load_ahead([*modules_with_kernels(), "xgboost"])
     tokens: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, tokens), daemon=True).start()
     name = "pull_and_inflate_object_from_tree"

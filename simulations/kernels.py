@@ -1,0 +1,103 @@
+"""Compiles the kernels before a run needs them: ``python -m simulations.kernels``.
+
+numba compiles a kernel for the types of arguments that it is called with, and keeps it on the disk.
+So small runs call them here, with settings and tables that these types depend on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from fedapp.client_app import SiteApp
+from fedapp.config import load_settings
+from fedapp.kernels import complete_stamp, config
+from fedapp.messages.methods import all_methods
+from fedapp.server_app import load_strategy
+from simulations.local import run_local
+
+N_ROWS, SEED = 900, 0
+SMALL = {
+    "id": "id",
+    "label": "y",
+    "parties": 3,
+    "num-boost-round": 2,
+    "max-depth": 3,
+    "fedavg-linear.rounds": 1,
+    "federated-forest.trees": 4,
+    "secureboost.key-bits": 1024,
+    "secureboost.insecure-small-key": True,
+    "federated-forest.key-bits": 1024,
+    "federated-forest.insecure-small-key": True,
+}
+# By the number of classes. The number of a column's bin takes one byte, then two.
+RUNS: Mapping[int, Mapping[str, Any]] = {
+    2: {"objective": "binary:logistic", "max-bin": 16},
+    3: {
+        "objective": "multi:softprob",
+        "max-bin": 400,
+        "pax.aggregation": "secure",
+        "federated-forest.labels": "paillier",
+    },
+}
+
+
+def write_table(path: Path, n_classes: int) -> None:
+    """Write a table of numbers and, where there are two classes, of gaps and categories too."""
+    random = np.random.default_rng(SEED)
+    values = random.normal(size=(N_ROWS, 4)).round(4)
+    scores = values.sum(axis=1) + random.normal(size=N_ROWS)
+    labels = np.digitize(scores, np.quantile(scores, np.arange(1, n_classes) / n_classes))
+    columns = values.T.astype(str).astype(object)
+    if n_classes == 2:
+        columns[0, ::5] = ""
+        columns[1] = [f"k{int(9 * value) % 9}" for value in values[:, 1]]
+        columns[2] = [f"k{int(value > 0)}" for value in values[:, 2]]
+    rows = zip(map(str, range(N_ROWS)), *columns, map(str, labels.tolist()), strict=True)
+    path.write_text("\n".join(["id,a,b,c,d,y", *map(",".join, rows)]), encoding="utf-8")
+
+
+def compile_kernels(folder: Path) -> None:
+    """Train every method that needs no package of its own on every table, as sites do.
+
+    Parameters
+    ----------
+    folder : for tables, runs and states.
+    """
+    for n_classes, given in RUNS.items():
+        table = folder / f"{n_classes}.csv"
+        write_table(table, n_classes)
+        for name, method in all_methods().items():
+            if not method.trains or method.package:
+                continue
+            run_dir = str(folder / f"{name}-{n_classes}")
+            own = {**SMALL, **given, "strategy": name, "data": str(table), "run-dir": run_dir}
+            settings = load_settings(own)
+            if n_classes != 2 and "least-bin-rows" in load_strategy(name).settings_read(settings):
+                settings = settings.model_copy(update={"least_bin_rows": 2})
+            run_local(settings, client_app=SiteApp())
+
+
+def main() -> None:
+    """Carry out all runs, and leave nothing of them but the kernels; once for their sources."""
+    if config.DISABLE_JIT:
+        return
+    stamp, text = complete_stamp()
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == text:
+        return
+    print("Compiling kernels, once: a minute at most", flush=True)
+    logging.disable(logging.CRITICAL)
+    with TemporaryDirectory() as name, patch.dict(os.environ, {"FEDAPP_HOME": f"{name}/home"}):
+        compile_kernels(Path(name))
+    stamp.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
