@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from fedapp.messages.fields import Request
 
@@ -53,6 +53,7 @@ class Stages:
         self._round, self._round_began = 0, 0.0
         self._noted = ("", 0)  # what the parties do, and the round
         self._paces: deque[float] = deque(maxlen=PACE_ROUNDS)
+        self._stage = Stage("", 0.0)
 
     def wait(self, doing: str) -> None:
         """Something else than an exchange."""
@@ -87,9 +88,10 @@ class Stages:
             # A round more than there are: the last one's scores come with its first exchange.
             number = min(round_id, n_rounds)
             self._phase, noted = "", (request.doing, number)
+            self._stage = Stage(request.doing, now, expected, number, n_rounds, left)
             # Of a round's exchanges that will be brief the first stands for all.
             if noted != self._noted or expected is None or expected >= BRIEF:
-                self._note(Stage(request.doing, now, expected, number, n_rounds, left))
+                self._note(self._stage)
             self._noted = noted
         else:
             self._noted = ("", 0)
@@ -97,12 +99,19 @@ class Stages:
             if request.doing != self._phase:
                 self._phase, self._phase_began = request.doing, now
             since = self._phase_began
-            self._note(Stage(request.doing, since, expected and expected + now - since))
+            self._stage = Stage(request.doing, since, expected and expected + now - since)
+            self._note(self._stage)
 
         def end() -> None:
             self._took[place] = self._clock() - now
 
         return end
+
+    def name_waiting(self, parties: Sequence[str]) -> None:
+        """Name the parties whose replies to the exchange are missing."""
+        self._noted = ("", 0)  # the next exchange is noted, however brief
+        doing = f"{self._stage.doing}; waiting for {', '.join(parties)}"
+        self._note(replace(self._stage, doing=doing))
 
     def _enter(self, round_id: int, now: float) -> None:
         """Take the time of the last round where another one begins."""

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -53,7 +53,16 @@ from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.layout import to_bytes
 from fedapp.wire.ledger import Ledger
 from fedapp.wire.replies import read_reply
-from strategies.meeting import check_greeted, check_steps, check_tables, check_texts, meet, oddities
+from strategies.meeting import (
+    absent,
+    check_greeted,
+    check_steps,
+    check_tables,
+    check_texts,
+    meet,
+    oddities,
+    site_names,
+)
 from strategies.settings import ReadsSettings
 
 log = logging.getLogger("fedapp")
@@ -267,7 +276,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         if self._saved:
             self._save(self._saved)  # with the number of this attempt
         patience = Patience(self.settings.resend_after, self.settings.exchange_deadline)
-        courier = Courier(grid, self.ledger, patience)
+        courier = Courier(grid, self.ledger, patience, self._name_waiting)
         self._addresses = {f"node {node}": node for node in self._find_nodes(grid)}
         self._conversation = self._whole_run()
         self._advance(None)
@@ -300,6 +309,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         if request.kind.startswith("train."):
             before, training = self._state.seconds
             self._note(seconds=(before, training + time.perf_counter() - began))
+
+    def _name_waiting(self, parties: Sequence[str]) -> None:
+        """Show whose replies are missing; of a site that has not said its name, the registered."""
+        self._stages.name_waiting([site_names().get(party, party) for party in parties])
 
     def _answers(self, courier: Courier, messages: Mapping[str, Message]) -> dict[str, Message]:
         """Replies by party; sites whose people have yet to approve the run are asked again."""
@@ -360,8 +373,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         most = self.settings.parties
         wanted = most - len(self._state.left_out)
         deadline = time.monotonic() + self.settings.start_deadline
-        self._stages.wait(f"waiting for {wanted} parties")
+        self._stages.wait(told := f"waiting for {wanted} parties")
         while len(nodes := sorted(grid.get_node_ids())) < wanted:
+            if told != (told := f"waiting for {absent(nodes) or f'{wanted} parties'}"):
+                self._stages.wait(told)
             if time.monotonic() > deadline:
                 waited = f"within {self.settings.start_deadline:g} s (start-deadline)"
                 raise ConfigError(f"parties must be {wanted}, got {len(nodes)} {waited}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from fedapp.conversation import Parties
@@ -14,6 +16,20 @@ from fedapp.messages.greet import GreetReply
 from fedapp.run_state import RunState
 
 I = TypeVar("I", bound=Introduction | GreetReply)  # noqa: E741
+
+
+def site_names() -> dict[str, str]:
+    """Names of the sites that this coordinator has registered, by what a run calls their nodes."""
+    from fedapp.deploy.folders import registered_sites
+
+    sites = registered_sites(Path(os.environ.get("FLWR_HOME", "")))
+    return {f"node {node}": name for node, name in sites.items()}
+
+
+def absent(nodes: Iterable[int]) -> str:
+    """Names of registered sites that are not among the nodes."""
+    here = {f"node {node}" for node in nodes}
+    return ", ".join(name for node, name in site_names().items() if node not in here)
 
 
 def meet(replies: Iterable[I]) -> Parties[I]:

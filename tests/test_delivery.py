@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,7 @@ from fedapp.messages.pax import SketchReply, SketchRequest
 from fedapp.wire import delivery
 from fedapp.wire.codec import Envelope, n_bytes, to_records
 from fedapp.wire.content import take_apart
-from fedapp.wire.delivery import LONGEST_POLL, LOST, Courier, Patience
+from fedapp.wire.delivery import LONGEST_POLL, LOST, NAMED_AFTER, Courier, Patience
 from fedapp.wire.ledger import Ledger
 
 RESEND, DEADLINE = 10.0, 100.0
@@ -112,6 +112,7 @@ class Found:
     network: Network
     replies: dict[str, Message]
     ledger: Ledger
+    named: list[tuple[float, list[str]]]
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -129,12 +130,17 @@ def exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., F
         monkeypatch.setattr(delivery.time, "sleep", network.sleep)
         ledger = Ledger(tmp_path / "ledger.jsonl")
         patience = Patience(RESEND, DEADLINE)
-        courier = Courier(cast(Grid, network), ledger, patience, network.clock)
+        named: list[tuple[float, list[str]]] = []
+
+        def name_waiting(parties: Sequence[str]) -> None:
+            named.append((network.now, list(parties)))
+
+        courier = Courier(cast(Grid, network), ledger, patience, name_waiting, network.clock)
         messages = {
             party: Message(request(), node, SketchRequest.kind, group_id="7")
             for party, node in NODES.items()
         }
-        return Found(network, courier.deliver(messages, 7), ledger)
+        return Found(network, courier.deliver(messages, 7), ledger, named)
 
     return run
 
@@ -166,6 +172,13 @@ def test_messages_are_sent_again_when_the_superlink_ends_in_the_midst_of_them(
 def test_an_exchange_ends_with_the_last_reply(exchange: Exchange) -> None:
     found = exchange(bank_is(lambda before: [(2.0, None)]))
     assert 2.0 <= found.network.now <= 2.0 + LONGEST_POLL
+
+
+def test_parties_that_do_not_answer_are_named_after_a_while(exchange: Exchange) -> None:
+    assert not exchange(bank_is(lambda before: [(2.0, None)])).named
+    ((when, parties),) = exchange(bank_is(lambda before: [(9.0, None)])).named
+    assert NAMED_AFTER <= when <= NAMED_AFTER + LONGEST_POLL
+    assert parties == ["bank"]
 
 
 def test_a_lost_message_is_sent_again_after_a_while_to_its_party_alone(exchange: Exchange) -> None:

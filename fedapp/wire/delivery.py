@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import Message, RecordDict
@@ -24,6 +24,7 @@ log = logging.getLogger("fedapp")
 # crashed app.
 LOST = frozenset({3, 4, 5, 8})
 SHORTEST_POLL, LONGEST_POLL = 0.001, 0.5  # seconds
+NAMED_AFTER = 5.0  # seconds without a reply; then the parties that are waited for are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,13 @@ class Courier:
     grid : Flower's, or one that looks like it.
     ledger : notes every message.
     patience : how long to wait.
+    name_waiting : called with the parties whose replies are missing, as they become fewer.
     """
 
     grid: Grid
     ledger: Ledger
     patience: Patience
+    name_waiting: Callable[[Sequence[str]], None]
     clock: Callable[[], float] = time.monotonic
 
     def deliver(self, messages: Mapping[str, Message], step: int) -> dict[str, Message]:
@@ -88,12 +91,16 @@ class Courier:
             for party, message in messages.items()
         }
         replies: dict[str, Message] = {}
+        named: list[str] = []
         while waiting and self.clock() - start < self.patience.deadline:
             self._send(waiting, step)
             found = self._collect(waiting, step)
             replies.update(found)
             if not found:
                 waited = self.clock() - start
+                if waited >= NAMED_AFTER and named != list(waiting):
+                    named = list(waiting)
+                    self.name_waiting(named)
                 time.sleep(min(LONGEST_POLL, max(SHORTEST_POLL, waited / 10)))
         return replies
 
