@@ -281,7 +281,7 @@ def test_mlflow_has_the_run_and_its_model_predicts_the_same(table: Any) -> None:
 def silent() -> Iterator[str]:
     """Address of a server that takes connections and answers nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield "http://ann:secret@127.0.0.1:{}".format(listening.getsockname()[1])
+        yield f"http://ann:secret@127.0.0.1:{listening.getsockname()[1]}"
 
 
 def test_an_mlflow_that_does_not_answer_is_named_before_training(
