@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy.typing as npt
 from numba.core.caching import FunctionCache
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 
 config: Any = numba.config  # numba has no types for it
 
@@ -82,7 +82,7 @@ def frozen(*arrays: npt.NDArray[Any]) -> Any:
 def _kept(compiled: Any, function: Callable[..., Any]) -> Any:
     """A function of numba's, for whose code on disk the sources stand."""
     if not config.DISABLE_JIT:
-        compiled._cache = _Disk(function)
+        compiled._cache = cast(Any, _Disk)(function)
         _drop_outdated(Path(compiled.stats.cache_path))
         _unloaded.append(compiled)
     return compiled
@@ -94,18 +94,18 @@ def _load() -> None:
         compiled._cache.load_all(compiled)
 
 
-class _Disk(FunctionCache):  # type: ignore[misc]
+class _Disk(FunctionCache):
     """Compiled kernels on disk.
 
     Before it loads one, numba imports all that it may need to compile another, in 0.5 s. To run one
     takes the memory management only, and numba imports the rest itself where it compiles.
     """
 
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
+    def load_overload(self: Any, sig: Any, target_context: Any) -> Any:
         rtsys.initialize(target_context)
         return self._load_overload(sig, target_context)
 
-    def load_all(self, compiled: Any) -> None:
+    def load_all(self: Any, compiled: Any) -> None:
         """Load a kernel for all types of arguments that it is compiled for, on this processor."""
         _, *here = self._index_key((), compiled.targetctx.codegen())
         for types, *machine in self._cache_file._load_index():

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import psutil
 
+from fedapp.clock import RULE
 from fedapp.config import Settings, flatten
 from fedapp.deploy.bundle import app_sources
 from fedapp.deploy.folders import registered_sites
@@ -108,7 +109,8 @@ def run_superlink(settings: Settings, name: str, tell: Tell = _silent) -> RunFol
         _flwr_run(settings, name, environment, {}, tell)
     except RunFailedError as error:
         gone = ", ".join(_not_connected(name, environment))
-        cause = f"{error}; not connected: {gone}" if gone else str(error)
+        why = f"not connected: {gone}, whose own log says why; {RULE}"
+        cause = f"{error}; {why}" if gone else str(error)
         raise RunFailedError(cause, error.log_lines) from None
     return RunFolder(Path(settings.run_dir)) if settings.run_dir else None
 

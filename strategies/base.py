@@ -31,7 +31,6 @@ from fedapp.conversation import (
     ask,
 )
 from fedapp.errors import (
-    ConfigError,
     DivergedError,
     FedappError,
     PartyError,
@@ -54,11 +53,12 @@ from fedapp.wire.layout import to_bytes
 from fedapp.wire.ledger import Ledger
 from fedapp.wire.replies import read_reply
 from strategies.meeting import (
-    absent,
     check_greeted,
     check_steps,
     check_tables,
     check_texts,
+    clock_warnings,
+    find_nodes,
     meet,
     oddities,
     site_names,
@@ -106,6 +106,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self._model = b""
         self._n_failed = 0
         self._addresses: dict[str, int] = {}
+        self._clocks: dict[str, float] = {}
         self._pending: Exchange | None = None
         self._conversation: Conversation[Summary] | None = None
         self._last_round = (self.ledger.to_parties, self.ledger.to_server, time.perf_counter())
@@ -276,8 +277,11 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         if self._saved:
             self._save(self._saved)  # with the number of this attempt
         patience = Patience(self.settings.resend_after, self.settings.exchange_deadline)
-        courier = Courier(grid, self.ledger, patience, self._name_waiting)
-        self._addresses = {f"node {node}": node for node in self._find_nodes(grid)}
+        courier = Courier(grid, self.ledger, patience, self._name_waiting, self._clocks)
+        most, wait = self.settings.parties, self._stages.wait
+        wanted = most - len(self._state.left_out)
+        nodes = find_nodes(grid.get_node_ids, wanted, most, self.settings.start_deadline, wait)
+        self._addresses = {f"node {node}": node for node in nodes}
         self._conversation = self._whole_run()
         self._advance(None)
         while self._pending is not None:
@@ -363,27 +367,11 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             self.parties = Parties(members)
         found = {name: hello.fingerprint for name, hello in self.parties.items()}
         self._note(fingerprints=found)
-        for text in oddities(self.parties):
+        ahead = {name: self._clocks[label] for label, name in names.items()}
+        for text in (*oddities(self.parties), *clock_warnings(ahead)):
             self.warn_once(text)
         self.settle()
         return (yield from self.conversation(self.parties, self._saved))
-
-    def _find_nodes(self, grid: Grid) -> list[int]:
-        """Wait until as many nodes are there as parties are expected."""
-        most = self.settings.parties
-        wanted = most - len(self._state.left_out)
-        deadline = time.monotonic() + self.settings.start_deadline
-        self._stages.wait(told := f"waiting for {wanted} parties")
-        while len(nodes := sorted(grid.get_node_ids())) < wanted:
-            if told != (told := f"waiting for {absent(nodes) or f'{wanted} parties'}"):
-                self._stages.wait(told)
-            if time.monotonic() > deadline:
-                waited = f"within {self.settings.start_deadline:g} s (start-deadline)"
-                raise ConfigError(f"parties must be {wanted}, got {len(nodes)} {waited}")
-            time.sleep(0.2)
-        if len(nodes) > most:
-            raise ConfigError(f"parties must be the number of nodes, {len(nodes)}, got {most}")
-        return nodes
 
     def _advance(self, answers: Mapping[str, Reply] | None) -> None:
         """Let the conversation go on until it asks again or ends."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from fedapp.clock import clock_text
 from fedapp.conversation import Parties
 from fedapp.data.names import NAME, NAME_RULE
 from fedapp.data.notes import is_plain
-from fedapp.errors import LONGEST, DataError, PartyError, ProtocolError
+from fedapp.errors import LONGEST, ConfigError, DataError, PartyError, ProtocolError
 from fedapp.messages.fields import Introduction
 from fedapp.messages.greet import GreetReply
 from fedapp.run_state import RunState
@@ -30,6 +32,46 @@ def absent(nodes: Iterable[int]) -> str:
     """Names of registered sites that are not among the nodes."""
     here = {f"node {node}" for node in nodes}
     return ", ".join(name for node, name in site_names().items() if node not in here)
+
+
+def find_nodes(
+    node_ids: Callable[[], Iterable[int]],
+    wanted: int,
+    most: int,
+    deadline: float,
+    wait: Callable[[str], None],
+) -> list[int]:
+    """Wait until as many nodes are there as parties are expected.
+
+    Parameters
+    ----------
+    node_ids : of those that are there.
+    most : parties that take part, those included that the run has lost.
+    deadline : seconds to wait.
+    wait : called with what is waited for.
+
+    Raises
+    ------
+    ConfigError : there are fewer or more.
+    """
+    end = time.monotonic() + deadline
+    wait(told := f"waiting for {wanted} parties")
+    while len(nodes := sorted(node_ids())) < wanted:
+        if told != (told := f"waiting for {absent(nodes) or f'{wanted} parties'}"):
+            wait(told)
+        if time.monotonic() > end:
+            waited = f"within {deadline:g} s (start-deadline)"
+            raise ConfigError(f"parties must be {wanted}, got {len(nodes)} {waited}")
+        time.sleep(0.2)
+    if len(nodes) > most:
+        raise ConfigError(f"parties must be the number of nodes, {len(nodes)}, got {most}")
+    return nodes
+
+
+def clock_warnings(ahead: Mapping[str, float]) -> list[str]:
+    """Names the parties whose clocks differ from the coordinator's, by the seconds ahead of it."""
+    texts = (clock_text(f"{name}'s", by, "the coordinator's") for name, by in ahead.items())
+    return [text for text in texts if text]
 
 
 def meet(replies: Iterable[I]) -> Parties[I]:

@@ -135,7 +135,7 @@ def exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., F
         def name_waiting(parties: Sequence[str]) -> None:
             named.append((network.now, list(parties)))
 
-        courier = Courier(cast(Grid, network), ledger, patience, name_waiting, network.clock)
+        courier = Courier(cast(Grid, network), ledger, patience, name_waiting, clock=network.clock)
         messages = {
             party: Message(request(), node, SketchRequest.kind, group_id="7")
             for party, node in NODES.items()

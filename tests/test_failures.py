@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
+from fedapp.client_app import SiteApp
 from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
 from fedapp.folder_locks import LOCK
@@ -22,10 +24,11 @@ from fedapp.messages.fields import Reply
 from fedapp.messages.pax import GrowReply, SketchReply
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import find_handler
+from fedapp.site.stores import LiveStores
 from fedapp.trees.model import load_model
 from fedapp.wire.codec import from_records, to_records
 from fedapp.wire.content import put_together, take_apart
-from simulations.local import simulated_contexts
+from simulations.local import run_local, simulated_contexts
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run
 from tests.transcript import lines_of, summary_of
 
@@ -551,3 +554,32 @@ def test_a_run_that_has_ended_does_not_begin_again(three_rounds: MakeSettings) -
     with pytest.raises(FedappError, match="resume"):
         run(resumed(settings))
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+
+
+class Shifted(SiteApp):
+    """Sites of which one has a clock that is off."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(stores=LiveStores())
+        self._seconds = seconds
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        reply = super().__call__(message, context)
+        if message.metadata.dst_node_id == NODE:
+            reply.metadata.created_at += self._seconds
+        return reply
+
+
+@pytest.mark.parametrize(("seconds", "side"), [(100.0, "ahead of"), (-200.0, "behind")])
+def test_a_party_whose_clock_is_off_is_named(
+    three_rounds: MakeSettings, seconds: float, side: str
+) -> None:
+    folder = run_local(three_rounds(), client_app=Shifted(seconds))
+    (text,) = [text for text in folder.summary["warnings"] if "clock" in text]
+    found = re.fullmatch(rf"party-2's clock is (\d+) s {side} the coordinator's; (.*)", text)
+    assert found
+    # The least that is certain: less the time in which the party answered.
+    assert abs(seconds) - 60 < int(found[1]) <= abs(seconds)
+    assert found[2] == (
+        "Flower refuses a site whose clock is 5 s ahead of its SuperLink's, or 305 s behind it"
+    )

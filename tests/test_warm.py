@@ -15,12 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from email.utils import formatdate
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import uvicorn
@@ -74,7 +77,7 @@ from fedapp.deploy.warm.superlink import (
     one_at_a_time,
     told,
 )
-from fedapp.deploy.warm.supernode import Pace, WarmNodeState, hold
+from fedapp.deploy.warm.supernode import ClockNote, Pace, WarmNodeState, hold
 from fedapp.deploy.warm.worker import Task
 from fedapp.messages.hello import HelloRequest
 from fedapp.wire.codec import Envelope, to_records
@@ -257,6 +260,29 @@ def test_a_supernode_asks_the_sooner_the_less_time_has_passed_since_a_message() 
     pace.asked()
     assert pace.seconds(3) < 3
     assert pace.task.is_set()
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A SuperLink that refuses a SuperNode, with a clock that is 400 s ahead of this one."""
+
+    def do_GET(self) -> None:
+        self.send_response_only(401)
+        self.send_header("Date", formatdate(time.time() + 400, usegmt=True))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+def test_a_site_whose_clock_is_off_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    server, note = HTTPServer(("127.0.0.1", 0), Refusing), ClockNote()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        for _ in range(2):
+            note.intercept(Any, lambda _: httpx.get(f"http://127.0.0.1:{server.server_port}"))  # type: ignore[arg-type]
+    finally:
+        server.shutdown()
+        server.server_close()
+    (told,) = caplog.messages
+    assert re.match(r"this machine's clock is (39\d|400) s behind the SuperLink's; Flower", told)
 
 
 # The SuperLink

@@ -1,7 +1,8 @@
 """Who is there: asked before a run opens, so that its plan can name the parties.
 
 Reveals: the server learns each party's name and the fingerprint of its public key, which is the
-same in every run. Nothing of the table; a site need not have approved the run.
+same in every run; and the site's time, which Flower sends with each of its messages. Nothing of the
+table; a site need not have approved the run.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
+from fedapp.clock import seconds_ahead
 from fedapp.wire.codec import n_bytes
 from fedapp.wire.ledger import Ledger
 
@@ -50,6 +51,7 @@ class Outgoing:
     kind: str
     content: RecordDict
     sent_at: float | None = None
+    asked: float = 0.0  # Unix time of the first copy
     message_ids: set[str] = field(default_factory=set)
 
 
@@ -63,12 +65,14 @@ class Courier:
     ledger : notes every message.
     patience : how long to wait.
     name_waiting : called with the parties whose replies are missing, as they become fewer.
+    clocks : seconds by which each party's clock is ahead of this one, as replies show.
     """
 
     grid: Grid
     ledger: Ledger
     patience: Patience
     name_waiting: Callable[[Sequence[str]], None]
+    clocks: dict[str, float] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
 
     def deliver(self, messages: Mapping[str, Message], step: int) -> dict[str, Message]:
@@ -122,6 +126,7 @@ class Courier:
             return
         for outgoing, copy, message_id in zip(due, copies, ids, strict=False):
             outgoing.sent_at = now
+            outgoing.asked = outgoing.asked or copy.metadata.created_at
             if message_id:
                 outgoing.message_ids.add(message_id)
                 self.ledger.sent(
@@ -146,6 +151,9 @@ class Courier:
                 continue
             if waiting.pop(outgoing.party, None) is None:
                 continue
+            made = reply.metadata.created_at
+            ahead = seconds_ahead(outgoing.asked, time.time(), made, made)
+            self.clocks[outgoing.party] = max(ahead, self.clocks.get(outgoing.party, 0.0), key=abs)
             size = 0 if reply.has_error() else n_bytes(reply.content)
             self.ledger.received(step, outgoing.kind, outgoing.party, size)
             found[outgoing.party] = reply

@@ -6,8 +6,11 @@ has died, and shows that it lives often enough to be replaced soon where it does
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from functools import partial
 from threading import Event
 from types import SimpleNamespace
@@ -20,6 +23,7 @@ from flwr.supercore import heartbeat
 from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.object_store import ObjectStore
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate import NodeState, nodestate_factory
@@ -28,9 +32,13 @@ from flwr.supernode.nodestate.in_memory_nodestate import (
     InMemoryNodeState,
 )
 from flwr.supernode.servicer.runtime import runtime_handlers
+from httpx import Response
 
+from fedapp.clock import clock_text, seconds_ahead
 from fedapp.deploy.warm import BACKOFF
 from fedapp.deploy.warm.carried import Carrier, handing_out, sender_of, storing
+
+log = logging.getLogger("fedapp")
 
 # Seconds. Flower's loop waits 3 for a message and 0.5 for a reply.
 SOONEST = 0.05
@@ -157,6 +165,27 @@ def fail_open_tasks(state: NodeState) -> None:
         state.finish_task(task.task_id, SubStatus.FAILED, "the executor has ended")
 
 
+class ClockNote:
+    """Logs once how far this machine's clock is from the SuperLink's, by a response's date."""
+
+    def __init__(self) -> None:
+        self._noted = False
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> Response:
+        """Send a request, and look at its response's date, which counts whole seconds."""
+        asked = time.time()
+        response = call_next(context)
+        answered, date = time.time(), response.headers.get("date", "")
+        with suppress(ValueError):
+            there = parsedate_to_datetime(date).timestamp()
+            behind = seconds_ahead(asked, answered, there, there + 1)
+            text = clock_text("this machine's", -behind, "the SuperLink's")
+            if text and not self._noted:
+                self._noted = True
+                log.warning("%s: set it, as timedatectl set-ntp true does", text)
+        return response
+
+
 def replace_parts() -> None:
     """Have Flower's SuperNode, once it starts, use these parts."""
     pace, carrier = Pace(), Carrier()
@@ -169,6 +198,7 @@ def replace_parts() -> None:
     def warm_client(*given: Any, **named: Any) -> FleetHttpClient:
         client = connect(*given, **named)
         carrier.serve(client)
+        client._interceptors = (ClockNote(), *client._interceptors)
         return client
 
     pull, push = runtime_handlers.pull_messages, runtime_handlers.push_messages
