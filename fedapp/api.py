@@ -258,7 +258,7 @@ def load(path: str | PathLike[str]) -> Run:
     Examples
     --------
     >>> import fedapp
-    >>> path = fedapp.run("pax", num_boost_round=2, max_depth=2).path
+    >>> path = fedapp.run("pax", num_boost_round=9, max_depth=2).path
     >>> fedapp.load(path).predict("breast-cancer")[:3]
     array([0, 0, 0])
     """

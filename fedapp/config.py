@@ -76,6 +76,13 @@ Seconds = Annotated[float, Field(gt=0)]
 
 ALIGN = {"rows": "ordered"}  # a synonym
 POISSON_DELTA_STEP = 0.7  # XGBoost's
+# What ``auto`` means, by measurement (simulations/README.md). On fewer validation rows early
+# stopping costs more than it gains.
+ETA, FIXED_ROUNDS, MOST_ROUNDS, PATIENCE, FEWEST_WATCHED = 0.1, 100, 300, 20, 100
+# Of settings that are ``auto``; the other defaults are XGBoost's already.
+PRESETS: Mapping[str, Mapping[str, Value]] = {
+    "xgboost": {"eta": 0.3, "num-boost-round": 100, "early-stopping-rounds": 0}
+}
 
 
 def _as_number(value: Any) -> Any:
@@ -86,6 +93,8 @@ def _as_number(value: Any) -> Any:
         return value
 
 
+Auto = Literal["auto"]
+AsNumber = BeforeValidator(_as_number)
 # The name of a column may be a number.
 Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
 
@@ -137,9 +146,12 @@ class Settings(Section):
     exchange_deadline: Seconds
     resend_after: Seconds
     objective: Annotated[Objective, WrapValidator(_or_auto)]
-    num_boost_round: Annotated[int, Field(ge=1, le=10**6)]
+    preset: Literal["", "xgboost"]
+    asked_rounds: Annotated[
+        Annotated[int, Field(ge=1, le=10**6)] | Auto, AsNumber, Field(alias="num-boost-round")
+    ]
     max_depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)]
-    eta: Annotated[float, Field(gt=0)]
+    asked_eta: Annotated[Annotated[float, Field(gt=0)] | Auto, AsNumber, Field(alias="eta")]
     reg_lambda: Annotated[NotNegative, Field(alias="lambda")]
     reg_alpha: Annotated[NotNegative, Field(alias="alpha")]
     gamma: NotNegative
@@ -147,9 +159,7 @@ class Settings(Section):
     min_child_rows: Annotated[int, Field(ge=0, le=2**40)]
     max_cat_to_onehot: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
     max_cat_threshold: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
-    asked_delta_step: Annotated[
-        Literal["auto"] | NotNegative, BeforeValidator(_as_number), Field(alias="max-delta-step")
-    ]
+    asked_delta_step: Annotated[NotNegative | Auto, AsNumber, Field(alias="max-delta-step")]
     scale_pos_weight: Annotated[float, Field(gt=0, le=1e38)]
     tweedie_variance_power: Annotated[float, Field(gt=1, lt=2)]
     eval_metric: str
@@ -160,12 +170,14 @@ class Settings(Section):
     monotone_constraints: str
     interaction_constraints: str
     max_bin: Annotated[int, Field(ge=2, le=65535)]
-    early_stopping_rounds: Annotated[int, Field(ge=0)]
+    asked_patience: Annotated[
+        Annotated[int, Field(ge=0)] | Auto, AsNumber, Field(alias="early-stopping-rounds")
+    ]
     sections: Mapping[str, Mapping[str, Any]]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
-        if self.early_stopping_rounds and not self.valid_fraction:
+        if self.must_stop_early and not self.valid_fraction:
             raise ValueError("valid-fraction must be > 0 with early-stopping-rounds, got 0.0")
         check_fold(self.fold, self.folds)
         if self.folds and self.test_fraction != defaults()["test-fraction"]:
@@ -195,7 +207,7 @@ class Settings(Section):
                 f"scale-pos-weight must be 1 for {self.objective}, which has no positive rows, "
                 f"got {self.scale_pos_weight:g}; it is for binary:logistic"
             )
-        if self.objective == CUSTOM and self.early_stopping_rounds and not self.eval_metrics:
+        if self.objective == CUSTOM and self.must_stop_early and not self.eval_metrics:
             rule = "must name what early stopping watches, where objective is a function"
             raise ValueError(f"eval-metric {rule}, got none")
         if self.base_margin:
@@ -217,6 +229,52 @@ class Settings(Section):
         return found
 
     @property
+    def must_stop_early(self) -> bool:
+        """Whether early stopping was asked for."""
+        return self.asked_patience not in (0, "auto")
+
+    @property
+    def early_stopping_rounds(self) -> int:
+        """Rounds without a better validation score before training stops; 0 never stops.
+
+        ``auto`` is 0 without validation rows, and where a method's own settings exclude it.
+        """
+        if self.asked_patience != "auto":
+            return self.asked_patience
+        own = self.sections.get(self.strategy, {})
+        is_off = (
+            not self.valid_fraction
+            or "rounds" in own  # of averaging, not of boosting
+            or self._is_private
+            or (own.get("aggregation") == "secure" and self.min_parties > 0)
+            or own.get("first-trees", 0) > PATIENCE
+            or (self.objective == CUSTOM and not self.eval_metrics)
+        )
+        return 0 if is_off else PATIENCE
+
+    @property
+    def _is_private(self) -> bool:
+        return self.strategy == "pax" and self.sections["privacy"]["epsilon"] != 0
+
+    def watching(self, n_valid: int) -> Settings:
+        """The settings with early stopping off where ``auto`` has too few validation rows."""
+        is_off = self.asked_patience == "auto" and n_valid < FEWEST_WATCHED
+        return self.model_copy(update={"asked_patience": 0}) if is_off else self
+
+    @property
+    def num_boost_round(self) -> int:
+        """Most boosting rounds; ``auto`` as early stopping has it, and many where trees are drawn:
+        the noise of their leaves cancels."""
+        is_drawn = self._is_private and self.sections["privacy"]["trees"] != "greedy"
+        usual = MOST_ROUNDS if self.early_stopping_rounds or is_drawn else FIXED_ROUNDS
+        return usual if self.asked_rounds == "auto" else self.asked_rounds
+
+    @property
+    def eta(self) -> float:
+        """Learning rate."""
+        return ETA if self.asked_eta == "auto" else self.asked_eta
+
+    @property
     def max_delta_step(self) -> float:
         """Longest step of a leaf; ``auto`` as XGBoost has it."""
         if self.asked_delta_step == "auto":
@@ -231,7 +289,7 @@ class Settings(Section):
 
     @property
     def watched_metric(self) -> str:
-        """The score that early stopping follows."""
+        """The score that a run is judged by."""
         return watched_metric(self.objective, self.eval_metrics)
 
     def _check_logs(self) -> None:
@@ -323,7 +381,9 @@ def load_settings(overrides: Mapping[str, Any]) -> Settings:
     data = str(given.get("data", ""))
     if n_parties := len(party_sources(data, data.count(",") + 1)):
         given.setdefault("parties", n_parties)
+    preset = PRESETS.get(str(given.get("preset")), {})
     merged = {**defaults(), **given}
+    merged |= {name: value for name, value in preset.items() if merged[name] == AUTO}
     sections: dict[str, dict[str, Value]] = {}
     for name in [name for name in merged if "." in name]:
         section, _, key = name.partition(".")
@@ -392,7 +452,8 @@ def _rule(kind: str, context: Mapping[str, Any]) -> str:
     if kind in SIGNS:
         return f"{SIGNS[kind]} {next(iter(context.values()))}"
     if kind == "literal_error":
-        return f"one of {context['expected']}"
+        expected = context["expected"]
+        return f"one of {expected}" if expected != repr(AUTO) else expected
     if kind == "string_pattern_mismatch":
         return f"a text that matches {context['pattern']}"
     return next((rule for begin, rule in TYPES.items() if kind.startswith(begin)), "a setting")
@@ -416,7 +477,8 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
             value = read_toml(f"value = {text}", "value")["value"]
         except ConfigError:
             value = text
-        if isinstance(defaults().get(name), str) and not isinstance(value, str):
+        usual = defaults().get(name)
+        if isinstance(usual, str) and usual != AUTO and not isinstance(value, str):
             value = text.strip()  # a column may be called 54
         overrides[name] = value if isinstance(value, bool | int | float) else str(value)
     return overrides

@@ -15,6 +15,7 @@ from fedapp.config import Value, check_names, defaults, flatten
 from fedapp.errors import ConfigError
 from fedapp.names import setting_of
 from fedapp.trees.custom import CUSTOM, Functions, metric_name
+from fedapp.trees.objective import AUTO
 
 # Where a name in Python is not the setting's with underscores.
 IN_PYTHON = {"lambda": "reg_lambda", "alpha": "reg_alpha"}
@@ -166,7 +167,8 @@ def _as_value(name: str, value: object, usual: Value) -> Value:
         value = ",".join(_entry(each) for each in value)
     if name == "positive_label" and isinstance(value, bool):
         value = int(value)  # a label of booleans has the classes 0 and 1
-    if isinstance(usual, str) and isinstance(value, int | float) and not isinstance(value, bool):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(usual, str) and usual != AUTO and is_number:
         return str(value)  # a column may be called 54
     if not isinstance(value, bool | int | float | str):
         kind = type(value).__name__

@@ -26,6 +26,7 @@ from fedapp.watch import OnRound
 from strategies.base import TreeStrategy
 from strategies.settings import WAYS_OUT
 
+BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds")  # as ``auto`` is resolved
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
 
 log = logging.getLogger("fedapp")
@@ -183,6 +184,7 @@ def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
     """The content of ``summary.json``."""
     settings, state = strategy.settings, strategy.state
     assert strategy.outcome is not None
+    read = strategy.settings_read(settings)
     return {
         "strategy": settings.strategy,
         "engine": engine,
@@ -192,7 +194,8 @@ def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
         **({"positive_label": settings.positive_label} if settings.positive_label else {}),
         "eval_metrics": settings.eval_metrics,
         "weight": settings.weight if strategy.simulated else "",
-        "settings_read": strategy.settings_read(settings),
+        "settings_read": read,
+        "boosting": {name: getattr(settings, name) for name in BOOSTING if "preset" in read},
         "round_name": strategy.round_name,
         "seed": settings.seed,
         "model_id": state.model_id,

@@ -349,6 +349,7 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     import xgboost
 
     train, valid = rows.split.train, rows.split.valid
+    settings = settings.watching(len(valid))
     parameters = xgboost_parameters(
         settings, rows.labels, rows.weights[train], rows.labels[train], rows.columns
     )
@@ -501,7 +502,7 @@ def xgboost_parameters(
         **begins,
         **_constraints(settings, columns),
         # XGBoost stops by the last one.
-        "eval_metric": [settings.watched_metric],
+        "eval_metric": [metrics.stopping_metric(settings.objective, settings.eval_metrics)],
     }
 
 

@@ -50,6 +50,7 @@ class CommonTable:
     classes : names, in the order of their ids; none for regression.
     unseen : values that are not in the dictionary, and so missing, by column and party; none of 0.
     base_margin : column of the margins that rows start from; empty where they have none.
+    n_valid : validation rows.
     """
 
     columns: tuple[str, ...]
@@ -57,6 +58,7 @@ class CommonTable:
     classes: tuple[str, ...]
     unseen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     base_margin: str = ""
+    n_valid: int = 0
 
     @property
     def n_coded_columns(self) -> int:
@@ -81,7 +83,8 @@ class CommonTable:
 
     def facts(self) -> dict[str, Any]:
         """For a checkpoint: it must not depend on who is still there when a run is resumed."""
-        return {name: getattr(self, name) for name in ("classes", "categories", "unseen")}
+        names = ("classes", "categories", "unseen", "n_valid")
+        return {name: getattr(self, name) for name in names}
 
 
 class HorizontalStrategy(TreeStrategy[HelloReply]):
@@ -150,6 +153,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     def agree(self, parties: Parties[HelloReply], saved: Checkpoint | None) -> CommonTable:
         """Settle what the tables have in common; see ``common_table``."""
         self.table = common_table(parties, self.settings, saved)
+        self.settings = self.settings.watching(self.table.n_valid)
         for text in alike_names(parties, self.table.columns):
             self.warn_once(text)
         if untrained := untrained_everywhere(parties):
@@ -228,9 +232,10 @@ def common_table(
         facts = saved.facts
         names = tuple(None if one is None else tuple(one) for one in facts["categories"])
         classes, unseen = tuple(facts["classes"]), facts["unseen"]
-        return CommonTable(columns, names, classes, unseen, base_margin)
+        return CommonTable(columns, names, classes, unseen, base_margin, facts["n_valid"])
     classes = check_labels(parties, settings)
-    return CommonTable(columns, joint_dictionary(parties), classes, base_margin=base_margin)
+    n_valid = sum(hello.n_valid for hello in parties.values())
+    return CommonTable(columns, joint_dictionary(parties), classes, {}, base_margin, n_valid)
 
 
 def check_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
@@ -385,7 +390,7 @@ def check_validation(parties: Mapping[str, HelloReply], settings: Settings) -> N
     ------
     ConfigError : no party has a validation row.
     """
-    if settings.early_stopping_rounds and not any(hello.n_valid for hello in parties.values()):
+    if settings.must_stop_early and not any(hello.n_valid for hello in parties.values()):
         raise ConfigError(
             "valid-fraction must leave validation rows for early-stopping-rounds, "
             f"got {settings.valid_fraction}"

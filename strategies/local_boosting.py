@@ -162,7 +162,8 @@ def begin(
     ----------
     trees_a_round : that a round adds to each output.
     """
-    settings, table = strategy.settings, strategy.agree(parties, saved)
+    table = strategy.agree(parties, saved)
+    settings = strategy.settings
     if saved is not None:
         strategy.begun = Begun(*saved.facts["begun"])
         return _restore(settings, saved, table)

@@ -323,6 +323,8 @@ class PAX(HorizontalStrategy):
         yield from self._note_scores(scored, boosting)
         if self.noised:
             summary = {**summary, "privacy": self.noised.summary()}
+        elif bins := self.aggregation.facts().get("bins"):
+            summary = {**summary, "bins": bins}
         return summary
 
     def _checkpoint(self, boosting: Boosting) -> Checkpoint:

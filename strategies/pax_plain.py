@@ -25,6 +25,7 @@ from strategies.horizontal import CommonTable
 from strategies.scoring import ask_to_score
 
 FEWEST_BINS = 2
+MANY_PARTIES = 10  # shares of fewer have cost little (simulations/README.md)
 FEW_BINS = 32  # fewer have cost much accuracy wherever it was measured
 
 
@@ -32,11 +33,12 @@ class PaxSettings(Section):
     """``[pax]`` of the run config.
 
     ``bins``: how many bins a party may have: its ``share`` of ``max-bin`` by rows, or ``equal``:
-    all of it. ``fusion``: the party whose resolution the global cuts keep. ``aggregation``: who
-    sees the sums of a party: with ``plain`` the coordinator, with ``secure`` nobody.
+    all of it; ``auto`` is ``equal`` from ``MANY_PARTIES`` on. ``fusion``: the party whose
+    resolution the global cuts keep. ``aggregation``: who sees the sums of a party: with ``plain`` the
+    coordinator, with ``secure`` nobody.
     """
 
-    bins: Literal["share", "equal"]
+    bins: Literal["auto", "share", "equal"]
     fusion: Literal["auto", "finest", "coarsest"]
     aggregation: Literal["plain", "secure"]
 
@@ -125,7 +127,7 @@ class PlainSums:
     def __init__(
         self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
     ) -> None:
-        self._settings, self._own, self._warn = settings, own, warn
+        self._settings, self._own, self._warn, self._bins = settings, own, warn, own.bins
         self.places: dict[str, Ints] = {}
         self.weights: dict[str, Doubles] = {}
         self._claims: dict[str, Claims] = {}
@@ -134,6 +136,8 @@ class PlainSums:
         self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
+        if self._bins == "auto":
+            self._bins = "equal" if len(parties) >= MANY_PARTIES else "share"
         n_bins = self._resolutions(parties)
         rules = {"min_child_rows": self._settings().min_child_rows, **terms}
         categories = category_counts(table.categories, len(table.columns))
@@ -195,12 +199,12 @@ class PlainSums:
         yield from ()
 
     def facts(self) -> dict[str, Any]:
-        """None."""
-        return {}
+        """How bins are dealt out."""
+        return {"bins": self._bins}
 
     def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
         """Undo ``facts``."""
-        self.places = places
+        self.places, self._bins = places, facts["bins"]
 
     @property
     def _takes_coarsest(self) -> bool:
@@ -225,7 +229,7 @@ class PlainSums:
     def _resolutions(self, parties: Mapping[str, HelloReply]) -> dict[str, int]:
         """Most bins of a column at each party."""
         max_bin = self._settings().max_bin
-        if self._own.bins == "equal":
+        if self._bins == "equal":
             return dict.fromkeys(parties, max_bin)
         n_rows = {party: hello.n_train for party, hello in parties.items()}
         return share_bins(max_bin, n_rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -27,6 +28,8 @@ from strategies.base import Summary
 # Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12
 Scores = dict[str, float]
+
+log = logging.getLogger("fedapp")
 
 
 class Scored(Described, Protocol):
@@ -99,6 +102,7 @@ class History:
     scores : validation scores of the rounds so far, NaN where there are no validation rows.
     eval_metrics : scored beside the objective's own; training stops by the first.
     metric : in place of that one.
+    must_stop : whether there must be scores to stop by; else training goes on without.
     """
 
     def __init__(
@@ -108,16 +112,22 @@ class History:
         scores: Sequence[float] = (),
         eval_metrics: Sequence[str] = (),
         metric: str = "",
+        must_stop: bool = True,
     ) -> None:
-        self.objective, self.patience, self.eval_metrics = objective, patience, eval_metrics
-        self.metric = metric or metrics.watched_metric(objective, eval_metrics)
+        self.objective, self.eval_metrics, self.must_stop = objective, eval_metrics, must_stop
+        self.metric = metric or metrics.stopping_metric(objective, eval_metrics)
         self.scores = [float("nan") if score is None else score for score in scores]
+        self.patience = patience if must_stop or not np.isnan(self.scores).any() else 0
 
     @classmethod
     def of(cls, settings: Settings, scores: Sequence[float] = ()) -> History:
         """By a run's settings."""
         return cls(
-            settings.objective, settings.early_stopping_rounds, scores, settings.eval_metrics
+            settings.objective,
+            settings.early_stopping_rounds,
+            scores,
+            settings.eval_metrics,
+            must_stop=settings.must_stop_early,
         )
 
     def __len__(self) -> int:
@@ -132,10 +142,12 @@ class History:
         """
         score = valid.get(self.metric, float("nan"))
         if self.patience and np.isnan(score):
-            raise ConfigError(
-                f"early-stopping-rounds must have a validation {self.metric} to look at, got none: "
-                "the validation rows need weight, and both classes"
-            )
+            rule = f"must have a validation {self.metric} to look at"
+            why = "got none: the validation rows need weight, and both classes"
+            if self.must_stop:
+                raise ConfigError(f"early-stopping-rounds {rule}, {why}")
+            log.warning("early stopping is off: it %s, %s", rule, why)
+            self.patience = 0
         self.scores.append(score)
 
     def note_late(

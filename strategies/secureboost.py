@@ -175,10 +175,11 @@ class SecureBoost(VerticalStrategy):
 
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
         """Rows in one order, columns in bins, a key."""
-        self.history, init_model = History.of(self.settings), init_model_id(self.settings)
         self.rows = yield from align(parties, mailbox, self.settings)
+        self.settings = self.settings.watching(self.rows["valid"])
+        self.history, init_model = History.of(self.settings), init_model_id(self.settings)
         self._warn_of_sums()
-        if self.settings.early_stopping_rounds and not self.rows["valid"]:
+        if self.settings.must_stop_early and not self.rows["valid"]:
             raise ConfigError(
                 "valid-fraction must leave validation rows for early-stopping-rounds, "
                 f"got {self.settings.valid_fraction}"
@@ -296,10 +297,11 @@ class SecureBoost(VerticalStrategy):
 
     def _restore(self, saved: Checkpoint, mailbox: Mailbox) -> None:
         """Go on from a checkpoint."""
-        facts, settings = saved.facts, self.settings
-        self.history = History.of(settings, facts["history"])
+        facts = saved.facts
         self.purities, self.rows = facts["purities"], facts["rows"]
         self.n_grown = facts["rounds"]
+        self.settings = self.settings.watching(self.rows["valid"])
+        self.history = History.of(self.settings, facts["history"])
         self.trained, self.begun = facts["trained"], Begun(*facts["begun"])
         mailbox.restore(saved.arrays)
 

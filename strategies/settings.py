@@ -19,7 +19,7 @@ TREE_SETTINGS = frozenset(
     )
 )
 BOOSTING_SETTINGS = TREE_SETTINGS | {
-    *("num-boost-round", "early-stopping-rounds", "eval-metric", "scale-pos-weight"),
+    *("num-boost-round", "early-stopping-rounds", "eval-metric", "scale-pos-weight", "preset"),
 }
 # Those by which rows are held back.
 HELD_BACK = frozenset(("test-fraction", "valid-fraction", "fold", "folds", "score-test"))

@@ -195,6 +195,8 @@ def settings(tmp_path: Path) -> MakeSettings:
             "run_dir": str(tmp_path / f"run-{n_runs + 1}"),
             "objective": "binary:logistic",
             "num_boost_round": 2,
+            "eta": 0.3,
+            "early_stopping_rounds": 0,
             "max_depth": 2,
             "max_bin": 16,
             **overrides,

@@ -254,7 +254,10 @@ def test_a_frame_that_breaks_a_rule_leaves_no_folder(write_table: WriteTable) ->
             {"early_stopping_rounds": 2, "valid_fraction": 0},
             "valid_fraction must be > 0 with early_stopping_rounds, got 0.0",
         ),
-        ({"pax": {"bins": "x"}}, "pax={'bins': ...} must be one of 'share' or 'equal', got 'x'"),
+        (
+            {"pax": {"bins": "x"}},
+            "pax={'bins': ...} must be one of 'auto', 'share' or 'equal', got 'x'",
+        ),
         (
             {"drop_columns": ["a", "b, c"]},
             "drop_columns must be names without commas, got 'b, c': a schema drops a column by its "
@@ -524,7 +527,7 @@ def test_the_examples_of_the_docs_are_true(module: str) -> None:
     found = doctest.DocTestFinder().find(importlib.import_module(module))
     examples = [each for each in found if each.examples]
     if any('"runs/one"' in example.source for each in examples for example in each.examples):
-        fedapp.run("pax", parties=2, num_boost_round=2, max_depth=2, run_dir="runs/one")
+        fedapp.run("pax", parties=2, num_boost_round=9, max_depth=2, run_dir="runs/one")
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for each in examples:
         if "onnx" in each.name:

@@ -383,7 +383,7 @@ def test_a_way_of_predicting_is_no_method_to_train_with() -> None:
 def test_a_setting_of_a_section_is_checked_before_the_run_begins(settings: MakeSettings) -> None:
     run = settings(pax__bins="half")
     with pytest.raises(
-        ConfigError, match=r"^pax.bins must be one of 'share' or 'equal', got 'half'"
+        ConfigError, match=r"^pax.bins must be one of 'auto', 'share' or 'equal', got 'half'"
     ):
         run_local(run)
     assert not Path(run.run_dir).exists()
@@ -455,7 +455,7 @@ def test_an_error_of_the_system_is_said_in_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pair", "rule"),
     [
-        ("eta=-1", "eta must be > 0.0, got -1"),
+        ("eta=-1", "eta must be > 0.0 or 'auto', got -1"),
         ("max-bin=1", "max-bin must be >= 2, got 1"),
         ("etta=1", "etta is not a setting; did you mean eta?"),
         ("eta", "a setting must be written as key=value, got eta"),

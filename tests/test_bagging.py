@@ -247,11 +247,11 @@ def test_early_stopping_cuts_the_model_back_to_its_best_round(bag: MakeSettings)
     run = bag(num_boost_round=40, eta=1.0, early_stopping_rounds=3, valid_fraction=0.3)
     folder = run_local(run)
     summary, lines = summary_of(folder), lines_of(folder.rounds)
-    scores = [line["valid"]["auc"] for line in lines]
+    losses = [line["valid"]["logloss"] for line in lines]
     assert len(lines) < 40
-    assert summary["best_round"] == int(np.argmax(scores)) + 1
+    assert summary["best_round"] == int(np.argmin(losses)) + 1
     assert summary["trees"] == 3 * summary["best_round"]
-    assert summary["metrics"]["valid"]["auc"] == pytest.approx(max(scores), abs=1e-3)
+    assert summary["metrics"]["valid"]["logloss"] == pytest.approx(min(losses), abs=1e-6)
 
 
 def test_the_best_round_is_known_where_rounds_run_out(bag: MakeSettings) -> None:

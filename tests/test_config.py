@@ -17,9 +17,9 @@ from strategies.pax import PAX
 
 def test_the_defaults_are_settings() -> None:
     settings = load_settings({})
-    assert (settings.strategy, settings.eta, settings.max_bin) == ("pax", 0.3, 256)
+    assert (settings.strategy, settings.eta, settings.max_bin) == ("pax", 0.1, 256)
     assert settings.sections["pax"] == {
-        "bins": "share",
+        "bins": "auto",
         "fusion": "auto",
         "aggregation": "plain",
     }
@@ -85,16 +85,16 @@ def test_names_are_refused_before_any_value_is_looked_at() -> None:
     [
         ("eta", -1.0, "must be > 0.*, got -1.0"),
         ("eta", 0, "must be > 0.*, got 0"),
-        ("eta", float("nan"), "must be a number, got nan"),
-        ("eta", float("inf"), "must be a number, got inf"),
-        ("eta", "fast", "must be a number, got 'fast'"),
+        ("eta", float("nan"), "must be a number or 'auto', got nan"),
+        ("eta", float("inf"), "must be a number or 'auto', got inf"),
+        ("eta", "fast", "must be a number or 'auto', got 'fast'"),
         ("max-bin", 1, "must be >= 2, got 1"),
         ("max-bin", 65536, "must be <= 65535, got 65536"),
         ("max-bin", 2.5, "must be a whole number, got 2.5"),
         ("max-depth", 0, "must be >= 1, got 0"),
         ("max-depth", 16, "must be <= 15, got 16"),
         ("max-depth", "deep", "must be a whole number, got 'deep'"),
-        ("num-boost-round", 0, "must be >= 1, got 0"),
+        ("num-boost-round", 0, "must be >= 1 or 'auto', got 0"),
         ("subsample", 0, "must be > 0.*, got 0"),
         ("subsample", 1.1, "must be <= 1.*, got 1.1"),
         ("colsample-bytree", 0.0, "must be > 0.*, got 0.0"),
@@ -108,7 +108,7 @@ def test_names_are_refused_before_any_value_is_looked_at() -> None:
         ("valid-fraction", -0.1, "must be >= 0.*, got -0.1"),
         ("seed", -1, "must be >= 0, got -1"),
         ("seed", 2**63, "must be < 9223372036854775808, got 9223372036854775808"),
-        ("early-stopping-rounds", -1, "must be >= 0, got -1"),
+        ("early-stopping-rounds", -1, "must be >= 0 or 'auto', got -1"),
         ("exchange-deadline", 0, "must be > 0.*, got 0"),
         ("resend-after", 0, "must be > 0.*, got 0"),
         ("start-deadline", -5, "must be > 0.*, got -5"),
@@ -126,7 +126,8 @@ def test_a_value_that_breaks_its_rule_is_refused(name: str, value: Any, rule: st
 
 @pytest.mark.parametrize("bins", ["half", 3])
 def test_a_value_of_a_section_that_breaks_its_rule_is_refused(bins: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^pax.bins must be one of 'share' or 'equal', got "):
+    rule = "must be one of 'auto', 'share' or 'equal'"
+    with pytest.raises(ConfigError, match=f"^pax.bins {rule}, got "):
         PAX.own_settings(load_settings({"pax.bins": bins}))
 
 

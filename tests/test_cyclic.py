@@ -136,10 +136,10 @@ def test_early_stopping_looks_at_the_rows_of_all_parties(turns: MakeSettings) ->
     settings = turns(num_boost_round=40, eta=1.0, early_stopping_rounds=3, valid_fraction=0.3)
     folder = run_local(settings)
     summary, lines = summary_of(folder), lines_of(folder.rounds)
-    scores = [line["valid"]["auc"] for line in lines]
+    losses = [line["valid"]["logloss"] for line in lines]
     assert len(lines) < 40
-    assert summary["best_round"] == summary["trees"] == int(np.argmax(scores)) + 1
-    assert summary["metrics"]["valid"]["auc"] == pytest.approx(max(scores), abs=1e-3)
+    assert summary["best_round"] == summary["trees"] == int(np.argmin(losses)) + 1
+    assert summary["metrics"]["valid"]["logloss"] == pytest.approx(min(losses), abs=1e-6)
 
 
 def test_the_next_party_takes_the_turn_of_one_that_fails(turns: MakeSettings) -> None:

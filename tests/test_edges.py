@@ -58,6 +58,7 @@ def test_early_stopping_on_one_class_is_refused(
         test_fraction=0.0,
         seed=1,
         early_stopping_rounds=5,
+        eval_metric="auc",
     )
     with pytest.raises(ConfigError, match="early-stopping-rounds must have a validation auc"):
         run_local(run)

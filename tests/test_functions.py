@@ -19,7 +19,8 @@ from fedapp.trees.model import LEAF
 from simulations.local import run_local
 from tests.conftest import MakeSettings
 
-SHORT: dict[str, Any] = {"num_boost_round": 4, "max_depth": 3, "max_bin": 32, "valid_fraction": 0.2}
+SHORT: dict[str, Any] = {"num_boost_round": 4, "max_depth": 3, "max_bin": 32, "eta": 0.3}
+SHORT["valid_fraction"] = 0.2
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 

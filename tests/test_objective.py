@@ -171,7 +171,7 @@ TWO_CLASSES = {"objective": "binary:logistic"}
         ({"scale-pos-weight": 2.0, "objective": "reg:gamma"}, "scale-pos-weight must be 1 for"),
         ({"scale-pos-weight": 0.0}, "scale-pos-weight must be > 0"),
         ({"tweedie-variance-power": 2.0}, "tweedie-variance-power must be < 2"),
-        ({"max-delta-step": "much"}, "max-delta-step must be one of 'auto' or a number"),
+        ({"max-delta-step": "much"}, "max-delta-step must be a number or 'auto'"),
         ({"max-delta-step": -1.0}, "max-delta-step must be .*>= 0"),
         (
             {**TWO_CLASSES, "eval-metric": "auc,rmsle"},

@@ -239,20 +239,20 @@ def test_early_stopping_cuts_the_model_back_to_its_best_round(settings: MakeSett
     )
     folder = run_local(run)
     summary, lines = summary_of(folder), lines_of(folder.rounds)
-    scores = [line["valid"]["auc"] for line in lines]
+    losses = [line["valid"]["logloss"] for line in lines]
     assert len(lines) < 60
-    assert summary["best_round"] == int(np.argmax(scores)) + 1
+    assert summary["best_round"] == int(np.argmin(losses)) + 1
     assert summary["trees"] == summary["best_round"]
     assert len(lines) == summary["best_round"] + 3
-    assert summary["metrics"]["valid"]["auc"] == pytest.approx(max(scores), abs=1e-3)
+    assert summary["metrics"]["valid"]["logloss"] == pytest.approx(min(losses), abs=1e-6)
 
 
 def test_the_best_round_is_kept_where_rounds_run_out(settings: MakeSettings) -> None:
     run = settings(num_boost_round=3, max_depth=3, early_stopping_rounds=3, valid_fraction=0.3)
     folder = run_local(run)
-    scores = [line["valid"]["auc"] for line in lines_of(folder.rounds)]
-    assert len(scores) == 3
-    assert summary_of(folder)["trees"] == int(np.argmax(scores)) + 1
+    losses = [line["valid"]["logloss"] for line in lines_of(folder.rounds)]
+    assert len(losses) == 3
+    assert summary_of(folder)["trees"] == int(np.argmin(losses)) + 1
 
 
 def test_early_stopping_needs_rows_to_look_at(settings: MakeSettings, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fedapp.config import Settings
 from fedapp.data.load import read_frame
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
-from fedapp.metrics import default_metric
+from fedapp.metrics import stopping_metric
 from fedapp.run_folder import RunFolder
 from fedapp.trees.boosted.from_xgboost import typed_columns
 from fedapp.trees.boosted.rounds import Sampling
@@ -277,7 +277,7 @@ def test_a_run_stops_early_and_keeps_xgboosts_best_round(made: MakeSettings) -> 
     folder, whole = run_local(run), Pooled(run)
     valid = xgboost.DMatrix(whole.values[whole.valid], whole.labels[whole.valid])
     stopped = whole.booster(evals=[(valid, "valid")], early_stopping_rounds=3, verbose_eval=False)
-    summary, metric = summary_of(folder), default_metric(run.objective)
+    summary, metric = summary_of(folder), stopping_metric(run.objective)
     assert 1 < summary["best_round"] == stopped.best_iteration + 1 < 27
     assert summary["metrics"]["valid"][metric] == pytest.approx(stopped.best_score, rel=1e-5)
     assert len(lines_of(folder.rounds)) == stopped.num_boosted_rounds()

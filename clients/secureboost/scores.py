@@ -22,7 +22,7 @@ def scores_of(view: View, margins: Array) -> dict[str, dict[str, float]]:
 
 def note_best(view: View, valid: dict[str, float]) -> None:
     """Keep the margins of the round with the best validation score, the first of equals."""
-    name = metrics.watched_metric(view.objective, view.eval_metrics)
+    name = metrics.stopping_metric(view.objective, view.eval_metrics)
     facts = view.store.facts
     score = valid.get(name, float("nan"))
     signed = score if metrics.larger_is_better(name) else -score

@@ -31,6 +31,7 @@ from fedapp.metrics.names import (
     loss_metric,
     own_metrics,
     scored_names,
+    stopping_metric,
     watched_metric,
 )
 from fedapp.metrics.rows import pooled
@@ -79,6 +80,7 @@ __all__ = [
     "scores_from_bin",
     "scores_from_margin",
     "statistics",
+    "stopping_metric",
     "threshold_rows",
     "watched_metric",
 ]

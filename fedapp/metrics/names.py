@@ -8,7 +8,7 @@ from fedapp.trees.custom import CUSTOM, holds_metric
 from fedapp.trees.objective import AUTO, LOSSES, REGRESSION, check_objective, is_regression
 
 _OF_NUMBERS = ("rmse", "mae", "r2")
-NAMES = {  # the score that early stopping follows comes first
+NAMES = {  # the score that a run is judged by comes first
     "binary:logistic": ("auc", "logloss", "accuracy", "f1", "precision", "recall", "ks", "pr_auc"),
     "multi:softprob": ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "auc_ovr"),
     **{objective: _OF_NUMBERS for objective in LOSSES if is_regression(objective)},
@@ -58,7 +58,7 @@ def loss_metric(objective: str, tweedie_variance_power: float = 1.5) -> str:
 
 
 def default_metric(objective: str) -> str:
-    """Name of the score that early stopping follows; ValueError for an unknown objective."""
+    """Name of the score that a run is judged by; ValueError for an unknown objective."""
     check_objective(objective)
     return NAMES[objective][0]
 
@@ -71,11 +71,19 @@ def own_metrics(objective: str, tweedie_variance_power: float) -> tuple[str, ...
 
 
 def watched_metric(objective: str, eval_metrics: Sequence[str] = ()) -> str:
-    """The score that early stopping follows: the first of those asked for, or the default; none
-    where none is asked for while the objective is open."""
+    """The score that a run is judged by: the first of those asked for, or the default; none where
+    none is asked for while the objective is open."""
     if objective == AUTO and not eval_metrics:
         return ""
     return eval_metrics[0] if eval_metrics else default_metric(objective)
+
+
+def stopping_metric(objective: str, eval_metrics: Sequence[str] = ()) -> str:
+    """The score that early stopping follows: the first of those asked for, or the loss, which
+    unlike an AUC still tells rounds apart on few rows."""
+    if not eval_metrics and (loss := loss_metric(objective)) in NAMES[objective]:
+        return loss
+    return watched_metric(objective, eval_metrics)
 
 
 def scored_names(objective: str, eval_metrics: Sequence[str]) -> tuple[str, ...]:

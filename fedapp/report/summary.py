@@ -262,6 +262,10 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
     if summary.get("matched_rows"):
         matched = summary["matched_rows"]
         facts["matched"] = ", ".join(f"{n:,} {subset}" for subset, n in matched.items())
+    if how := summary.get("boosting"):
+        n_rounds, patience = how["num_boost_round"], how["early_stopping_rounds"]
+        stops = f"after {patience} rounds without a better score" if patience else "off"
+        facts["boosting"] = f"{n_rounds} rounds, eta {how['eta']:g}, early stopping {stops}"
     facts |= {
         "trees": f"{summary['trees']}" + (f", of the best round, {best}" if best else ""),
         "exchanges": f"{summary['exchanges']:,}",
