@@ -177,7 +177,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
-        if self.must_stop_early and not self.valid_fraction:
+        if self.early_stopping_rounds and not self.valid_fraction:
             raise ValueError("valid-fraction must be > 0 with early-stopping-rounds, got 0.0")
         check_fold(self.fold, self.folds)
         if self.folds and self.test_fraction != defaults()["test-fraction"]:
@@ -207,7 +207,7 @@ class Settings(Section):
                 f"scale-pos-weight must be 1 for {self.objective}, which has no positive rows, "
                 f"got {self.scale_pos_weight:g}; it is for binary:logistic"
             )
-        if self.objective == CUSTOM and self.must_stop_early and not self.eval_metrics:
+        if self.objective == CUSTOM and self.early_stopping_rounds and not self.eval_metrics:
             rule = "must name what early stopping watches, where objective is a function"
             raise ValueError(f"eval-metric {rule}, got none")
         if self.base_margin:
@@ -229,16 +229,9 @@ class Settings(Section):
         return found
 
     @property
-    def must_stop_early(self) -> bool:
-        """Whether early stopping was asked for."""
-        return self.asked_patience not in (0, "auto")
-
-    @property
     def early_stopping_rounds(self) -> int:
-        """Rounds without a better validation score before training stops; 0 never stops.
-
-        ``auto`` is 0 without validation rows, and where a method's own settings exclude it.
-        """
+        """Rounds without a better validation score before training stops; 0 never stops. ``auto``
+        is 0 without validation rows, and where a method's own settings exclude it."""
         if self.asked_patience != "auto":
             return self.asked_patience
         own = self.sections.get(self.strategy, {})
@@ -247,7 +240,7 @@ class Settings(Section):
             or "rounds" in own  # of averaging, not of boosting
             or self._is_private
             or (own.get("aggregation") == "secure" and self.min_parties > 0)
-            or own.get("first-trees", 0) > PATIENCE
+            or own.get("first-trees", 0) not in range(PATIENCE + 1)
             or (self.objective == CUSTOM and not self.eval_metrics)
         )
         return 0 if is_off else PATIENCE

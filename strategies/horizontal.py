@@ -390,7 +390,8 @@ def check_validation(parties: Mapping[str, HelloReply], settings: Settings) -> N
     ------
     ConfigError : no party has a validation row.
     """
-    if settings.must_stop_early and not any(hello.n_valid for hello in parties.values()):
+    has_none = not any(hello.n_valid for hello in parties.values())
+    if has_none and settings.watching(0).early_stopping_rounds:
         raise ConfigError(
             "valid-fraction must leave validation rows for early-stopping-rounds, "
             f"got {settings.valid_fraction}"

@@ -33,8 +33,8 @@ class PaxSettings(Section):
     """``[pax]`` of the run config.
 
     ``bins``: how many bins a party may have: its ``share`` of ``max-bin`` by rows, or ``equal``:
-    all of it; ``auto`` is ``equal`` from ``MANY_PARTIES`` on. ``fusion``: the party whose
-    resolution the global cuts keep. ``aggregation``: who sees the sums of a party: with ``plain`` the
+    all of it; ``auto``: equal from ``MANY_PARTIES`` on. ``fusion``: the party whose resolution the
+    global cuts keep. ``aggregation``: who sees the sums of a party: with ``plain`` the
     coordinator, with ``secure`` nobody.
     """
 

@@ -22,6 +22,7 @@ from fedapp.messages.secure import EVERYONE
 from fedapp.trees.boosted.rounds import n_leaves
 from fedapp.trees.boosted.xgboost_json import to_xgboost_json
 from fedapp.trees.model import Ensemble, Tree, importance, to_json
+from fedapp.trees.objective import AUTO
 from fedapp.trees.text import Described
 from strategies.base import Summary
 
@@ -127,7 +128,7 @@ class History:
             settings.early_stopping_rounds,
             scores,
             settings.eval_metrics,
-            must_stop=settings.must_stop_early,
+            must_stop=settings.asked_patience != AUTO,
         )
 
     def __len__(self) -> int:

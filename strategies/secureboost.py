@@ -179,7 +179,7 @@ class SecureBoost(VerticalStrategy):
         self.settings = self.settings.watching(self.rows["valid"])
         self.history, init_model = History.of(self.settings), init_model_id(self.settings)
         self._warn_of_sums()
-        if self.settings.must_stop_early and not self.rows["valid"]:
+        if self.settings.early_stopping_rounds and not self.rows["valid"]:
             raise ConfigError(
                 "valid-fraction must leave validation rows for early-stopping-rounds, "
                 f"got {self.settings.valid_fraction}"

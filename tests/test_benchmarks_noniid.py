@@ -60,8 +60,7 @@ def test_steps_are_those_of_the_command_but_for_methods_that_have_their_own(meth
         assert large.sections[method] == load_settings({}).sections[method]
         assert small.sections[method] == large.sections[method] | {"max-depth": 4}
     else:
-        defaults = load_settings({})
-        assert (large.eta, large.max_depth) == (defaults.eta, defaults.max_depth) == (0.3, 6)
+        assert (large.eta, large.max_depth, large.early_stopping_rounds) == (0.3, 6, 0)
         assert (small.eta, small.max_depth, small.num_boost_round) == (0.1, 4, 100)
 
 

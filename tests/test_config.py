@@ -238,3 +238,57 @@ def test_the_name_of_a_column_stays_as_it_is_written(text: str) -> None:
 @pytest.mark.parametrize("name", ["label", "id", "weight", "drop-columns"])
 def test_a_number_from_toml_is_the_name_of_a_column(name: str) -> None:
     assert load_settings({name: 54}).as_config()[name] == "54"
+
+
+@pytest.mark.parametrize(
+    ("given", "eta", "rounds", "patience"),
+    [
+        ({}, 0.1, 300, 20),
+        ({"preset": "xgboost"}, 0.3, 100, 0),
+        ({"preset": "xgboost", "eta": 0.1, "num-boost-round": 7}, 0.1, 7, 0),
+        ({"preset": "xgboost", "early-stopping-rounds": 5}, 0.3, 100, 5),
+        ({"early-stopping-rounds": 0}, 0.1, 100, 0),
+        ({"early-stopping-rounds": 5, "num-boost-round": 50}, 0.1, 50, 5),
+        ({"valid-fraction": 0.0}, 0.1, 100, 0),
+        ({"pax.aggregation": "secure", "privacy.epsilon": 1.0}, 0.1, 300, 0),
+        (
+            {"pax.aggregation": "secure", "privacy.epsilon": 1.0, "privacy.trees": "greedy"},
+            *(0.1, 100, 0),
+        ),
+        ({"pax.aggregation": "secure", "min-parties": 2}, 0.1, 100, 0),
+        ({"pax.aggregation": "secure"}, 0.1, 300, 20),
+        ({"objective": "custom"}, 0.1, 100, 0),
+        ({"strategy": "secureboost", "secureboost.first-trees": 21}, 0.1, 100, 0),
+        ({"strategy": "secureboost"}, 0.1, 300, 20),
+        ({"strategy": "fedavg-linear"}, 0.1, 100, 0),
+        ({"strategy": "fedxgbllr"}, 0.1, 100, 0),
+    ],
+)
+def test_a_run_that_cannot_stop_early_has_fixed_rounds(
+    given: dict[str, Any], eta: float, rounds: int, patience: int
+) -> None:
+    settings = load_settings(given)
+    assert (settings.eta, settings.num_boost_round, settings.early_stopping_rounds) == (
+        *(eta, rounds, patience),
+    )
+    assert load_settings(settings.as_config()) == settings
+
+
+def test_a_preset_is_written_as_ordinary_settings() -> None:
+    config = load_settings({"preset": "xgboost", "eta": 0.2}).as_config()
+    assert (config["eta"], config["num-boost-round"]) == (0.2, 100)
+    assert config["early-stopping-rounds"] == 0
+    whole = {**defaults(), "preset": "xgboost"}  # as Flower hands over a run config
+    assert load_settings(whole).eta == 0.3
+
+
+def test_a_method_without_boosting_refuses_a_preset() -> None:
+    settings = load_settings({"strategy": "federated-forest", "preset": "xgboost"})
+    with pytest.raises(ConfigError, match="preset must be '' for federated-forest, which does not"):
+        FederatedForest.check_settings(settings)
+
+
+def test_few_validation_rows_stop_no_run_unless_it_is_asked_for() -> None:
+    assert load_settings({}).watching(99).early_stopping_rounds == 0
+    assert load_settings({}).watching(100).early_stopping_rounds == 20
+    assert load_settings({"early-stopping-rounds": 5}).watching(1).early_stopping_rounds == 5

@@ -34,6 +34,7 @@ from tests.transcript import (
 )
 
 MakeSettings = Callable[..., Settings]
+WriteTable = Callable[..., Path]
 Simulate = Callable[[Settings], RunFolder]
 
 
@@ -253,6 +254,57 @@ def test_the_best_round_is_kept_where_rounds_run_out(settings: MakeSettings) -> 
     losses = [line["valid"]["logloss"] for line in lines_of(folder.rounds)]
     assert len(losses) == 3
     assert summary_of(folder)["trees"] == int(np.argmin(losses)) + 1
+
+
+DEFAULT = {"early_stopping_rounds": "auto", "valid_fraction": 0.5, "test_fraction": 0.0}
+
+
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
+def test_a_default_run_stops_by_the_loss_of_enough_validation_rows(
+    settings: MakeSettings, write_table: WriteTable, strategy: str
+) -> None:
+    given = {"data": str(write_table(n_rows=400)), "label": "y", "num_boost_round": "auto"}
+    folder = run_local(settings(strategy=strategy, eta=1.0, **DEFAULT, **given))
+    summary, lines = summary_of(folder), lines_of(folder.rounds)
+    losses = [line["valid"]["logloss"] for line in lines]
+    assert summary["best_round"] == int(np.argmin(losses)) + 1 == len(lines) - 20
+    boosting = {"num_boost_round": 300, "eta": 1.0, "early_stopping_rounds": 20}
+    assert summary["boosting"] == boosting
+
+
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
+def test_a_default_run_with_few_validation_rows_has_all_its_rounds(
+    settings: MakeSettings, write_table: WriteTable, strategy: str
+) -> None:
+    given = {"data": str(write_table(n_rows=198)), "label": "y", "num_boost_round": "auto"}
+    folder = run_local(settings(strategy=strategy, eta=1.0, **DEFAULT, **given, max_depth=1))
+    summary = summary_of(folder)
+    assert (len(lines_of(folder.rounds)), summary["best_round"]) == (100, None)
+    assert summary["boosting"]["early_stopping_rounds"] == 0
+
+
+def test_a_default_run_goes_on_where_there_is_nothing_to_stop_by(
+    settings: MakeSettings, write_table: WriteTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = [0] * 398 + [1] * 2
+    given = {"data": str(write_table(n_rows=400, y=labels)), "label": "y", "parties": 1, "seed": 5}
+    folder = run_local(settings(**DEFAULT, **given, num_boost_round=25, eval_metric="auc"))
+    summary = summary_of(folder)
+    assert summary["metrics"]["valid"]["auc"] is None
+    assert (summary["trees"], summary["best_round"]) == (25, None)
+    assert "early stopping is off: it must have a validation auc to look at" in caplog.text
+
+
+@pytest.mark.parametrize(("parties", "bins"), [(9, "share"), (10, "equal")])
+def test_bins_are_equal_from_ten_parties_on(
+    settings: MakeSettings, parties: int, bins: str
+) -> None:
+    given = {"parties": parties, "num_boost_round": 1, "max_bin": 64}
+    folder = run_local(settings(**given))
+    other = run_local(settings(**given, pax__bins=bins))
+    assert summary_of(folder)["bins"] == bins
+    models = [(each.path / "model.json").read_bytes() for each in (folder, other)]
+    assert models[0] == models[1]
 
 
 def test_early_stopping_needs_rows_to_look_at(settings: MakeSettings, tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ def main() -> None:
                 "objective": "binary:logistic",
                 "parties": given.parties,
                 "num-boost-round": given.rounds,
+                "preset": "xgboost",
                 "max-bin": given.max_bin,
                 "least-bin-rows": given.least_bin_rows,
                 "run-dir": f"{folder}/run",

@@ -10,12 +10,8 @@ import numpy.typing as npt
 from simulations.attacks.heard import Heard
 
 ACTIVE, PASSIVE = "party-1", "party-2"
-VERTICAL: dict[str, Any] = {
-    "objective": "binary:logistic",
-    "parties": 2,
-    "align": "ordered",
-    "valid-fraction": 0.0,
-}
+VERTICAL: dict[str, Any] = {"objective": "binary:logistic", "parties": 2, "align": "ordered"}
+VERTICAL |= {"valid-fraction": 0.0, "eta": 0.3}
 SECUREBOOST = {
     **VERTICAL,
     "strategy": "secureboost",

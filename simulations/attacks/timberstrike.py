@@ -247,12 +247,8 @@ def attacked(overrides: Overrides) -> Outcome:
         return target.outcome(run.settings.reg_lambda, run.score, knows, rng)
 
 
-HORIZONTAL = {
-    "objective": "binary:logistic",
-    "strategy": "bagging",
-    "parties": 3,
-    "valid-fraction": 0.0,
-}
+HORIZONTAL = {"objective": "binary:logistic", "strategy": "bagging", "parties": 3}
+HORIZONTAL |= {"valid-fraction": 0.0, "preset": "xgboost", "num-boost-round": 50}
 CYCLIC = {"strategy": "cyclic", "num-boost-round": 150}
 FEDXGBLLR = {"strategy": "fedxgbllr"}
 PAX = {"strategy": "pax"}

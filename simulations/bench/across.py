@@ -45,6 +45,7 @@ def main() -> None:
                 "strategy": method,
                 "parties": len(SITES),
                 "num-boost-round": given.rounds,
+                "early-stopping-rounds": 0,
                 "max-depth": given.max_depth,
                 "max-bin": 32 if method == "secureboost" else 256,
             }

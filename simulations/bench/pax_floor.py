@@ -42,6 +42,7 @@ def _auc(data: str, aggregation: str, least: int, parties: int, rounds: int) -> 
                 "objective": "binary:logistic",
                 "parties": parties,
                 "num-boost-round": rounds,
+                "preset": "xgboost",
                 "least-bin-rows": least,
                 "pax.aggregation": aggregation,
                 "run-dir": f"{folder}/run",

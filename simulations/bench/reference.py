@@ -30,7 +30,7 @@ from simulations.local import run_local
 
 DIGEST_BYTES = 16
 DRAWN = {"model_id", "salt", "parts"}  # by a run at random; "parts" are digests of salted files
-BOOSTED = {"num-boost-round": 4, "max-depth": 4, "max-bin": 32}
+BOOSTED = {"num-boost-round": 4, "eta": 0.3, "max-depth": 4, "max-bin": 32}
 SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
 
 

@@ -35,7 +35,7 @@ from simulations.papers.fedxgbllr import run_and_tidy
 from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables
 
 METHODS: dict[str, Row] = {
-    "pax": {"strategy": "pax"},
+    "pax": {"strategy": "pax", "pax.bins": "share"},
     # A party with a tenth of the rows has a tenth of the bins, unless all have as many.
     "pax, equal bins": {"strategy": "pax", "pax.bins": "equal", "max-bin": 64},
     "pax, secure": {"strategy": "pax", "pax.aggregation": "secure"},
@@ -46,8 +46,8 @@ METHODS: dict[str, Row] = {
 }
 LARGE, SMALL = "large", "small"
 BOOSTED: dict[str, Row] = {
-    LARGE: {"eta": 0.3, "max-depth": 6, "num-boost-round": 50},
-    SMALL: {"eta": 0.1, "max-depth": 4, "num-boost-round": 100},
+    LARGE: {"preset": "xgboost", "max-depth": 6, "num-boost-round": 50},
+    SMALL: {"preset": "xgboost", "eta": 0.1, "max-depth": 4, "num-boost-round": 100},
 }
 # Of strategies that have steps of their own. FedXGBllr's trees have an eta of 0.1 anyway.
 OWN_STEPS: dict[str, dict[str, Row]] = {

@@ -47,7 +47,7 @@ ALPHAS, BETAS = (0.1, 1.0, 10.0, 100.0), (0.0, 0.3, 0.6, 1.0)
 N_PARTIES, ROWS, QUICK_ROWS, SEED = 4, 4000, 500, 42
 KEY_BITS, QUICK_BITS, TREES, QUICK_TREES, DEPTH, BINS = 2048, 512, 10, 2, 4, 32
 COMMON: Row = {"parties": N_PARTIES, "align": "ordered", "label": "y", "seed": SEED}
-COMMON |= {"valid-fraction": 0.0, "max-bin": BINS}
+COMMON |= {"valid-fraction": 0.0, "max-bin": BINS, "eta": 0.3}
 FOREST_TREES, FOREST_DEPTH = 32, 8
 METHODS: dict[str, Row] = {
     "SecureBoost": {"strategy": "secureboost", "max-depth": DEPTH},
