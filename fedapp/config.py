@@ -79,6 +79,7 @@ POISSON_DELTA_STEP = 0.7  # XGBoost's
 # What ``auto`` means, by measurement (simulations/README.md). On fewer validation rows early
 # stopping costs more than it gains.
 ETA, FIXED_ROUNDS, MOST_ROUNDS, PATIENCE, FEWEST_WATCHED = 0.1, 100, 300, 20, 100
+PRIVATE_ETA, PRIVATE_ROUNDS = 0.3, 50  # with privacy.epsilon; more rounds take more noise each
 # Of settings that are ``auto``; the other defaults are XGBoost's already.
 PRESETS: Mapping[str, Mapping[str, Value]] = {
     "xgboost": {"eta": 0.3, "num-boost-round": 100, "early-stopping-rounds": 0}
@@ -256,16 +257,17 @@ class Settings(Section):
 
     @property
     def num_boost_round(self) -> int:
-        """Most boosting rounds; ``auto`` as early stopping has it, and many where trees are drawn:
-        the noise of their leaves cancels."""
-        is_drawn = self._is_private and self.sections["privacy"]["trees"] != "greedy"
-        usual = MOST_ROUNDS if self.early_stopping_rounds or is_drawn else FIXED_ROUNDS
+        """Most boosting rounds; ``auto`` is fewer without early stopping, and fewer still where each
+        round takes noise."""
+        fixed = PRIVATE_ROUNDS if self._is_private else FIXED_ROUNDS
+        usual = MOST_ROUNDS if self.early_stopping_rounds else fixed
         return usual if self.asked_rounds == "auto" else self.asked_rounds
 
     @property
     def eta(self) -> float:
         """Learning rate."""
-        return ETA if self.asked_eta == "auto" else self.asked_eta
+        usual = PRIVATE_ETA if self._is_private else ETA
+        return usual if self.asked_eta == "auto" else self.asked_eta
 
     @property
     def max_delta_step(self) -> float:

@@ -250,11 +250,7 @@ def test_a_number_from_toml_is_the_name_of_a_column(name: str) -> None:
         ({"early-stopping-rounds": 0}, 0.1, 100, 0),
         ({"early-stopping-rounds": 5, "num-boost-round": 50}, 0.1, 50, 5),
         ({"valid-fraction": 0.0}, 0.1, 100, 0),
-        ({"pax.aggregation": "secure", "privacy.epsilon": 1.0}, 0.1, 300, 0),
-        (
-            {"pax.aggregation": "secure", "privacy.epsilon": 1.0, "privacy.trees": "greedy"},
-            *(0.1, 100, 0),
-        ),
+        ({"pax.aggregation": "secure", "privacy.epsilon": 1.0}, 0.3, 50, 0),
         ({"pax.aggregation": "secure", "min-parties": 2}, 0.1, 100, 0),
         ({"pax.aggregation": "secure"}, 0.1, 300, 20),
         ({"objective": "custom"}, 0.1, 100, 0),
