@@ -42,6 +42,7 @@ def told_categories(config: SiteConfig, subsets: Mapping[str, Table]) -> dict[st
         told = pack_categories(own)
     except ValueError as error:
         raise DataError(f"{error}; drop-columns excludes a column") from error
+    told["kinds"] = own_kinds(table, own)
     coded = {name: names for name, names in zip(table.columns, own, strict=False) if names}
     told["digests"] = tuple(
         dictionary_digest(names) if name in table.given else "" for name, names in coded.items()
@@ -67,6 +68,14 @@ def own_categories(subsets: Mapping[str, Table]) -> Categories:
     return as_categories(
         names if names or there else () for names, there in zip(known, has_values, strict=True)
     )
+
+
+def own_kinds(table: Table, own: Categories) -> tuple[str, ...]:
+    """The site's ``Kinds``."""
+    entries = entries_of(own, len(table.kinds))
+    kinds = zip(table.kinds, entries, strict=True)
+    found = tuple("" if names == () else kind for kind, names in kinds)
+    return found if {*found} - {"number"} else ()
 
 
 def _check_names(columns: Sequence[str], categories: Categories) -> None:

@@ -71,7 +71,7 @@ def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloRep
             store["base_margins"] = table.base_margins
         if not request.model:
             store["quantiles"] = quantiles(table.values)
-        store.facts["columns"] = list(table.columns)
+        store.facts["columns"], store.facts["kinds"] = list(table.columns), list(table.kinds)
         keep_categories(store, table.categories)
         store.facts["hello"] = {name: getattr(reply, name) for name in KEPT}
     kept: dict[str, Any] = {

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.categories import entries_of
 from fedapp.data.labels import class_values
 from fedapp.data.predictions import by_class
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.finished_folder import FinishedFolder
 from fedapp.frames import Data, Source, placed
@@ -221,9 +223,11 @@ class Run(FinishedFolder):
 
         Returns
         -------
-        Of a whole boosted model the SHAP values, shape (n_rows, n_columns + 1), with several
-        classes (n_rows, n_classes, n_columns + 1); the last column is the bias, and a row's sum the
-        margin. Else what each party may see of the rows, by its name.
+        Of a whole boosted model the SHAP values, a column for each of the model and at last
+        ``bias``, with several classes such columns for each class; the sum of a row is its margin.
+        A pandas DataFrame where pandas is installed, else an array of shape (n_rows, n_columns + 1)
+        or (n_rows, n_classes, n_columns + 1). Of other models what each party may see of the rows,
+        by its name.
 
         Raises
         ------
@@ -235,6 +239,8 @@ class Run(FinishedFolder):
         >>> run = fedapp.load("runs/one")
         >>> run.explain("breast-cancer").shape  # a value a column, and the bias
         (569, 31)
+        >>> run.explain("breast-cancer").columns[-1]
+        'bias'
         """
         if self._parts:
             if not ids:
@@ -245,18 +251,47 @@ class Run(FinishedFolder):
             raise ConfigError(f"ids must be omitted for a whole model, got {len(ids)}")
         import xgboost
 
-        from fedapp.trees.boosted.from_xgboost import typed_columns
-        from fedapp.trees.sets import category_counts
+        table = self._rows(data, id).table
+        given = {"base_margin": table.base_margins, "enable_categorical": True}
+        matrix = xgboost.DMatrix(_encoded(table), **given)
+        found = self.to_xgboost().predict(matrix, pred_contribs=True)
+        try:
+            import pandas
+        except ImportError:
+            return found
+        names = pandas.Index([*table.columns, "bias"])
+        if found.ndim > 2:
+            names = pandas.MultiIndex.from_product([self.classes, names])
+        return pandas.DataFrame(found.reshape(len(found), -1), columns=names)
 
-        booster, table = self.to_xgboost(), self._rows(data, id).table
-        types = typed_columns(category_counts(table.categories, len(table.columns)))
-        matrix = xgboost.DMatrix(
-            table.values,
-            feature_names=booster.feature_names,
-            base_margin=table.base_margins,
-            **types,
-        )
-        return booster.predict(matrix, pred_contribs=True)
+    def encode(self, data: Source | Mapping[str, Source], *, id: str = "") -> Any:
+        """Rows as stock XGBoost takes them with ``enable_categorical=True``: the columns that the
+        model was trained on, in its order; yes and no, dates and categories as its numbers.
+
+        Parameters
+        ----------
+        data, id : see `predict`.
+
+        Returns
+        -------
+        A pandas DataFrame where pandas is installed, else a pyarrow Table: float32, and
+        categoricals with the model's names. A base margin is not among the columns.
+
+        Raises
+        ------
+        ConfigError : the model lies at the parties.
+
+        Examples
+        --------
+        >>> import fedapp, xgboost
+        >>> run = fedapp.load("runs/one")
+        >>> rows = xgboost.DMatrix(run.encode("breast-cancer"), enable_categorical=True)
+        >>> run.to_xgboost().predict(rows).shape
+        (569,)
+        """
+        if self._parts:
+            raise ConfigError("encode must be of a whole model, got one whose parts parties have")
+        return _encoded(self._rows(data, id).table)
 
     def to_xgboost(self) -> Any:
         """The model as an ``xgboost.Booster``.
@@ -425,6 +460,23 @@ def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def _encoded(table: Table) -> Any:
+    """Rows of a model as a frame."""
+    import pyarrow
+
+    columns, entries = [], entries_of(table.categories, len(table.columns))
+    for values, names in zip(table.values.T, entries, strict=True):
+        if names is not None:
+            codes = pyarrow.array(values, from_pandas=True).cast(pyarrow.int32())
+            values = pyarrow.DictionaryArray.from_arrays(codes, pyarrow.array(names))
+        columns.append(values)
+    frame = pyarrow.table(columns, list(table.columns))
+    try:
+        return frame.to_pandas()
+    except ImportError:
+        return frame
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedapp.data.categories import MOST_CATEGORIES, Categories, joint_categories, names_of
 from fedapp.data.schema import first, listed
+from fedapp.data.typed import ENCODINGS
 from fedapp.errors import DataError, ProtocolError, as_plain
 from fedapp.messages.dictionary import dictionary_digest, read_categories
 from fedapp.messages.hello import HelloReply
@@ -57,6 +58,28 @@ def joint_dictionary(parties: Mapping[str, HelloReply]) -> Categories:
     found = tuple(names.get(place, one or None) for place, one in enumerate(union))
     _check_sizes(columns, found)
     return found if any(found) else ()
+
+
+def joint_kinds(parties: Mapping[str, HelloReply]) -> Names:
+    """The kind of each column; of one that holds numbers at some parties, that of the others.
+
+    Raises
+    ------
+    DataError : the others have more than one.
+    ProtocolError : a party's kinds are not those of its columns.
+    """
+    columns, told = next(iter(parties.values())).columns, []
+    for party, hello in parties.items():
+        told.append(hello.kinds or ("number",) * len(columns))
+        if len(told[-1]) != len(columns) or {*told[-1]} - {"", *ENCODINGS}:
+            rule = f"must be known kinds, one a column of {len(columns)}"
+            raise ProtocolError(party, "HelloReply", "kinds", rule)
+    kinds = [sorted({*each} - {"", "number"}) or ["number"] for each in zip(*told, strict=True)]
+    for column, found in zip(columns, kinds, strict=True):
+        if len(found) > 1:
+            rule = f"column {listed([column])} must be of one type at all parties, got "
+            raise DataError(rule + f"{first(found)}: the schema of a table says its type")
+    return tuple(found[0] for found in kinds)
 
 
 def _own(party: str, hello: HelloReply) -> Categories:

@@ -32,7 +32,7 @@ from fedapp.trees.base_score import base_score, check_base_margin
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import LossParameters, Objective, is_regression, n_outputs
 from strategies.base import TreeStrategy
-from strategies.dictionary import alike_names, joint_dictionary
+from strategies.dictionary import alike_names, joint_dictionary, joint_kinds
 from strategies.settings import HELD_BACK
 from strategies.warm_start import Begun, read_init_model
 
@@ -154,6 +154,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         """Settle what the tables have in common; see ``common_table``."""
         self.table = common_table(parties, self.settings, saved)
         self.settings = self.settings.watching(self.table.n_valid)
+        joint_kinds(parties)  # or refuse the run now, and not when its model is written
         for text in alike_names(parties, self.table.columns):
             self.warn_once(text)
         if untrained := untrained_everywhere(parties):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, ModelFiles, Parties, Progress, ask
 from fedapp.data.partition import SUBSETS, WATCHED
+from fedapp.data.typed import columns_json
 from fedapp.errors import ConfigError, DataError, ProtocolError, blaming
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
@@ -25,6 +25,7 @@ from fedapp.trees.model import Ensemble, Tree, importance, to_json
 from fedapp.trees.objective import AUTO
 from fedapp.trees.text import Described
 from strategies.base import Summary
+from strategies.dictionary import joint_kinds
 
 # Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12
@@ -223,14 +224,17 @@ def shares(weights: Mapping[str, float], parties: Iterable[str]) -> dict[str, fl
     return {party: weight / total for party, weight in found.items()}
 
 
-def model_files(model: Ensemble) -> ModelFiles:
-    """A boosted model as it is written; of columns of categories also the names in the order of
-    their codes, which XGBoost's form has not."""
+def model_files(model: Ensemble, kinds: Sequence[str]) -> ModelFiles:
+    """A boosted model as it is written, and the kinds of its columns, which XGBoost's form has not.
+
+    Raises
+    ------
+    ValueError : the kinds are not those of the columns.
+    """
     files = {"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)}
-    known = zip(model.columns, model.categories, strict=False)
-    if names := {column: own for column, own in known if own is not None}:
-        files["categories.json"] = json.dumps(names, ensure_ascii=False, indent=1) + "\n"
-    return ModelFiles(files)
+    return ModelFiles(
+        files | {"columns.json": columns_json(model.columns, kinds, model.categories)}
+    )
 
 
 class AskToScore(Protocol):
@@ -261,7 +265,7 @@ def evaluate(
     ----------
     best_round, eval_metrics : see ``boosted_summary``.
     """
-    written = model_files(model)
+    written = model_files(model, joint_kinds(parties))
     yield written
     document = np.frombuffer(written.files["model.json"].encode(), dtype=np.uint8)
     spread = label_spread(parties)

@@ -23,7 +23,7 @@ from pydantic import Field
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, blaming
 from fedapp.messages.fields import Request
 from fedapp.messages.parameters import loss_fields, parameters_of
 from fedapp.messages.parcels import SentReply
@@ -285,7 +285,9 @@ class SecureBoost(VerticalStrategy):
     def _written(self, active: str, passive: tuple[str, ...], reply: FinishReply) -> ModelFiles:
         """The whole model where all parties allow it, else where its parts lie."""
         if len(reply.model):
-            return model_files(from_json(reply.model.tobytes().decode()))
+            model = from_json(reply.model.tobytes().decode())
+            with blaming(active, "FinishReply", "kinds"):
+                return model_files(model, reply.kinds)
         return parts_file(self.state.model_id, self.settings, active, passive)
 
     def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:

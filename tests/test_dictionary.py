@@ -255,9 +255,9 @@ def test_stock_xgboost_predicts_alike_with_the_names_beside_its_model(
     run = of_colours(strategy)
     words = ["red", "green", "pink", "", "blue"] * 6
     table = write_table("new", n_rows=30, seed=4, color=words)
-    names = read(run.path / "categories.json")
-    assert names == {"color": ["blue", "green", "red"]}
-    codes = [names["color"].index(word) if word in names["color"] else np.nan for word in words]
+    names = read(run.path / "columns.json")["columns"]["color"]["names"]
+    assert names == ["blue", "green", "red"]
+    codes = [names.index(word) if word in names else np.nan for word in words]
     rows = [line.split(",")[:2] for line in table.read_text().splitlines()[1:]]
     values = np.column_stack((np.array(rows, np.float32), codes)).astype(np.float32)
     booster = xgboost.Booster(model_file=run.path / "model.xgb.json")

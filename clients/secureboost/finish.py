@@ -50,13 +50,18 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     }
     write_part(store.folder, part)
     columns, gains, counts = _importance(store, model)
+    whole = _whole(view, mail, model, records)
+    order = list(view.joint.widths) if len(whole) else []
+    own = {view.name: store.facts["kinds"]}
+    kinds = [own[name] if name in own else mail.one(Records, name).kinds for name in order]
     reply = FinishReply(
         n_trees=len(model.trees),
         **told_scores(scores),
         column_names=columns,
         column_gains=gains,
         column_counts=counts,
-        model=_whole(view, mail, model, records),
+        model=whole,
+        kinds=tuple(kind for each in kinds for kind in each),
     )
     store.forget()
     return reply, []

@@ -145,8 +145,9 @@ def hand_over(site: Site, request: HandOverRequest, mail: Mail) -> tuple[SentRep
     active, digest = store.facts["active"], np.frombuffer(part_digest(store.folder), np.uint8)
     letters: Letters = [(active, PartKept(digest))]
     if site.config.allows_export:
+        kinds = tuple(store.facts["kinds"])
         splits = lookup.columns, lookup.thresholds, lookup.defaults, lookup.widths, lookup.set_bits
-        letters.append((active, Records(*splits, names, **pack_categories(categories))))
+        letters.append((active, Records(*splits, names, kinds, **pack_categories(categories))))
     store.forget()
     return SentReply(), letters
 

@@ -98,6 +98,7 @@ def build_table(
         categories=categories,
         given=frozenset(name for name in columns if reader.gives_categories(name)),
         base_margins=_numbers_of_rows(frame, "base-margin", roles, text),
+        kinds=tuple(one.kind for one in found.values()),
     )
 
 

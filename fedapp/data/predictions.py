@@ -249,6 +249,7 @@ def _only(table: Table, columns: Sequence[str], notes: Sequence[Note] = ()) -> T
         values=values,
         notes=tuple(notes),
         categories=chosen(table.categories, taken),
+        kinds=(),
     )
 
 

@@ -30,6 +30,7 @@ class Table:
     notes : what is odd about the table as a whole, also where these are some of its rows.
     categories : names of the categories of each column, see ``fedapp.data.categories``.
     given : columns whose categories a schema gives, in place of those that the rows have.
+    kinds : of the columns, see ``fedapp.data.typed``; empty where rows are only predicted.
     """
 
     columns: tuple[str, ...]
@@ -42,6 +43,7 @@ class Table:
     categories: Categories = ()
     given: frozenset[str] = frozenset()
     base_margins: npt.NDArray[np.float32] | None = None
+    kinds: tuple[str, ...] = ()
 
     @property
     def n_rows(self) -> int:
@@ -70,4 +72,5 @@ class Table:
             categories=self.categories,
             given=self.given,
             base_margins=None if self.base_margins is None else self.base_margins[rows],
+            kinds=self.kinds,
         )

@@ -9,8 +9,9 @@ is nearly all distinct, unless a schema declares the type.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -19,11 +20,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapp.data.categories import MOST_CATEGORIES
+from fedapp.data.categories import MOST_CATEGORIES, Categories, entries_of
 from fedapp.data.places import is_number
 from fedapp.data.schema import MISSING, Declared
 
 BOOLEANS = {"true": 1, "yes": 1, "y": 1, "false": 0, "no": 0, "n": 0}
+# What each kind of column becomes as a number; names of categories are the model's.
+ENCODINGS: dict[str, dict[str, Any]] = {
+    "number": {},
+    "boolean": {"values": BOOLEANS},
+    "date": {"unit": "days since 1970-01-01"},
+    "ordinal": {},
+    "category": {},
+}
 DATE = re.compile(
     r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[-+]\d{2}(:?\d{2})?)?)?", re.ASCII
 )
@@ -92,6 +101,24 @@ class Typed:
     marked: bool = False
     thousands: bool = False
     n_equal: int = 0
+
+
+def columns_json(columns: Sequence[str], kinds: Sequence[str], categories: Categories) -> str:
+    """How the values of each column become the numbers that a model was trained on.
+
+    Raises
+    ------
+    ValueError : the kinds are not those of the columns.
+    """
+    n_columns, found = len(columns), {}
+    if len(kinds) != n_columns or not {*kinds} <= {*ENCODINGS}:
+        raise ValueError(f"kinds must be known ones, one a column of {n_columns}")
+    for column, kind, names in zip(columns, kinds, entries_of(categories, n_columns), strict=True):
+        kind = kind if names is None else "category"
+        given = {"names": list(names)} if names else {}
+        found[column] = {"kind": kind, **ENCODINGS[kind], **given}
+    text = json.dumps({"missing": MISSING, "columns": found}, ensure_ascii=False, indent=1)
+    return text + "\n"
 
 
 def holds_numbers(type: Any) -> bool:

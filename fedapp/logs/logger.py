@@ -16,7 +16,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.watch import RoundInfo
 
 # Files of a run that go with it, where they are there.
-FILES = ("model.json", "model.xgb.json", "categories.json", "report.html", CARD, "summary.json")
+FILES = ("model.json", "model.xgb.json", "columns.json", "report.html", CARD, "summary.json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ MOST_LETTERS = 2**24  # of all names together
 Counts = Annotated[Array, Form("int32", "n_coded_columns", low=NUMBERS, high=MOST_CATEGORIES)]
 """Categories of each column, -1 for numbers, 0 where no row has a value; empty: all numbers."""
 Names = Annotated[tuple[str, ...], Range(0, MOST_NAMES)]
+Kinds = Annotated[tuple[str, ...], Range(0, 10**6)]
+"""Of each column, by the words of a schema; "" where no row has a value; empty: all numbers."""
 
 
 @dataclass(frozen=True, eq=False)

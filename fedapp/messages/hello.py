@@ -1,15 +1,15 @@
 """The opening of every run.
 
 Reveals: the server learns each party's name, its numbers of rows, its column names in order, which
-columns hold numbers, categories or no value, the names of the categories that are in the party's
-table or that its schema gives, the names of its classes and which of them no training row has
-(classification) or the range of its labels (regression; where the run leaves the objective open,
-both for at most 20 whole numbers), which of two classes counts as 1 where the party says so, the
-name of the column of base margins if it has one (its values stay at the party), a fingerprint of
-its table that means something to that party alone, the versions it runs, and what is odd about the
-table: how many rows have no label and are dropped, with the name of the label column, which
-features have one value or none, number the rows or are rounded as float32, how many rows share
-their id with another, whether ids have spaces around, and the name of that column, which are
+columns hold numbers, yes or no, dates, categories or no value, the names of the categories that are
+in the party's table or that its schema gives, the names of its classes and which of them no
+training row has (classification) or the range of its labels (regression; where the run leaves the
+objective open, both for at most 20 whole numbers), which of two classes counts as 1 where the party
+says so, the name of the column of base margins if it has one (its values stay at the party), a
+fingerprint of its table that means something to that party alone, the versions it runs, and what is
+odd about the table: how many rows have no label and are dropped, with the name of the label column,
+which features have one value or none, number the rows or are rounded as float32, how many rows
+share their id with another, whether ids have spaces around, and the name of that column, which are
 written as dates, as yes and no, with spaces around or with points that set off thousands, which are
 marked as categories of numbers, which have names such as NULL that may mean no value, and these
 names, how many values are none of those that a schema gives or equal a number that it takes for
@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.dictionary import Counts, Names
+from fedapp.messages.dictionary import Counts, Kinds, Names
 from fedapp.messages.fields import MOST_FOLDS, Introduction, Range, Request
 from fedapp.messages.plan import Plan
 
@@ -78,6 +78,7 @@ class HelloReply(Introduction):
     digests: Names  # a column with categories: of the names if its schema gives them, else empty
     since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party had answered
     merges_bins: bool = False  # of fewer rows than its node config has it, in every node
+    kinds: Kinds = ()
 
     @property
     def n_rows(self) -> int:

@@ -10,12 +10,12 @@ more of them than ``BLOCK_BYTES``.
 Reveals:
 
 - The server learns sizes (rows, trees, levels, blocks, bytes, and from these which passive party
-  had splits to make), the scores and leaf purities of every round, of two classes at the end also
-  a threshold, half way between the margins of two validation rows, and the scores at it, and no
-  more; with ``share-column-names`` of all parties also the importance of the columns, and with
-  ``allow-export`` of all the whole model, in it the mean label of the training rows or the share of
-  each class, and the name of the column of base margins if there is one. Base margins themselves
-  never leave the active party.
+  had splits to make), the scores and leaf purities of every round, of two classes at the end also a
+  threshold, half way between the margins of two validation rows, and the scores at it, and no more;
+  with ``share-column-names`` of all parties also the importance of the columns, and with
+  ``allow-export`` of all the whole model with the kinds of its columns, in it the mean label of the
+  training rows or the share of each class, and the name of the column of base margins if there is
+  one. Base margins themselves never leave the active party.
 - Scores are exact. Where trees move all rows alike (a large ``gamma``), the loss after a round
   tells how many of the rows that it has drawn have a label, an equation of the labels. The active
   party draws these rows, with ``subsample`` and ``goss``, by a secret of its own and tells the
@@ -60,7 +60,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.data.categories import MOST_CATEGORIES
-from fedapp.messages.dictionary import Counts, Names
+from fedapp.messages.dictionary import Counts, Kinds, Names
 from fedapp.messages.fields import Array, Form, Letter, OnlyInTrials, Range, Reply, Request
 from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, LossFields, TreeParameters
@@ -232,6 +232,7 @@ class FinishReply(FinalScores, Reply, letters=True):
 
     n_trees: Annotated[int, Range(0, 10**9)]
     model: Annotated[Array, Form("uint8", "n_model_bytes")]  # JSON of fedapp's format, or nothing
+    kinds: Kinds  # of the columns of such a model
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -337,7 +338,7 @@ class PartKept(Letter):
 @dataclass(frozen=True, slots=True, eq=False)
 class Records(Letter):
     """Passive to active, where both allow the export: thresholds, default sides and sets of the
-    splits, and the names of columns and categories."""
+    splits, and the names and kinds of columns, and the names of categories."""
 
     columns: Annotated[Array, Form("int64", "n_records", low=0)]
     thresholds: Annotated[Array, Form("float32", "n_records")]
@@ -345,5 +346,6 @@ class Records(Letter):
     widths: Annotated[Array, Form("int64", "n_widths", low=0, high=MOST_CATEGORIES)]
     set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]
     names: Annotated[tuple[str, ...], Range(0, 10**6)]
+    kinds: Kinds
     category_counts: Counts
     categories: Names

@@ -53,6 +53,7 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
         ids=table.ids,
         notes=table.notes,
         categories=chosen(table.categories, share),
+        kinds=tuple(table.kinds[column] for column in share),
     )
     return _shuffled(taken, seed)
 
