@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.config import load_settings
+from fedapp.data.build import DROPPED, THOUSANDS_READ
 from fedapp.report.page import write_report
 from fedapp.report.tree import DEEPEST, first_tree, tree_html
 from fedapp.run_folder import RunFolder
@@ -25,8 +28,10 @@ from simulations.rows import stacked_tables
 from tests.test_settings_read import read_by
 
 MALICIOUS = "<script>alert(1)</script>"
+FACTS = "How the tables were read"
 SECTIONS = [
     "Scores",
+    FACTS,
     "Predictions",
     "What the model rests on",
     "Training",
@@ -87,7 +92,9 @@ def summary_of(path: Path) -> dict:
 
 def sections(page: str) -> dict[str, str]:
     """What stands under each heading, in the order of the page."""
-    found = re.findall(r"<section>\n<h2>(.*?)</h2>\n(.*?)\n</section>", page, flags=re.DOTALL)
+    found = re.findall(
+        r'<section id="[a-z-]+">\n<h2>(.*?)</h2>\n(.*?)\n</section>', page, flags=re.DOTALL
+    )
     return dict(found)
 
 
@@ -99,8 +106,8 @@ def test_the_model_comes_first_then_training_traffic_and_settings(binary):
 @pytest.mark.parametrize(
     ("strategy", "settings", "absent"),
     [
-        ("pax", {"data": "wine", "objective": "multi:softprob"}, set()),
-        ("pax", {"data": "diabetes", "objective": "reg:squarederror"}, set()),
+        ("pax", {"data": "wine", "objective": "multi:softprob"}, {FACTS}),
+        ("pax", {"data": "diabetes", "objective": "reg:squarederror"}, {FACTS}),
         ("pax", {"test-fraction": 0}, {"Predictions"}),
         ("fedavg-linear", {"fedavg-linear.rounds": 3}, set()),
         ("secureboost", {**SMALL_KEY, "num-boost-round": 1, "max-depth": 2}, {"Predictions"}),
@@ -220,10 +227,52 @@ def test_levels_of_a_forest_are_called_levels(forest):
 
 def test_only_settings_that_the_method_reads_are_shown(forest):
     body = sections(page_of(forest))["What was run"]
+    changed, usual = body.split("<details>")
     shown = re.findall(r"<td>([a-z.-]+)</td><td>", body)
     assert {"federated-forest.trees", "max-bin", "columns"} <= set(shown)
     assert set(shown) <= read_by("federated-forest")
-    assert "<strong>3</strong>" in body  # not the default
+    assert "<td>federated-forest.trees</td><td><strong>3</strong></td>" in changed
+    assert "<strong>" not in usual
+    assert "<td>federated-forest.criterion</td>" in usual
+
+
+def test_a_list_of_contents_leads_to_every_section(binary):
+    page = page_of(binary)
+    links = re.findall(r'<a href="#(.*?)">(.*?)</a>', page[: page.index("<section")])
+    assert [head for _, head in links] == SECTIONS
+    assert [place for place, _ in links] == re.findall(r'<section id="(.*?)">', page)
+
+
+READ = "feature column 'paid' has yes or no, read as 1 or 0"
+KINDS_OF_NOTES = {
+    READ: True,
+    "b: feature columns 'a', 'b' have spaces around values, removed": True,
+    "data file is read as one with semicolons between its fields": True,
+    "spaces around the names of columns are removed: 'a'": True,
+    f"3 of 40 rows have no label in 'y' and {DROPPED}": True,
+    f"feature column 'paid' has {THOUSANDS_READ}": True,
+    "feature column 'paid' has the same value in every row": False,
+    "feature column 'paid' has 4 values that are none of its categories, read as missing": False,
+    "training on 3 rows": False,
+}
+
+
+def test_how_tables_were_read_is_no_warning(binary, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(binary, copy)
+    summary = {**summary_of(binary), "warnings": list(KINDS_OF_NOTES)}
+    (copy / "summary.json").write_text(json.dumps(summary))
+    write_report([copy])
+    page = page_of(copy)
+    warned = html.unescape("".join(re.findall(r'<p class="warning">(.*?)</p>', page)))
+    told = html.unescape(sections(page)[FACTS])
+    for note, is_fact in KINDS_OF_NOTES.items():
+        assert (note in told, note in warned) == (is_fact, not is_fact)
+    assert "objective: binary:logistic: the label has two values" in told
+    card = (copy / "model-card.md").read_text().partition("What the run warned of:")[2]
+    warned, told = card.split("How the tables were read:")
+    assert "none of its categories, read as missing" in warned
+    assert "yes or no, read as 1 or 0" in told
 
 
 def test_scores_of_each_party_are_shown(binary):

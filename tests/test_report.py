@@ -371,7 +371,8 @@ def test_the_page_loads_nothing_from_elsewhere(tmp_path):
         assert tag not in {"script", "link", "img", "image", "iframe", "object", "use"} or (
             tag == "use" and attributes["xlink:href"].startswith("#")
         )
-        assert not {"src", "href", "onload", "onclick"} & set(attributes)
+        assert not {"src", "onload", "onclick"} & set(attributes)
+        assert attributes.get("href", "#").startswith("#")
     assert all(url.startswith("#") for url in re.findall(r"url\(([^)]*)", page))
     assert "@import" not in page
 

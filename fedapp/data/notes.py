@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ def notes_on_features(
     return [note_on(names, what) for names, what in found if names]
 
 
+FACT = re.compile(r"is read as one|, read as (?!missing)|, removed$|are removed: |are dropped befo")
+"""In a note that says how a table was read, and warns of nothing."""
 ROUNDED = f"whole numbers beyond {EXACT:,} (2^24) that become others as float32"
 
 

@@ -17,6 +17,7 @@ from fedapp.messages.fields import Request
 from fedapp.messages.methods import messages_of, modules_of_method
 from fedapp.report.summary import (
     Run,
+    fact_lines,
     human_bytes,
     human_seconds,
     row_counts,
@@ -78,8 +79,10 @@ def _model(summary: dict[str, Any]) -> str:
 
 
 def _warnings(summary: dict[str, Any]) -> list[str]:
-    lines = [f"- {_plain(line)}" for line in warning_lines(summary)]
-    return ["What the run warned of:", "\n".join(lines)] if lines else []
+    told = {"What the run warned of:": warning_lines(summary)}
+    told["How the tables were read:"] = fact_lines(summary)
+    lists = {head: "\n".join(f"- {_plain(line)}" for line in each) for head, each in told.items()}
+    return [text for head, each in lists.items() if each for text in (head, each)]
 
 
 def _scores(summary: dict[str, Any]) -> str:

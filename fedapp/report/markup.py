@@ -6,6 +6,7 @@ Whatever comes from outside (names of columns, parties, data, settings) passes `
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from string import Template
 
@@ -25,6 +26,7 @@ $style</style>
 <body>
 <h1>$title</h1>
 <p class="quiet">$subtitle</p>
+$contents
 $body
 </body>
 </html>
@@ -45,11 +47,15 @@ class Name(str):
 
 def page(title: str, subtitle: str, sections: Sequence[str]) -> str:
     """The whole page; title and subtitle are plain text, sections are HTML."""
+    body = "\n".join(filter(None, sections))
+    heads = re.findall(r'<section id="(.*?)">\n<h2>(.*?)</h2>', body)
+    links = " · ".join(f'<a href="#{place}">{head}</a>' for place, head in heads)
     return _PAGE.substitute(
         style=STYLE,
         title=escaped(title),
         subtitle=escaped(subtitle),
-        body="\n".join(filter(None, sections)),
+        contents=f"<nav>{links}</nav>" if links else "",
+        body=body,
     )
 
 
@@ -73,7 +79,9 @@ def quiet(text: str) -> str:
 
 def section(title: str, body: str) -> str:
     """A headed part of the page; nothing where the body is empty."""
-    return f"<section>\n<h2>{escaped(title)}</h2>\n{body}\n</section>" if body else ""
+    place = re.sub(r"\W+", "-", title.lower())
+    head = f'<section id="{place}">\n<h2>{escaped(title)}</h2>'
+    return f"{head}\n{body}\n</section>" if body else ""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], n_texts: int = 1) -> str:

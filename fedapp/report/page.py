@@ -17,6 +17,7 @@ from fedapp.report.markup import (
     arrow,
     escaped,
     figures,
+    folded,
     page,
     quiet,
     section,
@@ -26,10 +27,12 @@ from fedapp.report.scored_rows import row_warnings
 from fedapp.report.summary import (
     Run,
     drawn_metrics,
+    fact_lines,
     human_bytes,
     human_seconds,
     metric_of,
     read_run,
+    resolved_facts,
     score_text,
     warning_lines,
 )
@@ -98,6 +101,7 @@ def _run_page(run: Run) -> str:
         "\n".join(f'<p class="warning">{escaped(line)}</p>' for line in lines),
         _key_numbers(summary),
         section("Scores", model.scores(summary)),
+        section("How the tables were read", _facts(summary)),
         section("Predictions", model.predictions(summary)),
         section("What the model rests on", model.foundations(run)),
         section("Training", figures(_training(run))),
@@ -106,6 +110,13 @@ def _run_page(run: Run) -> str:
     ]
     subtitle = " · ".join(f"{k} {v}" for k, v in known.items() if v is not None)
     return page(f"{summary['strategy']} on {summary['data']}", subtitle, sections)
+
+
+def _facts(summary: Mapping[str, Any]) -> str:
+    """What was matched, dropped and guessed, as a list."""
+    found = [f"{name}: {text}" for name, text in resolved_facts(summary).items()]
+    lines = "".join(f"<li>{escaped(line)}</li>" for line in (*found, *fact_lines(summary)))
+    return f"<ul>{lines}</ul>" if lines else ""
 
 
 def _key_numbers(summary: Mapping[str, Any]) -> str:
@@ -165,12 +176,14 @@ def _traffic(ledger: Sequence[Mapping[str, Any]]) -> str:
 
 def _setup(run: Run) -> str:
     parties = [[Name(party["name"]), f"{party['rows']:,}"] for party in run.summary["parties"]]
-    settings = [[name, value] for name, value in _settings(run)]
-    note = quiet("Settings that this method reads; those in bold are not the default.")
+    found, head = list(_settings(run)), ["setting", "value"]
+    changed = [pair for pair in found if isinstance(pair[1], Strong)]
+    rest = [pair for pair in found if pair not in changed]
+    rest_title = "The other settings that this method reads, at their defaults"
     return (
-        table(["party", "rows"], parties)
-        + table(["setting", "value"], settings, n_texts=2)
-        + (note if settings else "")
+        (table(head, changed, n_texts=2) if changed else quiet("All settings are the defaults."))
+        + (folded(rest_title, table(head, rest, n_texts=2)) if rest else "")
+        + table(["party", "rows"], parties)
     )
 
 

@@ -22,6 +22,8 @@ h2 { font-size: 1.15rem; margin: 2.25rem 0 .75rem; padding-bottom: .3rem;
   border-bottom: 1px solid var(--grid); }
 h3 { font-size: 1rem; margin: 1.5rem 0 .5rem; }
 p { margin: .5rem 0; }
+nav { margin: .75rem 0; }
+a { color: var(--blue); }
 .quiet, figcaption { color: var(--quiet); font-size: .875rem; }
 .quiet, td, th { overflow-wrap: break-word; }
 .warning { border-left: 4px solid var(--vermilion); background: var(--warm);
@@ -49,6 +51,10 @@ figure { margin: 0; break-inside: avoid; min-width: 0; }
 figure > svg { width: 100%; height: auto; display: block; }
 .matrix td, .matrix th { padding: .35rem .6rem; min-width: 3.2rem; }
 .matrix th:first-child { padding-left: 0; }
+/* The tree takes the screen's whole width, beyond the column of the text. */
+.full { margin-inline: calc(50% - 50vw + 1rem); padding-inline: 0; }
+.full .tree { width: max-content; min-width: min(100%, 60rem); margin: 0 auto; }
+.full figcaption { max-width: 60rem; margin: 0 auto; }
 .tree, .tree ul { list-style: none; margin: 0; padding: 0; position: relative; }
 .tree { font-size: .75rem; line-height: 1.25; padding: .25rem 0 .75rem; }
 .tree li { display: flex; align-items: center; position: relative; padding: .15rem 0; }
@@ -90,6 +96,7 @@ summary { cursor: pointer; margin-top: .75rem; }
   tr, dl div, .warning { break-inside: avoid; }
   .figures { grid-template-columns: 1fr 1fr; }
   .wide { overflow: visible; }
+  .full { margin-inline: 0; }
   table { font-size: 8.5pt; }
 }
 """

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedapp.data.notes import FACT
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import RUNS, shown
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
@@ -112,7 +113,7 @@ def print_summary(summary: Mapping[str, Any], console: Console, path: Path | Non
     console.print(_facts(summary, path))
     console.print()
     console.print(score_table(score_rows(summary)))
-    for line in score_notes(summary):
+    for line in (*score_notes(summary), *fact_lines(summary)):
         console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
     for line in warning_lines(summary):
         print_warning(console, line)
@@ -196,7 +197,32 @@ def warning_lines(summary: Mapping[str, Any]) -> list[str]:
         f"{entry['party']} was excluded from step {entry['step']}: {entry['reason']}"
         for entry in summary.get("left_out", [])
     ]
-    return [*summary.get("warnings", []), *left_out]
+    return [line for line in summary.get("warnings", []) if not FACT.search(line)] + left_out
+
+
+def fact_lines(summary: Mapping[str, Any]) -> list[str]:
+    """How the tables were read: what was dropped, removed or guessed."""
+    return [line for line in summary.get("warnings", []) if FACT.search(line)]
+
+
+def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
+    """What the run chose by itself: objective, classes, rows that all parties have, boosting."""
+    facts = {}
+    if why := summary.get("objective_reason"):
+        facts["objective"] = f"{summary['objective']}: {why}"
+    classes: Sequence[str] = summary.get("classes") or ()
+    if len(classes) == 2 and tuple(classes) != ("0", "1"):
+        facts["classes"] = f"{', '.join(classes)}; scores take {classes[1]} as positive"
+    elif (positive := summary.get("positive_label")) and not classes:
+        facts["classes"] = f"scores take {positive} as positive"
+    if summary.get("matched_rows"):
+        matched = summary["matched_rows"]
+        facts["matched"] = ", ".join(f"{n:,} {subset}" for subset, n in matched.items())
+    if how := summary.get("boosting"):
+        n_rounds, patience = how["num_boost_round"], how["early_stopping_rounds"]
+        stops = f"after {patience} rounds without a better score" if patience else "off"
+        facts["boosting"] = f"{n_rounds} rounds, eta {how['eta']:g}, early stopping {stops}"
+    return facts
 
 
 def worse_than_alone(summary: Fields, alone: Mapping[str, Scores]) -> list[str]:
@@ -251,28 +277,17 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
     traffic, seconds, parties = summary["bytes"], summary["seconds"], summary["parties"]
     rows = ", ".join(f"{party['name']} {party['rows']:,}" for party in parties)
     best = summary.get("best_round")
-    facts = {"parties": f"{len(parties)} (rows: {rows})"}
-    if why := summary.get("objective_reason"):
-        facts["objective"] = f"{summary['objective']}: {why}"
-    classes: Sequence[str] = summary.get("classes") or ()
-    if len(classes) == 2 and tuple(classes) != ("0", "1"):
-        facts["classes"] = f"{', '.join(classes)}; scores take {classes[1]} as positive"
-    elif (positive := summary.get("positive_label")) and not classes:
-        facts["classes"] = f"scores take {positive} as positive"
-    if summary.get("matched_rows"):
-        matched = summary["matched_rows"]
-        facts["matched"] = ", ".join(f"{n:,} {subset}" for subset, n in matched.items())
-    if how := summary.get("boosting"):
-        n_rounds, patience = how["num_boost_round"], how["early_stopping_rounds"]
-        stops = f"after {patience} rounds without a better score" if patience else "off"
-        facts["boosting"] = f"{n_rounds} rounds, eta {how['eta']:g}, early stopping {stops}"
-    facts |= {
-        "trees": f"{summary['trees']}" + (f", of the best round, {best}" if best else ""),
-        "exchanges": f"{summary['exchanges']:,}",
-        "traffic": f"{human_bytes(traffic['to_parties'])} to parties, "
-        f"{human_bytes(traffic['to_server'])} to server",
-        "time": ", ".join(f"{human_seconds(s)} {name}" for name, s in seconds.items()),
-    }
+    facts = (
+        {"parties": f"{len(parties)} (rows: {rows})"}
+        | resolved_facts(summary)
+        | {
+            "trees": f"{summary['trees']}" + (f", of the best round, {best}" if best else ""),
+            "exchanges": f"{summary['exchanges']:,}",
+            "traffic": f"{human_bytes(traffic['to_parties'])} to parties, "
+            f"{human_bytes(traffic['to_server'])} to server",
+            "time": ", ".join(f"{human_seconds(s)} {name}" for name, s in seconds.items()),
+        }
+    )
     if told := summary.get("privacy"):
         promised = f"epsilon {told['epsilon']:g}, delta {told['delta']:g}"
         facts["privacy"] = f"{promised} for each row; scores have noise"

@@ -102,7 +102,7 @@ def tree_html(drawn: DrawnTree) -> str:
     )
     body = _item(drawn, 0, 0, "")
     return (
-        f'<figure class="wide"><ul class="tree">{body}</ul>'
+        f'<figure class="wide full"><ul class="tree">{body}</ul>'
         f"<figcaption>{escaped(note)}</figcaption></figure>\n"
     )
 
