@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedapp.api import load, run, tune
+    from fedapp.api import compare, load, run, tune
+    from fedapp.compared import Compared
     from fedapp.errors import ConfigError, DataError, FedappError, StoppedError
     from fedapp.finished import Run
     from fedapp.folds import Folds
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fedapp.watch import RoundInfo
 
 __all__ = [
+    "Compared",
     "ConfigError",
     "DataError",
     "FedAvgLinearClassifier",
@@ -56,13 +58,15 @@ __all__ = [
     "SecureBoostRegressor",
     "StoppedError",
     "Tuned",
+    "compare",
     "load",
     "run",
     "tune",
 ]
 
 _HOMES = {
-    "fedapp.api": ("load", "run", "tune"),
+    "fedapp.api": ("compare", "load", "run", "tune"),
+    "fedapp.compared": ("Compared",),
     "fedapp.finished": ("Run",),
     "fedapp.folds": ("Folds",),
     "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),

@@ -5,12 +5,13 @@ What the ``fedapp`` command does with a run it does by ``fedapp.session``, and s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from fedapp.compared import Compared
 from fedapp.errors import ConfigError
 from fedapp.finished import Run
 from fedapp.folds import Folds
@@ -23,7 +24,10 @@ from fedapp.trees.custom import held
 from fedapp.tuned import Tuned
 from fedapp.watch import OnRound, Silent, Watcher
 
-__all__ = ["Data", "Folds", "OnRound", "Run", "Tuned", "Watcher", "load", "run", "tune"]
+__all__ = [
+    *("Compared", "Data", "Folds", "OnRound", "Run", "Tuned", "Watcher"),
+    *("compare", "load", "run", "tune"),
+]
 
 
 @overload
@@ -189,18 +193,84 @@ def tune(
 
     more = {"label": label or None, "parties": parties}
     given: dict[str, Any] = settings_of(strategy, {**settings, **more})
-    place = Path(output) if output is not None else None
-    if place is None and data is not None and holds_frames(data):
-        place = Path(new_run_dir(f"tune-{strategy}", RUNS))
+    place = _new_place(f"tune-{strategy}", data, output)
     with told_in_python():
         asked = {name: str(text) for name, text in settings_of(strategy, space or {}).items()}
         budget = Budget(runs, exchanges, bytes)
-        if data is not None:
-            if place is not None and holds_frames(data):
-                private_folder(place)
-            given["data"] = placed(data, (place or Path()).resolve())
+        given |= _place(data, place)
         how = asked, search, budget, engine, watcher or Silent(), place
         return Tuned(Tuning(strategy, given, *how).carry_out().path)
+
+
+def compare(
+    strategies: Sequence[str],
+    *,
+    data: Data | None = None,
+    label: str | int = "",
+    parties: int | None = None,
+    engine: str = "local",
+    seeds: int = 1,
+    folds: int = 0,
+    output: str | PathLike[str] | None = None,
+    watcher: Watcher | None = None,
+    **settings: Any,
+) -> Compared:
+    """Run several methods on the same rows, as ``fedapp compare`` does.
+
+    Parameters
+    ----------
+    strategies : methods, each once.
+    data, label, parties, engine, watcher : as for `run`; the engine is a simulated one.
+    seeds : runs of each method.
+    folds : held back in turn with each seed; 0: none.
+    output : folder of the runs, as for `tune`; finished ones are not run again.
+    **settings : of all runs, as for `run`.
+
+    Returns
+    -------
+    Compared : the finished comparison.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule, or the methods cannot be scored on the same rows.
+    DataError : a table breaks a rule.
+    FedappError : a run cannot go on.
+
+    Examples
+    --------
+    >>> import fedapp
+    >>> found = fedapp.compare(["pax", "cyclic"], num_boost_round=2, max_depth=2)
+    >>> sorted(found.runs)
+    ['cyclic', 'pax']
+    """
+    from simulations.compare import carry_out
+
+    if "fold" in settings:
+        raise ConfigError("fold must be omitted in a comparison, which runs all folds")
+    folded = {"folds": folds, "fold": 1} if folds else {}
+    more = {"label": label or None, "parties": parties}
+    given: dict[str, Any] = settings_of("", {**settings, **folded, **more})
+    place = _new_place("compare", data, output)
+    with told_in_python():
+        given |= _place(data, place)
+        how = given, seeds, engine, watcher or Silent(), place
+        return Compared(carry_out(strategies, *how)[0])
+
+
+def _new_place(kind: str, data: Data | None, output: str | PathLike[str] | None) -> Path | None:
+    """The folder of several runs: a new one where it is to hold frames and none is named."""
+    if output is None and data is not None and holds_frames(data):
+        return Path(new_run_dir(kind, RUNS))
+    return None if output is None else Path(output)
+
+
+def _place(data: Data | None, place: Path | None) -> dict[str, Any]:
+    """The setting that names the tables, once the frames among them are in a folder."""
+    if data is None:
+        return {}
+    if place is not None and holds_frames(data):
+        private_folder(place)
+    return {"data": placed(data, (place or Path()).resolve())}
 
 
 @contextmanager

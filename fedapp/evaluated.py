@@ -12,10 +12,11 @@ import numpy as np
 from fedapp import metrics
 from fedapp.data.table import Table
 from fedapp.run_folder import RunFolder
-from fedapp.trees.model import Ensemble, importance, in_order
+from fedapp.trees.boosted.xgboost_json import to_xgboost_json
+from fedapp.trees.model import Ensemble, importance, in_order, to_json
 from fedapp.trees.objective import Array
 from fedapp.trees.predict import add_trees
-from strategies.scoring import History, model_files
+from strategies.scoring import History
 
 
 def evaluate_rounds(
@@ -52,8 +53,8 @@ def evaluate_rounds(
     best = history.best_round
     if patience:
         model = model.with_trees(in_order(model.trees[: ends[best - 1]], model.sets))
-        for name, text in model_files(model).files.items():
-            folder.write(name, text)
+        folder.write("model.json", to_json(model))
+        folder.write("model.xgb.json", to_xgboost_json(model))
         at_best = {"train": lines[best - 1]["train"], "valid": found[-1][best - 1], "test": {}}
         kept = {"trees": len(model.trees), "importance": importance(model), "best_round": best}
         folder.add_to_summary({**kept, "threshold": {}, "metrics": {**at_best, "by_party": {}}})

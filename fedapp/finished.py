@@ -94,12 +94,7 @@ class Run(FinishedFolder):
         """
         path = self.path / "rounds.jsonl"
         lines = path.read_text().splitlines() if path.is_file() else []
-        records = [_flat(json.loads(line)) for line in lines]
-        try:
-            import pandas
-        except ImportError:
-            return records
-        return pandas.DataFrame.from_records(records)
+        return as_frame([_flat(json.loads(line)) for line in lines])
 
     @cached_property
     def _parts(self) -> dict[str, Any] | None:
@@ -449,6 +444,15 @@ class Run(FinishedFolder):
         _warn(found.predicted.warnings)
         columns = [column.to_numpy() for column in frame.columns[1:]]
         return np.column_stack(columns), found.explained
+
+
+def as_frame(records: list[dict[str, Any]]) -> Any:
+    """A pandas DataFrame where pandas is installed, else the records."""
+    try:
+        import pandas
+    except ImportError:
+        return records
+    return pandas.DataFrame.from_records(records)
 
 
 def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,8 +33,8 @@ PARAMETERS = {
     "max_bin": "bins of a column.",
     "monotone_constraints": "-1 or 1 by column.",
     "interaction_constraints": "lists of columns that may meet in a tree.",
-    "early_stopping_rounds": "without a better score; needs eval_set in fit, or valid_fraction, with "
-    "which it is on by default.",
+    "early_stopping_rounds": "without a better score; needs eval_set in fit, or valid_fraction, "
+    "with which it is on by default.",
     "valid_fraction": "share of the rows that are held back to be scored in every round.",
     "objective": "loss by XGBoost's name, or a function (fedapp.run); reg:squarederror by default.",
     "eval_metric": "further scores, by XGBoost's names, or a function as in fedapp.run.",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapp.finished import Run
+from fedapp.finished import Run, as_frame
 from fedapp.finished_folder import FinishedFolder
 from fedapp.home import write_whole
 from fedapp.metrics import larger_is_better
@@ -118,8 +118,4 @@ class Tuned(FinishedFolder):
             }
             for one in ordered
         ]
-        try:
-            import pandas
-        except ImportError:
-            return records
-        return pandas.DataFrame.from_records(records)
+        return as_frame(records)

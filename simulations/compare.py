@@ -8,19 +8,26 @@ interrupted goes on from its last round, as ``simulations.kept`` says.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedapp import session
+from fedapp.compared import PAGE, SUMMARY
 from fedapp.config import Settings, Value
+from fedapp.engines import SIMULATED
+from fedapp.errors import ConfigError
+from fedapp.frames import drop_frames, named_frames
 from fedapp.home import private_folder
 from fedapp.housekeeping import delete_run
 from fedapp.metrics import larger_is_better
-from fedapp.report.summary import read_run
-from fedapp.report.tradeoff import N_ORDERS, Comparison, Line
+from fedapp.report.page import write_report
+from fedapp.report.summary import read_run, score_names
+from fedapp.report.tradeoff import N_ORDERS, Comparison, Line, tradeoff_page
 from fedapp.run_folder import MADE_FROM, RunFolder, State
+from fedapp.watch import Watcher
 from simulations.baselines import (
     XGBOOST,
     BaselineKind,
@@ -32,6 +39,7 @@ from simulations.comparable import (
     STATED,
     check_comparable,
     claim_folder,
+    comparison_folder,
     read_alone,
     same_rows,
     settings_of_all,
@@ -42,6 +50,60 @@ from simulations.rows import settled
 
 Engine = Callable[[Settings], RunFolder]
 Draw = Mapping[str, int]  # seed and fold
+
+
+def carry_out(
+    strategies: Sequence[str],
+    overrides: Mapping[str, Value],
+    n_seeds: int,
+    engine: str,
+    watcher: Watcher,
+    output: Path | None = None,
+) -> tuple[Path, Comparison]:
+    """Check what is asked for, compare, and write the page of every run and that of all.
+
+    Parameters
+    ----------
+    strategies, overrides, n_seeds, output : see `compare`; by default a folder below runs/ that
+        follows from table and settings. Frames in it are deleted.
+
+    Raises
+    ------
+    ConfigError, DataError : a setting or a table breaks a rule; before anything is started.
+    """
+
+    def run(settings: Settings) -> RunFolder:
+        folder = session.carry_out(settings, engine, watcher)
+        assert folder is not None  # of a simulated run
+        return folder
+
+    watcher.begin("reading the settings")
+    if engine not in SIMULATED:
+        raise ConfigError(f"--engine must be local or simulation to compare, got {engine}")
+    runs = settings_of_all(strategies, overrides)
+    for settings in runs:
+        session.check_method(read_alone(settings), engine)
+    check_comparable(runs, n_seeds)
+    for settings in runs:
+        session.check_tables(settings, engine, watcher)
+    folder = output or comparison_folder(runs[0], engine)
+    shown = watcher.tell, watcher.begin
+    found = compare(strategies, overrides, n_seeds, folder, run, engine, *shown)
+    watcher.begin("writing the pages")
+    cells = [RunFolder(folder / name) for line in found.lines for name in line.runs]
+    if drop_frames(folder):
+        found = replace(found, data=named_frames(found.data, folder))
+        for cell in cells:
+            cell.add_to_summary({"data": found.data})
+        _write(folder, found)
+    for path in (cell.path for cell in cells if not (cell.path / "report.html").is_file()):
+        write_report([path])
+    RunFolder(folder).write(PAGE, tradeoff_page(found))
+    return folder, found
+
+
+def _write(folder: Path, found: Comparison) -> None:
+    RunFolder(folder).write_json(SUMMARY, asdict(found) | {"table": found.records})
 
 
 def compare(
@@ -91,7 +153,8 @@ def compare(
             begin(f"{run.strategy}, {_in_words(draw)} (run {number} of {len(runs) * len(draws)})")
             cell = read_alone(run).model_copy(update=draw)
             cells.append(finished_cell(cell, output, engine, tell))
-        lines.append(_line(run.strategy, cells, metric))
+        named = [_cell_name(run.strategy, draw) for draw in draws]
+        lines.append(_line(run.strategy, cells, metric, named))
     lines += _baselines(runs, draws, output, metric, tell, begin)
     boosted = next((run for run in runs if baselines_of(run.strategy).model == XGBOOST), None)
     orders = None
@@ -115,7 +178,7 @@ def compare(
         first.folds,
         orders,
     )
-    RunFolder(output).write_json("comparison.json", asdict(found))
+    _write(output, found)
     return found
 
 
@@ -152,7 +215,7 @@ def finished_cell(
     ------
     ConfigError : a run of other settings or of another table is there.
     """
-    name = f"{settings.strategy}-{_suffix({'seed': settings.seed, 'fold': settings.fold})}"
+    name = _cell_name(settings.strategy, {"seed": settings.seed, "fold": settings.fold})
     folder = (output / name).resolve()
     asked, before = made_from(settings), read_made_from(folder / MADE_FROM)
     is_finished, place = (folder / "summary.json").exists(), {"run_dir": str(folder)}
@@ -176,29 +239,33 @@ def finished_cell(
     return dict(read_run(folder).summary)
 
 
-def _suffix(draw: Draw) -> str:
-    """What a cell's name ends with."""
-    return f"{draw['seed']}-fold-{draw['fold']}" if draw["fold"] else str(draw["seed"])
+def _cell_name(begin: str, draw: Draw) -> str:
+    """What a cell is called, after its strategy or its baselines."""
+    return f"{begin}-{draw['seed']}" + (f"-fold-{draw['fold']}" if draw["fold"] else "")
 
 
-def _line(name: str, cells: Sequence[Mapping[str, Any]], metric: str) -> Line:
+def _line(name: str, cells: Sequence[Mapping[str, Any]], metric: str, runs: Sequence[str]) -> Line:
     """A strategy's runs as one line."""
 
     def mean(of: Callable[[Mapping[str, Any]], float]) -> float:
         return float(np.mean([of(cell) for cell in cells]))
 
-    return Line(
-        name,
-        tuple(_score(cell["metrics"].get("test", {}), metric) for cell in cells),
-        mean(lambda cell: cell["seconds"]["train"]),
-        mean(lambda cell: cell["exchanges"]),
-        mean(lambda cell: sum(cell["bytes"].values())),
+    return replace(
+        _scored_line(name, [cell["metrics"].get("test", {}) for cell in cells], metric),
+        seconds=mean(lambda cell: cell["seconds"]["train"]),
+        exchanges=mean(lambda cell: cell["exchanges"]),
+        n_bytes=mean(lambda cell: sum(cell["bytes"].values())),
+        runs=tuple(runs),
     )
 
 
-def _score(scores: Mapping[str, float | None], metric: str) -> float:
-    value = scores.get(metric)
-    return float("nan") if value is None else value
+def _scored_line(name: str, tests: Sequence[Mapping[str, Any]], metric: str) -> Line:
+    """Test scores as a line without costs; nan where one is absent or undefined."""
+    found = {
+        each: tuple(float("nan") if test.get(each) is None else test[each] for test in tests)
+        for each in [metric, *score_names(tests)]
+    }
+    return Line(name, found[metric], others=found)
 
 
 def _baselines(
@@ -211,14 +278,14 @@ def _baselines(
 ) -> list[Line]:
     """What the methods are held against, on the same rows; equal names are one line."""
     kinds = {baselines_of(run.strategy): run for run in reversed(runs)}
-    scores: dict[str, list[float]] = {}
+    scores: dict[str, list[Mapping[str, Any]]] = {}
     for kind, run in sorted(kinds.items(), key=lambda item: item[0].name):
-        found: dict[str, list[float]] = {}
+        found: dict[str, list[Mapping[str, Any]]] = {}
         for draw in draws:
             for line, values in _named(kind, _scored(kind, run, draw, output, tell, begin)).items():
-                found.setdefault(line, []).append(_score(values, metric))
+                found.setdefault(line, []).append(values)
         scores |= found
-    return [Line(name, tuple(values)) for name, values in scores.items()]
+    return [_scored_line(name, tests, metric) for name, tests in scores.items()]
 
 
 def _scored(
@@ -230,7 +297,7 @@ def _scored(
     begin: Callable[[str], None],
 ) -> Mapping[str, Any]:
     """Scores of the baselines of a kind, which are trained unless they are there."""
-    name, settings = f"baselines-{kind.name}-{_suffix(draw)}", run.model_copy(update=draw)
+    name, settings = _cell_name(f"baselines-{kind.name}", draw), run.model_copy(update=draw)
 
     def made() -> list[dict[str, Any]]:
         begin(f"training the baselines ({kind.model} by {kind.split_by}), {_in_words(draw)}")

@@ -45,6 +45,12 @@ class Name(str):
     __slots__ = ()
 
 
+class Run(str):
+    """A table's cell with the name of a run in a folder beside the page, which leads to its own."""
+
+    __slots__ = ()
+
+
 def page(title: str, subtitle: str, sections: Sequence[str]) -> str:
     """The whole page; title and subtitle are plain text, sections are HTML."""
     body = "\n".join(filter(None, sections))
@@ -119,6 +125,8 @@ def _row(tag: str, cells: Sequence[str], n_texts: int) -> str:
 def _cell(tag: str, text: str, is_number: bool) -> str:
     kind = "n" if is_number else "name" if isinstance(text, Name) else ""
     inner = titled(text) if isinstance(text, Name) else escaped(text)
+    if isinstance(text, Run):
+        inner = f'<a href="{inner}/report.html">{inner}</a>'
     if isinstance(text, Strong):
         inner = f"<strong>{inner}</strong>"
     return f'<{tag} class="{kind}">{inner}</{tag}>' if kind else f"<{tag}>{inner}</{tag}>"

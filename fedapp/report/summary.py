@@ -25,6 +25,7 @@ from fedapp.trees.objective import AUTO
 Fields: TypeAlias = dict[str, Any]
 Scores: TypeAlias = Mapping[str, float | None]
 
+COMMON = ("logloss", "mlogloss", "accuracy", "rmse", "mae")  # scores shown beside the watched one
 # The fields without which a report cannot be drawn; a run may write more.
 _SUMMARY: dict[str, type] = {
     "strategy": str,
@@ -187,7 +188,7 @@ def drawn_metrics(runs: Sequence[Run]) -> list[str]:
         for name, value in entry[split].items()
         if value is not None and not math.isnan(value)
     }
-    order = (first, "logloss", "mlogloss", "accuracy", "rmse", "mae", "r2", *sorted(defined))
+    order = (first, *COMMON, "r2", *sorted(defined))
     return [name for name in dict.fromkeys(order) if name in defined][:2]
 
 

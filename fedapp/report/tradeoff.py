@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from rich.markup import escape
@@ -11,14 +12,18 @@ from rich.table import Table
 
 from fedapp.config import Value
 from fedapp.report.comparison_plots import near_range, ranking, tradeoff
-from fedapp.report.markup import Strong, arrow, escaped, figures, page, section, table
-from fedapp.report.summary import human_bytes, human_seconds, score_text
+from fedapp.report.markup import Run, Strong, arrow, figures, page, quiet, section, table
+from fedapp.report.summary import COMMON, human_bytes, human_seconds, score_text
 
 ONE_PLACE = (
     "pooled: all rows and columns in one place. A party's rows alone: trained on these. A party's "
     "columns alone: what the party that has the labels reaches without the others' columns."
 )
 N_ORDERS = 10  # of the training rows, over which pooled XGBoost's scores are compared
+TIES = (
+    "less the best: mean and standard deviation of the differences to the best strategy, on the "
+    "same seeds and folds; tie: the mean is within two standard errors of 0."
+)
 OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside it."
 
 
@@ -32,6 +37,8 @@ class Line:
     scores : test scores by seed and fold, of the metric that early stopping follows.
     seconds, exchanges, n_bytes : means of a run: train seconds, exchanges, bytes both ways; None
         for a baseline, which sends nothing.
+    others : all test scores by name, by seed and fold.
+    runs : names of the folders of a strategy's runs, by seed and fold.
     """
 
     name: str
@@ -39,6 +46,8 @@ class Line:
     seconds: float | None = None
     exchanges: float | None = None
     n_bytes: float | None = None
+    others: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    runs: tuple[str, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -49,6 +58,17 @@ class Line:
     def spread(self) -> float:
         """Standard deviation of the score over seeds and folds; nan for one run."""
         return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else float("nan")
+
+    def less(self, other: Line) -> tuple[float, float, bool]:
+        """Mean and standard deviation of the differences to another line's scores, each to that of
+        the same seed and fold; and whether they tie: the mean is within two standard errors of 0.
+        """
+        pairs = Line("", tuple(np.subtract(self.scores, other.scores).tolist()))
+        return (
+            pairs.mean,
+            pairs.spread,
+            abs(pairs.mean) <= 2 * pairs.spread / len(pairs.scores) ** 0.5,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +103,33 @@ class Comparison:
     unread: Mapping[str, tuple[str, ...]]
     folds: int = 0
     orders: tuple[float, float] | None = None
+
+    @property
+    def metrics(self) -> list[str]:
+        """The watched score, and up to two others."""
+        others = (name for name in COMMON if name in self.lines[0].others)
+        return list(dict.fromkeys([self.metric, *others]))[:3]
+
+    @property
+    def best(self) -> Line:
+        """The best strategy."""
+        return next(line for line in self.lines if line.n_bytes is not None)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The table: a record a line, best first."""
+        found = []
+        for line in self.lines:
+            mean, sd, ties = line.less(self.best)
+            means = {
+                name: float(np.mean(line.others.get(name, np.nan))) for name in self.metrics[1:]
+            }
+            found.append(
+                {"strategy": line.name, self.metric: line.mean, "sd": line.spread, **means}
+                | {"difference": mean, "difference_sd": sd, "ties": ties}
+                | {"seconds": line.seconds, "exchanges": line.exchanges, "bytes": line.n_bytes}
+            )
+        return found
 
     @property
     def facts(self) -> dict[str, str]:
@@ -140,24 +187,31 @@ def fact_table(found: Comparison) -> Table:
 
 def score_table(found: Comparison) -> Table:
     """The lines, for a terminal."""
-    grid = Table(*_header(found.metric))
+    grid = Table(*_header(found))
     for column in grid.columns[1:]:
         column.justify = "right"
     for line in found.lines:
-        name, *cells = _cells(line)
+        name, *cells = _cells(found, line)
         grid.add_row(escape(name), *cells)
     return grid
 
 
 def tradeoff_page(found: Comparison) -> str:
     """The comparison as HTML: the table, score against bytes and seconds, score by line."""
-    rows = [_cells(line) for line in found.lines]
+    rows = [_cells(found, line) for line in found.lines]
     rows[0] = [Strong(cell) for cell in rows[0]]
     rows_of_facts = list(map(list, found.facts.items()))
     facts = table(["", "of every line, or of a method"], rows_of_facts, n_texts=2)
-    note = f'<p class="quiet">{escaped(ONE_PLACE)}</p>'
+    note = quiet(ONE_PLACE) + (quiet(TIES) if len(found.best.scores) > 1 else "")
+    every = [
+        [Run(run), *(score_text(line.others[name][place]) for name in found.metrics)]
+        for line in found.lines
+        for place, run in enumerate(line.runs)
+    ]
+    head = ["run", *map(arrow, found.metrics)]
     sections = [
-        section("Test scores and cost", table(_header(found.metric), rows) + note),
+        section("Test scores and cost", table(_header(found), rows) + note),
+        section("Every run", table(head, every) if every else ""),
         section("What is compared", facts),
         section("Trade-offs", figures(cost_figures(found.lines, found.metric, "strategy"))),
     ]
@@ -207,13 +261,21 @@ def _has_far(lines: Sequence[Line]) -> bool:
     return any(not low <= mean <= high for mean in means)
 
 
-def _header(metric: str) -> list[str]:
-    return ["strategy", arrow(metric), "±", "train", "exchanges", "bytes"]
+def _header(found: Comparison) -> list[str]:
+    metric, *others = map(arrow, found.metrics)
+    pairs = ["less the best"] if len(found.best.scores) > 1 else []
+    return ["strategy", metric, "±", *pairs, *others, "train", "exchanges", "bytes"]
 
 
-def _cells(line: Line) -> list[str]:
+def _cells(found: Comparison, line: Line) -> list[str]:
     """A line of the table; a baseline sends nothing."""
     costs = ["", "", ""]
     if line.n_bytes is not None and line.seconds is not None and line.exchanges is not None:
         costs = [human_seconds(line.seconds), f"{line.exchanges:g}", human_bytes(line.n_bytes)]
-    return [line.name, score_text(line.mean), score_text(line.spread), *costs]
+    mean, sd, ties = line.less(found.best)
+    pairs = f"{mean:+.4f} ± {score_text(sd)}{' tie' if ties else ''}"
+    shown = [pairs if line is not found.best else "best"] if len(line.scores) > 1 else []
+    shown += [
+        score_text(float(np.mean(line.others.get(name, np.nan)))) for name in found.metrics[1:]
+    ]
+    return [line.name, score_text(line.mean), score_text(line.spread), *shown, *costs]
