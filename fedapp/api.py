@@ -193,11 +193,10 @@ def tune(
 
     more = {"label": label or None, "parties": parties}
     given: dict[str, Any] = settings_of(strategy, {**settings, **more})
-    place = _new_place(f"tune-{strategy}", data, output)
     with told_in_python():
         asked = {name: str(text) for name, text in settings_of(strategy, space or {}).items()}
         budget = Budget(runs, exchanges, bytes)
-        given |= _place(data, place)
+        place = _placed_in(f"tune-{strategy}", data, output, given)
         how = asked, search, budget, engine, watcher or Silent(), place
         return Tuned(Tuning(strategy, given, *how).carry_out().path)
 
@@ -220,21 +219,15 @@ def compare(
     Parameters
     ----------
     strategies : methods, each once.
-    data, label, parties, engine, watcher : as for `run`; the engine is a simulated one.
+    data, label, parties, engine, output, watcher, **settings : as for `tune`; finished runs that
+        ``output`` has are not run again.
     seeds : runs of each method.
     folds : held back in turn with each seed; 0: none.
-    output : folder of the runs, as for `tune`; finished ones are not run again.
-    **settings : of all runs, as for `run`.
-
-    Returns
-    -------
-    Compared : the finished comparison.
 
     Raises
     ------
     ConfigError : a setting breaks its rule, or the methods cannot be scored on the same rows.
-    DataError : a table breaks a rule.
-    FedappError : a run cannot go on.
+    DataError, FedappError : a table breaks a rule, or a run cannot go on.
 
     Examples
     --------
@@ -250,27 +243,23 @@ def compare(
     folded = {"folds": folds, "fold": 1} if folds else {}
     more = {"label": label or None, "parties": parties}
     given: dict[str, Any] = settings_of("", {**settings, **folded, **more})
-    place = _new_place("compare", data, output)
     with told_in_python():
-        given |= _place(data, place)
-        how = given, seeds, engine, watcher or Silent(), place
-        return Compared(carry_out(strategies, *how)[0])
+        place = _placed_in("compare", data, output, given)
+        shown = watcher or Silent()
+        return Compared(carry_out(strategies, given, seeds, engine, shown, place)[0])
 
 
-def _new_place(kind: str, data: Data | None, output: str | PathLike[str] | None) -> Path | None:
-    """The folder of several runs: a new one where it is to hold frames and none is named."""
-    if output is None and data is not None and holds_frames(data):
-        return Path(new_run_dir(kind, RUNS))
-    return None if output is None else Path(output)
-
-
-def _place(data: Data | None, place: Path | None) -> dict[str, Any]:
-    """The setting that names the tables, once the frames among them are in a folder."""
-    if data is None:
-        return {}
-    if place is not None and holds_frames(data):
-        private_folder(place)
-    return {"data": placed(data, (place or Path()).resolve())}
+def _placed_in(
+    kind: str, data: Data | None, output: str | PathLike[str] | None, given: dict[str, Any]
+) -> Path | None:
+    """The folder of several runs, a new one for frames; names the tables in the settings."""
+    place = None if output is None else Path(output)
+    if data is not None:
+        if holds_frames(data):
+            place = place or Path(new_run_dir(kind, RUNS))
+            private_folder(place)
+        given["data"] = placed(data, (place or Path()).resolve())
+    return place
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from fedapp.finished import Run, as_frame
 from fedapp.finished_folder import FinishedFolder
 
 SUMMARY, PAGE = "comparison.json", "comparison.html"
+CLAIM = "compared.json"  # of every folder of several runs: what decides on them
 
 
 class Compared(FinishedFolder):
@@ -24,10 +25,7 @@ class Compared(FinishedFolder):
     Examples
     --------
     >>> import fedapp
-    >>> given = {"num_boost_round": 2, "max_depth": 2}
-    >>> found = fedapp.compare(["pax", "bagging"], seeds=2, **given)
-    >>> [len(runs) for runs in found.runs.values()]
-    [2, 2]
+    >>> found = fedapp.compare(["pax", "bagging"], seeds=2, num_boost_round=2, max_depth=2)
     >>> {"strategy", "auc", "logloss", "difference", "ties"} <= set(found.scores)
     True
     """
@@ -48,9 +46,5 @@ class Compared(FinishedFolder):
     @property
     def runs(self) -> dict[str, list[Run]]:
         """The runs of each method, in the order of seeds and folds."""
-        lines = self.summary["lines"]
-        return {
-            line["name"]: [Run(self.path / name) for name in line["runs"]]
-            for line in lines
-            if line["runs"]
-        }
+        named = {line["name"]: line["runs"] for line in self.summary["lines"] if line["runs"]}
+        return {name: [Run(self.path / run) for run in runs] for name, runs in named.items()}

@@ -234,8 +234,6 @@ class Run(FinishedFolder):
         >>> run = fedapp.load("runs/one")
         >>> run.explain("breast-cancer").shape  # a value a column, and the bias
         (569, 31)
-        >>> run.explain("breast-cancer").columns[-1]
-        'bias'
         """
         if self._parts:
             if not ids:
@@ -269,12 +267,7 @@ class Run(FinishedFolder):
 
         Returns
         -------
-        A pandas DataFrame where pandas is installed, else a pyarrow Table: float32, and
-        categoricals with the model's names. A base margin is not among the columns.
-
-        Raises
-        ------
-        ConfigError : the model lies at the parties.
+        A pandas DataFrame where pandas is installed, else a pyarrow Table; without base margins.
 
         Examples
         --------

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedapp.compared import CLAIM
+from fedapp.compared import SUMMARY as COMPARISON
 from fedapp.config import defaults, flatten
 from fedapp.errors import ConfigError
 from fedapp.folder_locks import LOCK, alone
+from fedapp.folds import SUMMARY as FOLDS
 from fedapp.home import home, shown
 from fedapp.metrics import watched_metric
 from fedapp.run_folder import MADE_FROM, RunFolder, State
@@ -22,6 +25,7 @@ from fedapp.site.answer import MODEL_ID
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.stores import KEEP_DAYS, SECONDS_A_DAY
 from fedapp.toml import read_toml
+from fedapp.tuned import SUMMARY as SEARCH
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})
@@ -191,18 +195,23 @@ def _is_scrap(name: str) -> bool:
     return name in (LOCK, MADE_FROM) or name.startswith(".config.toml.")
 
 
-def found_runs(parent: Path, deep: bool = False, tell: Tell = _silent) -> list[FoundRun]:
+def found_runs(
+    parent: Path, deep: bool = False, tell: Tell = _silent, with_groups: bool = False
+) -> list[FoundRun]:
     """The runs in a folder, the one that changed last first.
 
     Parameters
     ----------
     deep : also those one folder further down, where comparisons have theirs.
+    with_groups : also comparisons, searches and cross-validations, each as a whole.
     tell : told of links, and of what looks like a run and is none, or cannot be read.
     """
     found = []
     for path in _folders(parent, deep, tell):
         with _skipping(path, tell):
-            if RUN_NAME.fullmatch(path.name) or (path / "config.toml").is_file():
+            if (path / CLAIM).is_file():
+                found += [_group(path)] if with_groups else []
+            elif RUN_NAME.fullmatch(path.name) or (path / "config.toml").is_file():
                 check_own(path)
                 found.append(_found(path, RunFolder(path).state))
     return sorted(found, key=lambda run: run.changed, reverse=True)
@@ -222,6 +231,34 @@ def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
         yield path
         if deep:
             yield from _folders(path, False, tell)
+
+
+def _group(path: Path) -> FoundRun:
+    """A comparison, a search or a cross-validation from the outside."""
+    compared, search, folds = (_json(path / name) for name in (COMPARISON, SEARCH, FOLDS))
+    method, metric, value = "unfinished comparison, search or folds", "", None
+    if compared:
+        methods = [name for each in compared["methods"].values() for name in each]
+        best = next(line for line in compared["lines"] if line["n_bytes"] is not None)
+        method, metric = (
+            f"comparison of {', '.join(methods)}",
+            f"{best['name']} {compared['metric']}",
+        )
+        value = sum(best["scores"]) / len(best["scores"])
+    elif search:
+        method, metric = f"search, {search['strategy']}", search["metric"]
+        value = search["test"].get(metric)
+    elif folds:
+        method, metric = f"{folds['folds']} folds, {folds['strategy']}", folds["metric"]
+        value = folds["scores"]["federated test"][metric]["mean"]
+    found = compared or search or folds
+    state, data = (
+        State.FINISHED if found else State.INTERRUPTED,
+        (found or _json(path / CLAIM))["data"],
+    )
+    score = _shown_score(metric, value)
+    n_bytes, times = _measured(path)
+    return FoundRun(path, state, method, data, score, n_bytes, min(times), max(times), "")
 
 
 def _found(path: Path, state: State) -> FoundRun:
@@ -249,6 +286,10 @@ def _score(summary: dict[str, Any]) -> str:
         return ""
     metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
     value = (summary["metrics"].get("test") or {}).get(metric)
+    return _shown_score(metric, value)
+
+
+def _shown_score(metric: str, value: float | None) -> str:
     return "" if value is None else f"{metric} {value:.4f}"
 
 

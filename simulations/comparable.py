@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedapp.compared import CLAIM
 from fedapp.config import Settings, Value, flatten, load_settings, settings_named
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.sources import party_sources
@@ -25,7 +26,6 @@ from simulations.rows import stacked_tables
 
 # Settings of a comparison that its lines and facts name.
 STATED = {"strategy", "data", "seed", "parties", "objective", "run-dir", "resume"}
-COMPARED = "compared.json"
 # Settings that every method of a comparison must read: they decide on columns and scores.
 ALL_READ = ("eval-metric", "base-margin")
 
@@ -168,10 +168,10 @@ def claim_folder(
     ------
     ConfigError : names the first setting that differs, both values, and the way out.
     """
-    asked, path = {**_identity(settings, engine), **(more or {})}, output / COMPARED
+    asked, path = {**_identity(settings, engine), **(more or {})}, output / CLAIM
     check_same(asked, json.loads(path.read_text()) if path.exists() else asked, output)
     private_folder(output)
-    RunFolder(output).write_json(COMPARED, asked)
+    RunFolder(output).write_json(CLAIM, asked)
 
 
 def _identity(settings: Settings, engine: str) -> dict[str, Any]:

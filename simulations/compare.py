@@ -60,16 +60,12 @@ def carry_out(
     watcher: Watcher,
     output: Path | None = None,
 ) -> tuple[Path, Comparison]:
-    """Check what is asked for, compare, and write the page of every run and that of all.
+    """Check what is asked for, `compare`, and write the page of every run and that of all.
 
     Parameters
     ----------
-    strategies, overrides, n_seeds, output : see `compare`; by default a folder below runs/ that
-        follows from table and settings. Frames in it are deleted.
-
-    Raises
-    ------
-    ConfigError, DataError : a setting or a table breaks a rule; before anything is started.
+    output : by default a folder below runs/ that follows from table and settings; frames in it are
+        deleted at the end.
     """
 
     def run(settings: Settings) -> RunFolder:
@@ -91,19 +87,12 @@ def carry_out(
     found = compare(strategies, overrides, n_seeds, folder, run, engine, *shown)
     watcher.begin("writing the pages")
     cells = [RunFolder(folder / name) for line in found.lines for name in line.runs]
-    if drop_frames(folder):
-        found = replace(found, data=named_frames(found.data, folder))
-        for cell in cells:
-            cell.add_to_summary({"data": found.data})
-        _write(folder, found)
+    for cell in cells if drop_frames(folder) else []:
+        cell.add_to_summary({"data": found.data})
     for path in (cell.path for cell in cells if not (cell.path / "report.html").is_file()):
         write_report([path])
     RunFolder(folder).write(PAGE, tradeoff_page(found))
     return folder, found
-
-
-def _write(folder: Path, found: Comparison) -> None:
-    RunFolder(folder).write_json(SUMMARY, asdict(found) | {"table": found.records})
 
 
 def compare(
@@ -166,7 +155,7 @@ def compare(
     found = Comparison(
         metric,
         tuple(sorted(lines, key=lambda line: _rank(line, metric))),
-        first.data,
+        named_frames(first.data, output),
         first.objective,
         engine_name,
         seeds,
@@ -178,7 +167,7 @@ def compare(
         first.folds,
         orders,
     )
-    _write(output, found)
+    RunFolder(output).write_json(SUMMARY, asdict(found) | {"table": found.records})
     return found
 
 

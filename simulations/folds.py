@@ -143,6 +143,7 @@ def summarised(
         "engine": engine,
         "data": summaries[0]["data"],
         "objective": settings.objective,
+        "metric": settings.watched_metric,
         "seed": settings.seed,
         "folds": settings.folds,
         "runs": list(names),

@@ -495,6 +495,33 @@ def test_parties_predict_together_in_the_order_of_the_active_partys_frame(
         )
 
 
+def test_methods_are_compared_on_frames_that_do_not_stay(mixed: Path) -> None:
+    table, given = pyarrow.csv.read_csv(mixed), {"label": "y", "parties": 2, **SHORT}
+    found = fedapp.compare(["pax", "bagging"], data=table, seeds=2, eta=0.1, **given)
+    assert {name: len(runs) for name, runs in found.runs.items()} == {"pax": 2, "bagging": 2}
+    alone = fedapp.run("pax", data=table, eta=0.1, seed=43, **given)
+    own = found.runs["pax"][1].summary
+    assert own["metrics"] == alone.summary["metrics"]
+    assert (own["data"], found.summary["data"]) == ("frame", "frame")
+    assert not list(found.path.rglob("*.parquet"))
+    assert (found.path / "comparison.html").is_file()
+    records = {each["strategy"]: each for each in found.scores.to_dict("records")}
+    scores = [run.summary["metrics"]["test"] for run in found.runs["pax"]]
+    for name in ("auc", "logloss"):
+        assert records["pax"][name] == pytest.approx(np.mean([each[name] for each in scores]))
+    assert {each["ties"] for each in records.values()} <= {True, False}
+    assert fedapp.Compared(found.path).summary == found.summary
+
+
+def test_what_cannot_be_compared_in_python_is_refused() -> None:
+    with pytest.raises(fedapp.ConfigError, match=r"^fold must be omitted in a comparison, which"):
+        fedapp.compare(["pax"], folds=2, fold=1)
+    with pytest.raises(fedapp.ConfigError, match=r"^seeds must be >= 1, got 0"):
+        fedapp.compare(["pax"], seeds=0)
+    with pytest.raises(fedapp.ConfigError, match=r"^path must be the folder of a comparison that"):
+        fedapp.Compared(".")
+
+
 def test_parties_explain_rows_that_are_named(
     divided: tuple[fedapp.Run, dict[str, pa.Table]],
 ) -> None:

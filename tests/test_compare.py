@@ -264,7 +264,7 @@ def test_a_spread_over_one_seed_is_a_dash() -> None:
     for one, several in ((text_of(score_table(made())), text_of(score_table(made(2)))),):
         assert "0.0000" not in one
         assert one.count("–") == 4  # noqa: RUF001
-        assert several.count("0.0000") == 4
+        assert several.count("0.0000") == 4 + 3  # of the lines, and of their differences
     assert "0.0000" not in tradeoff_page(made())
 
 
@@ -276,6 +276,45 @@ def test_the_page_and_the_table_hold_every_line(tmp_path: Path) -> None:
         assert f"{line.mean:.4f}" in page
     assert page.count("<svg ") == page.count('role="img" aria-label="Test auc') == 4
     assert score_table(found).row_count == len(found.lines)
+
+
+def test_differences_are_paired_and_those_within_two_standard_errors_tie() -> None:
+    costs = 2.0, 30.0, 1e6
+    scores = {"pax": (0.9, 0.8, 0.7), "bagging": (0.89, 0.8, 0.69), "cyclic": (0.88, 0.77, 0.68)}
+    lines = tuple(Line(name, own, *costs) for name, own in scores.items())
+    found = made(3, lines=(*lines, Line("pooled XGBoost", (0.7, 0.9, 0.8))))
+    best, tied = found.records[:2]
+    assert (best["is_best"], best["difference"]) == (True, 0.0)
+    assert tied["difference"] == pytest.approx(-0.02 / 3)
+    assert tied["difference_sd"] == pytest.approx(np.std([0.01, 0, 0.01], ddof=1))
+    ties = [each["ties"] for each in found.records]
+    assert ties == [True, True, False, True]  # 0.0067 <= 2 * 0.0058 / sqrt(3) < 0.0233
+    printed, page = text_of(score_table(found)), tradeoff_page(found)
+    for text in ("best", "-0.0067 ± 0.0058 tie", "-0.0233 ± 0.0058", "+0.0000 ± 0.1732 tie"):
+        assert text in printed
+        assert text in page
+    assert "-0.0233 ± 0.0058 tie" not in printed
+    assert not any(each["ties"] for each in made(1).records)
+    assert "less the best" not in text_of(score_table(made(1))) + tradeoff_page(made(1))
+
+
+def test_a_comparison_has_the_page_of_every_run_and_more_than_one_score(tmp_path: Path) -> None:
+    settings = [f"-c{name}={value}" for name, value in SHORT.items()]
+    words = ["compare", "pax", "bagging", "--seeds", "2", "--output", str(tmp_path / "out")]
+    done = CliRunner().invoke(cli, [*words, *settings])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "out" / "comparison.html").read_text()
+    links = re.findall(r'<a href="([^#"]+)">(.*?)</a>', page)
+    assert {name for _, name in links} == {"pax-42", "pax-43", "bagging-42", "bagging-43"}
+    for link, name in links:
+        own = (tmp_path / "out" / link).read_text()
+        assert f"<title>{name.partition('-')[0]} on breast-cancer" in own
+    summary = json.loads((tmp_path / "out" / "pax-43" / "summary.json").read_text())
+    own = summary["metrics"]["test"]
+    shown = [f'<td class="n">{own[name]:.4f}</td>' for name in ("auc", "logloss", "accuracy")]
+    assert "".join(shown) in page
+    for name in ("auc ↑", "logloss ↓", "accuracy ↑"):
+        assert name in done.output
 
 
 def test_a_score_far_from_all_others_does_not_set_the_axis() -> None:

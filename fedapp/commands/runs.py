@@ -1,4 +1,4 @@
-"""``fedapp runs``: what lies in ./runs."""
+"""``fedapp runs``: what is in ./runs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def runs(
         bool, typer.Option("--all", help=f"More than the last {MOST}, and those of comparisons.")
     ] = False,
 ) -> None:
-    """List the runs in ./runs: how they ended, their score on the test rows, their size."""
+    """List runs, comparisons, searches and folds in ./runs: state, test score, size."""
     from fedapp.housekeeping import found_runs
     from fedapp.report.summary import human_bytes
     from fedapp.run_folder import State
 
-    found = found_runs(RUNS, deep=show_all, tell=_say)
+    found = found_runs(RUNS, deep=show_all, tell=_say, with_groups=True)
     shown = found if show_all else found[:MOST]
     if not found:
         console.print(f"no runs in {RUNS}")

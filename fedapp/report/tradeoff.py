@@ -59,17 +59,6 @@ class Line:
         """Standard deviation of the score over seeds and folds; nan for one run."""
         return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else float("nan")
 
-    def less(self, other: Line) -> tuple[float, float, bool]:
-        """Mean and standard deviation of the differences to another line's scores, each to that of
-        the same seed and fold; and whether they tie: the mean is within two standard errors of 0.
-        """
-        pairs = Line("", tuple(np.subtract(self.scores, other.scores).tolist()))
-        return (
-            pairs.mean,
-            pairs.spread,
-            abs(pairs.mean) <= 2 * pairs.spread / len(pairs.scores) ** 0.5,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -111,22 +100,21 @@ class Comparison:
         return list(dict.fromkeys([self.metric, *others]))[:3]
 
     @property
-    def best(self) -> Line:
-        """The best strategy."""
-        return next(line for line in self.lines if line.n_bytes is not None)
-
-    @property
     def records(self) -> list[dict[str, Any]]:
-        """The table: a record a line, best first."""
-        found = []
+        """A record a line, best first: means over the runs, the mean and standard deviation of the
+        differences to the best strategy, run by run, and whether both tie: the mean is within two
+        standard errors of 0."""
+        best, found = next(line for line in self.lines if line.n_bytes is not None), []
         for line in self.lines:
-            mean, sd, ties = line.less(self.best)
+            pairs = Line("", tuple(np.subtract(line.scores, best.scores).tolist()))
+            error = pairs.spread / len(pairs.scores) ** 0.5
             means = {
                 name: float(np.mean(line.others.get(name, np.nan))) for name in self.metrics[1:]
             }
             found.append(
                 {"strategy": line.name, self.metric: line.mean, "sd": line.spread, **means}
-                | {"difference": mean, "difference_sd": sd, "ties": ties}
+                | {"difference": pairs.mean, "difference_sd": pairs.spread}
+                | {"ties": abs(pairs.mean) <= 2 * error, "is_best": line is best}
                 | {"seconds": line.seconds, "exchanges": line.exchanges, "bytes": line.n_bytes}
             )
         return found
@@ -190,19 +178,18 @@ def score_table(found: Comparison) -> Table:
     grid = Table(*_header(found))
     for column in grid.columns[1:]:
         column.justify = "right"
-    for line in found.lines:
-        name, *cells = _cells(found, line)
+    for name, *cells in _rows(found):
         grid.add_row(escape(name), *cells)
     return grid
 
 
 def tradeoff_page(found: Comparison) -> str:
     """The comparison as HTML: the table, score against bytes and seconds, score by line."""
-    rows = [_cells(found, line) for line in found.lines]
+    rows = _rows(found)
     rows[0] = [Strong(cell) for cell in rows[0]]
     rows_of_facts = list(map(list, found.facts.items()))
     facts = table(["", "of every line, or of a method"], rows_of_facts, n_texts=2)
-    note = quiet(ONE_PLACE) + (quiet(TIES) if len(found.best.scores) > 1 else "")
+    note = quiet(ONE_PLACE) + (quiet(TIES) if len(found.lines[0].scores) > 1 else "")
     every = [
         [Run(run), *(score_text(line.others[name][place]) for name in found.metrics)]
         for line in found.lines
@@ -263,19 +250,22 @@ def _has_far(lines: Sequence[Line]) -> bool:
 
 def _header(found: Comparison) -> list[str]:
     metric, *others = map(arrow, found.metrics)
-    pairs = ["less the best"] if len(found.best.scores) > 1 else []
+    pairs = ["less the best"] if len(found.lines[0].scores) > 1 else []
     return ["strategy", metric, "±", *pairs, *others, "train", "exchanges", "bytes"]
 
 
-def _cells(found: Comparison, line: Line) -> list[str]:
-    """A line of the table; a baseline sends nothing."""
-    costs = ["", "", ""]
-    if line.n_bytes is not None and line.seconds is not None and line.exchanges is not None:
-        costs = [human_seconds(line.seconds), f"{line.exchanges:g}", human_bytes(line.n_bytes)]
-    mean, sd, ties = line.less(found.best)
-    pairs = f"{mean:+.4f} ± {score_text(sd)}{' tie' if ties else ''}"
-    shown = [pairs if line is not found.best else "best"] if len(line.scores) > 1 else []
-    shown += [
-        score_text(float(np.mean(line.others.get(name, np.nan)))) for name in found.metrics[1:]
-    ]
-    return [line.name, score_text(line.mean), score_text(line.spread), *shown, *costs]
+def _rows(found: Comparison) -> list[list[str]]:
+    """The cells of each line; a baseline sends nothing."""
+    rows = []
+    for each in found.records:
+        mark = " tie" if each["ties"] else ""
+        pairs = f"{each['difference']:+.4f} ± {score_text(each['difference_sd'])}{mark}"
+        row = [each["strategy"], score_text(each[found.metric]), score_text(each["sd"])]
+        row += ["best" if each["is_best"] else pairs] if len(found.lines[0].scores) > 1 else []
+        row += [score_text(each[name]) for name in found.metrics[1:]]
+        costs = ["", "", ""]
+        if each["bytes"] is not None:
+            costs = [human_seconds(each["seconds"]), f"{each['exchanges']:g}"]
+            costs.append(human_bytes(each["bytes"]))
+        rows.append(row + costs)
+    return rows
