@@ -29,6 +29,7 @@ from fedapp.deploy.folders import registered_sites
 from fedapp.errors import RunFailedError
 from fedapp.home import home, open_private, private_folder
 from fedapp.run_folder import RunFolder, State
+from fedapp.server_app import load_strategy
 from simulations.flower_errors import GONE, SILENT, check_programs, failed, without_passwords
 
 SUPERLINK_START_SECONDS = 60
@@ -226,7 +227,9 @@ def _flwr_run(
 ) -> None:
     """Start a run with ``flwr run`` and wait for its end."""
     tell("handing the app to Flower")
-    options = ["--format", "json", "--run-config", _toml_pairs(flatten(settings.as_config()))]
+    read = load_strategy(settings.strategy).settings_read(settings)
+    given = {name: one for name, one in flatten(settings.as_config()).items() if name in read}
+    options = ["--format", "json", "--run-config", _toml_pairs(given)]
     if federation:
         options += ["--federation-config", _toml_pairs(federation)]
     with app_sources() as app:

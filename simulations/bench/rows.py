@@ -77,7 +77,6 @@ def config_of(method: str, n_trees: int, key_bits: int, parties: int = PARTIES) 
         "test-fraction": TEST_ROWS,
         "valid-fraction": 0.0,
         "seed": SEED,
-        "max-depth": DEPTH,
     }
     if method == "pax":
         own = {"strategy": "pax", "max-bin": PAX_BINS, "max-depth": PAX_DEPTH}
@@ -93,6 +92,7 @@ def config_of(method: str, n_trees: int, key_bits: int, parties: int = PARTIES) 
             "federated-forest": forest,
         }
     boosted = {"strategy": "secureboost", "align": "ordered", "max-bin": MAX_BIN}
+    boosted |= {"max-depth": DEPTH}
     own = {"key-bits": key_bits, "insecure-small-key": True, "goss": method == "goss"}
     return {**shared, **boosted, "num-boost-round": n_trees, "secureboost": own}
 
