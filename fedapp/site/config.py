@@ -167,12 +167,13 @@ def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConf
 
 def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfig:
     """One of the parties of a simulation: with a table of its own, or a share of the only one."""
-    sources, schemas = party_sources(str(run["data"]), n_shares), by_party(str(run["schema"]))
+    sources, files = party_sources(str(run["data"]), n_shares), str(run.get("schema", ""))
+    schemas = by_party(files)
     if unknown := sorted(set(schemas) - {"", *sources}):
         raise ConfigError(f"schema must name parties that data names, got {unknown[0]!r}")
     if sources:
         name = list(sources)[share]
-        own = {"data": sources[name], "schema": own_file(str(run["schema"]), name)}
+        own = {"data": sources[name], "schema": own_file(files, name)}
         given = table_settings({**run, **own}, is_shared="" in schemas)
     else:
         name, given = party_name(share, n_shares), table_settings(run)
