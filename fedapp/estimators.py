@@ -29,7 +29,6 @@ from clients.alignment import FEWEST_ROWS
 from fedapp.config import defaults
 from fedapp.data.names import NAME, party_name
 from fedapp.data.predictions import by_class
-from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.evaluated import evaluate_rounds
 from fedapp.finished import Run
@@ -37,7 +36,7 @@ from fedapp.frames import ArrowStream, Interchange, array_names, as_arrow, drop_
 from fedapp.home import private_folder, write_whole
 from fedapp.housekeeping import forget_model
 from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
-from fedapp.predict import Model, model_readers, rows_of
+from fedapp.predict import PredictedRows, predicted_rows
 from fedapp.run_folder import RunFolder
 from fedapp.session import Training
 from fedapp.trees.custom import CUSTOM, ObjectiveFunction, held
@@ -208,6 +207,7 @@ class Federated(BaseEstimator):
                 given |= {"data": placed(tables, place), "run-dir": str(place)}
                 has_page = self.run_dir is not None
                 Training(self.method, given, self.engine, with_page=has_page).carry_out()
+                self._margin = given.get("base-margin", "")
                 self._keep(names, RunFolder(place), eval_set or (), patience)
                 if has_page and patience:
                     self.run_.report()  # of the model as it is kept
@@ -288,14 +288,13 @@ class Federated(BaseEstimator):
         """The model, and what is known of its rounds and columns; this machine's sites forget
         theirs."""
         self._place = folder.path
-        self.model_text_ = model_text(folder.path / "model.json")
         forget_model(folder.summary["model_id"])
         for name in ("evals_result_", "best_iteration_", "feature_importances_"):
             vars(self).pop(name, None)  # of an earlier fit
-        sets = [(self._rows(X)[1], self._known(y)) for X, y in eval_set]
-        found, best = evaluate_rounds(folder, self._model(), sets, patience)
+        sets = [(self._rows(X), self._known(y)) for X, y in eval_set]
+        found, best = evaluate_rounds(folder, sets, patience)
+        self.model_text_ = model_text(folder.path / "model.json")
         if best:
-            self.model_text_ = model_text(folder.path / "model.json")
             self.best_iteration_ = best - 1
             self.evals_result_ = {
                 f"validation_{place}": {name: [one[name] for one in scores] for name in scores[0]}
@@ -336,27 +335,20 @@ class Federated(BaseEstimator):
             labels = np.searchsorted(self.classes_, labels)
         return np.asarray(labels, np.float32)
 
-    def _rows(self, X: object, base_margin: object = None) -> tuple[Model, Table]:
-        """The model, and rows with its columns and codes."""
-        model, table = self._model(), self._read(X, reset=False)
-        column = getattr(model, "margin_column", "")
-        if bool(column) != (base_margin is not None):
+    def _rows(self, X: object, base_margin: object = None) -> PredictedRows:
+        """Rows with the columns and codes of the model, and what it predicts for them."""
+        run, table = self.run_, self._read(X, reset=False)
+        if bool(self._margin) != (base_margin is not None):
             raise ValueError("base_margin must be given where fit was given one, and only there")
-        if column:
+        if self._margin:
             check_consistent_length(base_margin, range(table.num_rows))
-            table = table.append_column(column, [column_or_1d(base_margin)])
+            table = table.append_column(self._margin, [column_or_1d(base_margin)])
         with self._in_its_words(), TemporaryDirectory() as folder:
-            return model, rows_of(model, placed(table, Path(folder)))
-
-    def _model(self) -> Model:
-        check_is_fitted(self)
-        return model_readers(self.model_text_)[0](self.model_text_)
+            return predicted_rows(run.path, placed(table, Path(folder)), label=None)
 
     def _outputs(self, X: object, base_margin: object) -> Array:
         """Predictions of the model, shape (n_rows, n_outputs)."""
-        model, rows = self._rows(X, base_margin)
-        predict = model_readers(self.model_text_)[1]
-        return np.asarray(predict(model, rows.values, rows.base_margins))
+        return np.asarray(self._rows(X, base_margin).predictions)
 
 
 class Classes(ClassifierMixin, Federated):

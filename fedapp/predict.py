@@ -180,15 +180,8 @@ def predict_by_text(text: str, data: str) -> Array:
     """
     read, predict = model_readers(text)
     model = read(text)
-    table = rows_of(model, data)
-    return np.asarray(predict(model, table.values, table.base_margins))
-
-
-def rows_of(model: Model, data: str) -> Table:
-    """The rows of such a table, with a model's columns, codes of categories and base margins."""
-    roles = Roles(base_margin=model.margin_column if isinstance(model, Ensemble) else "")
-    table = read_columns_of(data, model.columns, roles, categories=model.categories)
-    return in_codes_of(table, model.categories)
+    table = read_columns_of(data, model.columns, Roles(), categories=model.categories)
+    return np.asarray(predict(model, in_codes_of(table, model.categories).values, None))
 
 
 def trained_settings(run_dir: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from fedapp import folder_locks
 from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.data.sources import by_party
-from fedapp.errors import ConfigError, DataError, DivergedError, FedappError, StoppedError
+from fedapp.errors import ConfigError, DataError, DivergedError, StoppedError
 from fedapp.home import RUNS, home, open_private, private_folder, write_whole
 from fedapp.names import near_path
 from fedapp.run_state import RunState
@@ -206,8 +206,7 @@ class RunFolder:
         """How far the run has come if it is not going on."""
         if (self.path / "summary.json").exists():
             return State.FINISHED
-        failure = self.path / "failure.json"
-        if failure.exists() and json.loads(failure.read_text())["error"] not in INTERRUPTIONS:
+        if self._error not in ("", *INTERRUPTIONS):
             return State.FAILED
         has_checkpoint = (self.path / "checkpoint.json").exists()
         return State.RESUMABLE if has_checkpoint else State.INTERRUPTED
@@ -241,21 +240,22 @@ class RunFolder:
         """Whether somebody has asked it to."""
         return (self.path / STOP).exists()
 
-    def _failed_by(self, error: type[FedappError]) -> bool:
+    @property
+    def _error(self) -> str:
+        """Name of the error that has ended the run, or empty."""
         path = self.path / "failure.json"
-        failure = json.loads(path.read_text()) if path.exists() else {"error": ""}
-        return bool(failure["error"] == error.__name__)
+        return str(json.loads(path.read_text())["error"]) if path.exists() else ""
 
     @property
     def was_stopped(self) -> bool:
         """Whether it ended so."""
-        return self._failed_by(StoppedError)
+        return self._error == StoppedError.__name__
 
     @property
     def diverged_after(self) -> int:
-        """Finished rounds of a run that has diverged; 0 where it has not, or there are none."""
-        facts = self._kept_facts() if self._failed_by(DivergedError) else None
-        return int(facts["facts"].get("rounds", 0)) if facts else 0
+        """Finished rounds of a run that has diverged; 0 where it has not."""
+        facts = self._kept_facts() if self._error == DivergedError.__name__ else None
+        return int(facts["facts"]["rounds"]) if facts else 0
 
     def finish(self) -> None:
         """Drop what only an unfinished run needs."""

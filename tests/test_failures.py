@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
+import fedapp
 from fedapp.client_app import SiteApp
 from fedapp.config import Settings, load_settings
-from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
+from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError, ProtocolError
 from fedapp.folder_locks import LOCK
 from fedapp.home import home
 from fedapp.messages.fields import Reply
@@ -583,3 +584,61 @@ def test_a_party_whose_clock_is_off_is_named(
     assert found[2] == (
         "Flower refuses a site whose clock is 5 s ahead of its SuperLink's, or 305 s behind it"
     )
+
+
+# Training that diverges
+
+
+def bursts(margins: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    """Squared error, whose gradients overflow once margins are large."""
+    return np.where(np.abs(margins) > 1e3, np.inf, margins - labels), np.ones_like(margins)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given", "rule"),
+    [
+        ("pax", {}, "gains and leaf weights must stay within float32"),
+        ("pax", {"objective": bursts}, "party-1: gradients of the objective must be finite"),
+        ("pax", {"pax": {"aggregation": "secure"}}, "party-1: every gradient must be <= 512"),
+        ("bagging", {}, "party-1: gains and leaf weights must stay within float32"),
+        ("cyclic", {}, "party-1: gains and leaf weights must stay within float32"),
+        ("secureboost", {}, "party-1: gains and leaf weights must stay within float32"),
+    ],
+)
+def test_a_run_that_diverges_says_so_and_resumed_it_keeps_the_rounds_before(
+    tmp_path: Path, strategy: str, given: dict[str, Any], rule: str
+) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(90, 3))
+    table = np.column_stack([X, 9 * X[:, 0] + rng.normal(size=90)])
+    small = {"secureboost": {"key_bits": 512, "insecure_small_key": True}, "align": "ordered"}
+    given = {"objective": "reg:squarederror", "eta": 1e6, "max_depth": 2, "max_bin": 8, **given}
+    given |= {"parties": 2, **(small if strategy == "secureboost" else {})}
+    asked = {**given, "data": table, "label": "c3", "num_boost_round": 60}
+    place = tmp_path / "run"
+    with pytest.raises(DivergedError) as caught:
+        fedapp.run(strategy, **asked, run_dir=place)
+    told = re.fullmatch(
+        rf"eta must be smaller, got 1000000.0: training diverges in round (\d+): {re.escape(rule)}"
+        r".*; num_boost_round=(\d+) ends before it, and so does the run if it is resumed",
+        str(caught.value),
+    )
+    assert told is not None, caught.value
+    kept = int(told[2])
+    assert int(told[1]) == kept + 1 > 1
+    function = {name: one for name, one in given.items() if callable(one)}
+    resumed = fedapp.run(strategy, resume=place, **function)
+    whole = fedapp.run(strategy, **{**asked, "num_boost_round": kept}, run_dir=tmp_path / "whole")
+    assert resumed.summary["metrics"] == whole.summary["metrics"]
+    assert resumed.summary["trees"] == whole.summary["trees"]
+    assert len(resumed.rounds) == kept
+    if strategy != "secureboost":  # whose parts lie at the parties
+        assert resumed.model.trees[-1].tobytes() == whole.model.trees[-1].tobytes()
+
+
+def test_a_function_that_gives_no_numbers_at_once_is_not_said_to_diverge() -> None:
+    def broken(margins: Any, labels: Any) -> tuple[Any, Any]:
+        return margins * np.nan, np.ones_like(margins)
+
+    with pytest.raises(DivergedError, match=r"^party-1: gradients of the objective must be finite"):
+        fedapp.run("pax", objective=broken, data=np.eye(60), label="c0", parties=2)

@@ -13,7 +13,7 @@ import xgboost
 
 from clients.hello import look
 from fedapp.config import Settings
-from fedapp.errors import ConfigError, FedappError, PartyError
+from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages import greet, hello, pax, scoring, secure
 from fedapp.run_folder import RunFolder
@@ -402,5 +402,5 @@ def test_counts_that_no_message_holds_are_refused(
 
 def test_gradients_beyond_what_holds_for_all_rows_are_refused(made: MakeRun) -> None:
     rule = r"every gradient must be <= .* got a larger one; a smaller eta"
-    with pytest.raises(PartyError, match=rule):
+    with pytest.raises(DivergedError, match=rule):
         run_local(made("reg:squarederror", eta=1000.0, num_boost_round=3))

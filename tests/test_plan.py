@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from fedapp.errors import FedappError, PartyError, ProtocolError
+from fedapp.config import load_settings
+from fedapp.errors import DivergedError, FedappError, PartyError, ProtocolError
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages.fields import Request, fields_of
 from fedapp.messages.greet import GreetRequest
@@ -220,6 +221,17 @@ def test_honest_runs_of_sites_with_tables_of_their_own_keep_to_their_plans(
         )
     )
     run_local(settings(strategy=method, parties=2), contexts)
+
+
+def test_sites_let_a_run_that_has_diverged_end_with_fewer_rounds_than_planned(
+    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
+) -> None:
+    contexts = sites({"name": "bank", "data": write_table("bank"), "allow": "pax"})
+    given = settings(parties=1, objective="reg:squarederror", eta=1e6, num_boost_round=20)
+    with pytest.raises(DivergedError, match=r"; num-boost-round=\d+ ends before it") as caught:
+        run_local(given, contexts)
+    resumed = run_local(load_settings({"resume": given.run_dir}), contexts)
+    assert f"num-boost-round={resumed.summary['trees']} ends" in str(caught.value)
 
 
 def test_a_coordinator_that_trains_on_is_refused_in_every_round(

@@ -181,12 +181,7 @@ class Ensemble:
 
 
 def check_range(trees: Iterable[Tree]) -> None:
-    """Check that gains, and sums of leaf weights, stay within float32.
-
-    Raises
-    ------
-    DivergedError : they may not.
-    """
+    """Raise the DivergedError where gains, or sums of leaf weights, may leave float32."""
     for tree in trees:
         if not ((np.abs(tree["value"]) <= LARGEST_LEAF) & np.isfinite(tree["gain"])).all():
             raise DivergedError("gains and leaf weights must stay within float32, got larger ones")

@@ -393,10 +393,6 @@ def gradients(
     Returns
     -------
     float32, shape (n_rows, n_outputs, 2): gradient and hessian, times the row's weight.
-
-    Raises
-    ------
-    DivergedError : some are not finite.
     """
     pairs = LOSSES[objective].pairs(margins, labels, parameters)
     found: Array = np.stack(pairs, axis=-1) * weights[:, None, None]

@@ -302,11 +302,12 @@ class Growth:
         """Set the weight of a node, within bounds, and its value as a leaf."""
         tree, node = place
         gradient, hessian = self._sums[place]
-        weight = node_weight(gradient, hessian, self.shape.penalties)
-        weight = min(max(weight, bounds[0]), bounds[1])
-        self._nodes[tree]["hessian"][node] = hessian
-        self._nodes[tree]["weight"][node] = weight
-        self._nodes[tree]["value"][node] = weight * np.float32(self.shape.eta)
+        with np.errstate(over="ignore"):  # ``check_range`` refuses what is infinite
+            weight = node_weight(gradient, hessian, self.shape.penalties)
+            weight = min(max(weight, bounds[0]), bounds[1])
+            self._nodes[tree]["hessian"][node] = hessian
+            self._nodes[tree]["weight"][node] = weight
+            self._nodes[tree]["value"][node] = weight * np.float32(self.shape.eta)
 
 
 def _leaves(n_nodes: int, parent: int) -> Tree:
