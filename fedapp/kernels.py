@@ -32,13 +32,12 @@ def kernel(function: Function) -> Function:
     numba compiles again when the function's own file changes. It looks at no other, though the code
     has functions and constants of others in it: :func:`_drop_outdated` does.
     """
-    return cast(Function, _kept(numba.njit(cache=True, nogil=True)(function), function))
+    return cast(Function, _kept(numba.njit(cache=True, nogil=True)(function)))
 
 
 def inlined(function: Function) -> Function:
     """A :func:`kernel` whose code stands wherever it is called."""
-    compiled = numba.njit(cache=True, nogil=True, inline="always")(function)
-    return cast(Function, _kept(compiled, function))
+    return cast(Function, _kept(numba.njit(cache=True, nogil=True, inline="always")(function)))
 
 
 def load_ahead(modules: Iterable[str]) -> None:
@@ -48,7 +47,13 @@ def load_ahead(modules: Iterable[str]) -> None:
     """
     for module in modules:
         importlib.import_module(module)
-    Thread(target=_load).start()
+
+    def load() -> None:
+        while _unloaded:
+            compiled = _unloaded.pop()
+            compiled._cache.load_all(compiled)
+
+    Thread(target=load).start()
 
 
 def modules_with_kernels() -> list[str]:
@@ -79,19 +84,13 @@ def frozen(*arrays: npt.NDArray[Any]) -> Any:
     return views
 
 
-def _kept(compiled: Any, function: Callable[..., Any]) -> Any:
+def _kept(compiled: Any) -> Any:
     """A function of numba's, for whose code on disk the sources stand."""
     if not config.DISABLE_JIT:
-        compiled._cache = cast(Any, _Disk)(function)
+        compiled._cache = cast(Any, _Disk)(compiled.py_func)
         _drop_outdated(Path(compiled.stats.cache_path))
         _unloaded.append(compiled)
     return compiled
-
-
-def _load() -> None:
-    while _unloaded:
-        compiled = _unloaded.pop()
-        compiled._cache.load_all(compiled)
 
 
 class _Disk(FunctionCache):

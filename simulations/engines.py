@@ -30,11 +30,19 @@ from fedapp.errors import RunFailedError
 from fedapp.home import home, open_private, private_folder
 from fedapp.run_folder import RunFolder, State
 from fedapp.server_app import load_strategy
-from simulations.flower_errors import GONE, SILENT, check_programs, failed, without_passwords
+from simulations.flower_errors import (
+    GONE,
+    LOST_RUN,
+    SILENT,
+    check_programs,
+    failed,
+    sentence_for,
+    without_passwords,
+)
 
 SUPERLINK_START_SECONDS = 60
 # Asking for a run's status takes a process and a second of CPU: seldom while the run goes on.
-STATUS_POLL_SECONDS, ENDING_POLL_SECONDS = 10.0, 1.0
+STATUS_POLL_SECONDS, ENDING_POLL_SECONDS = 6.0, 1.0
 STOP_SECONDS = 10
 # A SuperLink that is killed and started again answers after some 20 s, on a busy machine later.
 LONGEST_SILENCE = 120.0
@@ -296,10 +304,15 @@ def _wait_for(
         if status.startswith("finished"):
             return status
         is_silent = status == UNKNOWN
+        printed = without_passwords(asked.stdout + asked.stderr)
+        if is_silent and LOST_RUN in printed:  # it will not come back
+            raise RunFailedError(sentence_for(printed, name), [])
         answered = answered if is_silent else time.monotonic()
         says_more = folder is not None and (folder.stage is not None or folder.has_ended())
         if status != told and not says_more:
+            fault = sentence_for(printed, name)
             silent = SILENT.format(name=name, seconds=LONGEST_SILENCE)
+            silent = f"{fault}; {silent}" if fault else silent
             tell(silent if is_silent else f"the run is {status}, says Flower")
             told = status
         _pause(ENDING_POLL_SECONDS if is_silent else STATUS_POLL_SECONDS, folder)

@@ -10,6 +10,7 @@ from fedapp.errors import RunFailedError
 
 LOG_LINES = 20
 # Flower 1.41's words, and ours; {name} is the SuperLink's, {0} what the first group found.
+LOST_RUN = "Run ID not found"
 SENTENCES: tuple[tuple[str, str], ...] = (
     (
         r"SuperLink connection '\S+' not found in the\s+Flower configuration file \((\S+)\)",
@@ -30,6 +31,17 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         r"Using SuperLink: \S+ \((\S+)\)(?s:.*)502 Bad Gateway",
         "the SuperLink '{name}' must answer behind {0}, got its nginx alone (502): it is starting, "
         "or is gone; at the coordinator: FOLDER/start-superlink.sh",
+    ),
+    (
+        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)" + LOST_RUN,
+        "the SuperLink '{name}' at {0} must have the database that the run began with, got another "
+        "or an empty one; at the coordinator: put FOLDER/flower/superlink.db back, or run again",
+    ),
+    (
+        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)Internal server error",
+        "the SuperLink '{name}' at {0} must be able to use its database, got an internal error, "
+        "which its own log names; at the coordinator: put FOLDER/flower/superlink.db back, and "
+        "FOLDER/start-superlink.sh",
     ),
     (
         r"Failed to read certificate file `([^`]+)`",

@@ -23,7 +23,7 @@ from fedapp.messages.methods import all_methods
 from fedapp.server_app import load_strategy
 from simulations.local import run_local
 
-N_ROWS, SEED = 900, 0
+N_ROWS = 900
 SMALL = {
     "id": "id",
     "label": "y",
@@ -51,7 +51,7 @@ RUNS: Mapping[int, Mapping[str, Any]] = {
 
 def write_table(path: Path, n_classes: int) -> None:
     """Write a table of numbers and, where there are two classes, of gaps and categories too."""
-    random = np.random.default_rng(SEED)
+    random = np.random.default_rng(0)
     values = random.normal(size=(N_ROWS, 4)).round(4)
     scores = values.sum(axis=1) + random.normal(size=N_ROWS)
     labels = np.digitize(scores, np.quantile(scores, np.arange(1, n_classes) / n_classes))
@@ -65,12 +65,7 @@ def write_table(path: Path, n_classes: int) -> None:
 
 
 def compile_kernels(folder: Path) -> None:
-    """Train every method that needs no package of its own on every table, as sites do.
-
-    Parameters
-    ----------
-    folder : for tables, runs and states.
-    """
+    """Train every method that needs no package of its own on every table, as sites do."""
     for n_classes, given in RUNS.items():
         table = folder / f"{n_classes}.csv"
         write_table(table, n_classes)

@@ -28,12 +28,6 @@ def site_names() -> dict[str, str]:
     return {f"node {node}": name for node, name in sites.items()}
 
 
-def absent(nodes: Iterable[int]) -> str:
-    """Names of registered sites that are not among the nodes."""
-    here = {f"node {node}" for node in nodes}
-    return ", ".join(name for node, name in site_names().items() if node not in here)
-
-
 def find_nodes(
     node_ids: Callable[[], Iterable[int]],
     wanted: int,
@@ -41,23 +35,18 @@ def find_nodes(
     deadline: float,
     wait: Callable[[str], None],
 ) -> list[int]:
-    """Wait until as many nodes are there as parties are expected.
-
-    Parameters
-    ----------
-    node_ids : of those that are there.
-    most : parties that take part, those included that the run has lost.
-    deadline : seconds to wait.
-    wait : called with what is waited for.
+    """Wait for as many nodes as parties are expected; ``wait`` is called with what is waited for.
 
     Raises
     ------
-    ConfigError : there are fewer or more.
+    ConfigError : there are fewer after ``deadline`` seconds, or more than ``most``.
     """
     end = time.monotonic() + deadline
     wait(told := f"waiting for {wanted} parties")
     while len(nodes := sorted(node_ids())) < wanted:
-        if told != (told := f"waiting for {absent(nodes) or f'{wanted} parties'}"):
+        here = {f"node {node}" for node in nodes}
+        absent = ", ".join(name for node, name in site_names().items() if node not in here)
+        if absent and told != (told := f"waiting for {absent}"):
             wait(told)
         if time.monotonic() > end:
             waited = f"within {deadline:g} s (start-deadline)"

@@ -126,14 +126,17 @@ def test_an_engine_that_there_is_not_is_refused_at_once_with_those_there_are(
 
 
 def asked(
-    monkeypatch: pytest.MonkeyPatch, statuses: list[str], pause: float = 10.0
+    monkeypatch: pytest.MonkeyPatch,
+    statuses: list[str],
+    pause: float = 10.0,
+    silence: str = "Connection refused",
 ) -> tuple[str, list[str]]:
     """What a run's status is found to be, and what is told meanwhile; "" is no answer."""
     clock, left = [0.0], iter(statuses)
 
     def flwr_list(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
         status = next(left, "")
-        runs = f'{{"runs": [{{"status": "{status}"}}]}}' if status else "Connection refused"
+        runs = f'{{"runs": [{{"status": "{status}"}}]}}' if status else silence
         return subprocess.CompletedProcess(command, 0, runs, "")
 
     monkeypatch.setattr(engines, "subprocess", SimpleNamespace(run=flwr_list))
@@ -163,6 +166,29 @@ def test_a_superlink_that_stays_silent_is_given_up_after_two_minutes(
     status, told = asked(monkeypatch, ["running"])
     assert status == engines.UNKNOWN
     assert len(told) == 2
+
+
+PRINTED = "Using SuperLink: hospitals (fed:9093)\\n Displaying ...\\n\\n"
+
+
+def test_a_superlink_that_has_lost_its_database_ends_the_command_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost = f'{{"error-message": "{PRINTED}[code: 16] Run ID not found."}}'
+    rule = "^the SuperLink 'hospitals' at fed:9093 must have the database that the run began with, "
+    with pytest.raises(RunFailedError, match=rule):
+        asked(monkeypatch, ["running"], silence=lost)
+
+
+def test_a_superlink_that_cannot_use_its_database_is_told_of_at_once_and_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = f'{{"error-message": "{PRINTED}Internal server error."}}'
+    statuses = ["running", "", "running", "finished:completed"]
+    status, told = asked(monkeypatch, statuses, silence=broken)
+    assert (status, len(told)) == ("finished:completed", 3)
+    assert told[1].startswith("the SuperLink 'hospitals' at fed:9093 must be able to use its data")
+    assert engines.STATUS_POLL_SECONDS + 2 < 10  # a question takes 2 s
 
 
 @pytest.mark.parametrize("status", ["finished:failed", "finished:completed"])

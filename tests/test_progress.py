@@ -18,6 +18,7 @@ from rich.console import Console
 
 import fedapp.messages
 from fedapp.conversation import Checkpoint
+from fedapp.errors import ConfigError
 from fedapp.messages.alignment import MaskRequest, MatchRequest
 from fedapp.messages.fields import Request
 from fedapp.messages.pax import GrowRequest, SketchRequest
@@ -27,7 +28,7 @@ from fedapp.run_state import RunState
 from fedapp.server_app import all_strategies
 from fedapp.stage import Stage, Stages
 from simulations.local import run_local, simulated_contexts
-from strategies.meeting import absent, site_names
+from strategies.meeting import find_nodes, site_names
 from tests.conftest import MakeSettings
 from tests.network import die, resumed, run
 from tests.test_report import round_line
@@ -359,8 +360,11 @@ def test_sites_that_are_not_connected_are_named(
     (tmp_path / "sites").mkdir()
     for name, node in {"bank": 17, "shop": 4}.items():
         (tmp_path / "sites" / f"{name}.node").write_text(f"{node}\n")
-    assert absent([17, 5]) == "shop"
-    assert site_names()["node 17"] == "bank"
+    assert site_names() == {"node 17": "bank", "node 4": "shop"}
+    waits: list[str] = []
+    with pytest.raises(ConfigError, match=r"^parties must be 2, got 1 within 0 s"):
+        find_nodes(lambda: [17], 2, 2, 0.0, waits.append)
+    assert waits == ["waiting for 2 parties", "waiting for shop"]
 
 
 def test_the_time_of_a_phase_goes_on_through_its_exchanges() -> None:
