@@ -24,10 +24,7 @@ from fedapp.trees.custom import held
 from fedapp.tuned import Tuned
 from fedapp.watch import OnRound, Silent, Watcher
 
-__all__ = [
-    *("Compared", "Data", "Folds", "OnRound", "Run", "Tuned", "Watcher"),
-    *("compare", "load", "run", "tune"),
-]
+__all__ = ["Data", "Folds", "OnRound", "Run", "Tuned", "Watcher", "compare", "load", "run", "tune"]
 
 
 @overload
@@ -245,8 +242,8 @@ def compare(
     given: dict[str, Any] = settings_of("", {**settings, **folded, **more})
     with told_in_python():
         place = _placed_in("compare", data, output, given)
-        shown = watcher or Silent()
-        return Compared(carry_out(strategies, given, seeds, engine, shown, place)[0])
+        how = seeds, engine, watcher or Silent(), place
+        return Compared(carry_out(strategies, given, *how)[0])
 
 
 def _placed_in(

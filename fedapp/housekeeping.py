@@ -238,10 +238,10 @@ def _group(path: Path) -> FoundRun:
     compared, search, folds = (_json(path / name) for name in (COMPARISON, SEARCH, FOLDS))
     method, metric, value = "unfinished comparison, search or folds", "", None
     if compared:
-        methods = [name for each in compared["methods"].values() for name in each]
         best = next(line for line in compared["lines"] if line["n_bytes"] is not None)
+        methods = [name for each in compared["methods"].values() for name in each]
         method, metric = (
-            f"comparison of {', '.join(methods)}",
+            "comparison of " + ", ".join(methods),
             f"{best['name']} {compared['metric']}",
         )
         value = sum(best["scores"]) / len(best["scores"])
@@ -251,13 +251,10 @@ def _group(path: Path) -> FoundRun:
     elif folds:
         method, metric = f"{folds['folds']} folds, {folds['strategy']}", folds["metric"]
         value = folds["scores"]["federated test"][metric]["mean"]
-    found = compared or search or folds
-    state, data = (
-        State.FINISHED if found else State.INTERRUPTED,
-        (found or _json(path / CLAIM))["data"],
-    )
-    score = _shown_score(metric, value)
-    n_bytes, times = _measured(path)
+    found, (n_bytes, times) = compared or search or folds, _measured(path)
+    state = State.FINISHED if found else State.INTERRUPTED
+    data = (found or _json(path / CLAIM))["data"]
+    score = "" if value is None else f"{metric} {value:.4f}"
     return FoundRun(path, state, method, data, score, n_bytes, min(times), max(times), "")
 
 
@@ -286,10 +283,6 @@ def _score(summary: dict[str, Any]) -> str:
         return ""
     metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
     value = (summary["metrics"].get("test") or {}).get(metric)
-    return _shown_score(metric, value)
-
-
-def _shown_score(metric: str, value: float | None) -> str:
     return "" if value is None else f"{metric} {value:.4f}"
 
 

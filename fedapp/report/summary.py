@@ -278,17 +278,14 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
     traffic, seconds, parties = summary["bytes"], summary["seconds"], summary["parties"]
     rows = ", ".join(f"{party['name']} {party['rows']:,}" for party in parties)
     best = summary.get("best_round")
-    facts = (
-        {"parties": f"{len(parties)} (rows: {rows})"}
-        | resolved_facts(summary)
-        | {
-            "trees": f"{summary['trees']}" + (f", of the best round, {best}" if best else ""),
-            "exchanges": f"{summary['exchanges']:,}",
-            "traffic": f"{human_bytes(traffic['to_parties'])} to parties, "
-            f"{human_bytes(traffic['to_server'])} to server",
-            "time": ", ".join(f"{human_seconds(s)} {name}" for name, s in seconds.items()),
-        }
-    )
+    facts = {"parties": f"{len(parties)} (rows: {rows})"} | resolved_facts(summary)
+    facts |= {
+        "trees": f"{summary['trees']}" + (f", of the best round, {best}" if best else ""),
+        "exchanges": f"{summary['exchanges']:,}",
+        "traffic": f"{human_bytes(traffic['to_parties'])} to parties, "
+        f"{human_bytes(traffic['to_server'])} to server",
+        "time": ", ".join(f"{human_seconds(s)} {name}" for name, s in seconds.items()),
+    }
     if told := summary.get("privacy"):
         promised = f"epsilon {told['epsilon']:g}, delta {told['delta']:g}"
         facts["privacy"] = f"{promised} for each row; scores have noise"

@@ -108,9 +108,8 @@ class Comparison:
         for line in self.lines:
             pairs = Line("", tuple(np.subtract(line.scores, best.scores).tolist()))
             error = pairs.spread / len(pairs.scores) ** 0.5
-            means = {
-                name: float(np.mean(line.others.get(name, np.nan))) for name in self.metrics[1:]
-            }
+            others = {name: line.others.get(name, np.nan) for name in self.metrics[1:]}
+            means = {name: float(np.mean(scores)) for name, scores in others.items()}
             found.append(
                 {"strategy": line.name, self.metric: line.mean, "sd": line.spread, **means}
                 | {"difference": pairs.mean, "difference_sd": pairs.spread}
