@@ -248,7 +248,8 @@ class Settings(Section):
 
     @property
     def _is_private(self) -> bool:
-        return self.strategy == "pax" and self.sections["privacy"]["epsilon"] != 0
+        own = self.sections.get(self.strategy, {})
+        return own.get("aggregation") == "secure" and self.sections["privacy"]["epsilon"] != 0
 
     def watching(self, n_valid: int) -> Settings:
         """The settings with early stopping off where ``auto`` has too few validation rows."""
