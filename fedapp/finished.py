@@ -90,7 +90,7 @@ class Run(FinishedFolder):
         >>> import fedapp
         >>> run = fedapp.load("runs/one")
         >>> len(run.rounds), "valid_auc" in run.rounds
-        (9, True)
+        (2, True)
         """
         path = self.path / "rounds.jsonl"
         lines = path.read_text().splitlines() if path.is_file() else []

@@ -554,7 +554,7 @@ def test_the_examples_of_the_docs_are_true(module: str) -> None:
     found = doctest.DocTestFinder().find(importlib.import_module(module))
     examples = [each for each in found if each.examples]
     if any('"runs/one"' in example.source for each in examples for example in each.examples):
-        fedapp.run("pax", parties=2, num_boost_round=9, max_depth=2, run_dir="runs/one")
+        fedapp.run("pax", parties=2, num_boost_round=2, max_depth=2, eta=0.3, run_dir="runs/one")
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for each in examples:
         if "onnx" in each.name:
