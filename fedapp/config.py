@@ -258,7 +258,7 @@ class Settings(Section):
 
     @property
     def num_boost_round(self) -> int:
-        """Most boosting rounds; ``auto``: fewer without early stopping, fewer still with noise."""
+        """Most boosting rounds; ``auto`` is fewer without early stopping, or if each has noise."""
         fixed = PRIVATE_ROUNDS if self._is_private else FIXED_ROUNDS
         usual = MOST_ROUNDS if self.early_stopping_rounds else fixed
         return usual if self.asked_rounds == "auto" else self.asked_rounds

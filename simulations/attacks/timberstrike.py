@@ -248,7 +248,7 @@ def attacked(overrides: Overrides) -> Outcome:
 
 
 HORIZONTAL = {"objective": "binary:logistic", "strategy": "bagging", "parties": 3}
-HORIZONTAL |= {"valid-fraction": 0.0, "preset": "xgboost", "num-boost-round": 50}
+HORIZONTAL |= {"valid-fraction": 0.0, "eta": 0.3, "num-boost-round": 50}
 CYCLIC = {"strategy": "cyclic", "num-boost-round": 150}
 FEDXGBLLR = {"strategy": "fedxgbllr"}
 PAX = {"strategy": "pax"}
