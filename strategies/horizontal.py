@@ -16,12 +16,15 @@ from fedapp.data.categories import Categories
 from fedapp.data.labels import (
     auto_objective,
     check_mean,
+    check_spelling,
     merge_classes,
     note_on_untrained,
     positive_last,
+    told_classes,
 )
 from fedapp.data.partition import SUBSETS
 from fedapp.data.schema import listed
+from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.dictionary import pack_categories
 from fedapp.messages.hello import HelloReply, HelloRequest
@@ -127,7 +130,14 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 
     def suggested_objective(self) -> tuple[Objective, str]:
         """By the labels of all parties."""
-        return auto_objective([hello.classes for hello in self.parties.values()])
+        found = auto_objective([hello.classes for hello in self.parties.values()])
+        self.check_classes(is_open=not is_regression(found[0]))
+        return found
+
+    def check_classes(self, is_open: bool) -> None:
+        """See ``check_spelling``; shares of one table are never spelled differently."""
+        if not self.simulated or party_sources(self.settings.data, self.settings.parties):
+            check_spelling({name: hello.classes for name, hello in self.parties.items()}, is_open)
 
     def row_counts(self) -> dict[str, int]:
         """Sums over the parties."""
@@ -152,6 +162,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 
     def agree(self, parties: Parties[HelloReply], saved: Checkpoint | None) -> CommonTable:
         """Settle what the tables have in common; see ``common_table``."""
+        self.check_classes(is_open=False)
         self.table = common_table(parties, self.settings, saved)
         self.settings = self.settings.watching(self.table.n_valid)
         joint_kinds(parties)  # or refuse the run now, and not when its model is written
@@ -335,7 +346,8 @@ def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple
     if settings.objective == "binary:logistic" and len(classes) != 2:
         raise DataError(
             f"label must have 2 values for binary:logistic, the parties have {len(classes)}: "
-            f"{', '.join(classes[:5])}; set objective=multi:softprob"
+            f"{', '.join(classes[:5])}; set objective=multi:softprob, or spell labels alike: "
+            f"{told_classes({name: hello.classes for name, hello in parties.items()})}"
         )
     return positive_last(classes, _positive_label(parties, settings), settings.objective)
 

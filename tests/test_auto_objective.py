@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedapp.config import load_settings
-from fedapp.data.labels import AUTO, auto_objective, class_names
+from fedapp.config import Settings, load_settings
+from fedapp.data.labels import AUTO, auto_objective, check_spelling, class_names
 from fedapp.errors import ConfigError, DataError
 from simulations.baselines import run_baselines
 from simulations.checks import check_tables
 from simulations.local import run_local
 
+WriteTable = Callable[..., Path]
+MakeSettings = Callable[..., Settings]
 BOOSTED = {"num-boost-round": 2, "max-depth": 2, "max-bin": 8}
 SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
 METHODS: dict[str, dict[str, Any]] = {
@@ -53,6 +57,70 @@ TASKS = [
 def test_the_labels_of_all_parties_choose(labels: list[list[Any]], objective: str) -> None:
     found = [class_names(np.array(own), AUTO) for own in labels]
     assert auto_objective(found)[0] == objective
+
+
+@pytest.mark.parametrize(
+    ("labels", "fault"),
+    [
+        ([["no", "yes"], ["0", "1"]], r"no value in common: 'no', 'yes' at A; '0', '1' at B"),
+        ([["no", "yes"], ["no", "yes"], ["0", "1"]], "'no', 'yes' at B; '0', '1' at C"),
+        ([["a"], ["b"]], "no value in common.*set objective=binary:logistic"),
+        ([["a", "b"], ["c", "d"], ["a", "c", "e"], ["f"]], "no value in common"),
+        ([["NO", "YES"], ["no", "yes"]], "differ only in case or spaces: 'NO', 'YES' at A; 'no'"),
+        ([["no", "yes"], ["Yes", "no", "other"]], "differ only in case"),
+        ([["up to  1", "more"], ["up to 1", "more"]], "differ only in case or spaces"),
+        ([["0", "1"], ["1", "2"]], "overlap only in part: '0', '1' at A; '1', '2' at B"),
+        ([["no", "yes"], ["n", "yes"]], "overlap only in part"),
+    ],
+)
+def test_classes_that_parties_spell_differently_are_refused(
+    labels: list[list[str]], fault: str
+) -> None:
+    with pytest.raises(DataError, match=f"^label must be spelled alike at all parties.*{fault}"):
+        check_spelling(dict(zip("ABCD", labels, strict=False)), is_open=True)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [["a", "b"], ["a"], ["b"]],
+        [["a", "b"], ["a", "b", "c"]],
+        [["0", "1"], ["1", "2"], ["0", "1", "2"]],
+        [["a", "b", "c"], ["b", "c", "d"]],
+        [["A", "a"], ["a"]],
+    ],
+)
+def test_parties_may_lack_classes_of_others(labels: list[list[str]]) -> None:
+    check_spelling(dict(zip("ABCD", labels, strict=False)), is_open=True)
+
+
+def test_an_explicit_objective_takes_classes_that_differ_but_for_their_case(
+    write_table: WriteTable, settings: MakeSettings
+) -> None:
+    def run(first: list[object], second: list[object], **more: object) -> dict[str, Any]:
+        tables = write_table("x", y=first * 20), write_table("z", seed=1, y=second * 20)
+        data = ",".join(map(str, tables))
+        given = settings(data=data, label="y", parties=2, num_boost_round=1, **more)
+        return json.loads((run_local(given).path / "summary.json").read_text())
+
+    with pytest.raises(DataError, match="no value in common: 'no', 'yes' at party-1; '0', '1' at"):
+        run(["no", "yes"], [0, 1], objective=AUTO)
+    found = run(["no", "yes"], [0, 1], objective="multi:softprob")
+    assert found["objective"] == "multi:softprob"
+    with pytest.raises(DataError, match=r"differ only in case or spaces: .* in a schema$"):
+        run(["no", "yes"], ["NO", "YES"], objective="multi:softprob")
+    with pytest.raises(DataError, match=r"the parties have 4: .*'no', 'yes' at party-1; '0', '1'"):
+        run(["no", "yes"], [0, 1], objective="binary:logistic")
+
+
+def test_shares_of_one_table_may_have_any_classes(
+    write_table: WriteTable, settings: MakeSettings
+) -> None:
+    classes = ["a"] * 20 + ["A"] * 20
+    table = write_table(y=classes, site=classes)
+    given = {"data": str(table), "label": "y", "partition": "column:site", "parties": 2}
+    summary = run_local(settings(objective=AUTO, **given)).path / "summary.json"
+    assert json.loads(summary.read_text())["objective"] == "binary:logistic"
 
 
 def test_text_and_numbers_as_labels_do_not_fit_together() -> None:

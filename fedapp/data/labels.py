@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any, Final
 
 import numpy as np
@@ -142,6 +143,39 @@ def auto_objective(classes: Sequence[Sequence[str]]) -> tuple[Objective, str]:
             return objective_of(2), f"the label has {SUGGESTED[TWO_CLASSES]}"
         return objective_of(len(names)), f"the label has {len(names)} values, {found}"
     return REGRESSION, f"the label has {SUGGESTED[REGRESSION]}"
+
+
+def check_spelling(classes: Mapping[str, Sequence[str]], is_open: bool) -> None:
+    """Refuse classes, by party, that parties seem to spell differently, as yes/no and 1/0.
+
+    Names must not differ only in case or spaces. Where the labels choose the objective
+    (``is_open``), shared classes must also link all parties, and parties of two classes each must
+    have the same two (not 0/1 and 1/2) unless a party has all of them. A party may lack classes:
+    {a} and {a, b} pass, and so do {a} and {b} where a third party has {a, b}.
+    """
+    sets, fault, groups = {*map(frozenset, classes.values())}, "", list[frozenset[str]]()
+    for one, other in combinations(sets, 2):
+        only = one - other, other - one
+        here, there = ({" ".join(name.casefold().split()) for name in each} for each in only)
+        if here & there:
+            fault, is_open = "names that differ only in case or spaces", False
+        elif is_open and len(one) == len(other) == 2 and not any(one | other <= s for s in sets):
+            fault = "classes that overlap only in part"
+    for each in sets:
+        joined = each.union(*(group for group in groups if group & each))
+        groups = [joined, *(group for group in groups if not group & each)]
+    if is_open and len(groups) > 1:
+        fault = "classes that have no value in common"
+    if fault:
+        rule = f"label must be spelled alike at all parties, got {fault}: {told_classes(classes)}; "
+        rule += "write the classes alike, or map them by codes of the label column in a schema"
+        objective = objective_of(len(frozenset().union(*sets)))
+        raise DataError(rule + is_open * f"; if they do differ, set objective={objective}")
+
+
+def told_classes(classes: Mapping[str, Sequence[str]]) -> str:
+    """The values of each party."""
+    return "; ".join(f"{listed(names, MOST_TOLD)} at {who}" for who, names in classes.items())
 
 
 def objective_of(n_classes: int) -> Objective:
