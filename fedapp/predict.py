@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from fedapp.data.predictions import (
 from fedapp.data.schema import Roles
 from fedapp.data.sources import by_party, own_file, sources_to_predict
 from fedapp.data.table import Table
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, as_plain
 from fedapp.home import shown
 from fedapp.linear import KIND as LINEAR
 from fedapp.linear import LinearModel, linear_from_json, predict_linear
@@ -37,6 +39,7 @@ from fedapp.trees.model import KIND as BOOSTED
 from fedapp.trees.model import Ensemble, from_json
 from fedapp.trees.objective import Array, transform
 from fedapp.trees.predict import predict_margins
+from fedapp.trees.sets import NO_SET
 from fedapp.trees.stacked import model as stacked
 from fedapp.trees.text import json_of, kind_of, model_text
 
@@ -162,8 +165,41 @@ def predicted_rows(
     odd = [one.told(True) for each in tables.values() for one in each.notes]
     odd += [one.told(True) for one in (notes if tables else table.notes)]
     read = {name: (sources[name], one) for name, one in tables.items()}
+    odd += notes_on_range(model, table.values)
     predictions = predict(model, table.values, table.base_margins)
     return PredictedRows(model, table, predictions, unmatched, read, odd)
+
+
+def notes_on_range(model: Model, values: Array) -> list[str]:
+    """Warnings of columns of numbers with values far outside of what a model knows from training.
+
+    At least 5% of a column's values are beyond its thresholds by 10 times their spread; with fewer
+    than five thresholds half of them by 100 times the largest; or one value by 100 times as much.
+    """
+    told = []
+    for place, points in _points(model).items():
+        low, high, column = float(points[0]), float(points[-1]), values[:, place]
+        spread, share = (high - low, 0.05) if len(points) >= 5 else (10 * max(-low, high), 0.5)
+        away = np.nan_to_num(np.maximum(low - column, column - high))
+        n_far, n_known = int((away > 10 * spread).sum()), int((~np.isnan(column)).sum())
+        if spread and (n_far > share * n_known or away.max(initial=0) > 1000 * spread):
+            rule = f"column {model.columns[place]!r}: {n_far:,} of {n_known:,} values are far"
+            rule += f" outside of the range known from training ({low:g} to {high:g}), as "
+            told.append(as_plain(f"{rule}{column[away.argmax()]:g}; see that units are the same"))
+    return told
+
+
+@lru_cache(8)
+def _points(model: Model) -> dict[int, Array]:
+    """Sorted thresholds by column of numbers; of a linear model its mean and two deviations."""
+    if isinstance(model, LinearModel):
+        points = model.means[:, None] + np.outer(model.scales, np.linspace(-2, 2, 5))
+        inputs = dict(zip(model.inputs, points, strict=True))
+        return {at: inputs[name] for at, name in enumerate(model.columns) if name in inputs}
+    splits = [tree[(tree["left"] >= 0) & (tree["set"] == NO_SET)] for tree in model.trees]
+    columns = np.array([at for tree in splits for at in tree["column"].tolist()], np.int64)
+    thresholds = np.array([one for tree in splits for one in tree["threshold"]], np.float32)
+    return {at: np.unique(thresholds[columns == at]) for at in np.unique(columns).tolist()}
 
 
 def predict_by_text(text: str, data: str) -> Array:
@@ -181,7 +217,10 @@ def predict_by_text(text: str, data: str) -> Array:
     read, predict = model_readers(text)
     model = read(text)
     table = read_columns_of(data, model.columns, Roles(), categories=model.categories)
-    return np.asarray(predict(model, in_codes_of(table, model.categories).values, None))
+    values = in_codes_of(table, model.categories).values
+    for note in notes_on_range(model, values):
+        warnings.warn(note, stacklevel=4)
+    return np.asarray(predict(model, values, None))
 
 
 def trained_settings(run_dir: Path) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import cli
-from fedapp.predict import predict_table
+from fedapp.data.datasets import load_dataset
+from fedapp.predict import notes_on_range, predict_table
 from tests.conftest import WriteTable
 
 pytest.importorskip("fastapi")
@@ -143,8 +144,6 @@ def test_scores_are_those_that_predict_writes(strategy: str, table: Path) -> Non
 
 @pytest.mark.parametrize("data", ["wine", "diabetes"])
 def test_several_classes_and_regressions_are_scored_as_well(data: str) -> None:
-    from fedapp.data.datasets import load_dataset
-
     run = fedapp.run("pax", data=data, **SHORT)
     loaded = load_dataset(data)
     rows = [
@@ -230,6 +229,44 @@ def test_an_unknown_category_counts_as_missing_and_is_told(client: Client, table
     (warning,) = found["warnings"]
     assert warning.endswith("of 'town' are no category of the model, and count as missing")
     assert found["scores"] == client.predict({**row, "town": None})[1]["scores"]
+
+
+def test_values_far_from_those_of_training_are_warned_of_everywhere(table: Path) -> None:
+    run = fedapp.run("pax", data=table, label="y", **SHORT | {"num_boost_round": 10})
+    run.predict(table)  # warnings are errors
+    status, found = Client(run.path).predict({**rows_of(table)[0], "a": -4e4})
+    (warning,) = found["warnings"]
+    assert status == 200
+    assert re.fullmatch(
+        r"column 'a': 1 of 1 values are far outside of the range known from training "
+        r"\([-.0-9]+ to [-.0-9]+\), as -40000; see that units are the same",
+        warning,
+    )
+    with table.open() as file:
+        rows = [{**row, "b": f"{row['b']}e3"} for row in csv.DictReader(file)]
+    with (far := table.with_name("far.csv")).open("w") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    told = "column 'b': [0-9]+ of 80 values are far outside"
+    with pytest.warns(UserWarning, match=told):
+        run.predict(far)
+    written = CliRunner().invoke(
+        cli, ["predict", str(run.path), "--data", str(far), "--output", "far.parquet"]
+    )
+    assert re.search(f"! {told}", written.output)
+
+
+@pytest.mark.parametrize("strategy", ["pax", "fedavg-linear", "federated-forest"])
+def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy: str) -> None:
+    forest = {"trees": 3, "master_keeps_model": True, "max_depth": 3}
+    more = {"federated_forest": forest, "allow_export": True} if "forest" in strategy else {}
+    run = fedapp.run(strategy, fedavg_linear={"rounds": 2}, **SHORT | more)
+    table = load_dataset("breast-cancer")
+    assert notes_on_range(run.model, table.values) == []
+    far = notes_on_range(run.model, table.values * 1000)
+    assert far
+    assert all("of 569 values are far outside" in text for text in far)
 
 
 def test_numbers_may_be_whole_or_true_or_false(client: Client, table: Path) -> None:

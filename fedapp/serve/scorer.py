@@ -19,7 +19,7 @@ from fedapp.data.predictions import by_class, columns_of_frame, in_codes_of, nam
 from fedapp.data.schema import Roles
 from fedapp.errors import DataError
 from fedapp.names import near
-from fedapp.predict import Model, load_model, read_as_trained, summary_of
+from fedapp.predict import Model, load_model, notes_on_range, read_as_trained, summary_of
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import Array
 
@@ -104,7 +104,8 @@ class Scorer:
         found = np.asarray(self._predict(self.model, told.values, told.base_margins))
         named = named_predictions(self.model.classes, self.model.n_outputs, found)
         answers = scored_rows(named, self.model.classes)
-        return {"rows": answers, "warnings": [note.told(True) for note in told.notes]}
+        notes = [note.told(True) for note in told.notes] + notes_on_range(self.model, told.values)
+        return {"rows": answers, "warnings": notes}
 
 
 def told_of(run_dir: Path) -> tuple[str, float | None]:
