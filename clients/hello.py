@@ -14,6 +14,7 @@ import numpy as np
 from clients.dictionary import JOINT, keep_own, own_categories, told_categories
 from fedapp.crypto.fixed_point import power_above
 from fedapp.data.labels import Labels, class_names, is_few, untrained_classes
+from fedapp.data.notes import notes_on_leaks
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, ProtocolError, blaming
@@ -132,9 +133,10 @@ def _subsets(config: SiteConfig, request: HelloRequest) -> dict[str, Table]:
 
 
 def _notes(config: SiteConfig, table: Table, rounded: bool) -> tuple[str, ...]:
-    """What is odd about the table; for the site's own log alone, where sums alone may leave it."""
-    notes = tuple(note.told(shares_names=True) for note in table.notes)
-    if not rounded:
+    """Warnings of the table; only for the log of a site that only sums may leave."""
+    leaks = () if config.simulated else notes_on_leaks(table)  # else noted of the whole table
+    notes = tuple(note.told(shares_names=True) for note in (*table.notes, *leaks))
+    if config.simulated or not rounded:
         return notes
     for note in notes:
         log.warning("%s: %s", config.name, note)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from clients.dictionary import keep_categories
 from clients.hello import site_key, told_versions, weights_of
 from fedapp.data.labels import auto_objective, class_names
+from fedapp.data.notes import notes_on_leaks, notes_on_numbered_ids
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.home import home
@@ -101,6 +102,11 @@ def look(
         rule = f"must be >= the rows of every party, {len(ids)} at {config.name}"
         raise ConfigError(f"align-most-rows {rule}, got {most}")
     shares_names = config.shares_names or config.simulated
+    notes = table.notes
+    for leak in () if config.simulated or request.model else notes_on_leaks(table):
+        log.warning("%s: %s", config.name, leak.told(shares_names=True))  # labels stay here
+    if table.ids is not None and request.needs_ids and not config.is_share:
+        notes += tuple(notes_on_numbered_ids(config.id_column, table.ids))
     reply = VerticalHelloReply(
         name=config.name,
         n_table=table.n_rows,
@@ -114,7 +120,7 @@ def look(
         simulated=config.simulated,
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
         versions=tuple(told_versions()),
-        notes=tuple(note.told(shares_names) for note in table.notes),
+        notes=tuple(note.told(shares_names) for note in notes),
     )
     return reply, table, ids
 

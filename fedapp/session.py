@@ -194,7 +194,7 @@ def check_method(settings: Settings, engine: str, given: Iterable[str] = ()) -> 
 
 
 def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
-    """Hold the tables to all rules of a run, where they lie here, before anything is started.
+    """Check tables that are here by all rules of a run before it is started; show its warnings.
 
     Raises
     ------
@@ -210,7 +210,8 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
             is_boosted = all_methods()[settings.strategy].baseline == "boosted"
             clients = f"clients.{settings.strategy.replace('-', '_')}"
             load_ahead([clients, *(["xgboost"] if is_boosted else [])])
-        check_tables(settings)
+        for text in check_tables(settings):
+            watcher.tell(f"! {text}")
 
 
 def carry_out(

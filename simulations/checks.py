@@ -37,13 +37,13 @@ from fedapp.site.rows import read_table
 from simulations.rows import party_configs
 from strategies.base import TreeStrategy
 from strategies.horizontal import common_table, label_sums
-from strategies.meeting import meet
+from strategies.meeting import meet, oddities
 
 Looked = tuple[Introduction, Any]  # what a party says of its table, and the table
 
 
-def check_tables(settings: Settings) -> None:
-    """Read the tables of a simulated run, and refuse them where the run would.
+def check_tables(settings: Settings) -> list[str]:
+    """Read the tables of a simulated run, refuse them where the run would, and return its warnings.
 
     Raises
     ------
@@ -57,13 +57,16 @@ def check_tables(settings: Settings) -> None:
         _check_settings(settings, configs)
     with TemporaryDirectory() as folder:
         begun = settings.model_copy(update={"resume": "", "run_dir": folder})
-        opened = strategy(begun, RunFolder(Path(folder)))
+        opened: Any = strategy(begun, RunFolder(Path(folder)))
         looked = _open(opened, configs)
         settings = settings.model_copy(update={"objective": opened.settings.objective})
     if all_methods()[settings.strategy].family == "horizontal":
         _check_labels(settings, looked)
     else:
-        _check_rows(settings, configs, looked)
+        n_matched = _check_rows(settings, configs, looked)
+        if not settings.model:
+            opened.warn_of_few_matched(n_matched)
+    return [*oddities(opened.parties), *opened.state.warnings]
 
 
 def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[str, Looked]:
@@ -137,8 +140,8 @@ def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:
 
 def _check_rows(
     settings: Settings, configs: Sequence[SiteConfig], looked: Mapping[str, Looked]
-) -> None:
-    """Rows that vertical parties have in common, and their labels."""
+) -> int:
+    """Rows that vertical parties have in common, and their labels; the number of rows."""
     active = next(name for name, (reply, _) in looked.items() if getattr(reply, "active", False))
     table, ids = cast(tuple[Table, Any], looked[active][1])
     rows = np.arange(len(ids))
@@ -151,7 +154,7 @@ def _check_rows(
         rows = np.flatnonzero([name in known for name in ids.tolist()])
     check_common(len(rows), predicts=bool(settings.model))
     if settings.model:
-        return
+        return len(rows)
     holdout = settings.holdout
     split = split_common(rows, ids[rows].tolist(), holdout, configs[0].is_share)
     order = np.concatenate([getattr(split, subset) for subset in SUBSETS])
@@ -159,3 +162,4 @@ def _check_rows(
     positive = configs[0].positive_label
     number_labels(table.labels[order], settings.objective, len(split.train), positive)
     check_weights(weights_of(table)[split.train])
+    return len(rows)

@@ -195,6 +195,7 @@ class FederatedForest(VerticalStrategy):
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
         """Rows in one order, columns in bins, labels in codes."""
         self.rows = yield from align(parties, mailbox, self.settings)
+        self.warn_of_few_matched(sum(self.rows.values()))
         if not self.simulated:
             # Every party knows the run's seed, and could work out from it who draws how much.
             self.draws = secrets.randbits(63)

@@ -36,6 +36,7 @@ from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import LossParameters, Objective, is_regression, n_outputs
 from strategies.base import TreeStrategy
 from strategies.dictionary import alike_names, joint_dictionary, joint_kinds
+from strategies.meeting import shared_rows
 from strategies.settings import HELD_BACK
 from strategies.warm_start import Begun, read_init_model
 
@@ -167,6 +168,8 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         self.settings = self.settings.watching(self.table.n_valid)
         joint_kinds(parties)  # or refuse the run now, and not when its model is written
         for text in alike_names(parties, self.table.columns):
+            self.warn_once(text)
+        for text in shared_rows(self.settings) if self.simulated else ():
             self.warn_once(text)
         if untrained := untrained_everywhere(parties):
             self.warn_once(note_on_untrained(untrained))

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from fedapp.clock import clock_text
+from fedapp.config import Settings, flatten
 from fedapp.conversation import Parties
 from fedapp.data.names import NAME, NAME_RULE
 from fedapp.data.notes import is_plain
+from fedapp.data.sources import party_sources
 from fedapp.errors import LONGEST, ConfigError, DataError, PartyError, ProtocolError
 from fedapp.messages.fields import Introduction
 from fedapp.messages.greet import GreetReply
 from fedapp.run_state import RunState
+from fedapp.site.config import site_config
+from fedapp.site.rows import fingerprint, read_table
 
 I = TypeVar("I", bound=Introduction | GreetReply)  # noqa: E741
 
@@ -112,10 +119,10 @@ def check_tables(parties: Mapping[str, Introduction], state: RunState) -> None:
     ------
     PartyError : a party is missing, or has another table.
     """
-    for name, fingerprint in state.fingerprints.items():
+    for name, before in state.fingerprints.items():
         if name not in parties and not state.has_lost(name):
             raise PartyError(name, state.step, "is missing from the resumed run")
-        if name in parties and parties[name].fingerprint != fingerprint:
+        if name in parties and parties[name].fingerprint != before:
             raise PartyError(name, state.step, "has another table than when the run began")
 
 
@@ -139,6 +146,25 @@ def check_steps(parties: Mapping[str, Introduction], asked: Mapping[str, int], s
                 f"must go on from step {asked.get(name, 0)}, its state is of step {hello.since}: "
                 "restore the state it had, or train anew",
             )
+
+
+def shared_rows(settings: Settings) -> list[str]:
+    """Warnings of simulated parties that share rows or ids; tables of sites cannot be compared."""
+    names, run = party_sources(settings.data, settings.parties), flatten(settings.as_config())
+    tables, owners, found = dict[str, str](), dict[str, str](), list[str]()
+    for share, name in enumerate(names):
+        config = site_config({"partition-id": share, "num-partitions": len(names)}, run)
+        table = read_table(config)
+        if (other := tables.setdefault(fingerprint({"": table}, b""), name)) != name:
+            way = "give every party its own table, or rows count twice"
+            found.append(f"{other} and {name} have the same rows ({names[name]}): {way}")
+            continue
+        ids = [] if table.ids is None else np.unique(table.ids).tolist()
+        for other, count in Counter(owners[one] for one in ids if one in owners).items():
+            way = "remove rows that are in both tables, or the id if it only numbers rows"
+            found.append(f"{other} and {name} share {count:,} ids of '{config.id_column}': {way}")
+        owners = dict.fromkeys(ids, name) | owners
+    return found
 
 
 def oddities(parties: Mapping[str, Introduction]) -> list[str]:

@@ -176,6 +176,7 @@ class SecureBoost(VerticalStrategy):
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
         """Rows in one order, columns in bins, a key."""
         self.rows = yield from align(parties, mailbox, self.settings)
+        self.warn_of_few_matched(sum(self.rows.values()))
         self.settings = self.settings.watching(self.rows["valid"])
         self.history, init_model = History.of(self.settings), init_model_id(self.settings)
         self._warn_of_sums()

@@ -80,6 +80,15 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
             raise ProtocolError(active, self.introduction.__name__, "objective", rule)
         return objective, f"the label at {active} has {SUGGESTED[objective]}"
 
+    def warn_of_few_matched(self, n_matched: int) -> None:
+        """Warn of fewer than half of the active party's or the smallest table's rows."""
+        n_rows = {name: hello.n_table for name, hello in self.parties.items()}
+        fewest = max(n_rows[active_party(self.parties)], min(n_rows.values())) / 2
+        if n_matched < fewest and self.settings.score_test:  # else test rows are not counted
+            counts = ", ".join(f"{count:,} of {name}" for name, count in n_rows.items())
+            rule = f"only {n_matched:,} rows are matched, fewer than half, of {counts}"
+            self.warn_once(f"{rule}: see that all parties write ids alike (7, 007 and 7.0 differ)")
+
     def _leave_out(self, party: str, error: FedappError) -> None:
         """Stop: a model of columns cannot go on without some of them, whatever ``min-parties``."""
         raise error

@@ -104,6 +104,52 @@ PEOPLE = [f"customer {number:03d}" for number in range(N_PEOPLE)]
 # Which rows
 
 
+@pytest.mark.parametrize(("first", "warned"), [(0, 2), (1, 2), (2, 0)])
+def test_ids_that_number_the_rows_are_warned_of(
+    vertical: MakeSettings, federation: Federation, first: int, warned: int
+) -> None:
+    ids = range(first, first + 60)
+    folder = run(vertical(num_boost_round=1), federation(bank=ids, shop=ids))
+    told = "id column [withheld] counts the rows of the table, so that rows are matched by their"
+    found = [text for text in summary_of(folder)["warnings"] if told in text]
+    assert len(found) == (1 if warned else 0)  # both say it
+
+
+def test_numbers_that_do_not_count_the_rows_are_ids(
+    vertical: MakeSettings, federation: Federation
+) -> None:
+    contexts = federation(bank=range(60), shop=[*range(30, 60), *range(30)])
+    (found,) = [
+        text
+        for text in summary_of(run(vertical(num_boost_round=1), contexts))["warnings"]
+        if "counts the rows" in text
+    ]
+    assert found.startswith("bank: ")
+
+
+@pytest.mark.parametrize(
+    ("tables", "told"),
+    [
+        (
+            {"bank": PEOPLE[:100], "shop": PEOPLE[51:151]},
+            "only 49 rows are matched, fewer than half, of 100 of bank, 100 of shop",
+        ),
+        (
+            {"bank": PEOPLE[:101], "shop": PEOPLE[:50]},
+            "only 50 rows are matched, fewer than half, of 101 of bank, 50 of shop",
+        ),
+        ({"bank": PEOPLE[:100], "shop": PEOPLE[50:150]}, ""),
+        ({"bank": PEOPLE[:40], "shop": PEOPLE}, ""),
+    ],
+)
+def test_fewer_than_half_of_the_rows_matched_are_warned_of(
+    vertical: MakeSettings, federation: Federation, tables: dict[str, list[str]], told: str
+) -> None:
+    folder = run(vertical(num_boost_round=1), federation(**tables))
+    found = [text for text in summary_of(folder)["warnings"] if "are matched" in text]
+    assert [text.partition(": see")[0] for text in found] == ([told] if told else [])
+
+
 @pytest.mark.parametrize(
     "tables",
     [

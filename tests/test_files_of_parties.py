@@ -136,6 +136,32 @@ def test_every_party_trains_alone_on_its_file(own_files: MakeSettings) -> None:
     assert found["alone"]["bank"] != found["alone"]["shop"] != found["pooled"]
 
 
+def test_the_same_rows_and_shared_ids_of_two_parties_are_warned_of(
+    own_files: MakeSettings, files: dict[str, Path], write_table: WriteTable
+) -> None:
+    def warned(**more: object) -> list[str]:
+        given = own_files(num_boost_round=1, pax__bins="equal", **more)
+        found: list[str] = json.loads((run_local(given).path / "summary.json").read_text())[
+            "warnings"
+        ]
+        assert check_tables(given) == found
+        return found
+
+    assert warned() == []
+    for name, first in (("bank", 0), ("shop", 110)):
+        rows = {"bank": 120, "shop": 60}[name]
+        write_table(name, rows, first, i=[f"c{row}" for row in range(first, first + rows)])
+    assert warned(id="i") == [
+        "bank and shop share 10 ids of 'i': remove rows that are in both tables, or the id if it "
+        "only numbers rows"
+    ]
+    files["copy"] = files["bank"].with_name("copy.csv")
+    files["copy"].write_bytes(files["bank"].read_bytes())
+    (same, shared) = warned(id="i", parties=3)
+    assert same.startswith("bank and copy have the same rows (")
+    assert shared.startswith("bank and shop share 10 ids")
+
+
 def test_columns_that_differ_are_refused_by_name(
     own_files: MakeSettings, files: dict[str, Path], write_table: WriteTable
 ) -> None:

@@ -13,10 +13,15 @@ import pyarrow.parquet
 import pytest
 from flwr.app import Context
 
+from clients import hello
 from fedapp.config import Settings
 from fedapp.data.load import load_table
+from fedapp.data.notes import notes_on_leaks
 from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.errors import PartyError
+from fedapp.messages.hello import HelloRequest
+from fedapp.site.config import SiteConfig
+from simulations.checks import check_tables
 from simulations.local import run_local
 
 WriteTable = Callable[..., Path]
@@ -129,6 +134,47 @@ def test_a_column_of_a_parquet_file_is_looked_at_like_one_of_text(tmp_path: Path
     assert len(notes_of(path)) == 2
 
 
+@pytest.mark.parametrize(
+    ("column", "auc"),
+    [
+        (lambda y, rng: y, "1.0000"),
+        (lambda y, rng: np.where(np.cumsum(y) < 4, 0, -y), "0.9925"),  # 3 of 200 in error
+        (lambda y, rng: np.where(y, rng.normal(size=400).round(3), ""), "1.0000"),
+        (lambda y, rng: np.where(y == 1, "", "1"), "1.0000"),
+        (lambda y, rng: np.where(y == 1, "paid", rng.choice(["open", "late"], 400)), "1.0000"),
+    ],
+)
+def test_a_feature_that_alone_tells_the_label_is_noted(
+    write_table: WriteTable, column: Callable[..., Any], auc: str
+) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.permutation([0, 1] * 200)
+    path = write_table(n_rows=400, c=column(labels, rng), y=labels)
+    for table in (
+        path,
+        write_table("b", 400, c=column(labels, rng), y=np.array(["u", "v"])[labels]),
+    ):
+        (note,) = notes_on_leaks(load_table(table, Roles(label="y")))
+        assert f"an AUC above 0.99 for the label: 'c' ({auc})" in note.told(shares_names=True)
+
+
+@pytest.mark.parametrize(
+    ("label", "column"),
+    [
+        (np.array([0, 1] * 200), np.r_[np.zeros(8), [0, 1] * 196]),  # 4 of 200: AUC 0.99
+        (np.array([0] * 391 + [1] * 9), np.arange(400)),
+        (np.arange(400) % 3, np.arange(400) % 3),
+        (np.array([0, 1] * 200), [f"t{row % 2}{row // 18}" for row in range(400)]),
+    ],
+    ids=["below", "few rows of a class", "three classes", "categories of few rows"],
+)
+def test_other_features_do_not_tell_the_label(
+    write_table: WriteTable, label: Any, column: Any
+) -> None:
+    table = load_table(write_table(n_rows=400, c=column, y=label), Roles(label="y"))
+    assert notes_on_leaks(table) == []
+
+
 # A run says them
 
 
@@ -175,6 +221,44 @@ def test_a_site_of_a_deployment_with_common_columns_is_named(
     nodes = [{"name": "bank", "data": bank}, {"name": "shop", "data": shop}]
     found = warnings_of(settings(parties=2, pax__bins="equal"), sites(*nodes))
     assert found == [f"shop: {CONSTANT}"]
+
+
+LEAK = "features that alone have an AUC above 0.99 for the label: 'c' (1.0000); if they are"
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_a_simulation_warns_of_a_feature_that_tells_the_label(
+    settings: MakeSettings, write_table: WriteTable, aggregation: str
+) -> None:
+    labels = [0, 1] * 45
+    path = write_table(n_rows=90, y=labels, c=labels)
+    given = {"data": str(path), "label": "y", "pax__bins": "equal", "pax__aggregation": aggregation}
+    told = [text for text in warnings_of(settings(**given)) if text.startswith(LEAK)]
+    assert len(told) == 1
+    assert check_tables(settings(**given)) == told
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_a_site_tells_of_such_a_feature_unless_only_sums_may_leave_it(
+    write_table: WriteTable, caplog: pytest.LogCaptureFixture, rounded: bool
+) -> None:
+    labels = [0, 1] * 45
+    path = write_table(n_rows=90, y=labels, c=labels)
+    request = HelloRequest("binary:logistic", 0.2, 0.1, 0, rounded)
+    reply, _ = hello.look(SiteConfig("bank", str(path), label="y"), request)
+    assert [note.startswith(LEAK) for note in reply.notes] == [True] * (not rounded)
+    assert any(f"bank: {LEAK}" in one.message for one in caplog.records) == rounded
+
+
+def test_an_active_site_logs_such_a_feature_and_tells_nobody(
+    vertical: MakeSettings,
+    vertical_sites: Callable[..., list[Context]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = warnings_of(vertical(num_boost_round=1), vertical_sites(["7"] * 60))
+    assert not any("AUC" in text for text in found)
+    told = "bank: features that alone have an AUC above 0.99 for the label: 'a' (1.0000)"
+    assert any(told in record.message for record in caplog.records)
 
 
 @pytest.fixture

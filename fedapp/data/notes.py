@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,13 @@ from fedapp.data.categories import Categories, names_of
 from fedapp.data.schema import MISSING_ELSEWHERE, first, listed
 from fedapp.errors import LONGEST, WITHHELD, as_plain
 
+if TYPE_CHECKING:
+    from fedapp.data.table import Table
+
 EXACT = 2**24  # up to here float32 has every whole number
-FEWEST_ROWS = 10  # with less, whole numbers in a row are no surprise
+FEWEST_ROWS = 10  # with less, whole numbers in a row are no surprise, nor is a high AUC
+LEAK_AUC = 0.99  # breast-cancer's best column has 0.975
+MOST_RANKED = 100_000  # rows of which an AUC is taken
 Floats = npt.NDArray[np.float32]
 
 
@@ -84,8 +90,35 @@ def notes_on_features(
     return [note_on(names, what) for names, what in found if names]
 
 
+def notes_on_leaks(table: Table) -> list[Note]:
+    """Features that alone have an AUC above 0.99 for two classes; categories, of 10 rows or more on
+    average, are ranked by their labels, missing values are the largest or the smallest."""
+    step = 1 + table.n_rows // MOST_RANKED
+    classes, labels = np.unique([] if table.labels is None else table.labels, return_inverse=True)
+    is_second, found = labels[::step] == 1, list[str]()
+    if len(classes) != 2 or min(is_second.sum(), (~is_second).sum()) < FEWEST_ROWS:
+        return []
+    for place, name in enumerate(table.columns):
+        known, groups = np.unique(table.values[::step, place], return_inverse=True)
+        seconds, sizes = (np.bincount(groups, one).astype(float) for one in (is_second, None))
+        order, firsts = np.arange(len(known)), sizes - seconds
+        if names_of(table.categories, place) is not None:
+            if sizes.mean() < FEWEST_ROWS:
+                continue
+            order = np.argsort(seconds / sizes)
+        orders = np.stack([order, np.roll(order, int(np.isnan(known[-1])))])  # NaN is the last
+        below = np.cumsum(firsts[orders], axis=1) - firsts[orders] / 2
+        aucs = (seconds[orders] * below).sum(axis=1) / (seconds.sum() * firsts.sum())
+        if (auc := max(aucs.max(), 1 - aucs.min())) > LEAK_AUC:
+            found.append(f"'{name}' ({auc:.4f})")
+    rule = f"features that alone have an AUC above {LEAK_AUC} for the label: {{}}; if they are "
+    rule += "known only after the label, exclude them with drop-columns"
+    return [Note(rule, first(found))] if found else []
+
+
 FACT = re.compile(r"is read as one|, read as (?!missing)|, removed$|are removed: |are dropped befo")
 """In a note that says how a table was read, and warns of nothing."""
+
 ROUNDED = f"whole numbers beyond {EXACT:,} (2^24) that become others as float32"
 
 
@@ -96,6 +129,15 @@ def note_on_ids(name: str, ids: npt.NDArray[np.str_]) -> list[Note]:
         return []
     what = f"{n_repeated:,} of {len(ids):,} rows that share their id with another"
     return [Note(f"id column {{}} has {what}", f"'{name}'")]
+
+
+def notes_on_numbered_ids(name: str, ids: npt.NDArray[np.str_]) -> list[Note]:
+    """Ids that count the rows from 0 or 1, in order."""
+    counts = np.arange(len(ids)) + (ids[0] == "1")
+    if len(ids) < FEWEST_ROWS or not np.array_equal(ids, counts.astype(str)):
+        return []
+    rule = "id column {} counts the rows of the table, so that rows are matched by their position: "
+    return [Note(f"{rule}name a column that identifies them, if it is a row number", f"'{name}'")]
 
 
 def note_on_unlabelled(name: str, n_unlabelled: int, n_rows: int, what: str) -> list[Note]:

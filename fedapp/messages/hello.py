@@ -8,8 +8,9 @@ objective open, both for at most 20 whole numbers), which of two classes counts 
 says so, the name of the column of base margins if it has one (its values stay at the party), a
 fingerprint of its table that means something to that party alone, the versions it runs, and what is
 odd about the table: how many rows have no label and are dropped, with the name of the label column,
-which features have one value or none, number the rows or are rounded as float32, how many rows
-share their id with another, whether ids have spaces around, and the name of that column, which are
+which features have one value or none, number the rows or are rounded as float32, which features
+alone have an AUC above 0.99 for the labels of its training rows, and that AUC, how many rows share
+their id with another, whether ids have spaces around, and the name of that column, which are
 written as dates, as yes and no, with spaces around or with points that set off thousands, which are
 marked as categories of numbers, which have names such as NULL that may mean no value, and these
 names, how many values are none of those that a schema gives or equal a number that it takes for

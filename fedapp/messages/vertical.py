@@ -4,16 +4,16 @@ Reveals: the server learns each party's name, its numbers of rows and columns, w
 labels and, where the run leaves the objective open, which one they suggest, a fingerprint of its
 table that means something to that party alone, two public keys, one the same in every run and one
 of this run, the versions it runs, and what is odd about the table: how many rows have no label and
-are dropped, that ids have spaces around, that some features have one value or none, number the rows
-or are rounded as float32, which are written as dates, as yes and no, with spaces around or with
-points that set off thousands, which are marked as categories of numbers, which have names such as
-NULL that may mean no value, how many values are none of those that a schema gives or equal a number
-that it takes for missing and are written otherwise, and what separates the fields of the file; of a
-table to predict in how many columns its values are unlike those trained on, how many values are
-categories that the model does not know, and whether some rows or all lack a weight; the names of
-its columns only where its owner shares them (``share-column-names``). A party learns whether names
-are shared, the run's plan (see ``plan``), and the names, numbers of rows and public keys of the
-others.
+are dropped, that ids have spaces around or count the rows, that some features have one value or
+none, number the rows or are rounded as float32, which are written as dates, as yes and no, with
+spaces around or with points that set off thousands, which are marked as categories of numbers,
+which have names such as NULL that may mean no value, how many values are none of those that a
+schema gives or equal a number that it takes for missing and are written otherwise, and what
+separates the fields of the file; of a table to predict in how many columns its values are unlike
+those trained on, how many values are categories that the model does not know, and whether some rows
+or all lack a weight; the names of its columns only where its owner shares them
+(``share-column-names``). A party learns whether names are shared, the run's plan (see ``plan``),
+and the names, numbers of rows and public keys of the others.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.datasets import read_source
+from fedapp.data.notes import notes_on_leaks
 from fedapp.data.partition import SUBSETS, Holdout, partition_rows
 from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig
@@ -86,7 +88,13 @@ def read_table(config: SiteConfig) -> Table:
     ConfigError : there is no such table.
     """
     how = config.data, config.roles, config.reader
-    return read_once(read_source, *how) if config.simulated else read_source(*how)
+    return read_once(_read_to_train, *how) if config.simulated else read_source(*how)
+
+
+def _read_to_train(*how: Any) -> Table:
+    """A simulated table; leaks are noted of all rows and columns, not of shares."""
+    table = read_source(*how)
+    return replace(table, notes=(*table.notes, *notes_on_leaks(table)))
 
 
 _READING = threading.Lock()
