@@ -40,10 +40,11 @@ def inlined(function: Function) -> Function:
     return cast(Function, _kept(numba.njit(cache=True, nogil=True, inline="always")(function)))
 
 
-def load_ahead(modules: Iterable[str]) -> None:
+def load_ahead(modules: Iterable[str], unused: tuple[str, ...] = ()) -> None:
     """Import modules, and load from the disk what is compiled of their kernels.
 
-    A thread loads the kernels, so that the first round of a run does not wait for them.
+    A thread loads the kernels, so that the first round of a run does not wait for them; those of
+    ``unused`` modules, by how their names begin, are loaded when they are called.
     """
     for module in modules:
         importlib.import_module(module)
@@ -51,7 +52,8 @@ def load_ahead(modules: Iterable[str]) -> None:
     def load() -> None:
         while _unloaded:
             compiled = _unloaded.pop()
-            compiled._cache.load_all(compiled)
+            if not compiled.__module__.startswith(unused):
+                compiled._cache.load_all(compiled)
 
     Thread(target=load).start()
 

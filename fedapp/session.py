@@ -209,7 +209,10 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
         if engine == "local":
             is_boosted = all_methods()[settings.strategy].baseline == "boosted"
             clients = f"clients.{settings.strategy.replace('-', '_')}"
-            load_ahead([clients, *(["xgboost"] if is_boosted else [])])
+            if is_boosted:
+                load_ahead([clients, "xgboost"], ("fedapp.trees.forest", "fedapp.histograms.floor"))
+            else:
+                load_ahead([clients], ("fedapp.histograms", "fedapp.trees.boosted"))
         for text in check_tables(settings):
             watcher.tell(f"! {text}")
 
