@@ -178,7 +178,7 @@ def notes_on_range(model: Model, values: Array) -> list[str]:
     """
     told = []
     for place, points in _points(model).items():
-        low, high, column = float(points[0]), float(points[-1]), values[:, place]
+        low, high, column = points[0], points[-1], values[:, place].astype(np.float64)
         spread, share = (high - low, 0.05) if len(points) >= 5 else (10 * max(-low, high), 0.5)
         away = np.nan_to_num(np.maximum(low - column, column - high))
         n_far, n_known = int((away > 10 * spread).sum()), int((~np.isnan(column)).sum())
@@ -196,9 +196,13 @@ def _points(model: Model) -> dict[int, Array]:
         points = model.means[:, None] + np.outer(model.scales, np.linspace(-2, 2, 5))
         inputs = dict(zip(model.inputs, points, strict=True))
         return {at: inputs[name] for at, name in enumerate(model.columns) if name in inputs}
-    splits = [tree[(tree["left"] >= 0) & (tree["set"] == NO_SET)] for tree in model.trees]
+    # A threshold at the end of float32 sets missing values apart.
+    splits = [
+        tree[(tree["left"] >= 0) & (tree["set"] == NO_SET) & (np.abs(tree["threshold"]) < 1e38)]
+        for tree in model.trees
+    ]
     columns = np.array([at for tree in splits for at in tree["column"].tolist()], np.int64)
-    thresholds = np.array([one for tree in splits for one in tree["threshold"]], np.float32)
+    thresholds = np.array([one for tree in splits for one in tree["threshold"]], np.float64)
     return {at: np.unique(thresholds[columns == at]) for at in np.unique(columns).tolist()}
 
 
