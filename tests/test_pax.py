@@ -386,6 +386,7 @@ def test_a_finished_run_keeps_no_checkpoint(settings: MakeSettings) -> None:
     names = {path.name for path in folder.path.iterdir()}
     assert names == {
         LOCK,
+        "columns.json",
         "config.toml",
         "ledger.jsonl",
         "model.json",
