@@ -6,60 +6,36 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-# Our names for what XGBoost, scikit-learn and LightGBM call otherwise; the first that is a setting
-# of the method, else of all methods, is the one.
-ALIASES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("learning-rate", "shrinkage", "shrinkage-rate", "step-size", "lr"),
-        ("learning-rate", "eta"),
+# Our names, by the method's own first, for what XGBoost, scikit-learn, LightGBM and other methods
+# call otherwise; the first that is a setting of the method, else of all methods, is the one.
+_CALLED = {
+    ("learning-rate", "eta"): "learning-rate shrinkage shrinkage-rate step-size lr eta",
+    ("trees", "rounds", "num-boost-round"): (
+        "boosting-rounds iterations max-iter n-estimators n-iter n-rounds n-trees nrounds "
+        "num-boost-round num-boost-rounds num-iterations num-parallel-tree num-round num-rounds "
+        "num-trees rounds trees"
     ),
-    **dict.fromkeys(
-        (
-            "boosting-rounds",
-            "iterations",
-            "max-iter",
-            "n-estimators",
-            "n-iter",
-            "n-rounds",
-            "n-trees",
-            "nrounds",
-            "num-boost-rounds",
-            "num-iterations",
-            "num-parallel-tree",
-            "num-round",
-            "num-rounds",
-            "num-trees",
-            "rounds",
-            "trees",
-        ),
-        ("trees", "rounds", "num-boost-round"),
+    ("l2", "lambda"): "reg-lambda lambda-l2 l2-regularization l2 lambda",
+    ("alpha",): "reg-alpha lambda-l1 l1",
+    ("gamma",): "min-split-loss min-split-gain min-gain-to-split",
+    ("min-child-weight",): "min-sum-hessian-in-leaf",
+    ("min-samples-leaf", "min-child-rows"): (
+        "min-samples-leaf min-data-in-leaf min-child-samples min-child-rows"
     ),
-    **dict.fromkeys(("reg-lambda", "lambda-l2", "l2-regularization", "l2"), ("l2", "lambda")),
-    **dict.fromkeys(("reg-alpha", "lambda-l1", "l1"), ("alpha",)),
-    **dict.fromkeys(("min-split-loss", "min-split-gain", "min-gain-to-split"), ("gamma",)),
-    "min-sum-hessian-in-leaf": ("min-child-weight",),
-    **dict.fromkeys(
-        ("min-samples-leaf", "min-data-in-leaf", "min-child-samples"),
-        ("min-samples-leaf", "min-child-rows"),
-    ),
-    **dict.fromkeys(("max-leaves", "max-leaf-nodes", "num-leaves", "depth"), ("max-depth",)),
-    **dict.fromkeys(("bagging-fraction", "row-sample"), ("subsample",)),
-    **dict.fromkeys(("colsample", "feature-fraction"), ("colsample-bytree",)),
-    **dict.fromkeys(("max-bins", "bins", "n-bins", "num-bins"), ("bins", "max-bin")),
-    **dict.fromkeys(("early-stopping", "n-iter-no-change"), ("early-stopping-rounds",)),
-    **dict.fromkeys(("random-state", "random-seed"), ("seed",)),
-    **dict.fromkeys(("target", "target-column", "label-column", "y"), ("label",)),
-    **dict.fromkeys(("sample-weight", "weight-column"), ("weight",)),
-    **dict.fromkeys(("test-size", "test-share"), ("test-fraction",)),
-    **dict.fromkeys(("validation-fraction", "valid-size"), ("valid-fraction",)),
-    **dict.fromkeys(("clients", "n-clients", "num-clients", "n-parties", "sites"), ("parties",)),
-    **dict.fromkeys(("loss", "loss-function"), ("objective",)),
-    # General settings that a method has in another form.
-    "num-boost-round": ("trees", "rounds", "num-boost-round"),
-    "eta": ("learning-rate", "eta"),
-    "lambda": ("l2", "lambda"),
-    "min-child-rows": ("min-samples-leaf", "min-child-rows"),
+    ("max-depth",): "max-leaves max-leaf-nodes num-leaves depth",
+    ("subsample",): "bagging-fraction row-sample",
+    ("colsample-bytree",): "colsample feature-fraction",
+    ("bins", "max-bin"): "max-bins bins n-bins num-bins",
+    ("early-stopping-rounds",): "early-stopping n-iter-no-change",
+    ("seed",): "random-state random-seed",
+    ("label",): "target target-column label-column y",
+    ("weight",): "sample-weight weight-column",
+    ("test-fraction",): "test-size test-share",
+    ("valid-fraction",): "validation-fraction valid-size",
+    ("parties",): "clients n-clients num-clients n-parties sites",
+    ("objective",): "loss loss-function",
 }
+ALIASES = {name: ours for ours, names in _CALLED.items() for name in names.split()}
 # Exact synonyms, which are taken as the setting: one of the method's own first, else a general one.
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "learning-rate": ("eta", "learning-rate"),

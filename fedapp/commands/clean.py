@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedapp.commands.common import console
+from fedapp.commands.common import say
 from fedapp.home import RUNS, shown
 
 if TYPE_CHECKING:
@@ -65,8 +65,3 @@ def _list(found: Cleaning) -> None:
     for title, is_part in (("states of old runs", False), ("parts of models", True)):
         for site, n, n_bytes in by_site(one for one in found.states if one.is_part == is_part):
             say(f"site {site}: {title} ({n}), {human_bytes(n_bytes)}")
-
-
-def say(text: str) -> None:
-    """Print a line as it is."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -37,6 +37,11 @@ Folds = Annotated[
 command_began: ContextVar[float | None] = ContextVar("command_began", default=None)
 
 
+def say(text: str) -> None:
+    """Print a line as it is."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
 def folded(overrides: Mapping[str, Value], folds: int) -> dict[str, Value]:
     """The settings with those of the first of all folds; as they are where there are no folds.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -156,14 +156,6 @@ def _columns(columns: Iterable[Described]) -> Grid:
     return grid
 
 
-def _summary(values: npt.NDArray[Any]) -> Iterator[str]:
-    import numpy as np
-
-    yield str(len(np.unique(values)))
-    for value in (values.min(), values.mean(), values.max()) if len(values) else ():
-        yield f"{value:.6g}"
-
-
 def _labels(labels: npt.NDArray[Any]) -> Grid:
     """Rows of each class; of numbers with more distinct values, their range."""
     import numpy as np
@@ -171,7 +163,8 @@ def _labels(labels: npt.NDArray[Any]) -> Grid:
     values, counts = np.unique(labels, return_counts=True)
     if len(values) > MAX_CLASSES and labels.dtype.kind == "f":
         grid = Grid("label distinct", "min", "mean", "max")
-        grid.add_row(*_summary(labels))
+        ends = (labels.min(), labels.mean(), labels.max())
+        grid.add_row(str(len(values)), *(f"{value:.6g}" for value in ends))
         return grid
     grid = Grid("label", "rows", "share")
     for at in np.argsort(-counts, kind="stable"):

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from fedapp.commands.common import say
 from fedapp.commands.help import Command
 from fedapp.commands.targets import Target, how_started
 from fedapp.names import listed
@@ -39,7 +39,6 @@ def init_command(
 
     names, ports = listed(sites), (public_port, users_port, port)
     write_federation(folder, Federation(name, host, *ports, names, certificate, key), target)
-    say = Console(soft_wrap=True, highlight=False).print
     say(f"Written to {folder}. Next:")
     say(f"  {how_started(target, folder, 'superlink')}")
     if target in ("scripts", "systemd"):
@@ -62,7 +61,6 @@ def user_command(
     from fedapp.deploy.nginx import users_path
 
     path = add_user(folder, name)
-    say = Console(soft_wrap=True, highlight=False).print
     say(f"Written to {path}. Next:")
     if (folder / "kustomization.yaml").exists():
         say(f"  kubectl apply -k {folder}")
@@ -79,7 +77,6 @@ def renew_command(
     from fedapp.deploy.folders import renew_certificates
 
     ends = renew_certificates(folder)
-    say = Console(soft_wrap=True, highlight=False).print
     say(f"The certificates in {folder} are valid until {ends:%Y-%m-%d}. Next:")
     say("  start the SuperLink and its SuperExec again")
     say("  reload nginx, where it uses them")

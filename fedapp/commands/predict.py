@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedapp.commands.common import Overrides, console, interruptible, new_follower
+from fedapp.commands.common import Overrides, console, interruptible, new_follower, say
 from fedapp.config import parse_overrides
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError, FedappError
@@ -167,19 +167,19 @@ def _show(predicted: Predicted, output: str, folder: Path | None) -> None:
         print_warning(console, line)
     if predicted.tables:
         read = (f"{name} read {_table(one)}" for name, one in predicted.tables.items())
-        _say(", ".join(read))
+        say(", ".join(read))
     n_rows, unmatched, scores = predicted.n_rows, predicted.unmatched, predicted.scores
-    _say(f"{n_rows} rows written to {output}")
+    say(f"{n_rows} rows written to {output}")
     if unmatched:
         _say_of(unmatched, unmatched_note(len(unmatched), n_rows + len(unmatched)), folder)
     if predicted.note:
-        _say(predicted.note)
+        say(predicted.note)
     if scores:
         console.print(score_table([("federated", "predicted", scores)]))
     if "threshold" in scores:
         at = (f"{n.partition('_')[0]} {score_text(scores[n])}" for n in AT_THRESHOLD[1:])
         threshold = score_text(scores["threshold"])
-        _say(f"at the run's threshold, {threshold}: {', '.join(at)}")
+        say(f"at the run's threshold, {threshold}: {', '.join(at)}")
 
 
 def _say_of(ids: Sequence[str], text: str, folder: Path | None) -> None:
@@ -187,12 +187,7 @@ def _say_of(ids: Sequence[str], text: str, folder: Path | None) -> None:
     if folder:
         with open_private(folder / VERBOSE, "a") as file:
             file.write(f"{text}: {', '.join(ids)}\n")
-    _say(f"{text}: {folder / VERBOSE} has their ids" if folder else f"{text} (--verbose: which)")
-
-
-def _say(text: str) -> None:
-    """Print a line as it is."""
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+    say(f"{text}: {folder / VERBOSE} has their ids" if folder else f"{text} (--verbose: which)")
 
 
 def _table(read: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from fedapp.commands.common import console
+from fedapp.commands.common import console, say
 from fedapp.home import RUNS
 
 MOST = 20
@@ -26,7 +26,7 @@ def runs(
     from fedapp.report.summary import human_bytes
     from fedapp.run_folder import State
 
-    found = found_runs(RUNS, deep=show_all, tell=_say, with_groups=True)
+    found = found_runs(RUNS, deep=show_all, tell=say, with_groups=True)
     shown = found if show_all else found[:MOST]
     if not found:
         console.print(f"no runs in {RUNS}")
@@ -43,9 +43,4 @@ def runs(
     resumable = [run for run in shown if run.state is State.RESUMABLE]
     for run in resumable[:1]:
         command = f"fedapp run {run.method} -c resume={run.path}"
-        console.print(f"to resume: {command}", soft_wrap=True, highlight=False)
-
-
-def _say(text: str) -> None:
-    """Print a line as it is."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+        say(f"to resume: {command}")

@@ -41,7 +41,8 @@ def serve(
     among them. All rows pass through this one process, so that it is for trying and load tests. In
     a deployment every site puts its columns of the rows in place, and fedapp predict asks them.
     """
-    check_serve()
+    for package in ("fastapi", "uvicorn"):
+        check_package(package, "to serve", "serve")
     import uvicorn
 
     from fedapp.serve.app import LOOPBACK, make_app
@@ -58,14 +59,3 @@ def serve(
         )
     with interruptible(lambda: "the server has stopped"):
         uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
-
-
-def check_serve() -> None:
-    """Hold that what serves is installed.
-
-    Raises
-    ------
-    ConfigError : it is not; says what to install.
-    """
-    for package in ("fastapi", "uvicorn"):
-        check_package(package, "to serve", "serve")

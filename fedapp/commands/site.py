@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from fedapp.commands.approve import approve_command
+from fedapp.commands.common import say
 from fedapp.commands.help import Command
 from fedapp.commands.targets import Target, how_started
 from fedapp.errors import ConfigError
@@ -52,7 +53,6 @@ def init_command(
     from fedapp.site.check import check_allowed
     from fedapp.site.config import SiteConfig
 
-    say = Console(soft_wrap=True, highlight=False).print
     if not policy and not allow:
         for word, meaning in POLICY_WORDS.items():
             say(f"--policy {word}: {meaning}")

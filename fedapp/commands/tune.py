@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedapp.commands.common import Overrides, console, interruptible, new_follower
+from fedapp.commands.common import Overrides, console, interruptible, new_follower, say
 from fedapp.config import parse_overrides
 from fedapp.errors import ConfigError
 from fedapp.home import shown
@@ -71,14 +71,9 @@ def tune(
     test = ", ".join(
         f"{name} {value:.4f}" for name, value in found["test"].items() if value is not None
     )
-    _say(f"test scores of the best, trial {found['best']}: {test}")
-    _say(f"its model: {shown(folder / BEST)}; in all {found['exchanges']:,} exchanges")
-    _say(f"to repeat it:\n  {repeating(found)}")
-
-
-def _say(text: str) -> None:
-    """Print a line as it is."""
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+    say(f"test scores of the best, trial {found['best']}: {test}")
+    say(f"its model: {shown(folder / BEST)}; in all {found['exchanges']:,} exchanges")
+    say(f"to repeat it:\n  {repeating(found)}")
 
 
 def _domains(pairs: list[str]) -> dict[str, str]:

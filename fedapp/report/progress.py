@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -47,7 +47,7 @@ class Follower:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock, self._began = clock, clock() if began is None else began
-        self._view: _View = (_Live if console.is_terminal else _Plain)(console, self._began)
+        self._view = (_Live if console.is_terminal else _Plain)(console, self._began)
         self._own: Stage | None = None
         self._run: Stage | None = None
         self._folder: RunFolder | None = None
@@ -202,24 +202,6 @@ def _round(line: bytes) -> Round:
     if missing := _FIELDS - set(entry):
         raise DataError(f"a line of rounds.jsonl must have {', '.join(sorted(missing))}, got none")
     return cast(Round, entry)
-
-
-class _View(Protocol):
-    """How progress is shown."""
-
-    def __init__(self, console: Console, began: float) -> None: ...
-
-    def shown(self) -> Any:
-        """A context in which it is."""
-
-    def say(self, text: str, now: float) -> None:
-        """A line that stays."""
-
-    def show(self, stage: Stage, now: float) -> None:
-        """Where the command is."""
-
-    def add(self, entry: Round, metric: str, now: float) -> None:
-        """A finished round."""
 
 
 class _Plain:
