@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedapp.api import compare, load, run, tune
-    from fedapp.compared import Compared
     from fedapp.errors import ConfigError, DataError, FedappError, StoppedError
     from fedapp.finished import Run
-    from fedapp.folds import Folds
     from fedapp.sklearn import (
         FedAvgLinearClassifier,
         FedAvgLinearRegressor,
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
         SecureBoostClassifier,
         SecureBoostRegressor,
     )
-    from fedapp.tuned import Tuned
+    from fedapp.studies import Compared, Folds, Tuned
     from fedapp.watch import RoundInfo
 
 __all__ = [
@@ -66,12 +64,10 @@ __all__ = [
 
 _HOMES = {
     "fedapp.api": ("compare", "load", "run", "tune"),
-    "fedapp.compared": ("Compared",),
     "fedapp.finished": ("Run",),
-    "fedapp.folds": ("Folds",),
     "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
     "fedapp.sklearn": tuple(name for name in __all__ if name.endswith(("Classifier", "Regressor"))),
-    "fedapp.tuned": ("Tuned",),
+    "fedapp.studies": ("Compared", "Folds", "Tuned"),
     "fedapp.watch": ("RoundInfo",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -11,17 +11,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from fedapp.compared import Compared
 from fedapp.errors import ConfigError
 from fedapp.finished import Run
-from fedapp.folds import Folds
 from fedapp.frames import Data, drop_frames, holds_frames, placed
 from fedapp.home import RUNS, private_folder, shown
 from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
 from fedapp.run_folder import RunFolder, new_run_dir
 from fedapp.session import Training
+from fedapp.studies import Compared, Folds, Tuned
 from fedapp.trees.custom import held
-from fedapp.tuned import Tuned
 from fedapp.watch import OnRound, Silent, Watcher
 
 __all__ = ["Data", "Folds", "OnRound", "Run", "Tuned", "Watcher", "compare", "load", "run", "tune"]

@@ -68,19 +68,6 @@ class Run(FinishedFolder):
     _kind, _files = "run", ("summary.json", "model.json")
 
     @property
-    def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``: scores, parties, importance, traffic, seconds.
-
-        Examples
-        --------
-        >>> import fedapp
-        >>> run = fedapp.load("runs/one")
-        >>> run.summary["trees"], run.summary["objective"]
-        (2, 'binary:logistic')
-        """
-        return self._summary()
-
-    @property
     def rounds(self) -> Any:
         """A record for each round: a pandas DataFrame where pandas is installed, else a list of
         dicts. Scores are called ``train_logloss``, ``valid_auc`` and so on.

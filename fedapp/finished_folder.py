@@ -36,7 +36,10 @@ class FinishedFolder:
             hint = near_path(Path(path), RUNS)
             raise ConfigError(f"{rule}, got {shown(self.path)} without {missing[0]}{hint}")
 
-    def _summary(self) -> dict[str, Any]:
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of its summary: of a run ``summary.json``, of a comparison
+        ``comparison.json``, of a search ``tune.json``, of folds ``folds.json``."""
         found: dict[str, Any] = json.loads((self.path / self._files[0]).read_text())
         return found
 

@@ -12,20 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapp.compared import CLAIM
-from fedapp.compared import SUMMARY as COMPARISON
 from fedapp.config import defaults, flatten
 from fedapp.errors import ConfigError
 from fedapp.folder_locks import LOCK, alone
-from fedapp.folds import SUMMARY as FOLDS
 from fedapp.home import home, shown
 from fedapp.metrics import watched_metric
 from fedapp.run_folder import MADE_FROM, RunFolder, State
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.stores import KEEP_DAYS, SECONDS_A_DAY
+from fedapp.studies import CLAIM, COMPARISON, FOLDS, SEARCH
 from fedapp.toml import read_toml
-from fedapp.tuned import SUMMARY as SEARCH
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})

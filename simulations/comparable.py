@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.compared import CLAIM
 from fedapp.config import Settings, Value, flatten, load_settings, settings_named
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.sources import party_sources
@@ -20,6 +19,7 @@ from fedapp.errors import ConfigError
 from fedapp.home import private_folder
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import check_read, load_strategy
+from fedapp.studies import CLAIM
 from simulations.baselines import BY_COLUMNS, BY_ROWS, baselines_of, join_tables
 from simulations.kept import TABLE, check_same, table_digest
 from simulations.rows import stacked_tables

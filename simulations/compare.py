@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from fedapp import session
-from fedapp.compared import PAGE, SUMMARY
 from fedapp.config import Settings, Value
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError
@@ -27,6 +26,7 @@ from fedapp.report.page import write_report
 from fedapp.report.summary import read_run, score_names
 from fedapp.report.tradeoff import N_ORDERS, Comparison, Line, tradeoff_page
 from fedapp.run_folder import MADE_FROM, RunFolder, State
+from fedapp.studies import COMPARISON, PAGE
 from fedapp.watch import Watcher
 from simulations.baselines import (
     XGBOOST,
@@ -167,7 +167,7 @@ def compare(
         first.folds,
         orders,
     )
-    RunFolder(output).write_json(SUMMARY, asdict(found) | {"table": found.records})
+    RunFolder(output).write_json(COMPARISON, asdict(found) | {"table": found.records})
     return found
 
 

@@ -16,12 +16,12 @@ import numpy as np
 from fedapp.config import Settings, Value, load_settings, settings_named
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError
-from fedapp.folds import SUMMARY
 from fedapp.frames import drop_frames, named_frames
 from fedapp.home import RUNS
 from fedapp.report.summary import score_names, score_rows
 from fedapp.run_folder import RunFolder, new_run_dir
 from fedapp.session import Training, check_method, check_tables
+from fedapp.studies import FOLDS
 from fedapp.watch import OnRound, Silent, Watcher
 from simulations.comparable import claim_folder
 from simulations.compare import drawn, finished_cell
@@ -76,7 +76,7 @@ class CrossValidation:
                 RunFolder(path / name).add_to_summary({"data": named})
             summaries = [{**each, "data": named} for each in summaries]
         self.folder.write_json(
-            SUMMARY, summarised(first, self.engine, _cells(path, first), summaries)
+            FOLDS, summarised(first, self.engine, _cells(path, first), summaries)
         )
         return self.folder
 

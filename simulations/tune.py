@@ -23,7 +23,7 @@ from fedapp.housekeeping import delete_run, forget_model
 from fedapp.metrics import larger_is_better
 from fedapp.run_folder import RunFolder
 from fedapp.session import Training, check_method, check_tables
-from fedapp.tuned import BEST, SUMMARY, TRIALS, Trial, best_of, read_trials
+from fedapp.studies import BEST, SEARCH, TRIALS, Trial, best_of, read_trials
 from fedapp.watch import OnRound, RoundInfo, Silent, Watcher
 from simulations.comparable import claim_folder, comparison_folder
 from simulations.rows import settled
@@ -126,7 +126,7 @@ class Tuning:
         draw = drawing(self.search, space, first.seed, larger_is_better(metric))
         self.folder = RunFolder(self._claimed(first, space))
         with self.folder.written():
-            if (self.folder.path / SUMMARY).is_file():
+            if (self.folder.path / SEARCH).is_file():
                 rule = "finished before: its test rows have been looked at"
                 self.watcher.tell(f"{rule}; --output FOLDER names another for a new search")
                 return self.folder
@@ -278,7 +278,7 @@ class Tuning:
             "exchanges": spent.exchanges,
             "bytes": spent.n_bytes,
         }
-        RunFolder(path).write_json(SUMMARY, content)
+        RunFolder(path).write_json(SEARCH, content)
 
 
 def _check(settings: Settings, engine: str, given: Iterable[str]) -> None:

@@ -546,7 +546,7 @@ def test_a_pandas_index_is_no_column() -> None:
 
 
 # What the examples need: some take seconds, of estimators, and run with the slow tests there.
-MODULES = ["fedapp.api", "fedapp.finished", "fedapp.folds", "fedapp.tuned", "fedapp.estimators"]
+MODULES = ["fedapp.api", "fedapp.finished", "fedapp.studies", "fedapp.estimators"]
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -19,8 +19,8 @@ from fedapp.cli import cli
 from fedapp.config import load_settings
 from fedapp.data.partition import Holdout
 from fedapp.errors import ConfigError
-from fedapp.folds import SUMMARY, Folds
 from fedapp.site.store import Store
+from fedapp.studies import FOLDS, Folds
 from simulations.compare import compare
 from simulations.local import run_local
 from tests.conftest import MakeSettings, WriteTable
@@ -187,7 +187,7 @@ def test_the_command_goes_on_with_the_folds_that_are_not_finished(
     runner = CliRunner()
     first = runner.invoke(cli, words)
     assert first.exit_code == 0, first.output
-    auc = json.loads((tmp_path / "out" / SUMMARY).read_text())["scores"]["federated test"]["auc"]
+    auc = json.loads((tmp_path / "out" / FOLDS).read_text())["scores"]["federated test"]["auc"]
     assert f"{auc['mean']:.4f} ± {auc['sd']:.4f}" in first.output
     (tmp_path / "out" / "pax-42-fold-2" / "summary.json").unlink()
     second = runner.invoke(cli, words)

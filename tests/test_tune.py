@@ -15,7 +15,7 @@ from fedapp.cli import cli
 from fedapp.config import load_settings
 from fedapp.errors import ConfigError
 from fedapp.site.store import Store
-from fedapp.tuned import read_trials
+from fedapp.studies import read_trials
 from simulations.search import (
     DEFAULT_SPACE,
     Scored,

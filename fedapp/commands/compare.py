@@ -36,8 +36,8 @@ def compare(
     ] = None,
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
-    from fedapp.compared import PAGE
     from fedapp.report.tradeoff import fact_table, score_table
+    from fedapp.studies import PAGE
     from simulations.compare import carry_out
     from simulations.kept import other_code
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -69,7 +68,7 @@ def _cross_validate(
     strategy: str, config: list[str] | None, engine: str, baselines: bool, folds: int
 ) -> None:
     """Run each fold, and print the means."""
-    from fedapp.folds import SUMMARY
+    from fedapp.studies import FOLDS, Folds
     from simulations.folds import CrossValidation
     from simulations.kept import other_code
 
@@ -85,16 +84,16 @@ def _cross_validate(
     with interruptible(left), follower.alive():
         all_folds.given = folded(parse_overrides(config or []), folds)
         folder = all_folds.carry_out()
-    summary = folder.path / SUMMARY
-    console.print(_fold_table(json.loads(summary.read_text())))
-    console.print(f"mean ± standard deviation over {folds} folds: {shown(summary)}", soft_wrap=True)
+    console.print(_fold_table(Folds(folder.path).scores))
+    where = shown(folder.path / FOLDS)
+    console.print(f"mean ± standard deviation over {folds} folds: {where}", soft_wrap=True)
     if told := other_code(folder.path):
         print_warning(console, told)
 
 
-def _fold_table(found: Mapping[str, Any]) -> Table:
+def _fold_table(scores: Mapping[str, Any]) -> Table:
     """Mean and standard deviation over the folds: a line a score, a column a model and its rows."""
-    scores = {name: line for name, line in found["scores"].items() if line}
+    scores = {name: line for name, line in scores.items() if line}
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("score", no_wrap=True)
     for place, name in enumerate(scores):

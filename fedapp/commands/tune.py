@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +49,7 @@ def tune(
 ) -> None:
     """Search for the settings with the best validation score, then score its test rows once."""
     from fedapp.report.trials import repeating, trial_table
-    from fedapp.tuned import BEST, SUMMARY, read_trials
+    from fedapp.studies import BEST, Tuned, read_trials
     from simulations.tune import Budget, Tuning
 
     follower = new_follower()
@@ -66,7 +65,7 @@ def tune(
             output,
         )
         folder = tuning.carry_out().path
-    found = json.loads((folder / SUMMARY).read_text())
+    found = Tuned(folder).summary
     console.print(trial_table(read_trials(folder), found["metric"]))
     test = ", ".join(
         f"{name} {value:.4f}" for name, value in found["test"].items() if value is not None

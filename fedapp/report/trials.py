@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedapp.report.summary import human_bytes, human_seconds, score_text
-from fedapp.tuned import Trial, ranked
+from fedapp.studies import Trial, ranked
 
 
 def trial_table(trials: Sequence[Trial], metric: str) -> Table:
@@ -19,8 +19,7 @@ def trial_table(trials: Sequence[Trial], metric: str) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("trial", f"valid {metric}", *names, "exchanges", "bytes", "train"):
         table.add_column(escape(name), justify="right", overflow="fold")
-    best = ranked(trials, metric)
-    for place, one in enumerate([*best, *(one for one in trials if one.score is None)]):
+    for place, one in enumerate(ranked(trials, metric)):
         table.add_row(
             str(one.number),
             one.state if one.score is None else score_text(one.score),
@@ -28,7 +27,7 @@ def trial_table(trials: Sequence[Trial], metric: str) -> Table:
             f"{one.exchanges:,}",
             human_bytes(one.bytes),
             "" if one.seconds is None else human_seconds(one.seconds),
-            style="bold" if best and not place else None,
+            style="bold" if not place and one.score is not None else None,
         )
     return table
 

@@ -1,4 +1,4 @@
-"""A finished search for the best settings, in Python and on disk."""
+"""Finished comparisons, searches and cross-validations, in Python and on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,81 @@ from fedapp.finished_folder import FinishedFolder
 from fedapp.home import write_whole
 from fedapp.metrics import larger_is_better
 
-TRIALS, SUMMARY, BEST = "trials.jsonl", "tune.json", "best"
+# Their summaries; a comparison's page; the trials of a search, and the folder of its best run.
+COMPARISON, FOLDS, SEARCH = "comparison.json", "folds.json", "tune.json"
+PAGE, TRIALS, BEST = "comparison.html", "trials.jsonl", "best"
+CLAIM = "compared.json"  # of every folder of several runs: what decides on them
+
+
+class Compared(FinishedFolder):
+    """A finished comparison of methods: runs on the same rows, and their scores.
+
+    Parameters
+    ----------
+    path : of its folder, in which ``comparison.html`` is the page.
+
+    Raises
+    ------
+    ConfigError : the folder holds none that has finished.
+
+    Examples
+    --------
+    >>> import fedapp
+    >>> found = fedapp.compare(["pax", "bagging"], seeds=2, num_boost_round=2, max_depth=2)
+    >>> {"strategy", "auc", "logloss", "difference", "ties"} <= set(found.scores)
+    True
+    """
+
+    _kind, _files = "comparison", (COMPARISON,)
+
+    @property
+    def scores(self) -> Any:
+        """A record a method or baseline, best first: means over the runs, and the paired
+        ``difference`` to the best method; a DataFrame where pandas is installed."""
+        return as_frame(self.summary["table"])
+
+    @property
+    def runs(self) -> dict[str, list[Run]]:
+        """The runs of each method, in the order of seeds and folds."""
+        named = {line["name"]: line["runs"] for line in self.summary["lines"] if line["runs"]}
+        return {name: [Run(self.path / run) for run in runs] for name, runs in named.items()}
+
+
+class Folds(FinishedFolder):
+    """A finished cross-validation: a run for each fold, and their scores.
+
+    Parameters
+    ----------
+    path : of its folder.
+
+    Raises
+    ------
+    ConfigError : the folder holds none that has finished.
+
+    Examples
+    --------
+    >>> import fedapp
+    >>> found = fedapp.run("pax", folds=2, num_boost_round=2, max_depth=2)
+    >>> sorted(found.scores["federated test"]["auc"])
+    ['mean', 'sd', 'values']
+    >>> [run.summary["metrics"]["test"]["auc"] for run in found.runs] == found.scores[
+    ...     "federated test"
+    ... ]["auc"]["values"]
+    True
+    """
+
+    _kind, _files = "cross-validation", (FOLDS,)
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """By model and rows, as in ``federated test``, and by score: ``mean``, ``sd``, ``values``
+        of the folds."""
+        return dict(self.summary["scores"])
+
+    @property
+    def runs(self) -> list[Run]:
+        """The run of each fold, in their order."""
+        return [Run(self.path / name) for name in self.summary["runs"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +124,14 @@ def read_trials(folder: Path) -> list[Trial]:
 
 
 def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
-    """Trials with a score, best first; the first of equals."""
-    scored = [one for one in trials if one.score is not None]
+    """Trials, best first, then those without a score; the first of equals."""
     sign = -1 if larger_is_better(metric) else 1
-    return sorted(scored, key=lambda one: sign * (one.score or 0.0))
+    return sorted(trials, key=lambda one: (one.score is None, sign * (one.score or 0.0)))
 
 
 def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
     """The trial with the best score; None where none has one."""
-    return next(iter(ranked(trials, metric)), None)
+    return next((one for one in ranked(trials, metric) if one.score is not None), None)
 
 
 class Tuned(FinishedFolder):
@@ -82,12 +155,7 @@ class Tuned(FinishedFolder):
     ['by_party', 'test', 'train', 'valid']
     """
 
-    _kind, _files = "search", (SUMMARY,)
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The content of ``tune.json``: the best setting, its scores, what the search took."""
-        return self._summary()
+    _kind, _files = "search", (SEARCH,)
 
     @property
     def best(self) -> dict[str, Any]:
@@ -103,9 +171,6 @@ class Tuned(FinishedFolder):
     def trials(self) -> Any:
         """A record for each trial, best first, then those without a score: a pandas DataFrame where
         pandas is installed, else a list of dicts."""
-        trials = read_trials(self.path)
-        ordered = ranked(trials, self.summary["metric"])
-        ordered += [one for one in trials if one.score is None]
         records = [
             {
                 "trial": one.number,
@@ -116,6 +181,6 @@ class Tuned(FinishedFolder):
                 "bytes": one.bytes,
                 "seconds": one.seconds,
             }
-            for one in ordered
+            for one in ranked(read_trials(self.path), self.summary["metric"])
         ]
         return as_frame(records)
