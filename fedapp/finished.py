@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.config import flatten
 from fedapp.data.categories import entries_of
 from fedapp.data.labels import class_values
 from fedapp.data.predictions import by_class
@@ -81,7 +82,8 @@ class Run(FinishedFolder):
         """
         path = self.path / "rounds.jsonl"
         lines = path.read_text().splitlines() if path.is_file() else []
-        return as_frame([_flat(json.loads(line)) for line in lines])
+        flat = (flatten(json.loads(line)) for line in lines)
+        return as_frame([{key.replace(".", "_", 1): each[key] for key in each} for each in flat])
 
     @cached_property
     def _parts(self) -> dict[str, Any] | None:
@@ -386,19 +388,20 @@ class Run(FinishedFolder):
 
     def _rows(self, data: Data, id_column: str) -> PredictedRows:
         """Rows of a table, or of several, with what a whole model says of them."""
-        with _as_text(data) as text:
-            several = isinstance(data, Mapping) or "," in text
-            found = predicted_rows(
-                self.path, text, id_column or (self._id if several else ""), label=None
-            )
-        _check_matched(found.unmatched)
-        _warn(found.warnings)
+        with self._placed(data, id_column) as (text, ids):
+            found = predicted_rows(self.path, text, ids, label=None)
+        _check_rows(found.unmatched, found.warnings)
         return found
 
-    @property
-    def _id(self) -> str:
-        """The column of ids that the run matched rows by."""
-        return str(trained_settings(self.path).get("id", ""))
+    @contextmanager
+    def _placed(self, data: Data, id_column: str) -> Iterator[tuple[str, str]]:
+        """Tables as the setting ``data`` names them, frames among them in files of the block, and
+        the column of ids; of several tables by default the run's."""
+        with TemporaryDirectory() as folder:
+            text = placed(data, Path(folder))
+            several = isinstance(data, Mapping) or "," in text
+            usual = str(trained_settings(self.path).get("id", "")) if several else ""
+            yield text, id_column or usual
 
     def _together(
         self, data: Data, id_column: str, inference: str, settings: Mapping[str, Any]
@@ -411,17 +414,14 @@ class Run(FinishedFolder):
         parts = self._parts
         assert parts is not None
         given = settings_of(inference, settings)
-        with _as_text(data) as text, TemporaryDirectory() as folder:
-            several = isinstance(data, Mapping) or "," in text
-            ids = id_column or (self._id if several else "")
+        with self._placed(data, id_column) as (text, ids), TemporaryDirectory() as folder:
             given = {"data": text, "id": ids, **given, "strategy": inference}
             output = str(Path(folder) / "predictions.parquet")
             run = settings_to_predict(self.path, parts, given, output, "local")
             found = predict_together(run, parts, output, "local", Silent())
             frame = parquet.read_table(output)
         assert found.predicted is not None
-        _check_matched(found.predicted.unmatched)
-        _warn(found.predicted.warnings)
+        _check_rows(found.predicted.unmatched, found.predicted.warnings)
         columns = [column.to_numpy() for column in frame.columns[1:]]
         return np.column_stack(columns), found.explained
 
@@ -433,17 +433,6 @@ def as_frame(records: list[dict[str, Any]]) -> Any:
     except ImportError:
         return records
     return pandas.DataFrame.from_records(records)
-
-
-def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of ``rounds.jsonl`` with nested names joined."""
-    found: dict[str, Any] = {}
-    for name, value in entry.items():
-        if isinstance(value, Mapping):
-            found |= {f"{name}_{inner}": each for inner, each in value.items()}
-        else:
-            found[name] = value
-    return found
 
 
 def _encoded(table: Table) -> Any:
@@ -463,22 +452,11 @@ def _encoded(table: Table) -> Any:
         return frame
 
 
-@contextmanager
-def _as_text(data: Data) -> Iterator[str]:
-    """Tables as the setting ``data`` names them, frames among them in files of the block."""
-    with TemporaryDirectory() as folder:
-        yield placed(data, Path(folder))
-
-
-def _check_matched(unmatched: Sequence[str]) -> None:
-    """Hold that there is a prediction for every row that was asked for."""
+def _check_rows(unmatched: Sequence[str], notes: Sequence[str]) -> None:
+    """Check that there is a prediction for every row that was asked for; warn of the rows."""
     if unmatched:
         rule = f"rows must be in the tables of all parties, got {len(unmatched)} that are not"
         way = "fedapp predict writes the others, and with --verbose the ids of these"
         raise DataError(f"{rule}; {way}")
-
-
-def _warn(notes: Sequence[str]) -> None:
-    """Say what is odd about rows to predict."""
     for note in notes:
         warnings.warn(note, stacklevel=4)

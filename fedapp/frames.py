@@ -127,7 +127,7 @@ def placed(data: Data, folder: Path) -> str:
     sources = _sources(data)
     texts = {}
     for name, source in sources.items():
-        texts[name] = _text(source) if _is_text(source) else _written(name, source, folder)
+        texts[name] = os.fspath(source) if _is_text(source) else _written(name, source, folder)
     if not isinstance(data, Mapping):
         return ",".join(texts.values())
     return ",".join(f"{name}={text}" for name, text in texts.items())
@@ -151,11 +151,6 @@ def _sources(data: Data) -> dict[str, Any]:
 
 def _is_text(source: object) -> bool:
     return isinstance(source, str | os.PathLike)
-
-
-def _text(source: Any) -> str:
-    """A name or a path."""
-    return os.fspath(source) if isinstance(source, os.PathLike) else str(source)
 
 
 def _written(name: str, frame: object, folder: Path) -> str:

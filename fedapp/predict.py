@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -160,14 +159,13 @@ def predicted_rows(
     else:
         how = read_as["reader"], model.categories
         table = read_columns_of(data, model.columns, roles, "", *how)
-    told = in_codes_of(table, model.categories)
-    table, notes = told, told.notes[len(table.notes) :]
-    odd = [one.told(True) for each in tables.values() for one in each.notes]
-    odd += [one.told(True) for one in (notes if tables else table.notes)]
+    coded = in_codes_of(table, model.categories)
+    notes = [note for each in tables.values() for note in each.notes]
+    notes += coded.notes[len(table.notes) if tables else 0 :]
+    odd = [note.told(True) for note in notes] + notes_on_range(model, coded.values)
     read = {name: (sources[name], one) for name, one in tables.items()}
-    odd += notes_on_range(model, table.values)
-    predictions = predict(model, table.values, table.base_margins)
-    return PredictedRows(model, table, predictions, unmatched, read, odd)
+    predictions = predict(model, coded.values, coded.base_margins)
+    return PredictedRows(model, coded, predictions, unmatched, read, odd)
 
 
 def notes_on_range(model: Model, values: Array) -> list[str]:
@@ -204,27 +202,6 @@ def _points(model: Model) -> dict[int, Array]:
     columns = np.array([at for tree in splits for at in tree["column"].tolist()], np.int64)
     thresholds = np.array([one for tree in splits for one in tree["threshold"]], np.float64)
     return {at: np.unique(thresholds[columns == at]) for at in np.unique(columns).tolist()}
-
-
-def predict_by_text(text: str, data: str) -> Array:
-    """Predict the rows of a table that was trained on as a frame.
-
-    Parameters
-    ----------
-    text : of a whole model.
-    data : a file.
-
-    Returns
-    -------
-    shape (n_rows, n_outputs).
-    """
-    read, predict = model_readers(text)
-    model = read(text)
-    table = read_columns_of(data, model.columns, Roles(), categories=model.categories)
-    values = in_codes_of(table, model.categories).values
-    for note in notes_on_range(model, values):
-        warnings.warn(note, stacklevel=4)
-    return np.asarray(predict(model, values, None))
 
 
 def trained_settings(run_dir: Path) -> dict[str, Any]:
@@ -303,11 +280,10 @@ _KINDS: dict[str, tuple[Callable[[str], Model], Predict]] = {
 
 def load_model(path: Path) -> tuple[Model, Predict]:
     """A model of any method, and what predicts rows; an unknown kind is read as a boosted model."""
-    text = model_text(path)
-    read, predict = model_readers(text)
+    return model_of_text(model_text(path))
+
+
+def model_of_text(text: str) -> tuple[Model, Predict]:
+    """The same for the text of a model."""
+    read, predict = _KINDS.get(kind_of(text), _KINDS[BOOSTED])
     return read(text), predict
-
-
-def model_readers(text: str) -> tuple[Callable[[str], Model], Predict]:
-    """What reads a model of this text's kind, and what predicts with it."""
-    return _KINDS.get(kind_of(text), _KINDS[BOOSTED])

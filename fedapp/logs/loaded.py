@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedapp.data.predictions import named_predictions
+import numpy as np
+
+from fedapp.data.predictions import in_codes_of, named_predictions, read_columns_of
+from fedapp.data.schema import Roles
 from fedapp.frames import placed
-from fedapp.predict import load_model, predict_by_text
-from fedapp.trees.text import model_text
+from fedapp.predict import load_model, notes_on_range
 
 
 class Loaded:
@@ -21,8 +24,7 @@ class Loaded:
     """
 
     def __init__(self, path: Path) -> None:
-        self._text = model_text(path)
-        self._model, _ = load_model(path)
+        self._model, self._predict = load_model(path)
 
     def predict(self, model_input: Any, params: Any = None) -> Any:
         """Predictions of a frame's rows in the columns that ``fedapp predict`` writes.
@@ -34,9 +36,14 @@ class Loaded:
         """
         import pandas
 
-        with TemporaryDirectory() as folder:
-            found = predict_by_text(self._text, placed(model_input, Path(folder)))
         model = self._model
+        with TemporaryDirectory() as folder:
+            data = placed(model_input, Path(folder))
+            table = read_columns_of(data, model.columns, Roles(), categories=model.categories)
+        values = in_codes_of(table, model.categories).values
+        for note in notes_on_range(model, values):
+            warnings.warn(note, stacklevel=3)
+        found = np.asarray(self._predict(model, values, None))
         named = named_predictions(model.classes, model.n_outputs, found.astype(float))
         return pandas.DataFrame(named, index=getattr(model_input, "index", None))
 

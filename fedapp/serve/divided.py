@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
@@ -47,26 +46,6 @@ FOREST, BOOSTED = "one-round", "interactive"  # ways to predict where none is na
 SUFFIX = ".parquet"
 
 
-@dataclass(frozen=True, slots=True)
-class Party:
-    """What a part says of its party's columns.
-
-    Parameters
-    ----------
-    columns : that every row must have, that of base margins last.
-    told : the same, and what they hold.
-    """
-
-    columns: tuple[str, ...]
-    told: Sequence[Mapping[str, Any]]
-
-    @classmethod
-    def of(cls, part: Mapping[str, Any]) -> Party:
-        """By a part as it lies at the party."""
-        told = told_columns(part["columns"], categories_of(part), part.get("base_margin", ""))
-        return cls(tuple(column["name"] for column in told), told)
-
-
 class DividedScorer:
     """A model whose parts lie at the parties of a simulation.
 
@@ -98,7 +77,11 @@ class DividedScorer:
         documents = {name: _part(name, parts["model_id"]) for name in names}
         self._active = parts["active"]
         self._model = model_of(documents[self._active])
-        self.parties = {name: Party.of(document) for name, document in documents.items()}
+        # What every row must have of each party.
+        self.parties = {
+            name: told_columns(part["columns"], categories_of(part), part.get("base_margin", ""))
+            for name, part in documents.items()
+        }
         is_forest = isinstance(self._model, BaggedForest)
         self.inference = inference or (FOREST if is_forest else BOOSTED)
         if self.inference == FOREST and not is_forest:
@@ -142,7 +125,7 @@ class DividedScorer:
             "threshold": self.threshold,
             "inference": self.inference,
             "parties": [
-                {"name": name, "columns": list(party.told)} for name, party in self.parties.items()
+                {"name": name, "columns": columns} for name, columns in self.parties.items()
             ],
         }
 
@@ -160,8 +143,8 @@ class DividedScorer:
         for number, row in enumerate(rows):
             self._check_parties(row, number)
         frames = {
-            name: as_frame([row[name] for row in rows], party.columns, name)
-            for name, party in self.parties.items()
+            name: as_frame([row[name] for row in rows], [one["name"] for one in columns], name)
+            for name, columns in self.parties.items()
         }
         with self._turn:
             named, warnings = self._predicted(frames)

@@ -44,7 +44,7 @@ from flwr.app import Context, Message
 
 from fedapp.errors import FedappError
 from fedapp.messages.secure import MaskedReply
-from fedapp.predict import model_readers
+from fedapp.predict import model_of_text
 from fedapp.server_app import train
 from fedapp.site.answer import answer
 from fedapp.site.config import site_config
@@ -207,8 +207,7 @@ def reader_case(text: str, seed: str) -> Case:
         rng = random.Random(f"{seed} {number}")
         changed = change_document(text, rng)
         with suppress(FedappError):
-            read, predict = model_readers(changed)
-            model = read(changed)
+            model, predict = model_of_text(changed)
             predict(model, np.zeros((5, len(model.columns)), dtype=np.float32), None)
 
     return run
