@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.base import is_classifier
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
@@ -76,7 +77,23 @@ FILES = (
     "rounds.jsonl",
     "ledger.jsonl",
 )
-HEAD = "\n\n    Parameters\n    ----------\n    None is the method's default.\n\n"
+TOLD = """{}
+
+    Examples
+    --------
+    >>> from sklearn.datasets import {data}
+    >>> from fedapp import {name}
+    >>> X, y = {data}(return_X_y=True)
+    >>> model = {name}({example})
+    >>> model.fit(X, y).score(X, y) > {score}
+    True
+
+    Parameters
+    ----------
+    None is the method's default.
+
+{parameters}
+    """
 
 
 @dataclass_transform(eq_default=False, kw_only_default=True)
@@ -91,6 +108,9 @@ class Federated(BaseEstimator):
     importance: ClassVar[str] = "gain"
     # Of each parameter, what it is.
     told: ClassVar[Mapping[str, str]] = {}
+    # What the example of the docs gives an estimator, and the rows and the score of it.
+    example: ClassVar[str]
+    example_of: ClassVar[Mapping[str, Any]]
     # What is set beside the parameters.
     always: ClassVar[Mapping[str, Any]] = {"test-fraction": 0.0}
     class_weight: ClassVar[Any] = None
@@ -107,7 +127,8 @@ class Federated(BaseEstimator):
         dataclasses.dataclass(eq=False, repr=False, kw_only=True)(cls)
         if hasattr(cls, "method") and not cls.__name__.startswith("_"):
             lines = (f"    {each.name} : {cls.told[each.name]}" for each in dataclasses.fields(cls))
-            cls.__doc__ = f"{(cls.__doc__ or '').rstrip()}{HEAD}" + "\n".join(lines) + "\n    "
+            own = {"name": cls.__name__, "example": cls.example, "parameters": "\n".join(lines)}
+            cls.__doc__ = TOLD.format((cls.__doc__ or "").rstrip(), **cls.example_of, **own)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -122,11 +143,8 @@ class Federated(BaseEstimator):
         """Labels as a run takes them, and settings that follow from them."""
         raise NotImplementedError
 
-    def _check_weighted(self, labels: Array, weights: Array) -> None:
-        """Hold that there is something to learn in the rows that have weight."""
-
-    def _tables(self, table: Any, label: str, groups: object) -> Any:
-        """Tables of the parties, or one to be split."""
+    def _tables(self, table: Any, label: str, groups: object) -> tuple[Any, dict[str, Any]]:
+        """Tables of the parties, or one to be split, and settings that follow from them."""
         raise NotImplementedError
 
     def _read(self, X: object, reset: bool) -> Any:
@@ -183,17 +201,17 @@ class Federated(BaseEstimator):
                     rule = "sample_weight must be >= 0 in every row"
                     raise ValueError(f"{rule}, got {n_bad:,} of {len(weights):,} rows below")
                 weights = weights * compute_sample_weight(self.class_weight, column_or_1d(y))
-                self._check_weighted(labels, weights)
+                if is_classifier(self) and len(np.unique(labels[weights > 0])) < 2:
+                    rule = "needs two classes, but only one class has rows with weight"
+                    raise ValueError(f"{type(self).__name__} {rule}")
                 of_rows["weight"] = weights
             for role, values in of_rows.items():
                 check_consistent_length(labels, values)
                 given[role] = _free(role, names)
                 table = table.append_column(given[role], [values])
-            tables = self._tables(table, label, groups)
-            if isinstance(tables, Mapping):
-                given["parties"] = len(tables)
-                given |= self._matched(names)
-            else:
+            tables, of_tables = self._tables(table, label, groups)
+            given |= of_tables
+            if not isinstance(tables, Mapping):
                 n_parties = int(given.get("parties", defaults()["parties"]))
                 self._check_dealt(table.num_rows, len(names), n_parties)
             if self.run_dir is None and "tensorboard" in str(given.get("log")):
@@ -257,10 +275,6 @@ class Federated(BaseEstimator):
         if n_rows < n_parties:
             rule = "parties must be at most the number of rows"
             raise ValueError(f"{rule}, n_samples={n_rows}, got {n_parties}")
-
-    def _matched(self, names: Sequence[str]) -> dict[str, Any]:
-        """How rows of several tables are matched, where they are."""
-        return {}
 
     def _settings(self) -> dict[str, Any]:
         """The parameters that were given, as settings."""
@@ -346,14 +360,11 @@ class Federated(BaseEstimator):
         with self._in_its_words(), TemporaryDirectory() as folder:
             return predicted_rows(run.path, placed(table, Path(folder)), label=None)
 
-    def _outputs(self, X: object, base_margin: object) -> Array:
-        """Predictions of the model, shape (n_rows, n_outputs)."""
-        return np.asarray(self._rows(X, base_margin).predictions)
-
 
 class Classes(ClassifierMixin, Federated):
     """Of classes."""
 
+    example_of: ClassVar = {"data": "load_breast_cancer", "score": 0.8}
     class_weight: Mapping[Any, float] | str | None = None  # type: ignore[misc]
 
     def _targets(self, y: object) -> tuple[Array, dict[str, Any]]:
@@ -366,14 +377,9 @@ class Classes(ClassifierMixin, Federated):
         objective = "binary:logistic" if len(self.classes_) == 2 else "multi:softprob"
         return codes, {"objective": objective}
 
-    def _check_weighted(self, labels: Array, weights: Array) -> None:
-        if len(np.unique(labels[weights > 0])) < 2:
-            name = type(self).__name__
-            raise ValueError(f"{name} needs two classes, but only one class has rows with weight")
-
     def predict_proba(self, X: object, base_margin: object = None) -> Array:
         """Probability of each class, shape (n_rows, n_classes)."""
-        return by_class(self._outputs(X, base_margin))
+        return by_class(np.asarray(self._rows(X, base_margin).predictions))
 
     def predict(self, X: object, base_margin: object = None) -> Array:
         """The class of the largest probability, shape (n_rows,)."""
@@ -384,6 +390,7 @@ class Classes(ClassifierMixin, Federated):
 class Numbers(RegressorMixin, Federated):
     """Of numbers."""
 
+    example_of: ClassVar = {"data": "load_diabetes", "score": 0.2}
     objective: str | ObjectiveFunction | None = None
 
     def _targets(self, y: object) -> tuple[Array, dict[str, Any]]:
@@ -395,15 +402,15 @@ class Numbers(RegressorMixin, Federated):
 
     def predict(self, X: object, base_margin: object = None) -> Array:
         """Shape (n_rows,)."""
-        return np.asarray(self._outputs(X, base_margin)[:, 0])
+        return np.asarray(self._rows(X, base_margin).predictions)[:, 0]
 
 
 class Horizontal(Federated):
     """Parties have the same columns of different rows."""
 
-    def _tables(self, table: Any, label: str, groups: object) -> Any:
+    def _tables(self, table: Any, label: str, groups: object) -> tuple[Any, dict[str, Any]]:
         if groups is None:
-            return table
+            return table, {}
         members = column_or_1d(groups)
         check_consistent_length(members, range(table.num_rows))
         known, places = np.unique(members, return_inverse=True)
@@ -412,7 +419,8 @@ class Horizontal(Federated):
         names = [str(name) for name in known]
         if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
             names = [party_name(place, len(known)) for place in range(len(known))]
-        return {name: table.filter(places == place) for place, name in enumerate(names)}
+        tables = {name: table.filter(places == place) for place, name in enumerate(names)}
+        return tables, {"parties": len(tables)}
 
 
 class Vertical(Federated):
@@ -434,14 +442,11 @@ class Vertical(Federated):
             rule = "parties must be at most the number of columns"
             raise ValueError(f"{rule}, n_features={n_columns}, got {n_parties}")
 
-    def _matched(self, names: Sequence[str]) -> dict[str, Any]:
-        return {"id": _free(ID, names)}
-
-    def _tables(self, table: Any, label: str, groups: object) -> Any:
+    def _tables(self, table: Any, label: str, groups: object) -> tuple[Any, dict[str, Any]]:
         if groups is not None:
             raise ValueError("groups must be omitted where parties have different columns")
         if self.columns is None:
-            return table
+            return table, {}
         at_first = table.column_names[table.column_names.index(label) :]
         names = table.column_names[: -len(at_first)]
         own = {
@@ -452,13 +457,12 @@ class Vertical(Federated):
         if sorted(listed) != sorted(names):
             rule = "columns must give every column of X to one party"
             raise ValueError(f"{rule}, got {', '.join(sorted(listed))}")
-        rows = np.arange(table.num_rows).astype(str)
-        return {
-            party: table.select([*some, *(at_first if place == 0 else [])]).append_column(
-                _free(ID, names), [rows]
-            )
-            for place, (party, some) in enumerate(own.items())
-        }
+        id_column, rows = _free(ID, names), np.arange(table.num_rows).astype(str)
+        tables: dict[str, Any] = {}
+        for party, some in own.items():
+            own_columns = table.select([*some, *([] if tables else at_first)])
+            tables[party] = own_columns.append_column(id_column, [rows])
+        return tables, {"parties": len(tables), "id": id_column}
 
 
 _WARNED: set[str] = set()  # by this process
