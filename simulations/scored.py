@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ import numpy.typing as npt
 from fedapp.config import Settings, load_settings
 from fedapp.data.categories import recoded
 from fedapp.data.labels import class_ids
-from fedapp.home import home
+from fedapp.housekeeping import forget_model
+from fedapp.run_folder import RunFolder
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.predict import predict_margins
 from simulations.local import run_local
@@ -38,15 +38,22 @@ class Scored:
     labels: Array
 
 
+@contextmanager
+def temporary_run(settings: Settings) -> Iterator[RunFolder]:
+    """A finished run in this process, of which no file is left after the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_local(settings.model_copy(update={"run_dir": f"{folder}/run"}))
+        try:
+            yield run
+        finally:
+            forget_model(run.summary["model_id"])
+
+
 def trained(overrides: Mapping[str, Any]) -> tuple[Settings, Ensemble, dict[str, Any]]:
     """One run in this process, of which no file is left: settings, model, summary."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = load_settings({**overrides, "run-dir": str(Path(folder) / "run")})
-        run = run_local(settings)
-        summary, model = run.summary, load_model(run.path / "model.json")
-    for party in summary["parties"]:
-        shutil.rmtree(home() / "sites" / party["name"] / summary["model_id"])
-    return settings, model, summary
+    settings = load_settings(dict(overrides))
+    with temporary_run(settings) as run:
+        return settings, load_model(run.path / "model.json"), run.summary
 
 
 def score(settings: Settings, model: Ensemble) -> dict[str, Scored]:

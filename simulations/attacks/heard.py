@@ -6,12 +6,9 @@ anything else than it would anyway.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +22,7 @@ from fedapp.site.mail import Mail, open_mail
 from fedapp.site.stores import Stores
 from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content, enclosed, put_together
-from simulations.local import run_local
+from simulations.scored import temporary_run
 
 Overrides = Mapping[str, Any]
 Note = Callable[["Heard"], None]
@@ -98,13 +95,6 @@ class Trained:
 @contextmanager
 def trained(overrides: Overrides, listeners: Collection[str], note: Note) -> Iterator[Trained]:
     """One run, of which no file is left in the end."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = load_settings({**overrides, "run-dir": str(Path(folder) / "run")})
-        with listening(listeners, note):
-            run = run_local(settings)
-        summary = run.summary
-        try:
-            yield Trained(settings, summary, (run.path / "model.json").read_text())
-        finally:
-            for party in summary["parties"]:
-                shutil.rmtree(home() / "sites" / party["name"] / summary["model_id"])
+    settings = load_settings(dict(overrides))
+    with listening(listeners, note), temporary_run(settings) as run:
+        yield Trained(settings, run.summary, (run.path / "model.json").read_text())

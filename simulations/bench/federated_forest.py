@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -33,13 +31,10 @@ from sklearn.ensemble import RandomForestClassifier
 
 from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import read_source
-from fedapp.home import home
-from fedapp.packages import versions
-from fedapp.run_folder import RunFolder
 from fedapp.trees.forest.model import BaggedForest, from_json
 from simulations.baselines import join_tables, pooled_forest
-from simulations.bench import peak_bytes
-from simulations.local import run_local
+from simulations.bench import peak_bytes, tell
+from simulations.scored import temporary_run
 
 DATA, TIMES, PARTIES = "spambase", 10, 2
 TREES, DEPTH, MAX_FEATURES, SEED, REPEATS, THREADS = 32, 8, "sqrt", 42, 5, 2
@@ -97,22 +92,11 @@ def settings_of(data: Path, max_bin: int, align: str, keeps_model: bool = False)
 
 def run_once(settings: Settings) -> Run:
     """Train in this process, and leave nothing on the disk."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = str(Path(folder) / "run")
-        start = time.perf_counter()
-        run = run_local(settings.model_copy(update={"run_dir": run_dir}))
+    start = time.perf_counter()
+    with temporary_run(settings) as run:
         seconds = time.perf_counter() - start
-        found = read_all(run, seconds)
-    for party in found.summary["parties"]:
-        shutil.rmtree(home() / "sites" / party["name"] / found.summary["model_id"])
-    return found
-
-
-def read_all(run: RunFolder, seconds: float) -> Run:
-    """What a run's folder holds."""
-    summary = json.loads((run.path / "summary.json").read_text())
-    ledger = [json.loads(line) for line in run.ledger.read_text().splitlines()]
-    return Run(seconds, summary, ledger, (run.path / "model.json").read_text())
+        ledger = [json.loads(line) for line in run.ledger.read_text().splitlines()]
+        return Run(seconds, run.summary, ledger, (run.path / "model.json").read_text())
 
 
 # The reference
@@ -172,7 +156,7 @@ def seconds_by_message(ledger: Sequence[Row]) -> dict[str, float]:
 
 
 def measure(max_bin: int, align: str) -> Row:
-    """The JSON line."""
+    """What the JSON line says."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
         write_rows(DATA, TIMES, path)
@@ -194,7 +178,6 @@ def measure(max_bin: int, align: str) -> Row:
     check_accuracy(accuracy, statistics.fmean(accuracies))
     found = compared(runs, [seconds for _, (seconds, _) in pairs[1:]])
     return {
-        "bench": "federated_forest",
         "data": f"{DATA} x {TIMES}",
         "parties": PARTIES,
         "rows": len(train),
@@ -211,9 +194,6 @@ def measure(max_bin: int, align: str) -> Row:
         **found,
         # Of this process: the server, both parties, and scikit-learn.
         "peak_bytes": peak_bytes(),
-        # Above the number of cores, somebody else had them as well.
-        "load": os.getloadavg()[0],
-        "versions": versions(("fedapp", "flwr", "scikit-learn", "numpy", "numba")),
     }
 
 
@@ -221,10 +201,8 @@ def compared(runs: Sequence[Run], theirs: Sequence[float]) -> Row:
     """Medians of both, and their ratios."""
     seconds = statistics.median(run.seconds for run in runs)
     train = statistics.median(run.summary["seconds"]["train"] for run in runs)
-    middle, fit = (
-        sorted(runs, key=lambda run: run.seconds)[len(runs) // 2],
-        statistics.median(theirs),
-    )
+    middle = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+    fit = statistics.median(theirs)
     return {
         "repeats": len(runs),
         "seconds": seconds,
@@ -245,7 +223,8 @@ def main() -> None:
     parser.add_argument("--max-bin", type=int, default=EXACT)
     parser.add_argument("--align", choices=ALIGNMENTS, default=ALIGNMENTS[0])
     arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.max_bin, arguments.align)))
+    packages = "fedapp", "flwr", "scikit-learn", "numpy", "numba"
+    tell("federated_forest", packages, **measure(arguments.max_bin, arguments.align))
 
 
 if __name__ == "__main__":

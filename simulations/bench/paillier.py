@@ -12,8 +12,6 @@ With ``--workers 1`` seconds are those of the processor, which other programs ch
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -30,8 +28,7 @@ from fedapp.crypto.paillier import check_ciphertexts, encrypt
 from fedapp.crypto.rings import has_lanes
 from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
 from fedapp.crypto.workers import Workers
-from fedapp.packages import versions
-from simulations.bench import peak_bytes
+from simulations.bench import peak_bytes, tell
 
 N_ROWS, N_COLUMNS, N_BINS = 20_000, 11, 32
 SEED, REPEATS, N_WORKERS = 42, 5, 2
@@ -121,7 +118,7 @@ def time_phe(key: PrivateKey, n_sums: int) -> dict[str, float]:
 
 
 def measure(key_bits: int, n_workers: int) -> dict[str, Any]:
-    """One line of the result: a first tree with cold workers, then the median of warm ones."""
+    """The result: a first tree with cold workers, then the median of warm ones."""
     rows = draw_rows()
     key = generate_key(key_bits, insecure_small_key=True)
     self_test(key)
@@ -132,7 +129,6 @@ def measure(key_bits: int, n_workers: int) -> dict[str, Any]:
     layout, phe = PairLayout(key_bits, N_ROWS), time_phe(key, rows.n_sums)
     width = key.public.ciphertext_bytes
     return {
-        "bench": "paillier",
         "key_bits": key_bits,
         "workers": n_workers,
         "rows": N_ROWS,
@@ -150,9 +146,6 @@ def measure(key_bits: int, n_workers: int) -> dict[str, Any]:
         "bytes": {"rows": N_ROWS * width, "reply": layout.n_plaintexts(rows.n_sums) * width},
         # Of this process; each other worker holds tables of the same size.
         "peak_bytes": peak_bytes(),
-        # Above the number of workers, somebody else had the cores as well.
-        "load": os.getloadavg()[0],
-        "versions": versions(("fedapp", "gmpy2", "phe", "numpy")),
     }
 
 
@@ -162,7 +155,8 @@ def main() -> None:
     parser.add_argument("--key-bits", type=int, default=2048)
     parser.add_argument("--workers", type=int, default=N_WORKERS)
     arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.key_bits, arguments.workers)))
+    found = measure(arguments.key_bits, arguments.workers)
+    tell("paillier", ("fedapp", "gmpy2", "phe", "numpy"), **found)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 
-from fedapp.config import load_settings
-from simulations.local import run_local
+from simulations.bench import tell
+from simulations.scored import trained
 
 SETS = ("breast-cancer", "ionosphere", "spambase", "higgs-11k", "default-credit")
 FLOORS = (0, 5, 20)
@@ -27,29 +25,19 @@ def main() -> None:
     for data in given.data:
         for aggregation in given.aggregation:
             for least in FLOORS:
-                auc = _auc(data, aggregation, least, given.parties, given.rounds)
-                line = {"bench": "pax_floor", "data": data, "aggregation": aggregation}
-                line |= {"parties": given.parties, "rounds": given.rounds}
-                print(json.dumps({**line, "least_bin_rows": least, "auc": auc}), flush=True)
-
-
-def _auc(data: str, aggregation: str, least: int, parties: int, rounds: int) -> float:
-    """Of the test rows."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = load_settings(
-            {
-                "data": data,
-                "objective": "binary:logistic",
-                "parties": parties,
-                "num-boost-round": rounds,
-                "preset": "xgboost",
-                "least-bin-rows": least,
-                "pax.aggregation": aggregation,
-                "run-dir": f"{folder}/run",
-            }
-        )
-        summary = run_local(settings).summary
-    return float(summary["metrics"]["test"]["auc"])
+                settings = {
+                    "data": data,
+                    "objective": "binary:logistic",
+                    "parties": given.parties,
+                    "num-boost-round": given.rounds,
+                    "preset": "xgboost",
+                    "least-bin-rows": least,
+                    "pax.aggregation": aggregation,
+                }
+                auc = trained(settings)[2]["metrics"]["test"]["auc"]
+                line = {"data": data, "aggregation": aggregation, "parties": given.parties}
+                line |= {"rounds": given.rounds, "least_bin_rows": least, "auc": auc}
+                tell("pax_floor", ("fedapp", "numpy"), **line)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from unittest.mock import patch
 from fedapp.config import Settings, load_settings
 from fedapp.home import home
 from fedapp.predict import parts_of, predict_table
-from fedapp.run_folder import RunFolder
 from fedapp.site.part_file import PART_FILE
 from simulations.local import run_local
 
@@ -123,7 +122,7 @@ def computed(name: str) -> Iterator[tuple[str, Any]]:
         settings = load_settings({**plan.settings, "run-dir": f"{folder}/run"})
         run = run_local(settings)
         yield f"{name}: model", digest_of(run.path / "model.json")
-        yield f"{name}: exchanges", summary_of(run)["exchanges"]
+        yield f"{name}: exchanges", run.summary["exchanges"]
         if not (parts := parts_of(run.path)):
             predict_table(run.path, settings.data, "", run.path / "predictions.csv")
             yield f"{name}: predictions", digest_of(run.path / "predictions.csv")
@@ -142,16 +141,10 @@ def _predicted_together(
     config = {key: getattr(trained, key) for key in ("data", "parties", "columns", "align", "seed")}
     config |= {"model": model_id, "strategy": inference, "eini": {**SMALL_KEY, "unguarded": True}}
     run = run_local(load_settings({**config, "run-dir": f"{trained.run_dir}-{inference}"}))
-    summary = summary_of(run)
+    summary = run.summary
     site = home() / "sites" / summary["active"] / summary["model_id"]
     yield f"{name}: exchanges, {inference}", summary["exchanges"]
     yield f"{name}: predictions, {inference}", digest_of(site / "predictions.csv")
-
-
-def summary_of(run: RunFolder) -> dict[str, Any]:
-    """What a run wrote of itself."""
-    found: dict[str, Any] = json.loads((run.path / "summary.json").read_text())
-    return found
 
 
 def digest_of(path: Path) -> str:

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import secrets
-import shutil
 import statistics
 import tempfile
 import time
@@ -29,13 +27,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
-import xgboost
 from gmpy2 import mpz
 
 from clients.secureboost import blocks as secureboost_blocks
@@ -48,10 +44,10 @@ from fedapp.crypto.packing import PairLayout
 from fedapp.crypto.rings import has_lanes
 from fedapp.crypto.sums import group_columns
 from fedapp.crypto.workers import n_cores
-from fedapp.home import home
-from fedapp.packages import versions
-from simulations.baselines import join_tables, xgboost_parameters
-from simulations.bench import peak_bytes
+from fedapp.housekeeping import forget_model
+from fedapp.run_folder import RunFolder
+from simulations.baselines import baseline_rows, train_boosted
+from simulations.bench import peak_bytes, tell
 from simulations.local import run_local
 from simulations.same_trees import count_same_nodes
 
@@ -166,30 +162,18 @@ def settings_of(key_bits: int, n_trees: int, depth: int, run_dir: str) -> Settin
     return load_settings(config)
 
 
-def train_pooled(settings: Settings) -> xgboost.Booster:
-    """XGBoost on the joined table."""
-    rows, _, _ = join_tables(settings)
-    train = rows.split.train
-    labels, weights = rows.labels[train], rows.weights[train]
-    parameters = xgboost_parameters(settings, labels, weights, labels)
-    matrix = xgboost.QuantileDMatrix(rows.values[train], labels, max_bin=settings.max_bin)
-    return xgboost.train(parameters, matrix, settings.num_boost_round)
-
-
-def run_both(settings: Settings) -> tuple[int, Path]:
+def run_both(settings: Settings) -> tuple[int, RunFolder]:
     """Train; number of nodes that are XGBoost's on the joined table, and the run's folder.
 
     Raises
     ------
     ValueError : the joined model is another one.
     """
-    folder = run_local(settings).path
-    summary = json.loads((folder / "summary.json").read_text())
-    for party in summary["parties"]:
-        shutil.rmtree(home() / "sites" / party["name"] / summary["model_id"])
-    booster = train_pooled(settings)
-    model = json.loads((folder / "model.xgb.json").read_text())
-    return count_same_nodes(model, json.loads(booster.save_raw("json"))), folder
+    run = run_local(settings)
+    forget_model(run.summary["model_id"])
+    booster = train_boosted(settings, baseline_rows(settings)[0]).booster
+    model = json.loads((run.path / "model.xgb.json").read_text())
+    return count_same_nodes(model, json.loads(booster.save_raw("json"))), run
 
 
 # Counting
@@ -267,11 +251,10 @@ def bare_seconds(bits: int) -> float:
 # The result
 
 
-def traffic(folder: Path) -> tuple[int, int]:
+def traffic(run: RunFolder) -> tuple[int, int]:
     """Bytes and messages of a tree: the medians over the timed ones."""
-    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    ledger = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    by_step = Counter(line["step"] for line in ledger)
+    rounds = [json.loads(line) for line in run.rounds.read_text().splitlines()]
+    by_step = Counter(json.loads(line)["step"] for line in run.ledger.read_text().splitlines())
     sizes, numbers = [], []
     for before, after in pairwise(rounds[:-1]):
         steps = range(before["exchanges"] + 1, after["exchanges"] + 1)
@@ -294,7 +277,7 @@ def medians(dicts: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def measure(key_bits: int, n_checked: int) -> dict[str, Any]:
-    """The JSON line."""
+    """What the JSON line says."""
     watch, same, start = Stopwatch(), {}, 0.0
     with tempfile.TemporaryDirectory() as folder:
         if n_checked:
@@ -305,7 +288,7 @@ def measure(key_bits: int, n_checked: int) -> dict[str, Any]:
             timed = settings_of(key_bits, N_TREES, DEPTH, f"{folder}/timed")
             same[f"{N_TREES} trees of depth {DEPTH}"], run = run_both(timed)
         n_bytes, n_messages = traffic(run)
-        summary = json.loads((run / "summary.json").read_text())
+        summary = run.summary
     first, *trees = watch.trees
     each = {"n^2": bare_seconds(2 * key_bits), "p^2": bare_seconds(key_bits)}
     each["n"] = each["p^2"]  # of the same length
@@ -316,7 +299,6 @@ def measure(key_bits: int, n_checked: int) -> dict[str, Any]:
     bare = medians([bare_of(tree.counts, each) for tree in trees])
     seconds, a_tree = medians([t.parts for t in trees]), statistics.median(t.seconds for t in trees)
     return {
-        "bench": "secureboost",
         "data": DATA,
         "key_bits": key_bits,
         "side_by_side": has_lanes(),
@@ -342,9 +324,6 @@ def measure(key_bits: int, n_checked: int) -> dict[str, Any]:
         # Of this process; each other worker holds tables of the same size.
         "peak_bytes": peak_bytes(),
         "auc": summary["metrics"]["test"]["auc"],
-        # Above the number of cores, somebody else had them as well.
-        "load": os.getloadavg()[0],
-        "versions": versions(("fedapp", "flwr", "gmpy2", "xgboost")),
     }
 
 
@@ -354,7 +333,8 @@ def main() -> None:
     parser.add_argument("--key-bits", type=int, default=2048)
     parser.add_argument("--checked-trees", type=int, default=CHECK_TREES)
     arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.key_bits, arguments.checked_trees)))
+    found = measure(arguments.key_bits, arguments.checked_trees)
+    tell("secureboost", ("fedapp", "flwr", "gmpy2", "xgboost"), **found)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 
 import fedapp
 from fedapp.data.datasets import load_dataset
-from fedapp.packages import versions
+from simulations.bench import tell
 from simulations.engines import free_ports
 
 DATA, N_ROUNDS, PARTIES = "breast-cancer", 50, 3
@@ -52,7 +52,8 @@ def main(words: Sequence[str] | None = None) -> None:
             run_dir=Path(folder) / "run",
         )
         with served(run.path) as port:
-            print(json.dumps(measured(run, port, asked.rate, asked.seconds)))
+            found = measured(run, port, asked.rate, asked.seconds)
+    tell("serve", ("fedapp", "fastapi", "uvicorn", "xgboost"), **found)
 
 
 def measured(run: fedapp.Run, port: int, rate: float, seconds: float) -> dict[str, Any]:
@@ -83,7 +84,6 @@ def measured(run: fedapp.Run, port: int, rate: float, seconds: float) -> dict[st
         "batch_rows": BATCH_ROWS,
         "batch_p50_ms": _ms(statistics.median(batches)),
         "batch_max_ms": _ms(max(batches)),
-        "versions": versions(("fedapp", "fastapi", "uvicorn", "xgboost")),
     }
 
 

@@ -9,7 +9,6 @@ seeds. By default of XGBoost on all rows, which is what PAX with one party train
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 from fedapp.config import load_settings
 from fedapp.data.datasets import dataset_names, source_frame
 from simulations.baselines import run_baselines
+from simulations.bench import tell
 from simulations.scored import trained
 
 Row = dict[str, Any]
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     given = parser.parse_args()
     for data in given.data:
-        line: Row = {"bench": "defaults", "data": data, "parties": given.parties}
+        line: Row = {"data": data, "parties": given.parties}
         with tempfile.TemporaryDirectory() as folder:
             table = drawn(data, given.rows, Path(folder)) | {"parties": given.parties}
             for name, how in (("fixed", FIXED), ("defaults", {})):
@@ -45,7 +45,7 @@ def main() -> None:
                 line[name] = {
                     key: round(float(np.mean([o[key] for o in found])), 4) for key in found[0]
                 }
-        print(json.dumps(line), flush=True)
+        tell("defaults", ("fedapp", "xgboost"), **line)
 
 
 def drawn(data: str, most: int, folder: Path) -> Row:

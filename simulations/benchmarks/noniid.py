@@ -32,7 +32,7 @@ from simulations.benchmarks.verdict import ALONE, POOLED, verdicts
 from simulations.compare import finished_cell
 from simulations.kept import kept
 from simulations.papers.fedxgbllr import run_and_tidy
-from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables
+from simulations.papers.tables import Row, console, costs, grouped, mean_of, new_grid, write_tables
 
 METHODS: dict[str, Row] = {
     "pax": {"strategy": "pax", "pax.bins": "share"},
@@ -161,9 +161,7 @@ def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Pa
         "method": method,
         "seed": seed,
         "score": summary["metrics"]["test"]["auc"],
-        "exchanges": summary["exchanges"],
-        "bytes": sum(summary["bytes"].values()),
-        "seconds": summary["seconds"]["train"],
+        **costs(summary),
     }
 
 

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from fedapp import metrics
@@ -25,10 +24,10 @@ from fedapp.data.registry import DataFile
 from fedapp.errors import ConfigError, DataError
 from fedapp.names import listed
 from fedapp.trees.objective import REGRESSION
-from simulations.baselines import join_tables, xgboost_parameters
+from simulations.baselines import join_tables, train_boosted
 from simulations.compare import finished_cell
 from simulations.papers.fedxgbllr import run_and_tidy
-from simulations.papers.tables import Row, console, new_grid, write_tables
+from simulations.papers.tables import Row, console, costs, new_grid, write_tables
 
 TREES, DEPTH, BINS, ETA, KEY_BITS, SEED = 64, 6, 64, 0.05, 2048, 42
 QUICK_TREES, QUICK_BITS = 4, 512
@@ -150,18 +149,11 @@ def pooled_scores(settings: Settings) -> dict[str, float]:
 
 
 def _pooled(settings: Settings) -> dict[str, float]:
-    import xgboost
-
     rows = join_tables(settings)[0].in_table_order()
-    train, labels = rows.split.train, rows.labels
-    parameters = xgboost_parameters(settings, labels, rows.weights[train], labels[train])
-    binned = xgboost.QuantileDMatrix(rows.values[train], labels[train], max_bin=settings.max_bin)
-    booster = xgboost.train(parameters, binned, settings.num_boost_round)
-    found = {}
+    trained, found = train_boosted(settings, rows), {}
     for subset in ("train", "test"):
         if len(own := getattr(rows.split, subset)):
-            margins = booster.predict(xgboost.DMatrix(rows.values[own]), output_margin=True)
-            given = margins.reshape(len(own), -1).astype(np.float32), labels[own], rows.weights[own]
+            given = trained.margins(own), rows.labels[own], rows.weights[own]
             found[subset] = score(settings.objective, metrics.pooled(settings.objective, *given))
     return found
 
@@ -189,9 +181,7 @@ def run_scenario(scenario: Scenario, trees: int, key_bits: int, output: Path) ->
         "pooled": pooled[scenario.subset],
         "held_out": pooled["held_out"],
         "reported": scenario.reported,
-        "seconds": summary["seconds"]["train"],
-        "bytes": sum(summary["bytes"].values()),
-        "exchanges": summary["exchanges"],
+        **costs(summary),
     }
 
 

@@ -40,7 +40,7 @@ from simulations.kept import kept
 from simulations.papers.federated_forest import warned_once
 from simulations.papers.fedxgbllr import OBJECTIVES, run_and_tidy
 from simulations.papers.one_round import write_rows
-from simulations.papers.tables import Row, console, grouped, new_grid, write_tables
+from simulations.papers.tables import Row, console, costs, grouped, new_grid, write_tables
 
 DATA, QUICK_DATA = ("default-credit", "give-me-some-credit", "waveform"), ("waveform",)
 ALPHAS, BETAS = (0.1, 1.0, 10.0, 100.0), (0.0, 0.3, 0.6, 1.0)
@@ -159,9 +159,7 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
                 "metric": metric,
                 "score": summary["metrics"]["test"][metric],
                 "pooled": pooled[metric],
-                "seconds": summary["seconds"]["train"],
-                "bytes": sum(summary["bytes"].values()),
-                "exchanges": summary["exchanges"],
+                **costs(summary),
             }
         )
     path.unlink()

@@ -33,6 +33,7 @@ from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.home import home
+from fedapp.housekeeping import forget_model
 from fedapp.report.canvas import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
@@ -122,12 +123,10 @@ def drawn_rows(credit: str, n_rows: int = 0) -> Table:
 
 def run_and_keep(engine: Engine, settings: Settings) -> RunFolder:
     """Predict; the predictions go into the run's folder, and the sites keep nothing."""
-    summary = read_run((folder := engine(settings)).path).summary
-    for party in summary["parties"]:
-        site = home() / "sites" / party["name"] / summary["model_id"]
-        if party["name"] == summary["active"]:
-            shutil.copy(site / "predictions.parquet", folder.path)
-        shutil.rmtree(site)
+    summary = (folder := engine(settings)).summary
+    site = home() / "sites" / summary["active"] / summary["model_id"]
+    shutil.copy(site / "predictions.parquet", folder.path)
+    forget_model(summary["model_id"])
     return folder
 
 

@@ -15,8 +15,6 @@ gave all four figures. hfedxgboost reports 5.5, 6.9, 7.5.
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -33,7 +31,7 @@ from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.partition import split_rows
 from fedapp.errors import ConfigError
-from fedapp.home import home
+from fedapp.housekeeping import forget_model
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.trees.objective import REGRESSION
@@ -135,9 +133,7 @@ def run_cell(cell: Cell, output: Path) -> Row:
 def run_and_tidy(settings: Settings) -> RunFolder:
     """Train in this process; the sites keep nothing."""
     folder = run_local(settings)
-    summary = json.loads((folder.path / "summary.json").read_text())
-    for party in summary["parties"]:
-        shutil.rmtree(home() / "sites" / party["name"] / summary["model_id"])
+    forget_model(folder.summary["model_id"])
     return folder
 
 

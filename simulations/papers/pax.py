@@ -6,8 +6,6 @@ and Table 4 (partitions of the random draw).
 
 from __future__ import annotations
 
-import json
-import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -21,21 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet
 import typer
 
-from fedapp.config import Settings, load_settings
+from fedapp.config import load_settings
 from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
-from fedapp.home import home
 from simulations.baselines import run_baselines
 from simulations.kept import kept
-from simulations.local import run_local
-from simulations.papers.tables import (
-    Row,
-    console,
-    grouped,
-    mean_of,
-    new_grid,
-    write_tables,
-)
+from simulations.papers.tables import Row, console, costs, grouped, mean_of, new_grid, write_tables
+from simulations.scored import trained
 
 AIRLINE = "airline"
 DATA = ("default-credit", "ijcnn1", "cod-rna", AIRLINE)
@@ -83,25 +73,6 @@ DIFFERENCES = (
 )
 
 
-def run_pax(settings: Settings) -> Row:
-    """Train in this process; returns the run's summary and leaves nothing on the disk."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = settings.model_copy(update={"run_dir": str(Path(folder) / "run")})
-        summary: Row = json.loads((run_local(settings).path / "summary.json").read_text())
-    for party in summary["parties"]:
-        shutil.rmtree(home() / "sites" / party["name"] / summary["model_id"])
-    return summary
-
-
-def costs(summary: Mapping[str, Any]) -> Row:
-    """Seconds of training, bytes both ways, exchanges."""
-    return {
-        "seconds": summary["seconds"]["train"],
-        "bytes": sum(summary["bytes"].values()),
-        "exchanges": summary["exchanges"],
-    }
-
-
 def own_config(common: Row, data: str, seed: int, n_trees: int) -> Row:
     """Settings of the runs of one table."""
     return {**common, "data": data, "seed": seed, "num-boost-round": n_trees}
@@ -116,7 +87,7 @@ def quality(data: str, seed: int, n_trees: int) -> list[Row]:
     alone = float(np.mean([scores["auc"] for scores in baselines["alone"].values()]))
     rows = []
     for bins in BINS:
-        summary = run_pax(load_settings({**config, "pax.bins": bins}))
+        summary = trained({**config, "pax.bins": bins})[2]
         auc = summary["metrics"]["test"]["auc"]
         row = {"data": data, "seed": seed, "bins": bins, "auc": auc, "pooled": pooled}
         row |= {"difference": auc - pooled, "spread": spread, "alone": alone}
@@ -162,11 +133,10 @@ def partitions(table: Table, draw: str, seed: int, n_trees: int) -> list[Row]:
         found = [{"draw": draw, "partition": "pooled", "seed": seed, **_picked(pooled)}]
         for number, sizes in enumerate(PARTITIONS, 1):
             partition = "sizes:" + ",".join(map(str, sizes))
-            summary = run_pax(load_settings({**config, "partition": partition}))
-            row = {"draw": draw, "partition": number, "seed": seed}
-            trained = {"parties": [party["rows"] for party in summary["parties"]]}
-            scores = _picked(summary["metrics"]["test"])
-            found.append({**row, **trained, **scores, **costs(summary)})
+            summary = trained({**config, "partition": partition})[2]
+            row: Row = {"draw": draw, "partition": number, "seed": seed}
+            row["parties"] = [party["rows"] for party in summary["parties"]]
+            found.append({**row, **_picked(summary["metrics"]["test"]), **costs(summary)})
     return found
 
 

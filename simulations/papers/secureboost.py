@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 import statistics
 import tempfile
 import time
@@ -30,7 +29,7 @@ from fedapp import metrics
 from fedapp.config import load_settings
 from fedapp.conversation import Checkpoint, Conversation, Parties
 from fedapp.data.datasets import read_source
-from fedapp.home import home
+from fedapp.housekeeping import forget_model
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.report.canvas import BLUE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
@@ -147,8 +146,7 @@ def alignment(n_first: int, n_second: int) -> Row:
             grid.close()
         lines = strategy.folder.ledger.read_text().splitlines()
         sent = [one for one in map(json.loads, lines) if ".alignment_" in one["type"]]
-    for party in strategy.parties:
-        shutil.rmtree(home() / "sites" / party / strategy.state.model_id)
+    forget_model(strategy.state.model_id)
     assert strategy.outcome is not None
     seconds = sent[-1]["seconds"] - sent[0]["seconds"]
     return {

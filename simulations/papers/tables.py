@@ -26,6 +26,15 @@ def mean_of(rows: Sequence[Row], name: str) -> float:
     return float(np.mean([row[name] for row in rows]))
 
 
+def costs(summary: Mapping[str, Any]) -> Row:
+    """Seconds of training, bytes both ways, exchanges."""
+    return {
+        "seconds": summary["seconds"]["train"],
+        "bytes": sum(summary["bytes"].values()),
+        "exchanges": summary["exchanges"],
+    }
+
+
 def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     """Rows by the values of some fields, in order of appearance."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
