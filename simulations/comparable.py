@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import Settings, Value, flatten, load_settings, settings_named
-from fedapp.data.partition import SUBSETS, Split
+from fedapp.data.partition import SUBSETS
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.home import private_folder
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import check_read, load_strategy
 from fedapp.studies import CLAIM
-from simulations.baselines import BY_COLUMNS, BY_ROWS, baselines_of, join_tables
+from simulations.baselines import BY_COLUMNS, BY_ROWS, baseline_rows, baselines_of
 from simulations.kept import TABLE, check_same, table_digest
-from simulations.rows import stacked_tables
 
 # Settings of a comparison that its lines and facts name.
 STATED = {"strategy", "data", "seed", "parties", "objective", "run-dir", "resume"}
@@ -69,7 +68,7 @@ def same_rows(runs: Sequence[Settings]) -> dict[str, int]:
     DataError : a table breaks a rule.
     """
     kinds = _kinds(runs)
-    splits = {kind: _split_of(run, kind) for kind, run in kinds.items()}
+    splits = {kind: baseline_rows(run)[0].in_table_order().split for kind, run in kinds.items()}
     first = next(iter(splits.values()))
     if not len(first.test):
         raise ConfigError(
@@ -83,17 +82,6 @@ def same_rows(runs: Sequence[Settings]) -> dict[str, int]:
             raise ConfigError(f"partition {rule} has them all, got '{runs[0].partition}': {left}")
     assert all(np.array_equal(split.test, first.test) for split in splits.values())
     return {subset: len(getattr(first, subset)) for subset in SUBSETS}
-
-
-def _split_of(run: Settings, kind: str) -> Split:
-    """The rows of all parties of a run, in the order of the table."""
-    if kind == BY_COLUMNS:
-        split = join_tables(run)[0].split
-        return Split(*(np.sort(getattr(split, subset)) for subset in SUBSETS))
-    _, shares = stacked_tables(run)
-    return Split(
-        *(np.sort(np.concatenate([rows[subset] for rows in shares.values()])) for subset in SUBSETS)
-    )
 
 
 def _kinds(runs: Sequence[Settings]) -> dict[str, Settings]:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,22 @@ class Deployment:
         """The same run by the local engine, with the sites' own node configs."""
         contexts = site_contexts(self.node_config(name) for name in self.ports)
         return run_local(load_settings({**settings, "run-dir": str(run_dir)}), contexts)
+
+    def train(self, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
+        """The same run across the sites."""
+        run = ("run", settings.get("strategy", "pax"), "--engine", "federation")
+        self.fedapp(*run, *settings_of({**settings, "run-dir": run_dir}))
+        return RunFolder(run_dir)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Start everything, and register the sites; with the block's end all that runs ends."""
+        try:
+            self.start("coordinator", *self.ports)
+            self.register()
+            yield
+        finally:
+            self.close()
 
     def start(self, *names: str) -> None:
         """Start the coordinator's script and register its sites, or a site's script."""

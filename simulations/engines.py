@@ -32,6 +32,7 @@ from fedapp.run_folder import RunFolder, State
 from fedapp.server_app import load_strategy
 from simulations.flower_errors import (
     GONE,
+    LOG_LINES,
     LOST_RUN,
     SILENT,
     check_programs,
@@ -46,7 +47,6 @@ STATUS_POLL_SECONDS, ENDING_POLL_SECONDS = 6.0, 1.0
 STOP_SECONDS = 10
 # A SuperLink that is killed and started again answers after some 20 s, on a busy machine later.
 LONGEST_SILENCE = 120.0
-LOG_LINES = 20
 COMPLETED = "finished:completed"
 UNKNOWN = "unknown"  # status of a run that cannot be asked for
 STOPPED = {"SystemExit", "KeyboardInterrupt"}  # in the ServerApp's process, from outside
@@ -176,7 +176,9 @@ def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
             command, env=environment, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        _wait_until_healthy(process, http_port, log)
+        if not is_healthy(process, http_port, SUPERLINK_START_SECONDS):
+            printed = log.read_text(errors="replace")
+            raise failed(printed, "local", "Flower's SuperLink did not start")
         yield environment
     finally:
         tell("ending Flower", ends=True)
@@ -193,17 +195,16 @@ def free_ports(n: int) -> list[int]:
     return ports
 
 
-def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Wait for the SuperLink to answer."""
-    deadline = time.monotonic() + SUPERLINK_START_SECONDS
+def is_healthy(process: subprocess.Popen[bytes], port: int, seconds: float) -> bool:
+    """Whether a server answers before it ends, and within so many seconds; waits for it."""
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
-                return
+                return True
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    printed = log.read_text(errors="replace")
-    raise failed(printed, "local", "Flower's SuperLink did not start")
+    return False
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

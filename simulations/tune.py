@@ -190,12 +190,10 @@ class Tuning:
         """One trial, which is stopped before it would use what the last run needs."""
         assert self.folder is not None
         path = self.folder.path / CURRENT
-        given = {**first.changed, **settings, "score-test": False}
-        given["run-dir"] = str(path)
-        guard = self._guard(trials)
-        how = given, self.engine, False, self.watcher, guard
+        given = {**first.changed, **settings, "score-test": False, "run-dir": str(path)}
+        how = self.engine, False, self.watcher, self._guard(trials)
         try:
-            Training(self.strategy, *how, with_page=False).carry_out()
+            Training(self.strategy, given, *how, with_page=False).carry_out()
         except StoppedError:
             used = _ledger_cost(path)
             return Trial(number, "stopped", dict(settings), None, used.exchanges, used.n_bytes)
@@ -213,8 +211,7 @@ class Tuning:
         if self.budget.exchanges is None and self.budget.n_bytes is None:
             return None
         before = _spent(trials)
-        scored = [one for one in trials if one.score is not None]
-        kept = _dearest(scored)
+        kept = _dearest([one for one in trials if one.score is not None])
         now, step = Cost(), Cost()
 
         def after(info: RoundInfo) -> bool:
@@ -248,9 +245,12 @@ class Tuning:
         trials = read_trials(path)
         best = best_of(trials, metric)
         if best is None:
+            limits = {"runs": self.budget.runs, "exchanges": self.budget.exchanges}
+            limits["bytes"] = self.budget.n_bytes
+            got = ", ".join(f"{name}={most:,}" for name, most in limits.items() if most is not None)
             raise ConfigError(
-                f"budget must allow one trial and the last run of the best setting, "
-                f"got {_budget_words(self.budget)}: one trial was stopped; name another --output"
+                f"budget must allow one trial and the last run of the best setting, got {got}: one "
+                "trial was stopped; name another --output"
             )
         self.watcher.begin(f"the best setting, trial {best.number}, with its test scores")
         if (folder := path / BEST).exists():
@@ -264,6 +264,7 @@ class Tuning:
             summary["data"] = named
         last = Cost(summary["exchanges"], sum(summary["bytes"].values()))
         spent = _spent(trials) + last
+        changed = {name: value for name, value in self.given.items() if name != "strategy"}
         content = {
             "strategy": self.strategy,
             "data": summary["data"],
@@ -272,7 +273,7 @@ class Tuning:
             "engine": self.engine,
             "trials": len(trials),
             "best": best.number,
-            "settings": {**_changed(self.given), **best.settings},
+            "settings": {**changed, **best.settings},
             "valid": best.score,
             "test": summary["metrics"]["test"],
             "exchanges": spent.exchanges,
@@ -298,10 +299,6 @@ def _check(settings: Settings, engine: str, given: Iterable[str]) -> None:
     for name, value in (("run-dir", settings.run_dir), ("resume", settings.resume)):
         if value:
             raise ConfigError(f"{name} must be omitted to tune, which has --output, got {value}")
-
-
-def _changed(given: Mapping[str, Value]) -> dict[str, Value]:
-    return {name: value for name, value in given.items() if name != "strategy"}
 
 
 def _spent(trials: list[Trial]) -> Cost:
@@ -338,12 +335,3 @@ def _drop(path: Path) -> None:
         forget_model(model_id)
     if path.exists():
         shutil.rmtree(path)
-
-
-def _budget_words(budget: Budget) -> str:
-    named: dict[str, int | None] = {
-        "runs": budget.runs,
-        "exchanges": budget.exchanges,
-        "bytes": budget.n_bytes,
-    }
-    return ", ".join(f"{name}={most:,}" for name, most in named.items() if most is not None)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import resource
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -23,6 +26,7 @@ from fedapp.packages import versions
 
 STATUS = "/proc/{process}/status"
 WIDTH = 160  # letters of a line that no terminal shows
+T = TypeVar("T")
 
 
 def peak_bytes(process: int | str = "self") -> int:
@@ -41,6 +45,32 @@ def cpu_seconds() -> float:
     """CPU seconds of this process, all its threads and the processes that it has waited for."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def apart(function: Callable[..., T], *given: Any) -> T:
+    """A call in a process of its own, whose peak memory is its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, given)
+
+
+@contextmanager
+def looking(look: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Call ``look`` every ``seconds`` while the block runs, and once at its end."""
+    ended = threading.Event()
+
+    def run() -> None:
+        has_ended = False
+        while not has_ended:
+            has_ended = ended.wait(seconds)
+            look()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def exponent(figures: tuple[float, float], sizes: tuple[float, float]) -> float:

@@ -10,7 +10,6 @@ the memory of each site's processes between runs.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import tempfile
@@ -23,8 +22,9 @@ import numpy as np
 import psutil
 from sklearn.datasets import load_breast_cancer
 
+from simulations.bench import tell
 from simulations.bench.exchange import SITES, cpu_used
-from simulations.deployment import DRAWS, Deployment, settings_of
+from simulations.deployment import DRAWS, Deployment
 
 IDLE_SECONDS = 45  # after which a site has let go of what answered
 METHODS = ("pax", "secureboost")
@@ -49,7 +49,7 @@ def main() -> None:
                 "max-depth": given.max_depth,
                 "max-bin": 32 if method == "secureboost" else 256,
             }
-            print(json.dumps({"bench": "across", **settings, **timed(Path(folder), settings)}))
+            tell("across", ("fedapp", "flwr"), **settings, **timed(Path(folder), settings))
 
 
 def timed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,37 +62,27 @@ def timed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     nodes = tables(folder, by_columns=settings["strategy"] == "secureboost")
     deployment = Deployment(folder / "sites", nodes)
     local = deployment.locally(folder / "local", settings)
-    try:
-        deployment.start("coordinator", *SITES)
-        deployment.register()
+    with deployment.running():
         began, used = time.monotonic(), cpu_used(deployment)
-        run = ("run", settings["strategy"], "--engine", "federation")
-        given = {**settings, "run-dir": folder / "across"}
-        deployment.fedapp(*run, *settings_of(given))
+        run = deployment.train(folder / "across", settings)
         minutes = (time.monotonic() - began) / 60
         time.sleep(IDLE_SECONDS)
         used = cpu_used(deployment) - used
         idle = {name: idle_bytes(deployment.family(name)) for name in SITES}
-    finally:
-        deployment.close()
-    summaries = [
-        json.loads((path / "summary.json").read_text()) for path in (folder / "across", local.path)
-    ]
-    scores = [summary["metrics"] for summary in summaries]
-    assert scores[0] == scores[1], "scores must be those of the local engine"
-    models = [(path / "model.json").read_bytes() for path in (folder / "across", local.path)]
+    summary, exchanges = run.summary, run.summary["exchanges"]
+    assert summary["metrics"] == local.summary["metrics"], (
+        "scores must be those of the local engine"
+    )
+    models = [(each.path / "model.json").read_bytes() for each in (run, local)]
     assert models[0] == models[1], "the model must be that of the local engine"
     return {
         "minutes": round(minutes, 2),
-        "exchanges": summaries[0]["exchanges"],
-        "seconds an exchange": round(
-            summaries[0]["seconds"]["total"] / summaries[0]["exchanges"], 3
-        ),
+        "exchanges": exchanges,
+        "seconds an exchange": round(summary["seconds"]["total"] / exchanges, 3),
         "CPU seconds an exchange": {
-            program: round(seconds / summaries[0]["exchanges"], 3)
-            for program, seconds in used.most_common()
+            program: round(seconds / exchanges, 3) for program, seconds in used.most_common()
         },
-        "local seconds": summaries[1]["seconds"]["total"],
+        "local seconds": local.summary["seconds"]["total"],
         "idle MB a site": {name: round(found / 2**20) for name, found in idle.items()},
     }
 

@@ -24,7 +24,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -38,8 +37,8 @@ import psutil
 
 from fedapp.config import Settings, load_settings
 from fedapp.deploy.folders import registered_sites
-from fedapp.packages import versions
-from simulations.deployment import Deployment, example_nodes, settings_of
+from simulations.bench import looking, tell
+from simulations.deployment import Deployment, example_nodes
 
 SITES, WATCHED = ("bank", "insurer", "shop"), "bank"
 ROWS, ROUNDS, REPEATS = 200, 30, 5
@@ -115,9 +114,8 @@ def main() -> None:
             "app": round(own - flower, 3),
         },
         "exchanges": counts,
-        "versions": versions(("fedapp", "flwr")),
     }
-    print(json.dumps(found))
+    tell("exchange", ("fedapp", "flwr"), **found)
 
 
 def exchanges_by_default(n_parties: int) -> dict[str, int]:
@@ -158,17 +156,11 @@ def measured(folder: Path, rounds: int, stock: bool) -> tuple[Watch, list[dict[s
         _use_flowers_commands(folder)
     settings = {"parties": len(SITES), "num-boost-round": rounds, "max-depth": 1, "max-bin": 32}
     local = deployment.locally(folder / "local", settings)
-    try:
-        deployment.start("coordinator", *SITES)
-        deployment.register()
-        run = ("run", "pax", "--engine", "federation")
-        with watched(deployment) as watch:
-            deployment.fedapp(*run, *settings_of({**settings, "run-dir": folder / "across"}))
-    finally:
-        deployment.close()
-    same = (folder / "across" / "model.json").read_bytes()
-    assert same == (local.path / "model.json").read_bytes()
-    return watch, timelines(watch, _waits(folder / "across" / "ledger.jsonl"))
+    with deployment.running(), watched(deployment) as watch:
+        run = deployment.train(folder / "across", settings)
+    models = [(each.path / "model.json").read_bytes() for each in (run, local)]
+    assert models[0] == models[1], "the model must be that of the local engine"
+    return watch, timelines(watch, _waits(run.ledger))
 
 
 def _use_flowers_commands(folder: Path) -> None:
@@ -200,14 +192,24 @@ class Watch:
 @contextmanager
 def watched(deployment: Deployment) -> Iterator[Watch]:
     """Look at one site again and again while the block runs."""
-    watch, ended = Watch(), threading.Event()
-    thread = threading.Thread(target=_look, args=(watch, deployment, ended))
-    thread.start()
-    try:
+    watch = Watch()
+    nodes = registered_sites(deployment.coordinator / "flower")
+    node = next(int(number) for number, name in nodes.items() if name == WATCHED)
+    site = deployment.folder / WATCHED / "home" / "sites" / WATCHED
+    database = f"file:{deployment.coordinator / 'superlink.db'}?mode=ro"
+    # Only the thread that looks asks the database.
+    connection = sqlite3.connect(database, uri=True, check_same_thread=False)
+
+    def look() -> None:
+        with suppress(sqlite3.OperationalError):  # locked for a moment
+            _look_at_messages(watch, superlink, node)
+        if (step := max(watch.messages, default=0)) not in watch.cpu:
+            watch.cpu[step] = cpu_used(deployment)
+        watch.locks |= {path.stat().st_mtime for path in site.glob("*/lock")}
+        watch.states |= {path.stat().st_mtime for path in site.glob("*/state.json")}
+
+    with closing(connection) as superlink, looking(look, LOOK_SECONDS):
         yield watch
-    finally:
-        ended.set()
-        thread.join()
 
 
 def cpu_used(deployment: Deployment) -> Counter[str]:
@@ -233,22 +235,6 @@ def cpu_of_an_exchange(used: Mapping[int, Counter[str]]) -> Counter[str]:
     gone = used[last].copy()
     gone.subtract(used[first])
     return Counter({program: seconds / (last - first) for program, seconds in gone.items()})
-
-
-def _look(watch: Watch, deployment: Deployment, ended: threading.Event) -> None:
-    """Note what there is to be seen."""
-    nodes = registered_sites(deployment.coordinator / "flower")
-    node = next(int(number) for number, name in nodes.items() if name == WATCHED)
-    site = deployment.folder / WATCHED / "home" / "sites" / WATCHED
-    database = f"file:{deployment.coordinator / 'superlink.db'}?mode=ro"
-    with closing(sqlite3.connect(database, uri=True)) as superlink:
-        while not ended.wait(LOOK_SECONDS):
-            with suppress(sqlite3.OperationalError):  # locked for a moment
-                _look_at_messages(watch, superlink, node)
-            if (step := max(watch.messages, default=0)) not in watch.cpu:
-                watch.cpu[step] = cpu_used(deployment)
-            watch.locks |= {path.stat().st_mtime for path in site.glob("*/lock")}
-            watch.states |= {path.stat().st_mtime for path in site.glob("*/state.json")}
 
 
 def _look_at_messages(watch: Watch, superlink: sqlite3.Connection, node: int) -> None:

@@ -22,7 +22,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from fedapp.config import load_settings
+from simulations.bench.exchange import ROWS, SITES
 from simulations.deployment import (
     RUN_SECONDS,
     SUPEREXEC,
@@ -33,10 +33,8 @@ from simulations.deployment import (
     example_nodes,
     settings_of,
 )
-from simulations.local import run_local, site_contexts
 
-SITES = ("bank", "insurer", "shop")
-ROWS, SEED = 200, 1
+SEED = 1
 SETTINGS = {
     "parties": len(SITES),
     "num-boost-round": 2,
@@ -72,36 +70,19 @@ def main() -> int:
         limit = {"runs-per-day": 2 * given.n + 1}
         nodes = example_nodes(folder, SITES, ROWS)
         deployment = Deployment(folder, {name: {**node, **limit} for name, node in nodes.items()})
-        expected = _undisturbed(folder, deployment)
-        try:
-            deployment.start("coordinator", *SITES)
-            deployment.register()
-            seconds = _seconds_of_a_run(deployment)
+        expected = (deployment.locally(folder / "local", SETTINGS).path / "model.json").read_bytes()
+        with deployment.running():
+            began = time.monotonic()
+            deployment.train(folder / "undisturbed", SETTINGS)
+            seconds = time.monotonic() - began
             for number in range(given.n):
                 run_dir, began = folder / f"run-{number}", time.monotonic()
                 outcome = _disturbed(deployment, run_dir, rng, seconds, expected)
                 tally[outcome] += 1
                 if outcome == UNDISTURBED:  # the machine may be busier or less than it was
                     seconds = time.monotonic() - began
-        finally:
-            deployment.close()
     print(json.dumps({"runs": given.n, "seconds undisturbed": round(seconds, 1), **tally}))
     return int(not GOOD.issuperset(tally))
-
-
-def _undisturbed(folder: Path, deployment: Deployment) -> bytes:
-    """The model of the same tables, trained in this process."""
-    contexts = site_contexts(deployment.node_config(name) for name in SITES)
-    settings = load_settings({**SETTINGS, "run-dir": str(folder / "local")})
-    return (run_local(settings, contexts).path / "model.json").read_bytes()
-
-
-def _seconds_of_a_run(deployment: Deployment) -> float:
-    """How long a run takes that nothing disturbs."""
-    began = time.monotonic()
-    settings = _settings(deployment.folder / "undisturbed")
-    deployment.fedapp(*RUN, *settings)
-    return time.monotonic() - began
 
 
 def _disturbed(
@@ -110,14 +91,14 @@ def _disturbed(
     """Kill a process during a run, print a line, and say how the run has ended."""
     place, program = rng.choice(FAULTS)
     moment, began = rng.uniform(0, seconds), time.monotonic()
-    run = deployment.begin(*RUN, *_settings(run_dir))
+    run = deployment.begin(*RUN, *(anew := settings_of({**SETTINGS, "run-dir": run_dir})))
     with suppress(subprocess.TimeoutExpired):
         run.wait(moment)
     killed = _kill_during(run, deployment, place, program)
     outcome, shown = _outcome(run, run_dir / "model.json", expected)
     if outcome not in GOOD and place == "coordinator" and run.returncode:
         begun = (run_dir / "config.toml").exists()
-        again = settings_of({"resume": run_dir}) if begun else _settings(run_dir)
+        again = settings_of({"resume": run_dir}) if begun else anew
         run = deployment.begin(*RUN, *again)
         outcome, shown = _outcome(run, run_dir / "model.json", expected)
         outcome += ", resumed" if begun else ", begun again"
@@ -147,10 +128,6 @@ def _kill_during(
             return True
         time.sleep(0.02)
     return False
-
-
-def _settings(run_dir: Path) -> list[str]:
-    return settings_of({**SETTINGS, "run-dir": run_dir})
 
 
 def _outcome(run: subprocess.Popen[str], model: Path, expected: bytes) -> tuple[str, str]:

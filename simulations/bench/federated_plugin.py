@@ -21,6 +21,7 @@ import numpy.typing as npt
 import xgboost
 
 from simulations.bench import peak_bytes
+from simulations.engines import free_ports
 
 Rows = npt.NDArray[np.float32]
 Parameters = Mapping[int, Mapping[str, Any]]
@@ -125,9 +126,7 @@ def _median_span(spans: Sequence[Sequence[tuple[float, float]]]) -> float:
 @contextmanager
 def _server(n_workers: int) -> Iterator[int]:
     """A process that connects the workers; yields its port."""
-    with socket.socket() as probe:
-        probe.bind((LOCALHOST, 0))
-        port: int = probe.getsockname()[1]
+    (port,) = free_ports(1)
     spawn = multiprocessing.get_context("spawn")
     server = spawn.Process(target=_serve, args=(n_workers, port), daemon=True)
     server.start()

@@ -9,13 +9,10 @@ peak is all that the process ever held, the server of the run and all libraries 
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,7 @@ from torch import nn
 from fedapp.config import load_settings
 from fedapp.trees.stacked.fit import HeadRows, Training, fit_head
 from fedapp.trees.stacked.head import Floats, HeadShape, Kind, initial_weights, split_weights
-from simulations.bench import peak_bytes, tell
+from simulations.bench import apart, peak_bytes, tell
 from simulations.local import run_local
 
 N_ROWS, N_TREES, N_COLUMNS = 50_000, 500, 20
@@ -139,8 +136,8 @@ def measure_epoch(kind: Kind, all_rows: int) -> dict[str, float]:
     return found
 
 
-def train_party(connection: Connection, n_rows: int) -> None:
-    """One run of one party with all rows, in this process; sends what it took."""
+def train_party(n_rows: int) -> dict[str, Any]:
+    """What one run of one party with all rows takes, in this process."""
     with tempfile.TemporaryDirectory() as folder:
         rng = np.random.default_rng(SEED)
         values = rng.standard_normal((N_COLUMNS, n_rows), dtype=np.float32)
@@ -152,20 +149,13 @@ def train_party(connection: Connection, n_rows: int) -> None:
         config = {"strategy": "fedxgbllr", "data": str(path), "label": "label", "parties": 1}
         config |= {"test-fraction": 0.0, "valid-fraction": 0.0, "run-dir": f"{folder}/run"}
         config |= {"fedxgbllr.trees": N_TREES, "fedxgbllr.rounds": 2, "fedxgbllr.epochs": 1}
-        run = run_local(load_settings({**config, "seed": SEED}))
-        summary = json.loads((run.path / "summary.json").read_text())
-    connection.send({"peak_bytes": peak_bytes(), "seconds": summary["seconds"]["train"]})
+        summary = run_local(load_settings({**config, "seed": SEED})).summary
+    return {"peak_bytes": peak_bytes(), "seconds": summary["seconds"]["train"]}
 
 
 def measure_memory(n_rows: int) -> dict[str, Any]:
     """The party's peak, from a process of its own."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=train_party, args=(there, n_rows))
-    process.start()
-    there.close()
-    found: dict[str, Any] = here.recv()
-    process.join()
+    found = apart(train_party, n_rows)
     peak, most = found["peak_bytes"], MOST_BYTES
     within = "below" if peak < most else "ABOVE"
     console.print(f"peak memory {peak / 2**20:.0f} MiB, {within} {most / 2**30:.0f} GiB")

@@ -21,7 +21,7 @@ from typing import Any
 from fedapp.config import Settings, load_settings
 from simulations.bench import cpu_seconds, exponent, show, tell
 from simulations.bench.federated_forest import run_once
-from simulations.bench.pax_secure import write_rows
+from simulations.bench.pax_speed import write_rows
 
 SEED, MAX_BIN = 42, 255
 TEST_FRACTION = 0.1

@@ -11,12 +11,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import multiprocessing
-import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +26,7 @@ from rich.console import Console
 from fedapp.config import Settings, load_settings
 from fedapp.data.schema import Roles
 from fedapp.histograms.bins import code_type
-from simulations.bench import cpu_seconds, peak_bytes, show, tell
+from simulations.bench import apart, cpu_seconds, peak_bytes, show, tell
 from simulations.same_trees import count_same_nodes
 
 N_ROWS, N_COLUMNS = 1_000_000, 28
@@ -76,7 +74,7 @@ def write_table(path: Path, n_rows: int) -> None:
             writer.write_table(pa.table([*values, labels.astype(np.float64)], schema=schema))
 
 
-def settings_of(path: Path, run_dir: Path) -> Settings:
+def settings_of(path: Path) -> Settings:
     """One party that has the whole table."""
     config = {
         "strategy": "pax",
@@ -90,41 +88,34 @@ def settings_of(path: Path, run_dir: Path) -> Settings:
         "num-boost-round": N_TREES,
         "max-depth": DEPTH,
         "max-bin": MAX_BIN,
-        "run-dir": str(run_dir),
     }
     return load_settings(config)
 
 
-def train_pax(path: Path, run_dir: Path) -> Measured:
+def train_pax(path: Path) -> Measured:
     """One run by the local engine."""
-    from fedapp.home import home
-    from simulations.local import run_local
+    from simulations.scored import temporary_run
 
     ready, began = peak_bytes(), cpu_seconds()
-    run = run_local(settings_of(path, run_dir))
-    used = cpu_seconds() - began
-    summary = json.loads((run.path / "summary.json").read_text())
-    rounds = [json.loads(line) for line in run.rounds.read_text().splitlines()]
-    sent = {
-        "exchanges": summary["exchanges"],
-        "messages": len(run.ledger.read_text().splitlines()),
-        "bytes": sum(summary["bytes"].values()),
-    }
-    shutil.rmtree(home() / "sites" / summary["parties"][0]["name"] / summary["model_id"])
-    each = [line["seconds"] for line in rounds]
-    model = (run.path / "model.xgb.json").read_text()
+    with temporary_run(settings_of(path)) as run:
+        used, summary = cpu_seconds() - began, run.summary
+        each = [json.loads(line)["seconds"] for line in run.rounds.read_text().splitlines()]
+        n_messages = len(run.ledger.read_text().splitlines())
+        model = (run.path / "model.xgb.json").read_text()
+    sent = {"exchanges": summary["exchanges"], "messages": n_messages}
+    sent["bytes"] = sum(summary["bytes"].values())
     seconds = summary["seconds"]["train"]
     return Measured(peak_bytes(), ready, seconds, used, each, sent, model)
 
 
-def train_pooled(path: Path, run_dir: Path) -> Measured:
+def train_pooled(path: Path) -> Measured:
     """XGBoost on the same table, by the run's settings."""
     import xgboost
 
     from fedapp.data.datasets import read_source
     from simulations.baselines import xgboost_parameters
 
-    settings, ready, before = settings_of(path, run_dir), peak_bytes(), cpu_seconds()
+    settings, ready, before = settings_of(path), peak_bytes(), cpu_seconds()
     table = read_source(str(path), Roles(label="label"))
     parameters = xgboost_parameters(settings, table.labels, np.ones(table.n_rows), table.labels)
     start = time.perf_counter()
@@ -132,13 +123,6 @@ def train_pooled(path: Path, run_dir: Path) -> Measured:
     booster = xgboost.train(parameters, matrix, N_TREES)
     seconds, used = time.perf_counter() - start, cpu_seconds() - before
     return Measured(peak_bytes(), ready, seconds, used, [], {}, booster.save_raw("json").decode())
-
-
-def in_process(train: Callable[[Path, Path], Measured], path: Path, run_dir: Path) -> Measured:
-    """Train in a new process, and wait for it."""
-    spawn = multiprocessing.get_context("spawn")
-    with spawn.Pool(1) as pool:
-        return pool.apply(train, (path, run_dir))
 
 
 def print_both(party: Measured, pooled: Measured, n_rows: int) -> None:
@@ -173,8 +157,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
         write_table(path, given.rows)
-        pooled = in_process(train_pooled, path, Path(folder))
-        party = in_process(train_pax, path, Path(folder) / "run")
+        pooled, party = apart(train_pooled, path), apart(train_pax, path)
     n_nodes = count_same_nodes(json.loads(party.model), json.loads(pooled.model))
     console.print(f"the party's model equals pooled XGBoost in all {n_nodes} nodes")
     print_both(party, pooled, given.rows)

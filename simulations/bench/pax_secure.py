@@ -16,16 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table as Grid
-
 from fedapp.config import Settings, load_settings
-from simulations.bench import tell
-from simulations.bench.pax_speed import run_pax
+from simulations.bench import show, tell
+from simulations.bench.pax_speed import run_pax, write_rows
 
 MAX_BIN, DEPTH, SEED = 255, 6, 42
 PLAIN, EQUAL, SECURE = "plain, share", "plain, equal", "secure"
@@ -34,7 +27,6 @@ HOW = {
     EQUAL: {"pax.aggregation": "plain", "pax.bins": "equal"},
     SECURE: {"pax.aggregation": "secure"},
 }
-console = Console()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +40,6 @@ class Cost:
     begin_bytes: float
     exchanges: int
     auc: float
-
-
-def write_rows(path: Path, n_rows: int, n_columns: int) -> str:
-    """A table of numbers without ties, whose label goes by five of its columns."""
-    rng = np.random.default_rng(SEED)
-    values = rng.standard_normal((n_rows, n_columns)).astype(np.float32)
-    margins = values[:, :4] @ np.array([1.0, -0.5, 0.5, 0.25]) + np.abs(values[:, 4]) - 1
-    labels = (rng.random(n_rows) < 1 / (1 + np.exp(-margins))).astype(np.float64)
-    columns = {f"x{place}": values[:, place] for place in range(n_columns)}
-    pa.parquet.write_table(pa.table({**columns, "label": labels}), path)
-    return str(path)
 
 
 def settings_of(data: str, sums: str, parties: int, trees: int) -> Settings:
@@ -108,26 +89,15 @@ def measure(data: str, parties: int, trees: int, repeats: int) -> Iterator[Cost]
         yield Cost(sums, a_tree, bytes_a_tree, *begin, last[0]["exchanges"], auc)
 
 
-def show(costs: list[Cost], heading: str) -> None:
-    """Print a line for each way, and the ratio to plain sums."""
-    grid = Grid(title=heading, box=SIMPLE_HEAD)
-    names = ("sums", "ms a tree", "/ share", "/ equal", "kB a tree", "s before", "MB before")
-    for name in (*names, "exchanges", "AUC"):
-        grid.add_column(name, justify="left" if name == "sums" else "right")
+def rows_of(costs: list[Cost]) -> Iterator[list[str]]:
+    """A line for each way, with the ratio to plain sums."""
     by_name = {cost.sums: cost for cost in costs}
     for cost in costs:
         ratios = [cost.seconds_a_tree / by_name[plain].seconds_a_tree for plain in (PLAIN, EQUAL)]
-        grid.add_row(
-            cost.sums,
-            f"{cost.seconds_a_tree * 1e3:.1f}",
-            *(f"{ratio:.2f}" for ratio in ratios),
-            f"{cost.bytes_a_tree / 1e3:.0f}",
-            f"{cost.begin_seconds:.2f}",
-            f"{cost.begin_bytes / 1e6:.1f}",
-            str(cost.exchanges),
-            f"{cost.auc:.4f}",
-        )
-    console.print(grid)
+        sent = [f"{cost.bytes_a_tree / 1e3:.0f}", f"{cost.begin_seconds:.2f}"]
+        sent += [f"{cost.begin_bytes / 1e6:.1f}", str(cost.exchanges), f"{cost.auc:.4f}"]
+        each = f"{cost.seconds_a_tree * 1e3:.1f}", *(f"{ratio:.2f}" for ratio in ratios)
+        yield [cost.sums, *each, *sent]
 
 
 def main() -> None:
@@ -143,7 +113,9 @@ def main() -> None:
         data = write_rows(Path(folder) / "rows.parquet", given.rows, given.columns)
         check_split(data, given.parties)
         costs = list(measure(data, given.parties, given.trees, given.repeats))
-    show(costs, f"{given.parties} parties, {given.rows:,} x {given.columns}, depth {DEPTH}")
+    header = ["sums", "ms a tree", "/ share", "/ equal", "kB a tree", "s before", "MB before"]
+    heading = f"{given.parties} parties, {given.rows:,} x {given.columns}, depth {DEPTH}"
+    show(heading, [*header, "exchanges", "AUC"], rows_of(costs))
     lines = [asdict(cost) for cost in costs]
     packages = "fedapp", "numpy", "cryptography", "flwr"
     tell("pax_secure", packages, **vars(given), by=["sums"], lines=lines)

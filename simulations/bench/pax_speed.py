@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
 import tempfile
 import time
@@ -32,13 +31,12 @@ from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import find_dataset, locate, read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
-from fedapp.home import home
 from fedapp.site.rows import share_rows
 from simulations.baselines import xgboost_parameters
 from simulations.bench import peak_bytes, show, tell
 from simulations.bench.federated_plugin import Work, check_plugin, train_federated
-from simulations.local import run_local
 from simulations.same_trees import count_same_nodes
+from simulations.scored import temporary_run
 
 N_PARTIES, N_TRAIN, N_TEST, N_COLUMNS = 3, 20_000, 10_000, 23
 N_TREES, MAX_BIN, ETA, DEPTHS = 20, 255, 0.3, (4, 6)
@@ -88,14 +86,19 @@ def write_table(folder: Path) -> tuple[str, str]:
     """The setting ``data``, and what to call it; makes a table where default-credit is not here."""
     if locate(find_dataset("default-credit").files[0]):
         return "default-credit", "default-credit"
+    path = write_rows(folder / "synthetic.parquet", N_TRAIN + N_TEST, N_COLUMNS)
+    return path, "synthetic, of the size of default-credit"
+
+
+def write_rows(path: Path, n_rows: int, n_columns: int) -> str:
+    """A table of numbers without ties, whose label goes by five of its columns."""
     rng = np.random.default_rng(SEED)
-    values = rng.standard_normal((N_TRAIN + N_TEST, N_COLUMNS)).astype(np.float32)
+    values = rng.standard_normal((n_rows, n_columns)).astype(np.float32)
     margins = values[:, :4] @ np.array([1.0, -0.5, 0.5, 0.25]) + np.abs(values[:, 4]) - 1
-    labels = (rng.random(len(values)) < 1 / (1 + np.exp(-margins))).astype(np.float64)
-    columns = {f"x{place}": values[:, place] for place in range(N_COLUMNS)}
-    path = folder / "synthetic.parquet"
+    labels = (rng.random(n_rows) < 1 / (1 + np.exp(-margins))).astype(np.float64)
+    columns = {f"x{place}": values[:, place] for place in range(n_columns)}
     pa.parquet.write_table(pa.table({**columns, "label": labels}), path)
-    return str(path), "synthetic, of the size of default-credit"
+    return str(path)
 
 
 def settings_of(data: str, depth: int, bins: str, parties: int = N_PARTIES) -> Settings:
@@ -138,16 +141,10 @@ def run_pax(settings: Settings) -> tuple[dict[str, Any], dict[str, Any], int]:
     """One run: its summary, with its CPU seconds, its model as XGBoost's JSON, the number of its
     messages."""
     began = time.process_time()
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = str(Path(folder) / "run")
-        run = run_local(settings.model_copy(update={"run_dir": run_dir}))
-        summary = json.loads((run.path / "summary.json").read_text())
+    with temporary_run(settings) as run:
+        summary = {**run.summary, "cpu_seconds": time.process_time() - began}
         model = json.loads((run.path / "model.xgb.json").read_text())
-        n_messages = len(run.ledger.read_text().splitlines())
-    summary["cpu_seconds"] = time.process_time() - began
-    for party in summary["parties"]:
-        shutil.rmtree(home() / "sites" / party["name"] / summary["model_id"])
-    return summary, model, n_messages
+        return summary, model, len(run.ledger.read_text().splitlines())
 
 
 def measure_pax(settings: Settings, repeats: int) -> Measured:

@@ -20,14 +20,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table as Grid
 from sklearn.metrics import roc_auc_score
 
 from fedapp.home import write_whole
 from fedapp.packages import versions
 from fedapp.report.canvas import add_legend, line_style, new_canvas, new_pens, to_png
+from simulations import bench
 from simulations.scored import Scored, score, trained
 
 DATA: dict[str, dict[str, Any]] = {
@@ -43,7 +41,6 @@ HOW: dict[str, dict[str, Any]] = {
     "greedy": {"privacy.trees": "greedy"},
 }
 ROUNDS, DEPTH, ETA, DELTA, PARTIES = 100, 4, 0.2, 1e-5, 3
-console = Console()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +130,15 @@ def drawing(found: Sequence[Cell]) -> Figure:
 def show(found: Sequence[Cell]) -> None:
     """Print a line for each table and way to draw trees."""
     epsilons = list(dict.fromkeys(cell.epsilon for cell in found if cell.epsilon))
-    grid = Grid(box=SIMPLE_HEAD)
-    for name in ("data", "trees", "no noise", *(f"{epsilon:g}" for epsilon in epsilons)):
-        grid.add_column(name)
+    header, rows = ["data", "trees", "no noise", *(f"{one:g}" for one in epsilons)], []
     for data in dict.fromkeys(cell.data for cell in found):
         own = [cell for cell in found if cell.data == data]
         for trees in (name for name in HOW if any(cell.trees == name for cell in own)):
             line = {cell.epsilon: cell for cell in own if cell.trees == trees or not cell.epsilon}
             shown = [line[epsilon] for epsilon in (0.0, *epsilons)]
             texts = [f"{cell.mean:.4f} ± {cell.deviation:.4f}" for cell in shown]
-            grid.add_row(f"{data}, {own[0].metric}", trees, *texts)
-    console.print(grid)
+            rows.append([f"{data}, {own[0].metric}", trees, *texts])
+    bench.show("", header, rows)
 
 
 def main() -> None:

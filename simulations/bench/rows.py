@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -37,10 +35,9 @@ import pyarrow.parquet
 
 from fedapp.config import flatten, load_settings
 from fedapp.crypto.workers import n_cores
-from fedapp.packages import versions
 from fedapp.run_folder import RunFolder
-from simulations.bench import exponent, peak_bytes
-from simulations.deployment import DRAWS, Deployment, settings_of
+from simulations.bench import apart, exponent, looking, peak_bytes, tell
+from simulations.deployment import DRAWS, Deployment
 
 ROWS = (10_000, 100_000, 1_000_000)
 COLUMNS = (10, 10)  # active, passive
@@ -159,7 +156,6 @@ def train(asked: argparse.Namespace, method: str, n_rows: int) -> Line:
             assert same, "the model must be that of the local engine"
             told = {**figures(run), "local_seconds": told["seconds"], "peak_bytes": peaks}
     return {
-        "bench": "rows",
         "engine": engine,
         "method": method,
         "rows": n_rows,
@@ -171,8 +167,6 @@ def train(asked: argparse.Namespace, method: str, n_rows: int) -> Line:
         **told,
         "ready_bytes": ready,
         "seed": SEED,
-        "load": os.getloadavg()[0],
-        "versions": versions(("fedapp", "flwr", "gmpy2", "numba")),
     }
 
 
@@ -205,21 +199,16 @@ def simulated(settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
 def deployed(deployment: Deployment, settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
     """The same run across sites, and the peak of the largest process of each, and of the
     coordinator."""
-    names = ("coordinator", *SITES)
-    try:
-        deployment.start(*names)
-        deployment.register()
-        given = flatten({**settings, "run-dir": str(run_dir)})
-        words = {
-            name: str(value).lower() if value is True or value is False else value
-            for name, value in given.items()
-        }
-        with peaks_of(lambda: {name: deployment.family(name) for name in names}) as peaks:
-            run = ("run", settings["strategy"], "--engine", "federation")
-            deployment.fedapp(*run, *settings_of(words))
-    finally:
-        deployment.close()
-    return RunFolder(run_dir), peaks
+    words = {
+        name: str(value).lower() if value is True or value is False else value
+        for name, value in flatten(settings).items()
+    }
+
+    def families() -> dict[str, list[psutil.Process]]:
+        return {name: deployment.family(name) for name in ("coordinator", *SITES)}
+
+    with deployment.running(), peaks_of(families) as peaks:
+        return deployment.train(run_dir, words), peaks
 
 
 @contextmanager
@@ -227,30 +216,16 @@ def peaks_of(
     families: Callable[[], Mapping[str, Sequence[psutil.Process]]],
 ) -> Iterator[dict[str, int]]:
     """Peak memory of the largest process of each family while the block runs, in bytes."""
-    found, ended = dict[str, int](), threading.Event()
+    found = dict[str, int]()
 
     def look() -> None:
-        has_ended = False
-        while not has_ended:
-            has_ended = ended.wait(LOOK_SECONDS)
-            for name, members in families().items():
-                for process in members:
-                    with suppress(psutil.NoSuchProcess, FileNotFoundError, KeyError):
-                        found[name] = max(found.get(name, 0), peak_bytes(process.pid))
+        for name, members in families().items():
+            for process in members:
+                with suppress(psutil.NoSuchProcess, FileNotFoundError, KeyError):
+                    found[name] = max(found.get(name, 0), peak_bytes(process.pid))
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
+    with looking(look, LOOK_SECONDS):
         yield found
-    finally:
-        ended.set()
-        thread.join()
-
-
-def apart(function: Callable[..., Line], *given: Any) -> Line:
-    """A call in a process of its own, whose peak is its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, given)
 
 
 def exponents(lines: Sequence[Line]) -> list[Line]:
@@ -289,7 +264,7 @@ def main() -> None:
         lines: list[Line] = []
         for n_rows in sorted(given.rows):
             lines.append(apart(train, given, method, n_rows))
-            print(json.dumps(exponents(lines)[-1]), flush=True)
+            tell("rows", ("fedapp", "flwr", "gmpy2", "numba"), **exponents(lines)[-1])
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any
 import fedapp
 from fedapp.data.datasets import load_dataset
 from simulations.bench import tell
-from simulations.engines import free_ports
+from simulations.engines import free_ports, is_healthy
 
 DATA, N_ROUNDS, PARTIES = "breast-cancer", 50, 3
 RATE, SECONDS = 100.0, 10.0  # requests a second, and for how long
@@ -128,27 +128,12 @@ def served(run: Path) -> Iterator[int]:
     command = [sys.executable, "-m", "fedapp", "serve", str(run), "--port", str(port)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
-        _wait(port, process)
+        if not is_healthy(process, port, START_SECONDS):
+            raise SystemExit("the server must answer, got none")
         yield port
     finally:
         process.terminate()
         process.wait()
-
-
-def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Until the server answers."""
-    until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until and process.poll() is None:
-        connection = http.client.HTTPConnection("127.0.0.1", port)
-        try:
-            connection.request("GET", "/health")
-            connection.getresponse().read()
-            return
-        except ConnectionError:
-            time.sleep(0.1)
-        finally:
-            connection.close()
-    raise SystemExit("the server must answer, got none")
 
 
 def _asked(connection: http.client.HTTPConnection, body: bytes) -> dict[str, Any]:

@@ -28,14 +28,12 @@ import typer
 from fedapp import metrics
 from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import find_dataset, read_source
-from fedapp.data.labels import class_ids, class_names
-from fedapp.data.partition import split_rows
 from fedapp.errors import ConfigError
 from fedapp.housekeeping import forget_model
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.trees.objective import REGRESSION
-from simulations.baselines import xgboost_parameters
+from simulations.baselines import baseline_rows, train_boosted
 from simulations.compare import finished_cell
 from simulations.kept import kept
 from simulations.local import run_local
@@ -159,22 +157,14 @@ def run_pooled(data: str, seed: int, output: Path) -> Row:
 
 def pooled_scores(settings: Settings) -> dict[str, float]:
     """Fit XGBoost once, score it twice."""
-    import xgboost
-
-    table, objective = read_source(settings.data), settings.objective
-    assert table.labels is not None
-    labels = class_ids(table.labels, class_names(table.labels, objective))
-    split = split_rows(table.n_rows, settings.test_fraction, 0.0, settings.seed)
-    train, ones = split.train, np.ones(table.n_rows, np.float32)
-    binned = xgboost.QuantileDMatrix(table.values[train], labels[train], max_bin=settings.max_bin)
-    parameters = xgboost_parameters(settings, labels, ones[train], labels[train])
-    booster = xgboost.train(parameters, binned, settings.num_boost_round)
-    margins = booster.predict(xgboost.DMatrix(table.values), output_margin=True)
-    margins = margins.reshape(table.n_rows, -1).astype(np.float32)
-    return {
-        name: score(objective, metrics.pooled(objective, margins[rows], labels[rows], ones[rows]))
-        for name, rows in {"test": split.test, "all": np.arange(table.n_rows)}.items()
-    }
+    whole = settings.model_copy(update={"valid_fraction": 0.0, "parties": 1})
+    rows, objective = baseline_rows(whole)[0], settings.objective
+    trained = train_boosted(settings, rows)
+    found = {}
+    for name, of in {"test": rows.split.test, "all": np.arange(len(rows.labels))}.items():
+        given = trained.margins(of), rows.labels[of], rows.weights[of]
+        found[name] = score(objective, metrics.pooled(objective, *given))
+    return found
 
 
 def is_error(data: str) -> bool:

@@ -15,8 +15,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet
 import typer
 
 from fedapp.config import load_settings
@@ -24,6 +22,7 @@ from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
 from simulations.baselines import run_baselines
 from simulations.kept import kept
+from simulations.papers.one_round import write_rows
 from simulations.papers.tables import Row, console, costs, grouped, mean_of, new_grid, write_tables
 from simulations.scored import trained
 
@@ -113,22 +112,13 @@ def draw_rows(labels: npt.NDArray[Any], draw: str, rng: np.random.Generator) -> 
     return np.concatenate([rng.choice(rows, n_rows // len(classes), False) for rows in members])
 
 
-def write_rows(table: Table, rows: npt.NDArray[Any], path: Path) -> None:
-    """Some rows of a table as Parquet, with the label in a column of its own."""
-    assert table.labels is not None
-    columns = dict(zip(table.columns, table.values[rows].T, strict=True))
-    frame = {name: pa.array(np.ascontiguousarray(column)) for name, column in columns.items()}
-    pa.parquet.write_table(pa.table({**frame, "delayed": table.labels[rows]}), path)
-
-
 def partitions(table: Table, draw: str, seed: int, n_trees: int) -> list[Row]:
     """The partitions of Table 1, and XGBoost on the same rows pooled."""
     assert table.labels is not None
     rows = draw_rows(table.labels, draw, np.random.default_rng(seed))
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "airline.parquet"
-        write_rows(table, rows, path)
-        config = {**own_config(PAPER, str(path), seed, n_trees), "label": "delayed"}
+        path = write_rows(Path(folder) / "airline.parquet", table, rows)
+        config = {**own_config(PAPER, path, seed, n_trees), "label": "y"}
         pooled = run_baselines(load_settings(config))["pooled"]
         found = [{"draw": draw, "partition": "pooled", "seed": seed, **_picked(pooled)}]
         for number, sizes in enumerate(PARTITIONS, 1):

@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,6 +40,7 @@ from simulations.compare import finished_cell
 from simulations.kept import kept
 from simulations.local import LocalGrid, simulated_contexts
 from simulations.papers.fedxgbllr import run_and_tidy
+from simulations.papers.one_round import write_rows
 from simulations.papers.tables import Row, console, new_grid, write_tables
 from strategies.alignment import align
 from strategies.base import Summary
@@ -186,12 +188,6 @@ def product_columns(values: Matrix, n_columns: int) -> Matrix:
     return np.stack([values[:, list(each)].prod(axis=1) for each in chosen], axis=1)
 
 
-def write_table(values: Matrix, labels: npt.NDArray[Any], path: Path) -> None:
-    """A table as Parquet, its label the column y."""
-    columns = {f"x{place}": np.ascontiguousarray(column) for place, column in enumerate(values.T)}
-    pa.parquet.write_table(pa.table({**columns, "y": labels}), path)
-
-
 def points(quick: bool, n_rows: int) -> list[tuple[str, int]]:
     """What varies in each of the three parts, and its values; 0 rows are all."""
     columns = QUICK_COLUMNS if quick else N_COLUMNS
@@ -209,11 +205,12 @@ def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
     else:
         own |= {"data": str(path), "label": "y"}
         table = read_source(CREDITS["Credit 2"])
-        assert table.labels is not None
         drawn = np.random.default_rng(SEED).permutation(table.n_rows)
         rows = np.sort(drawn[: value if part == "rows" else None])
         n_columns = value if part == "columns" else table.values.shape[1]
-        write_table(product_columns(table.values[rows], n_columns), table.labels[rows], path)
+        names = tuple(f"x{place}" for place in range(n_columns))
+        table = replace(table, columns=names, values=product_columns(table.values, n_columns))
+        write_rows(path, table, rows)
     summary = finished_cell(load_settings({**COMMON, **own}), folder, run_and_tidy, tell)
     path.unlink(missing_ok=True)
     rounds = read_run(folder / f"secureboost-{SEED}").rounds[1:-1]
