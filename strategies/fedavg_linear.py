@@ -10,21 +10,23 @@ Data" (arXiv:1602.05629v4), Algorithm 1 with C = 1. Departures:
   learning rate diverges.
 - Parties weigh by their rows' sample weights, n_k / n where there are none.
 - With ``fedavg-linear.aggregation=secure`` the server learns means over all parties alone (see
-  ``strategies.fedavg_linear_secure``).
+  ``MaskedAverages``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Check, Checkpoint, Conversation, ModelFiles, Parties, ask
+from fedapp.crypto.fixed_point import power_above
 from fedapp.data.partition import WATCHED
+from fedapp.errors import DataError
 from fedapp.linear import (
     ARRAYS,
     STEEPEST,
@@ -35,21 +37,36 @@ from fedapp.linear import (
     linear_to_json,
     merge_moments,
 )
+from fedapp.linear_sums import (
+    N_POWERS,
+    largest_powers,
+    of_inputs,
+    read_model,
+    read_squares,
+    read_values,
+)
 from fedapp.messages.fedavg_linear import (
     AverageReply,
     AverageRequest,
+    AverageSumsRequest,
+    MeansRequest,
     MomentsReply,
     MomentsRequest,
+    OpenRequest,
     ScoreRequest,
+    ScoreSumsRequest,
+    SpreadsRequest,
     check_average,
     check_moments,
 )
+from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.scoring import EvaluateReply
+from fedapp.messages.secure import EVERYONE
 from fedapp.run_folder import RunFolder
 from fedapp.trees.base_score import base_margin
+from fedapp.trees.sets import category_counts
 from strategies.base import Summary
-from strategies.fedavg_linear_secure import MaskedAverages
 from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
 from strategies.scoring import (
     FINAL_BINS,
@@ -61,7 +78,7 @@ from strategies.scoring import (
     score_summary,
     shares,
 )
-from strategies.secured import check_secured, secured_plan
+from strategies.secured import SecuredRun, check_secured, secured_plan
 
 SETTING = "fedavg-linear.aggregation"
 
@@ -83,8 +100,8 @@ class FedAvgLinearSettings(Section):
     aggregation: Literal["plain", "secure"]
 
 
-class Averages(Protocol):
-    """How what is averaged comes about: replies by whose they are."""
+class PlainAverages:
+    """Replies by whose they are: each party's own come to the server."""
 
     def begin(
         self,
@@ -94,29 +111,44 @@ class Averages(Protocol):
         check: Check,
     ) -> Conversation[dict[str, MomentsReply]]:
         """Sums of the labels, moments of the inputs."""
+        return (yield from ask(parties.all(request), MomentsReply, check))
 
     def train(
         self, parties: Parties[HelloReply], request: AverageRequest, check: Check
     ) -> Conversation[dict[str, AverageReply]]:
         """Have all parties score the model, and train on from it."""
+        return (yield from ask(parties.all(request), AverageReply, check))
 
-    def score(
-        self, parties: Parties[HelloReply], request: ScoreRequest, check: Check
-    ) -> Conversation[dict[str, EvaluateReply]]:
-        """Have all parties score the finished model."""
+    score = staticmethod(ask_to_score)
 
     def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
         """Meet again after ``restore``."""
+        yield from ()
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
+        return {}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Undo ``facts``."""
 
 
-class PlainAverages:
-    """Each party's own come to the server."""
+class MaskedAverages:
+    """All parties together answer as one, in whose name stands ``EVERYONE``; methods as of
+    ``PlainAverages``, arguments as of ``SecuredRun``.
+
+    Parties send whole numbers under masks: first how large the values of each column are, to powers
+    of two; then sums of the inputs, and of squared deviations from the means of all rows; and after
+    each round their models, each by its share of the weight of all rows. So the standardisation is
+    the same for any split of the rows, and a round's mean does not depend on the order of the
+    parties.
+    """
+
+    def __init__(
+        self, settings: Callable[[], Settings], setting: str, warn: Callable[[str], None]
+    ) -> None:
+        self._settings, self._run = settings, SecuredRun(settings, setting, warn)
+        self._weight_power, self.resume = 0, self._run.resume
 
     def begin(
         self,
@@ -125,31 +157,75 @@ class PlainAverages:
         request: MomentsRequest,
         check: Check,
     ) -> Conversation[dict[str, MomentsReply]]:
-        """In one exchange."""
-        return (yield from ask(parties.all(request), MomentsReply, check))
+        """Meet; then means, then spreads around them. A party that is lost here ends the run."""
+        roster, _ = yield from self._run.meet(parties, len(table.classes))
+        sums, bounds = self._run.sums, self._run.bounds
+        is_number = category_counts(table.categories, len(table.columns)) == 0
+        terms = fields_of(request)
+        of_labels, unseen, counts = yield from sums.ask(
+            parties,
+            OpenRequest(**roster, **terms),
+            (self._run.n_outputs + 1,),
+            (table.n_coded_columns,),
+            (int(is_number.sum()), N_POWERS),
+            may_fail=0,
+        )
+        labels, powers = self._run.labels(of_labels, unseen), largest_powers(counts, is_number)
+        self._weight_power = power_above(labels.weight_sum)
+        of_each = of_inputs(powers, table.categories)
+        wanted = MeansRequest(powers)
+        (values,) = yield from sums.ask(parties, wanted, (2, 2, len(of_each)), may_fail=0)
+        weights, means = read_values(values, of_each, bounds)
+        around = SpreadsRequest(means)
+        (squares,) = yield from sums.ask(parties, around, (2, len(of_each)), may_fail=0)
+        reply = MomentsReply(
+            label_sums=labels.label_sums,
+            weight_sum=labels.weight_sum,
+            unseen=labels.unseen,
+            counts=weights,
+            means=means,
+            squares=read_squares(squares, of_each, bounds),
+        )
+        check(EVERYONE, reply)
+        return {EVERYONE: reply}
 
     def train(
         self, parties: Parties[HelloReply], request: AverageRequest, check: Check
     ) -> Conversation[dict[str, AverageReply]]:
-        """Each from the same model."""
-        return (yield from ask(parties.all(request), AverageReply, check))
+        """The mean of the models of those that are left."""
+        run = self._run
+        run.sums.without_lost(parties)
+        told = fields_of(request)
+        n_inputs, width = request.weights.shape
+        weight, models, *scores = yield from run.sums.ask(
+            parties,
+            AverageSumsRequest(**told, among=run.sums.among, weight_power=self._weight_power),
+            (1,),
+            (n_inputs + 1, width),
+            *run.score_shapes(WATCHED, request.score_bins),
+        )
+        if not weight[0] > 0:
+            raise DataError("weight must be > 0 in some row of some party")
+        rest = self._weight_power, self._settings().objective, run.bounds
+        theta = read_model(models, int(weight[0]), *rest)
+        reply = AverageReply(theta[:-1], theta[-1], *run.scores(scores))
+        check(EVERYONE, reply)
+        return {EVERYONE: reply}
 
     def score(
         self, parties: Parties[HelloReply], request: ScoreRequest, check: Check
     ) -> Conversation[dict[str, EvaluateReply]]:
-        """Each for itself."""
-        return (yield from ask_to_score(parties, request, check))
-
-    def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
-        """Nothing to be said."""
-        yield from ()
+        """Sums of the finished model's scores."""
+        return (yield from self._run.score(parties, request, check, ScoreSumsRequest))
 
     def facts(self) -> dict[str, Any]:
-        """None."""
-        return {}
+        """What follows from what the parties have said of their rows, and who they are."""
+        return {**self._run.facts(), "weight_power": self._weight_power}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """Nothing to be undone."""
+        """Undo ``facts``."""
+        self._run.restore(facts)
+        self._weight_power = facts["weight_power"]
 
 
 class FedAvgLinear(HorizontalStrategy):
@@ -163,7 +239,7 @@ class FedAvgLinear(HorizontalStrategy):
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
-        self.averages: Averages = PlainAverages()
+        self.averages: PlainAverages | MaskedAverages = PlainAverages()
         if self.own.aggregation == "secure":
             self.averages = MaskedAverages(lambda: self.settings, SETTING, self.warn_once)
         self.weights: Mapping[str, float] = {}

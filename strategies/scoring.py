@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +30,9 @@ from strategies.dictionary import joint_kinds
 # Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12
 Scores = dict[str, float]
+AskToScore = Callable[
+    [Parties[HelloReply], EvaluateRequest, Check], Conversation[dict[str, EvaluateReply]]
+]
 
 log = logging.getLogger("fedapp")
 
@@ -237,18 +240,10 @@ def model_files(model: Ensemble, kinds: Sequence[str]) -> ModelFiles:
     )
 
 
-class AskToScore(Protocol):
-    """Asks all parties to score a model."""
-
-    def __call__(
-        self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
-    ) -> Conversation[dict[str, EvaluateReply]]: ...
-
-
 def ask_to_score(
     parties: Parties[HelloReply], request: EvaluateRequest, check: Check
 ) -> Conversation[dict[str, EvaluateReply]]:
-    """Each for itself."""
+    """Have all parties score the finished model, each for itself."""
     return (yield from ask(parties.all(request), EvaluateReply, check))
 
 
