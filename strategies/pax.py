@@ -30,13 +30,7 @@ from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.parameters import parameters_of
-from fedapp.messages.pax import (
-    GrowReply,
-    GrowRequest,
-    InitReply,
-    InitRequest,
-    check_grow,
-)
+from fedapp.messages.pax import GrowReply, GrowRequest, InitReply, InitRequest, check_grow
 from fedapp.run_folder import RunFolder
 from fedapp.trees.base_score import alike, base_margin
 from fedapp.trees.boosted.constraints import check_without_categories, constraints_of
@@ -47,15 +41,10 @@ from fedapp.trees.objective import LossParameters
 from fedapp.trees.packed import pack_trees
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, mean_label
-from strategies.pax_plain import Aggregation, Opening, PaxSettings, PlainSums
+from strategies.pax_plain import PaxSettings, PlainSums
 from strategies.pax_private import NoisedSums, privacy_settings
 from strategies.pax_secure import SecureSums
-from strategies.scoring import (
-    ROUND_BINS,
-    History,
-    check_scores,
-    evaluate,
-)
+from strategies.scoring import ROUND_BINS, History, check_scores, evaluate
 from strategies.secured import check_secured, secured_plan
 from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS, INIT_MODEL, OR_FUNCTION
 from strategies.warm_start import Begun
@@ -64,13 +53,8 @@ from strategies.warm_start import Begun
 class PAX(HorizontalStrategy):
     """The server's side of PAX."""
 
-    reads = (
-        BOOSTING_SETTINGS
-        | CONSTRAINTS
-        | INIT_MODEL
-        | BASE_MARGIN
-        | {"least-bin-rows", "min-child-rows"}
-    )
+    reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
+    reads |= {"least-bin-rows", "min-child-rows"}
     objectives = OR_FUNCTION
     sections = frozenset(("privacy",))
     history: History
@@ -78,17 +62,14 @@ class PAX(HorizontalStrategy):
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
+        how: type[PlainSums | SecureSums]
         how = PlainSums if self.own.aggregation == "plain" else SecureSums
-        self.aggregation: Aggregation = how(lambda: self.settings, self.own, self.warn_once)
+        self.aggregation = how(lambda: self.settings, self.own, self.warn_once)
         private = privacy_settings(settings, self.own.aggregation)
         self.noised: NoisedSums | None = None
         if private.epsilon:
             self.noised = NoisedSums(lambda: self.settings, private, self.warn_once)
-
-    @property
-    def _opening(self) -> Opening:
-        """How a run opens, and its model is scored."""
-        return self.noised or self.aggregation
+        self._opening = self.noised or self.aggregation  # how a run opens, and its model is scored
 
     @property
     def tells_sums_alone(self) -> bool:

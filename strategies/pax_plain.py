@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest, check_sketch
-from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.trees.boosted.claims import Claims, Doubles
 from fedapp.trees.boosted.rounds import Boosting
 from fedapp.trees.objective import is_regression, n_outputs
@@ -43,67 +42,6 @@ class PaxSettings(Section):
     aggregation: Literal["plain", "secure"]
 
 
-class Opening(Protocol):
-    """How a run opens, and how its model is scored.
-
-    Attributes
-    ----------
-    places : global bin of each bin that a reply is in, by whose reply it is.
-    """
-
-    places: dict[str, Ints]
-
-    def begin(
-        self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
-    ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
-        """Sums of the labels, and the cuts of all parties.
-
-        Parameters
-        ----------
-        terms : the fields of ``Terms``.
-        """
-
-    def score(
-        self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
-    ) -> Conversation[dict[str, EvaluateReply]]:
-        """Have all parties score the finished model."""
-
-    def facts(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside ``places``."""
-
-    def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
-        """Undo ``facts``."""
-
-
-class Aggregation(Opening, Protocol):
-    """How sums over the parties' rows come about.
-
-    Attributes
-    ----------
-    begins_anew : whether a round does in which a party is lost; else its trees end.
-    weights : of each party's bins and of all its rows, see ``Claims``; none under masks.
-    """
-
-    begins_anew: ClassVar[bool]
-    weights: dict[str, Doubles]
-
-    def __init__(
-        self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
-    ) -> None: ...
-
-    def grow(
-        self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting, check: Check
-    ) -> Conversation[dict[str, GrowReply]]:
-        """Send a request to all parties; nothing where their sums do not come about, as one is
-        lost, and a tree must end."""
-
-    def goes_on(self, parties: Mapping[str, HelloReply]) -> bool:
-        """Whether a tree may grow from the last sums, once a party is lost."""
-
-    def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
-        """Meet again after ``restore``."""
-
-
 def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
     """Bins of each party: its share of ``max_bin`` by rows, at least 2 (line 36: 1/epsilon_i)."""
     total = sum(n_rows.values())
@@ -120,9 +58,15 @@ class PlainSums:
     settings : of the run, as they are by now.
     own : ``[pax]``.
     warn : tells the user.
+
+    Attributes
+    ----------
+    begins_anew : whether a round does in which a party is lost; else its trees end.
+    places : global bin of each bin that a reply is in, by whose reply it is.
+    weights : of each party's bins and of all its rows, see ``Claims``; none under masks.
     """
 
-    begins_anew: ClassVar[bool] = True
+    begins_anew = True
 
     def __init__(
         self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
@@ -135,7 +79,13 @@ class PlainSums:
     def begin(
         self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
-        """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
+        """Lines 2 to 7 and 21 to 26: sums of the labels, every party's surrogates, and the cuts of
+        all of them.
+
+        Parameters
+        ----------
+        terms : the fields of ``Terms``.
+        """
         if self._bins == "auto":
             self._bins = "equal" if len(parties) >= MANY_PARTIES else "share"
         n_bins = self._resolutions(parties)
@@ -171,7 +121,10 @@ class PlainSums:
     def grow(
         self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
-        """Lines 12 to 16; what a party sends must agree with what it has sent before."""
+        """Lines 12 to 16; what a party sends must agree with what it has sent before.
+
+        Nothing where sums do not come about, as a party is lost, and a tree must end.
+        """
         loss = boosting.objective, boosting.parameters
 
         def hold(party: str, reply: GrowReply) -> None:
@@ -184,22 +137,18 @@ class PlainSums:
 
         return (yield from ask(parties.all(request), GrowReply, hold))
 
-    def score(
-        self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
-    ) -> Conversation[dict[str, EvaluateReply]]:
-        """Each for itself."""
-        return (yield from ask_to_score(parties, request, check))
+    score = staticmethod(ask_to_score)
 
     def goes_on(self, parties: Mapping[str, HelloReply]) -> bool:
-        """A round in which one is lost begins anew."""
+        """Whether a tree may grow from the last sums, once a party is lost; here rounds restart."""
         return True
 
     def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
-        """Nothing to be said."""
+        """Meet again after ``restore``."""
         yield from ()
 
     def facts(self) -> dict[str, Any]:
-        """How bins are dealt out."""
+        """What a checkpoint keeps beside ``places``: how bins are dealt out."""
         return {"bins": self._bins}
 
     def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:

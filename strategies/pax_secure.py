@@ -9,7 +9,7 @@ are quantiles of all rows, at ``max-bin`` bins a column, so each party's share c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -24,20 +24,11 @@ from fedapp.histograms.descent import BASE, N_DIGITS, Descent
 from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
-from fedapp.messages.pax import (
-    CountRequest,
-    GrowReply,
-    GrowRequest,
-    GrowSumsRequest,
-    OpenRequest,
-)
+from fedapp.messages.pax import CountRequest, GrowReply, GrowRequest, GrowSumsRequest, OpenRequest
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secure import EVERYONE
 from fedapp.trees.boosted.rounds import Boosting
-from fedapp.trees.objective import (
-    LossParameters,
-    gradient_exponents,
-)
+from fedapp.trees.objective import LossParameters, gradient_exponents
 from fedapp.trees.sets import category_counts
 from strategies.horizontal import CommonTable
 from strategies.pax_plain import PaxSettings
@@ -51,13 +42,14 @@ class SecureSums:
     """All parties together answer as one, in whose name stands ``EVERYONE``; arguments and methods
     as of ``PlainSums``."""
 
-    begins_anew: ClassVar[bool] = False
+    begins_anew = False
 
     def __init__(
         self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
     ) -> None:
         self._settings = settings
-        self._run = SecuredRun(settings, "pax.aggregation", warn)
+        self._run = run = SecuredRun(settings, "pax.aggregation", warn)
+        self.resume, self.facts = run.resume, run.facts
         self.places: dict[str, Ints] = {}
         self.weights: dict[str, Any] = {}
         self._told = False
@@ -94,7 +86,10 @@ class SecureSums:
             prefixes, offsets = descent.wanted()
             request = CountRequest(descent.digit, prefixes, offsets)
             shape = len(prefixes), BASE
-            _check_size(len(prefixes) * BASE * n_bytes)
+            if (needed := len(prefixes) * BASE * n_bytes) > MOST_COUNTED:
+                rule = "must be less for so many columns with pax.aggregation=secure: counts of "
+                rule += f"{needed:,} bytes a party are needed, {MOST_COUNTED:,} at most"
+                raise ConfigError(f"max-bin {rule}")
             # Parts of the counts before: a party that is lost here ends the run.
             (counts,) = yield from sums_of.ask(parties, request, shape, n_bytes=n_bytes, may_fail=0)
             descent.take(counts)
@@ -149,14 +144,6 @@ class SecureSums:
         """Whether all are there still whose rows are in the last sum."""
         return not self._run.sums.threshold or set(self._run.sums.names) <= set(parties)
 
-    def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
-        """Go on with those who were there when the last start of the server ended."""
-        yield from self._run.resume(parties)
-
-    def facts(self) -> dict[str, Any]:
-        """What follows from what the parties have said of their rows, and who they are."""
-        return self._run.facts()
-
     def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
         """Undo ``facts``; the parties were told the cuts."""
         self.places, self._told = places, True
@@ -172,15 +159,6 @@ class SecureSums:
         return GrowSumsRequest(
             **told, among=self._run.sums.among, edges=edges, edge_offsets=offsets
         )
-
-
-def _check_size(n_bytes: int) -> None:
-    """Hold that counts fit in a message."""
-    if n_bytes > MOST_COUNTED:
-        rule = (
-            f"must be less for so many columns with pax.aggregation=secure: counts of {n_bytes:,}"
-        )
-        raise ConfigError(f"max-bin {rule} bytes a party are needed, {MOST_COUNTED:,} at most")
 
 
 _NO_SCORES: list[tuple[int, ...]] = [(0,), (0, 0)] * len(WATCHED)
