@@ -181,15 +181,14 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         """The messages of the pending exchange."""
         assert self._pending is not None
         laid_out = dict[int, bytes]()  # of requests that all parties get alike
-        return [
-            Message(
-                records_of(self._laid_out(party, request, laid_out), self._envelope(party)),
-                self._addresses[party],
-                request.kind,
-                group_id=str(server_round),
-            )
-            for party, request in self._pending.requests.items()
-        ]
+        state, messages = self._state, list[Message]()
+        for party, request in self._pending.requests.items():
+            steps = (self._step, self._checkpoint_step, state.attempt, state.gap(party))
+            envelope = Envelope(state.model_id, *steps, self.settings.strategy)
+            records = records_of(self._laid_out(party, request, laid_out), envelope)
+            to = self._addresses[party]
+            messages.append(Message(records, to, request.kind, group_id=str(server_round)))
+        return messages
 
     def _laid_out(self, party: str, request: Request, known: dict[int, bytes]) -> bytes:
         """A request as bytes, with letters that wait for the party; others are ``known`` by id."""
@@ -200,12 +199,6 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         if id(request) not in known:
             known[id(request)] = to_bytes(take_apart(request, party))
         return known[id(request)]
-
-    def _envelope(self, party: str) -> Envelope:
-        """What a message to a party carries beside its content."""
-        state = self._state
-        steps = (self._step, self._checkpoint_step, state.attempt, state.gap(party))
-        return Envelope(state.model_id, *steps, self.settings.strategy)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -218,7 +218,9 @@ class FedXGBllr(HorizontalStrategy):
         replies = yield from self._ask_to_train(parties, model, self.own.epochs)
         yield from self._note_scores(replies, model)
         self.n_averaged += 1
-        return replace(model, weights=_mean_weights(tuple(replies.values())))
+        n_rows = [reply.n_rows for reply in replies.values()]
+        mean = np.average([reply.weights for reply in replies.values()], axis=0, weights=n_rows)
+        return replace(model, weights=np.asarray(mean, dtype=np.float32))
 
     def _ask_to_train(
         self, parties: Parties[HelloReply], model: StackedModel, epochs: int
@@ -308,13 +310,6 @@ def _history(settings: Settings, scores: Sequence[float] = ()) -> History:
     scored = scored_names(settings.objective, settings.eval_metrics)
     asked = settings.eval_metrics
     return History(settings.objective, 0, scores, asked, loss if loss in scored else "")
-
-
-def _mean_weights(replies: Sequence[AverageReply]) -> Floats:
-    """Line 13: the mean of the parties' heads by their rows."""
-    n_rows = [reply.n_rows for reply in replies]
-    mean = np.average([reply.weights for reply in replies], axis=0, weights=n_rows)
-    return np.asarray(mean, dtype=np.float32)
 
 
 def _check_fit(party: str, reply: FitReply, widths: Ints, request: FitRequest) -> None:

@@ -62,16 +62,6 @@ def found_scores(
     return metrics.scores(objective, found, eval_metrics) if found.sums[0] > 0 else {}
 
 
-def round_scores(
-    objective: str, replies: Mapping[str, Reply], eval_metrics: Sequence[str] = ()
-) -> tuple[Scores, Scores]:
-    """Scores of all parties' training and validation rows; none where there are no rows."""
-    train, valid = (pooled_statistics(replies.values(), subset) for subset in WATCHED)
-    return found_scores(objective, train, eval_metrics), found_scores(
-        objective, valid, eval_metrics
-    )
-
-
 def check_scores(
     party: str,
     reply: Reply,
@@ -175,9 +165,10 @@ class History:
         """
         if n_rounds == len(self):
             return False
-        scores = round_scores(self.objective, replies, self.eval_metrics)
-        self.add(scores[1])
-        yield Progress(n_rounds, len(trees), n_leaves(last_trees), *scores)
+        pooled = (pooled_statistics(replies.values(), subset) for subset in WATCHED)
+        train, valid = (found_scores(self.objective, p, self.eval_metrics) for p in pooled)
+        self.add(valid)
+        yield Progress(n_rounds, len(trees), n_leaves(last_trees), train, valid)
         return True
 
     def catch_up(self, n_rounds: int, last_scores: Conversation[None]) -> Conversation[int]:
@@ -311,7 +302,9 @@ def score_summary(
     """
     objective = model.objective
     pooled = {subset: pooled_statistics(replies.values(), subset) for subset in SUBSETS}
-    rows, first = _threshold(objective, pooled)
+    # The rows that choose the threshold of two classes, and the first bin at or above it.
+    rows = metrics.threshold_rows(pooled["valid"].sums[0] > 0)
+    first = metrics.best_bin(pooled[rows]) if objective == "binary:logistic" else None
 
     def scored(found: Mapping[str, metrics.Statistics]) -> dict[str, Scores]:
         scores = {
@@ -347,12 +340,6 @@ def score_summary(
         "auc_error": metrics.auc_error(test) if objective == "binary:logistic" else None,
         "score_errors": metrics.score_errors(objective, test),
     }
-
-
-def _threshold(objective: str, pooled: Mapping[str, metrics.Statistics]) -> tuple[str, int | None]:
-    """Which rows choose the threshold of two classes, and the first bin at or above it."""
-    rows = metrics.threshold_rows(pooled["valid"].sums[0] > 0)
-    return rows, metrics.best_bin(pooled[rows]) if objective == "binary:logistic" else None
 
 
 def threshold_note(scores: Mapping[str, Scores], rows: str) -> dict[str, Any]:

@@ -168,7 +168,11 @@ class SecureBoost(VerticalStrategy):
                 # What may have begun is grown no further.
                 mailbox.clear()
             else:
-                yield from self._send_on(mailbox, replies[active].n_blocks, seconds)
+                # The gradients that the first message had no room for, a block at a time.
+                sends_on: dict[str, Request] = dict.fromkeys(mailbox.passive, TakeRequest())
+                sends_on[active] = EncryptRequest()
+                for _ in range(replies[active].n_blocks):
+                    yield from mailbox.relay_each(sends_on, SentReply, seconds=seconds)
                 yield from self._grow(mailbox)
                 self.n_grown = len(self.history) + 1
         return (yield from self._finish(mailbox))
@@ -228,13 +232,6 @@ class SecureBoost(VerticalStrategy):
             yield from mailbox.relay(AnswerRequest, passive, SentReply)
             reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
         self.begun = Begun(reply.n_rounds, reply.n_trees)
-
-    def _send_on(self, mailbox: Mailbox, n_blocks: int, seconds: float) -> Conversation[None]:
-        """The gradients that the first message had no room for, a block at a time."""
-        for _ in range(n_blocks):
-            requests: dict[str, Request] = dict.fromkeys(mailbox.passive, TakeRequest())
-            requests[mailbox.active] = EncryptRequest()
-            yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
 
     def _grow(self, mailbox: Mailbox) -> Conversation[None]:
         """The trees of a round, level by level."""

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedapp.data.categories import MOST_CATEGORIES, Categories
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import blaming
 from fedapp.messages.fields import Array, Form, Range
 
-NUMBERS, NO_VALUE = -1, 0  # in place of a number of categories
+NUMBERS = -1  # in place of a number of categories
 MOST_NAMES = 2**20  # of all columns together
 MOST_LETTERS = 2**24  # of all names together
 
@@ -50,10 +50,7 @@ def pack_categories(categories: Categories) -> dict[str, Any]:
     counts = [NUMBERS if names is None else len(names) for names in categories]
     told = tuple(name for names in categories for name in names or ())
     _check_sizes(counts, told)
-    return {
-        "category_counts": np.array(counts, dtype=np.int32),
-        "categories": told,
-    }
+    return {"category_counts": np.array(counts, dtype=np.int32), "categories": told}
 
 
 def unpack_categories(counts: Array, names: Sequence[str], n_columns: int) -> Categories:
@@ -97,22 +94,6 @@ def read_categories(party: str, message: Any, n_columns: int) -> Categories:
     """
     with blaming(party, type(message).__name__, "categories"):
         return unpack_categories(message.category_counts, message.categories, n_columns)
-
-
-def check_unseen(party: str, message: str, unseen: Array, n_columns: int) -> None:
-    """Hold counts of values outside the joint dictionary against the columns of the run.
-
-    Parameters
-    ----------
-    n_columns : 0 where no column has categories.
-
-    Raises
-    ------
-    ProtocolError : they are those of other columns.
-    """
-    if len(unseen) != n_columns:
-        rule = f"must be one a column of {n_columns}, got {len(unseen)}"
-        raise ProtocolError(party, message, "unseen", rule)
 
 
 def _check_sizes(counts: Sequence[int], names: Sequence[str]) -> None:

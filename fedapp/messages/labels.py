@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.dictionary import JointCoding, check_unseen
+from fedapp.messages.dictionary import JointCoding
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
 from fedapp.messages.parameters import LossFields
 
@@ -74,8 +74,10 @@ def check_coded(
     ------
     ProtocolError : no labels have these sums, or the counts are of other columns.
     """
-    check_unseen(party, type(reply).__name__, reply.unseen, n_coded_columns)
     message, sums = type(reply).__name__, reply.label_sums
+    if len(reply.unseen) != n_coded_columns:
+        rule = f"must be one a column of {n_coded_columns}, got {len(reply.unseen)}"
+        raise ProtocolError(party, message, "unseen", rule)
     if len(sums) != n_outputs:
         rule = f"must be {n_outputs}, one an output, got {len(sums)}"
         raise ProtocolError(party, message, "label_sums", rule)

@@ -24,29 +24,19 @@ from fedapp.metrics.names import (
     AT_THRESHOLD,
     OBJECTIVES,
     check_metrics,
-    default_metric,
     is_custom,
     is_metric,
     larger_is_better,
     loss_metric,
-    own_metrics,
     scored_names,
     stopping_metric,
     watched_metric,
 )
 from fedapp.metrics.rows import pooled
 from fedapp.metrics.scores import auc_error, score_errors, scores
-from fedapp.metrics.sums import (
-    Array,
-    Rows,
-    Statistics,
-    check_statistics,
-    confusion,
-    statistics,
-)
+from fedapp.metrics.sums import Statistics, check_statistics, statistics
 from fedapp.metrics.threshold import (
     best_bin,
-    best_margin,
     pooled_subsets,
     scores_from_bin,
     scores_from_margin,
@@ -56,22 +46,16 @@ from fedapp.metrics.threshold import (
 __all__ = [
     "AT_THRESHOLD",
     "OBJECTIVES",
-    "Array",
-    "Rows",
     "Statistics",
     "auc_error",
     "best_bin",
-    "best_margin",
     "check_metrics",
     "check_statistics",
-    "confusion",
     "curves",
-    "default_metric",
     "is_custom",
     "is_metric",
     "larger_is_better",
     "loss_metric",
-    "own_metrics",
     "pooled",
     "pooled_subsets",
     "score_errors",

@@ -43,18 +43,12 @@ def pooled(
     more = extra_sums(objective, extra, predictions, *of_rows[1:], DOUBLES)
     sums = np.concatenate((sums, more))
     if objective == "binary:logistic":
-        return _pooled_binary(*of_rows, sums, extra)
+        given = of_rows[0][:, 0], *of_rows[1:]
+        histogram = _histogram(*given)
+        found = binary_scores(np.array(binary_sums(*given)), histogram)
+        return with_extra(objective, found, sums, extra, histogram)
     found = _pooled_regression(predictions, *of_rows[1:])
     return with_extra(objective, found, sums, extra)
-
-
-def _pooled_binary(
-    margins: Array, labels: Array, weights: Array, sums: Array, extra: Sequence[str]
-) -> dict[str, float]:
-    given = margins[:, 0], labels, weights
-    histogram = _histogram(*given)
-    found = binary_scores(binary_sums(*given), histogram)
-    return with_extra("binary:logistic", found, sums, extra, histogram)
 
 
 def _pooled_multi(

@@ -112,8 +112,10 @@ def statistics(
     else:
         predictions = exact_predictions(objective, margins64)[:, 0]
     if is_binary:
-        given = margins64[:, 0], labels64, weights64, n_bins, center, fewest
-        sums, histogram = _binary_sums_and_cells(*given, adder)
+        given = margins64[:, 0], labels64, weights64
+        bins = _merged(_margin_bins(given[0] - center, n_bins), weights64, fewest)
+        histogram = adder.cells(labels64.astype(np.int64), bins, weights64, (2, n_bins))
+        sums = binary_sums(*given, adder)
     else:
         check_residual_range(residual_range)
         numbers = labels64, weights64, n_bins, residual_range, fewest
@@ -209,26 +211,8 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
         raise ValueError(f"the histogram's cells must be 0 to {MOST_WEIGHT:g}")
 
 
-def _binary_sums_and_cells(
-    margins: Array,
-    labels: Array,
-    weights: Array,
-    n_bins: int,
-    center: float,
-    fewest: int,
-    adder: Adder,
-) -> tuple[list[Any], Array]:
-    bins = _merged(_margin_bins(margins - center, n_bins), weights, fewest)
-    histogram = adder.cells(labels.astype(np.int64), bins, weights, (2, n_bins))
-    return _binary_sums(margins, labels, weights, adder), histogram
-
-
-def binary_sums(margins: Array, labels: Array, weights: Array) -> Array:
+def binary_sums(margins: Array, labels: Array, weights: Array, adder: Adder = DOUBLES) -> list[Any]:
     """Sums of binary:logistic."""
-    return np.array(_binary_sums(margins, labels, weights, DOUBLES))
-
-
-def _binary_sums(margins: Array, labels: Array, weights: Array, adder: Adder) -> list[Any]:
     losses = np.logaddexp(0.0, margins) - labels * margins
     guesses = margins >= 0
     counts = guesses * labels, ~guesses * labels, guesses * (1 - labels)
@@ -285,7 +269,9 @@ def multi_sums(
 ) -> Array:
     """Sums of multi:softprob."""
     n_rows, n_classes = margins.shape
-    losses = -log_softmax(margins)[np.arange(n_rows), class_ids]
+    shifted = margins - margins.max(axis=1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    losses = -logs[np.arange(n_rows), class_ids]
     square = (n_classes, n_classes)
     counts = adder.cells(class_ids, margins.argmax(axis=1), weights, square)
     first = adder.total("weight", np.ones(n_rows), weights), adder.total("loss", losses, weights)
@@ -314,12 +300,6 @@ def _number_sums_and_cells(
     }
     histogram = adder.cells(np.zeros_like(bins), bins, weights, (1, n_bins))
     return [adder.total(size, term, weights) for size, term in terms.items()], histogram
-
-
-def log_softmax(margins: Array) -> Array:
-    shifted = margins - margins.max(axis=1, keepdims=True)
-    logs: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return logs
 
 
 def _check_all(holds: NDArray[np.bool_], rule: str) -> None:
