@@ -13,14 +13,7 @@ from clients.scoring import score_fields, score_model, score_model_sums
 from clients.secure import join, label_sums
 from fedapp.data.partition import WATCHED
 from fedapp.errors import DataError, ProtocolError
-from fedapp.linear import (
-    Descent,
-    LinearModel,
-    descend,
-    linear_from_json,
-    moments,
-    predict_linear,
-)
+from fedapp.linear import Descent, LinearModel, descend, linear_from_json, moments, predict_linear
 from fedapp.linear_sums import (
     count_powers,
     largest_powers,

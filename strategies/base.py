@@ -30,14 +30,7 @@ from fedapp.conversation import (
     Progress,
     ask,
 )
-from fedapp.errors import (
-    DivergedError,
-    FedappError,
-    PartyError,
-    StoppedError,
-    as_plain,
-    blaming,
-)
+from fedapp.errors import DivergedError, FedappError, PartyError, StoppedError, as_plain, blaming
 from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.messages.greet import GreetReply, GreetRequest
 from fedapp.messages.parcels import Parcel

@@ -31,12 +31,7 @@ from fedapp.trees.packed import pack_trees, unpack_trees
 from fedapp.trees.sets import CategorySets, Ints, category_counts
 from strategies.base import Summary
 from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
-from strategies.scoring import (
-    ROUND_BINS,
-    History,
-    check_scores,
-    evaluate,
-)
+from strategies.scoring import ROUND_BINS, History, check_scores, evaluate
 from strategies.warm_start import Begun
 
 

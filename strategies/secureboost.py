@@ -52,13 +52,7 @@ from fedapp.trees.objective import is_regression
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.scoring import History, model_files
-from strategies.settings import (
-    BASE_MARGIN,
-    BOOSTING_SETTINGS,
-    CONSTRAINTS,
-    HELD_BACK,
-    INIT_MODEL,
-)
+from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS, HELD_BACK, INIT_MODEL
 from strategies.vertical import (
     Mailbox,
     VerticalStrategy,

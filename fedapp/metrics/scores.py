@@ -7,13 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from fedapp.metrics.row_losses import score_of, summed
-from fedapp.metrics.sums import (
-    N_OWN_SUMS,
-    Array,
-    Statistics,
-    check_statistics,
-    confusion,
-)
+from fedapp.metrics.sums import N_OWN_SUMS, Array, Statistics, check_statistics, confusion
 
 # r2 divides by sum w y^2 - (sum w y)^2 / sum w. Below this share of its first term the difference
 # is rounding error of float64 sums (about n_rows * 2e-16 at worst).

@@ -15,14 +15,7 @@ from fedapp.data.categories import Categories
 from fedapp.errors import DivergedError
 from fedapp.trees.base_score import base_margin, check_base_score, read_base_score
 from fedapp.trees.objective import PLAIN, LossParameters, Objective, exact_predictions, n_outputs
-from fedapp.trees.sets import (
-    NO_SET,
-    NO_SETS,
-    CategorySets,
-    Ints,
-    category_counts,
-    sets_of_codes,
-)
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Ints, category_counts, sets_of_codes
 from fedapp.trees.text import (
     Opening,
     exact,

@@ -27,10 +27,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate import NodeState, nodestate_factory
-from flwr.supernode.nodestate.in_memory_nodestate import (
-    CLIENT_APP_CRASHED_ERROR,
-    InMemoryNodeState,
-)
+from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState
 from flwr.supernode.servicer.runtime import runtime_handlers
 from httpx import Response
 

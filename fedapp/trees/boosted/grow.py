@@ -15,15 +15,7 @@ from fedapp.histograms.gain import Penalties, node_weight
 from fedapp.histograms.split import NO_BOUNDS, NO_ROWS, CategoryRules, best_splits, right_categories
 from fedapp.trees.boosted.limits import WIDEST, Limits, NodeId
 from fedapp.trees.boosted.routes import ROUTE, Routes
-from fedapp.trees.model import (
-    LEAF,
-    NODE,
-    Grown,
-    Tree,
-    in_order,
-    split_trees,
-    stack_trees,
-)
+from fedapp.trees.model import LEAF, NODE, Grown, Tree, in_order, split_trees, stack_trees
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
 
 FREE = Limits()

@@ -12,32 +12,13 @@ import numpy.typing as npt
 from fedapp.data.categories import Categories
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import Ints, Rules
-from fedapp.trees.forest.levels import (
-    Rows,
-    Splits,
-    draw_columns,
-    number,
-    search,
-    winners,
-)
+from fedapp.trees.forest.levels import Rows, Splits, draw_columns, number, search, winners
 from fedapp.trees.model import LEAF, Grown, in_order, read_tree, with_sets
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.predict import find_leaves
-from fedapp.trees.sets import (
-    NO_SET,
-    NO_SETS,
-    CategorySets,
-    category_counts,
-    sets_of_rows,
-)
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, category_counts, sets_of_rows
 from fedapp.trees.sides import Nodes, moved, sides_of, slots_of
-from fedapp.trees.text import (
-    Opening,
-    read_categories,
-    read_model,
-    write_model,
-    written_categories,
-)
+from fedapp.trees.text import Opening, read_categories, read_model, write_model, written_categories
 
 KIND = "bagged"
 BRANCH = np.dtype(
