@@ -88,7 +88,10 @@ def match(site: Site, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Le
     rows, common = np.arange(len(store["ids"])), dict[str, Array]()
     if not store.facts["ordered"]:
         lists = _lists(site, mail)
-        shared = _intersection(lists)
+        for name, points in lists.items():
+            with blaming(name, "MaskedList", "points"):
+                intersect([points])
+        shared = intersect(list(lists.values()))
         rows = store["shuffle"][places(lists[site.name], shared)]
         common = {name: _bits(points, shared) for name, points in lists.items()}
     _keep(site, rows)
@@ -195,14 +198,6 @@ def _check_list(site: Site, sender: str, letter: MaskedList) -> None:
         raise ProtocolError(sender, "MaskedList", "points", rule)
     hold_once(sender, site.store, letter, f"{site.name} masked the list of {letter.owner}")
     site.store.facts["lists"] = [*seen, letter.owner]
-
-
-def _intersection(lists: Mapping[str, Array]) -> Array:
-    """Points that all lists have."""
-    for name, points in lists.items():
-        with blaming(name, "MaskedList", "points"):
-            intersect([points])
-    return intersect(list(lists.values()))
 
 
 def _bits(points: Array, shared: Array) -> Array:

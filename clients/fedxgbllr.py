@@ -161,8 +161,11 @@ def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array
 
     store = site.store
     objective, base, unit = _scale(store)
+    names = "outputs", "labels", "weights"
     rows = {
-        subset: HeadRows(*_labelled(store, subset), base_margin=base, unit=unit)
+        subset: HeadRows(
+            **{name: store[f"{subset}.{name}"] for name in names}, base_margin=base, unit=unit
+        )
         for subset in WATCHED
     }
     settings = (field.name for field in fields(Training))
@@ -172,11 +175,6 @@ def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array
     with blaming(site.name, "AverageRequest", "parameters"):
         given = objective, shape, request.weights, rows["train"], training, rng, held_back
         return fit_head(*given, loss_parameters(store))
-
-
-def _labelled(store: Store, subset: str) -> tuple[Array, Array, Array]:
-    """Tree outputs, labels and weights of one subset of the rows."""
-    return store[f"{subset}.outputs"], store[f"{subset}.labels"], store[f"{subset}.weights"]
 
 
 def _scale(store: Store) -> tuple[Objective, Array, np.float32]:

@@ -124,7 +124,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
 
 def _subsets(config: SiteConfig, request: HelloRequest) -> dict[str, Table]:
     """The site's rows, with the columns in the order of the run."""
-    subsets = read_subsets(config, _holdout(request))
+    subsets = read_subsets(config, Holdout(**fields_of(request, Holdout)))
     own = subsets["train"].columns
     if request.columns and sorted(request.columns) != sorted(own):
         rule = "must be the site's, in any order"
@@ -156,11 +156,6 @@ def _label_range(
             math.ldexp(1.0, power_above(high)) if high else 0.0,
         )
     return dict(zip(("label_low", "label_high"), found, strict=True))
-
-
-def _holdout(request: HelloRequest) -> Holdout:
-    fractions = request.test_fraction, request.valid_fraction
-    return Holdout(*fractions, request.seed, request.fold, request.folds, request.score_test)
 
 
 def _labels(subsets: Mapping[str, Table]) -> Labels:

@@ -6,8 +6,6 @@ on; so the rows keep their values, and no representative of any leaves the party
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from clients.dictionary import kept_categories
@@ -23,7 +21,7 @@ from fedapp.messages.fields import Array
 from fedapp.messages.pax import CountRequest, OpenRequest
 from fedapp.messages.private import PrivateCountRequest
 from fedapp.messages.secure import ToldCuts
-from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
+from fedapp.metrics.adders import DOUBLES, WholeNumbers
 from fedapp.site.answer import Site
 from fedapp.site.mail import hold_once
 from fedapp.site.masks import Sums, bounds_of
@@ -40,23 +38,13 @@ COUNTED = "counted"
 MIN_CHILD_ROWS = "min_child_rows"
 
 
-class Terms(Protocol):
-    """How what a party sums over its rows is written."""
+class OwnTerms:
+    """What a party sums over its rows, as doubles, for sums of the party's own."""
 
-    @property
-    def adder(self) -> Adder:
-        """Of scores."""
+    adder = DOUBLES  # of scores
 
     def of_rows(self, pairs: Array) -> Array:
         """Gradients and hessians, float32, shape (n_trees, n_rows, 2), as they are summed."""
-
-
-class OwnTerms:
-    """As doubles, for sums of the party's own."""
-
-    adder = DOUBLES
-
-    def of_rows(self, pairs: Array) -> Array:
         return pairs
 
 
@@ -67,7 +55,7 @@ class WholeTerms:
         self._site, self._bounds = site, bounds_of(site.store)
 
     @property
-    def adder(self) -> Adder:
+    def adder(self) -> WholeNumbers:
         return WholeNumbers(self._bounds)
 
     def of_rows(self, pairs: Array) -> Array:
@@ -77,6 +65,9 @@ class WholeTerms:
         except ValueError as error:
             way = "a smaller eta or pax.aggregation=plain may help"
             raise DivergedError(f"{error}; {way}") from None
+
+
+Terms = OwnTerms | WholeTerms
 
 
 def open_sums(site: Site, request: OpenRequest) -> Sums:

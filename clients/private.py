@@ -37,8 +37,8 @@ from fedapp.site.answer import Handler, Site
 from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.noise import PROMISED, Noise, budget_of, promise
 from fedapp.site.store import Store
-from fedapp.trees.model import LEAF, Grown, Tree
-from fedapp.trees.predict import find_leaves
+from fedapp.trees.model import LEAF, Grown, Tree, from_json
+from fedapp.trees.predict import find_leaves, predict_margins
 from fedapp.trees.row_bounds import RowBounds, row_bounds, row_pairs
 from fedapp.trees.sets import category_counts
 
@@ -137,7 +137,8 @@ def scores(site: Site, request: PrivateScoresRequest) -> Sums:
     arrays, noise = [], []
     for subset in HELD_OUT:
         adder = ClippedNumbers(bounds, power_above(clip) if clip else 0)
-        found = score_subsets(unmerged, request, (subset,), adder)
+        how = from_json, predict_margins, adder
+        found = score_subsets(unmerged, request, *how, (subset,))
         variance = budget.own_variance("scores", adder.sensitivity)
         sums, histogram = found.values()
         arrays += [sums[: adder.n_totals], sums[adder.n_totals :], histogram]

@@ -69,7 +69,7 @@ def score_model(
     read : the model's text -> the model; raises a DataError.
     predict : the model, values of some rows, their base margins if they have any -> margins.
     """
-    reply = EvaluateReply(**_scores(site, request, read, predict, DOUBLES))
+    reply = EvaluateReply(**score_subsets(site, request, read, predict, DOUBLES))
     site.store.forget()
     return reply
 
@@ -79,22 +79,9 @@ def score_model_sums(
 ) -> Sums:
     """What ``evaluate_sums`` does, with a model of any kind; arguments as of ``score_model``."""
     adder = WholeNumbers(bounds_of(site.store))
-    sums = Sums(list(_scores(site, request, read, predict, adder).values()))
+    sums = Sums(list(score_subsets(site, request, read, predict, adder).values()))
     site.store.forget()
     return sums
-
-
-def score_subsets(
-    site: Site, request: EvaluateRequest, subsets: Sequence[str], adder: Adder
-) -> dict[str, Array]:
-    """Sums and score histograms of a boosted model on some subsets of the rows, which are kept, as
-    is the model.
-
-    Parameters
-    ----------
-    adder : of the rows.
-    """
-    return _scores(site, request, from_json, predict_margins, adder, subsets)
 
 
 def _model_of_run(site: Site, request: EvaluateRequest, read: Callable[[str], M]) -> M:
@@ -114,7 +101,7 @@ def _model_of_run(site: Site, request: EvaluateRequest, read: Callable[[str], M]
     return model
 
 
-def _scores(
+def score_subsets(
     site: Site,
     request: EvaluateRequest,
     read: Callable[[str], M],
@@ -122,7 +109,13 @@ def _scores(
     adder: Adder,
     subsets: Sequence[str] = SUBSETS,
 ) -> dict[str, Array]:
-    """The fields of an ``EvaluateReply``; the model is kept."""
+    """The fields of an ``EvaluateReply`` for these subsets; the rows are kept, as is the model.
+
+    Parameters
+    ----------
+    read, predict : see ``score_model``.
+    adder : of the rows.
+    """
     scores: dict[str, Array] = {}
     model = _model_of_run(site, request, read)
     for subset in subsets:

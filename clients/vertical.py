@@ -102,7 +102,9 @@ def look(
         rule = f"must be >= the rows of every party, {len(ids)} at {config.name}"
         raise ConfigError(f"align-most-rows {rule}, got {most}")
     shares_names = config.shares_names or config.simulated
-    notes = table.notes
+    notes, suggested = table.notes, ""
+    if request.asks_objective and table.labels is not None:
+        suggested = auto_objective([class_names(table.labels, AUTO)])[0]
     for leak in () if config.simulated or request.model else notes_on_leaks(table):
         log.warning("%s: %s", config.name, leak.told(shares_names=True))  # labels stay here
     if table.ids is not None and request.needs_ids and not config.is_share:
@@ -113,7 +115,7 @@ def look(
         n_columns=len(table.columns),
         columns=table.columns if config.shares_names else (),
         active=active,
-        objective=_suggested(table, request),
+        objective=suggested,
         n_unlike=n_unlike,
         box_key=box_key(config.name),
         run_key=np.zeros(32, dtype=np.uint8),
@@ -123,13 +125,6 @@ def look(
         notes=tuple(note.told(shares_names) for note in notes),
     )
     return reply, table, ids
-
-
-def _suggested(table: Table, request: VerticalHelloRequest) -> str:
-    """The objective that the labels suggest, where the run asks for it."""
-    if not request.asks_objective or table.labels is None:
-        return ""
-    return auto_objective([class_names(table.labels, AUTO)])[0]
 
 
 def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool, int]:

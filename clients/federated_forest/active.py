@@ -193,7 +193,12 @@ def _importance(
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """Total gain and splits of all columns; under numbers unless all parties share their names."""
     store = site.store
-    worth = {name: (_gains(site, name, one), one.counts, one.names) for name, one in kept.items()}
+    # What another's columns have gained by its own word, or by ours where it cannot know.
+    own = is_encrypted(store)
+    worth = {
+        name: (gains_of(site, name, len(one.gains)) if own else one.gains, one.counts, one.names)
+        for name, one in kept.items()
+    }
     worth[site.name] = own_worth(site)
     order = list(store.facts["peers"])
     shared = all(len(worth[name][2]) == len(worth[name][0]) for name in order)
@@ -207,10 +212,3 @@ def _importance(
     )
     gains = np.concatenate([worth[name][0] for name in order]) * store.facts["unit"] ** 2
     return names, gains, np.concatenate([worth[name][1] for name in order])
-
-
-def _gains(site: Site, party: str, kept: PartKept) -> npt.NDArray[np.float64]:
-    """What another's columns have gained: by its own word, or by ours where it cannot know."""
-    if is_encrypted(site.store):
-        return gains_of(site, party, len(kept.gains))
-    return kept.gains

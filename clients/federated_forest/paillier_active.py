@@ -96,7 +96,11 @@ def choose(site: Site, request: SplitRequest, mail: Mail) -> tuple[Splits, Lette
         mine = won[best[won] == peers.index(name)]
         if len(mine):
             letters.append((name, _won(store, listing, offer, mine)))
-            _note_worth(store, peers.index(name), trees[mine], listing, offer, mine)
+            # What its splits are worth, which it cannot know.
+            worth = worth_of(store, trees[mine], offer.improvements[mine])
+            columns = listing.columns[offer.listed[mine]]
+            gained = np.stack((np.full(len(mine), peers.index(name)), columns, worth), axis=1)
+            store["worth"] = np.concatenate((store["worth"], gained))
     return splits, letters
 
 
@@ -120,16 +124,6 @@ def _won(store: Store, listing: Listing, offer: Choices, mine: Ints) -> Won:
     _, sets = sets_of_rows(listing.n_bins[listed] * listing.unordered[listed], offer.rights[mine])
     cut = listed, offer.cuts[mine], offer.defaults[mine]
     return Won(store.facts["level"] + 1, *cut, sets.bits)
-
-
-def _note_worth(
-    store: Store, owner: int, trees: Places, listing: Listing, offer: Choices, mine: Ints
-) -> None:
-    """Keep what another's splits are worth, which it cannot know."""
-    worth = worth_of(store, trees, offer.improvements[mine])
-    columns = listing.columns[offer.listed[mine]]
-    found = np.stack((np.full(len(mine), owner), columns, worth), axis=1)
-    store["worth"] = np.concatenate((store["worth"], found))
 
 
 def gains_of(site: Site, party: str, n_columns: int) -> Sums:
@@ -235,16 +229,12 @@ def _sums(
         found = read_terms(key, ciphertexts, layout, wanted, shared_workers())
     for (listing, totals), sums, columns, mine in zip(pairs, found, read, wanted, strict=True):
         right = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
-        if not right.all() or not _possible(sums[mine], bool(store.facts["n_classes"])):
+        weights = sums[mine] if store.facts["n_classes"] else sums[mine, :1]
+        # Weights of rows are not negative, and some are not 0.
+        if not (right.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()):
             rule = "must add up to the labels of each node"
             raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
     return found
-
-
-def _possible(sums: Sums, is_class: bool) -> bool:
-    """Whether every sum can be of rows: weights are not negative, and some are not 0."""
-    weights = sums if is_class else sums[:, :1]
-    return bool((weights >= 0).all() and (weights.sum(axis=1) > 0).all())
 
 
 def _layout(key: PublicKey, fields: RowFields) -> SumLayout:

@@ -18,13 +18,7 @@ import numpy.typing as npt
 from clients.alignment import check_order
 from clients.keys import draw_key
 from clients.labels import number_rows
-from clients.secureboost.begun import (
-    add_leaves,
-    begin_lookup,
-    begin_trees_of,
-    check_parts,
-    initial_part,
-)
+from clients.secureboost.begun import add_leaves, begin_lookup, begin_trees_of, initial_part
 from clients.secureboost.coding import code_categories, keep_cuts
 from clients.secureboost.constraints import (
     Wanted,
@@ -123,7 +117,8 @@ def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Lette
     store, part = site.store, initial_part(site)
     if "nodes" not in store:
         _meet(site, mail)
-        check_parts(part, {name: mail.one(ColumnBins, name).part for name in site.others})
+        for name in site.others:
+            part.check(name, mail.one(ColumnBins, name).part)
         begin_trees(store, part, 0, 0)
     else:
         take_answers(site, mail, part)

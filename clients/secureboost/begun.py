@@ -104,17 +104,6 @@ def begin_trees_of(site: Site, request: SetupRequest, classes: tuple[str, ...]) 
     return model.base_score
 
 
-def check_parts(part: ActivePart, digests: dict[str, Array]) -> None:
-    """Hold the others' parts of the model against those it was trained with.
-
-    Raises
-    ------
-    DataError : names a party whose part is another.
-    """
-    for party, digest in digests.items():
-        part.check(party, digest)
-
-
 def add_leaves(store: Store, part: ActivePart) -> None:
     """Margins after the trees, added in their order; forget the walk."""
     leaves, margins = leaves_reached(store), np.array(store["margins"])

@@ -124,8 +124,9 @@ def _encrypt(view: View, pairs: Array, columns: dict[str, Ints]) -> Letters:
     store["unsent"], facts["sent"] = scale.encode(pairs[drawn]), 0
     _, ciphertexts = _next_block(view, sum(len(own) > 0 for own in columns.values()))
     bits = np.packbits(drawn)
+    n_rounds, nothing = facts["n_rounds"], ciphertexts[:0]  # for a party without columns
     return [
-        (name, EncryptedGradients(facts["n_rounds"], bits, own, ciphertexts[: _all_if(own)]))
+        (name, EncryptedGradients(n_rounds, bits, own, ciphertexts if len(own) else nothing))
         for name, own in columns.items()
     ]
 
@@ -171,11 +172,6 @@ def _encrypted(
         found.append(encrypt(view.key, view.layouts[group].pack(own), shared_workers()))
         start += end - row
     return np.concatenate(found)
-
-
-def _all_if(columns: Ints) -> int | None:
-    """End of a slice: of everything, or of nothing where there are no columns."""
-    return None if len(columns) else 0
 
 
 def grow_alone(view: View) -> None:

@@ -21,11 +21,6 @@ from fedapp.trees.objective import LossParameters, Objective, n_outputs
 Ints = npt.NDArray[np.int64]
 
 
-def parameters_in(boost: Mapping[str, Any]) -> LossParameters:
-    """What the objective reads, among the settings of a run."""
-    return LossParameters(**{field.name: boost[field.name] for field in fields(LossParameters)})
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
     """What stays the same all through a run.
@@ -70,7 +65,9 @@ class View:
             store=store,
             boost=boost,
             objective=boost["objective"],
-            parameters=parameters_in(boost),
+            parameters=LossParameters(
+                **{each.name: boost[each.name] for each in fields(LossParameters)}
+            ),
             eval_metrics=tuple(facts["eval_metrics"]),
             n_train=n_train,
             width=width,
