@@ -15,7 +15,7 @@ from flwr.app import Context
 from clients.alignment import _shuffle
 from fedapp.config import Settings
 from fedapp.conversation import ask
-from fedapp.crypto.psi import hash_to_group, mask_ids
+from fedapp.crypto.psi import DST, hash_messages, mask_ids
 from fedapp.crypto.sealed import fingerprint_of
 from fedapp.data.load import load_table
 from fedapp.data.partition import SUBSETS, split_rows
@@ -413,7 +413,7 @@ def test_ids_are_in_no_message_and_no_letter_neither_plain_nor_hashed(
     seen = b"|".join(raw_of(message) for _, *pair in app.heard for message in pair)
     letters = letters_sent(app)
     seen += b"|".join(letter.raw for letter in letters)
-    points = [point.tobytes() for point in hash_to_group(ids)]
+    points = [point.tobytes() for point in hash_messages([one.encode() for one in ids], DST)]
     key = settings.seed.to_bytes(8, "little")
     ordered = [hashlib.blake2b(one.encode(), key=key, digest_size=16).digest() for one in ids]
     digests = [hashlib.new(name, one.encode()) for name in HASHES for one in ids]

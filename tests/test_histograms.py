@@ -19,7 +19,7 @@ from fedapp.histograms.sketch import (
     own_cuts,
     prune,
     quantile_cuts,
-    sketch_table,
+    sketch_and_code,
     surrogates,
     used_categories,
 )
@@ -64,7 +64,7 @@ def test_256_bins_without_missing_values_take_one_byte() -> None:
 
 def test_histograms_equal_the_sums_row_by_row() -> None:
     values = some_values(300, 4)
-    cuts = own_cuts(sketch_table(values, np.ones(300, np.float32), 16))
+    cuts = own_cuts(sketch_and_code(values, np.ones(300, np.float32), 16)[0])
     codes, missing_code = digitise(values, cuts)
     gradients = RNG.normal(size=(300, 2)).astype(np.float32)
     nodes = RNG.integers(0, 5, 300).astype(np.int32)
@@ -126,7 +126,7 @@ def test_a_sketch_keeps_all_mass_and_bins_hold_their_representatives(
     numbers: list[float], max_bin: int
 ) -> None:
     values = np.array(numbers, dtype=np.float32)[:, None]
-    sketch = sketch_table(values, np.ones(len(values), np.float32), max_bin)
+    sketch = sketch_and_code(values, np.ones(len(values), np.float32), max_bin)[0]
     representatives, masses = sketch.column(0)
     assert len(representatives) <= max_bin
     assert masses.sum() == len(values)
@@ -144,7 +144,7 @@ def test_a_sketch_keeps_all_mass_and_bins_hold_their_representatives(
 @settings(deadline=None, max_examples=60)
 def test_fused_bins_stay_within_the_stated_mass(parts: list[list[int]], n_bins: int) -> None:
     sketches = [
-        sketch_table(np.float32(part)[:, None], np.ones(len(part), np.float32), 50)
+        sketch_and_code(np.float32(part)[:, None], np.ones(len(part), np.float32), 50)[0]
         for part in parts
     ]
     cuts = fuse_sketches(sketches, n_bins)
@@ -174,7 +174,7 @@ def test_one_sketch_fuses_to_the_cuts_of_xgboost(weighted: bool) -> None:
     values = some_values(2000, 3)
     weights = RNG.uniform(0.1, 3, 2000).astype(np.float32) if weighted else np.ones(2000, "f4")
     expected = quantile_cuts(values, weights, 32)
-    cuts = fuse_sketches([sketch_table(values, weights, 32)], 32)
+    cuts = fuse_sketches([sketch_and_code(values, weights, 32)[0]], 32)
     np.testing.assert_array_equal(cuts.edges, expected.edges)
     np.testing.assert_array_equal(cuts.offsets, expected.offsets)
     np.testing.assert_array_equal(cuts.minima, expected.minima)
@@ -183,7 +183,7 @@ def test_one_sketch_fuses_to_the_cuts_of_xgboost(weighted: bool) -> None:
 def test_a_column_without_values_has_one_empty_bin() -> None:
     values = np.full((4, 2), np.nan, dtype=np.float32)
     values[:, 1] = [1, 2, 3, 4]
-    sketch = sketch_table(values, np.ones(4, np.float32), 8)
+    sketch = sketch_and_code(values, np.ones(4, np.float32), 8)[0]
     cuts = fuse_sketches([sketch], 8)
     assert cuts.widths.tolist() == [1, 4]
     assert bin_map(sketch, cuts).tolist() == [1, 2, 3, 4]
@@ -192,7 +192,7 @@ def test_a_column_without_values_has_one_empty_bin() -> None:
 def test_sketches_of_tables_apart_cover_the_values_of_both() -> None:
     low, high = np.float32([[1], [2]]), np.float32([[8], [9]])
     ones = np.ones(2, np.float32)
-    sketches = [sketch_table(low, ones, 8), sketch_table(high, ones, 8)]
+    sketches = [sketch_and_code(low, ones, 8)[0], sketch_and_code(high, ones, 8)[0]]
     cuts = fuse_sketches(sketches, 8)
     assert cuts.edges[:-1].tolist() == [2, 8, 9]
     assert [bin_map(sketch, cuts).tolist() for sketch in sketches] == [[0, 1], [2, 3]]
@@ -281,7 +281,7 @@ def test_l1_shrinks_the_weight_of_a_leaf() -> None:
 
 
 def test_a_sketch_reports_the_largest_value() -> None:
-    sketch: Sketch = sketch_table(np.float32([[3], [7], [np.nan]]), np.ones(3, np.float32), 4)
+    sketch: Sketch = sketch_and_code(np.float32([[3], [7], [np.nan]]), np.ones(3, np.float32), 4)[0]
     assert sketch.maxima.tolist() == [7]
 
 
@@ -350,7 +350,7 @@ def test_a_thousand_categories_are_a_thousand_bins_whatever_max_bin() -> None:
     codes[0] = 999
     values = np.stack((codes, rng.normal(size=5000).astype(np.float32)), axis=1)
     categories = np.array([1000, 0])
-    sketch = sketch_table(values, np.ones(5000, np.float32), 16, categories)
+    sketch = sketch_and_code(values, np.ones(5000, np.float32), 16, categories)[0]
     assert len(sketch.column(0)[0]) == 0  # neither codes nor their weights are told
     used = used_categories([sketch], categories)
     cuts = with_categories(fuse_sketches([sketch], 16), categories, used)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from fedapp.crypto import ristretto
 from fedapp.crypto.psi import (
+    DST,
     ORDER,
     Points,
     draw_scalar,
     expander,
     hash_messages,
-    hash_to_group,
     intersect,
     mask,
     mask_ids,
@@ -65,6 +65,11 @@ NO_POINTS = {
     "negative product": "3eb858e78f5a7254d8c9731174a94f76755fd3941c0ac93735c07ba14579630e",
     "s is -1": "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
 }
+
+
+def hash_to_group(ids: list[str]) -> Points:
+    """The points that stand for ids."""
+    return hash_messages([one.encode() for one in ids], DST)
 
 
 def as_point(text: str) -> Points:
@@ -264,7 +269,7 @@ def test_a_scalar_of_another_length_is_refused() -> None:
 
 def test_an_id_without_utf8_form_is_refused_and_not_shown() -> None:
     with pytest.raises(ValueError, match=r"^ids must be valid Unicode, got a lone surrogate"):
-        hash_to_group(["fine", "id\ud800"])
+        mask_ids(["fine", "id\ud800"], draw_scalar())
 
 
 @pytest.mark.parametrize("dst", [b"", 256 * b"d"])

@@ -64,11 +64,6 @@ class PublicKey:
 
         return PaillierPublicKey(int(self.n))
 
-    @staticmethod
-    def from_phe(key: PaillierPublicKey) -> PublicKey:
-        """The same key as phe's."""
-        return PublicKey(mpz(key.n))
-
 
 @dataclass(frozen=True, slots=True)
 class PrivateKey:
@@ -106,11 +101,6 @@ class PrivateKey:
         from phe.paillier import PaillierPrivateKey
 
         return PaillierPrivateKey(self.public.to_phe(), int(self.p), int(self.q))
-
-    @staticmethod
-    def from_phe(key: PaillierPrivateKey) -> PrivateKey:
-        """The same key as phe's."""
-        return PrivateKey(mpz(key.p), mpz(key.q))
 
 
 def generate_key(

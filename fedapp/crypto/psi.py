@@ -40,28 +40,6 @@ SHA512_BLOCK, SHA512_OUTPUT = 128, 64
 WORD_BYTES = 8
 
 
-def hash_to_group(ids: Sequence[str]) -> Points:
-    """The points that stand for ids.
-
-    Ids are the same if their UTF-8 bytes are; nothing is trimmed or normalised.
-
-    Source: RFC 9380, Appendix B, with fedapp's own ``DST``.
-
-    Parameters
-    ----------
-    ids : texts, shape (n,).
-
-    Returns
-    -------
-    uint8, shape (n, 32): encoded points, in the order of ``ids``.
-
-    Raises
-    ------
-    ValueError : an id has no UTF-8 form.
-    """
-    return hash_messages(_messages(ids), DST)
-
-
 def hash_messages(messages: Sequence[bytes], dst: bytes) -> Points:
     """The points that stand for byte strings, under any domain separation tag.
 

@@ -100,20 +100,12 @@ def quantile_cuts(values: Floats, weights: Floats | None, max_bin: int) -> Cuts:
     return Cuts(points[~is_minimum], offsets, points[is_minimum])
 
 
-def sketch_table(
-    values: Floats, weights: Floats, max_bin: int, categories: Ints | None = None
-) -> Sketch:
-    """Summarise a table by the quantile bins of its columns; arguments as of ``sketch_and_code``.
-
-    Source: Ong et al. 2020 (PAX), Algorithm 1, line 7.
-    """
-    return sketch_and_code(values, weights, max_bin, categories)[0]
-
-
 def sketch_and_code(
     values: Floats, weights: Floats, max_bin: int, categories: Ints | None = None
 ) -> tuple[Sketch, Codes, int]:
-    """The same, and the number of each value's bin.
+    """Summarise a table by the quantile bins of its columns; and the number of each value's bin.
+
+    Source: Ong et al. 2020 (PAX), Algorithm 1, line 7.
 
     Parameters
     ----------
