@@ -34,7 +34,7 @@ from fedapp.messages.alignment import (
     OrderDigest,
     OrderRequest,
 )
-from fedapp.messages.fields import Array, Request
+from fedapp.messages.fields import Array, Request, fields_of
 from fedapp.messages.parcels import SentReply
 from fedapp.site.answer import Handler, Site
 from fedapp.site.bits import sent_bits
@@ -58,9 +58,7 @@ def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
     if request.n_rows[request.names.index(site.name)] != len(store["ids"]):
         raise ProtocolError(site.name, "OpenRequest", "n_rows", "must be the site's own")
     store.facts["active"], store.facts["ordered"] = request.active, request.ordered
-    fractions = request.test_fraction, request.valid_fraction
-    folds = request.fold, request.folds
-    store.facts["holdout"] = [*fractions, request.seed, *folds, request.score_test]
+    store.facts["holdout"] = list(fields_of(request, Holdout).values())
     if request.ordered:
         return SentReply(), []
     ids = store["ids"]

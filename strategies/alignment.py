@@ -9,7 +9,7 @@ import numpy as np
 from fedapp.config import Settings
 from fedapp.conversation import Conversation, Parties
 from fedapp.crypto.speed import seconds_to_mask
-from fedapp.data.partition import SUBSETS
+from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.messages.alignment import (
     MaskRequest,
     MatchReply,
@@ -17,6 +17,7 @@ from fedapp.messages.alignment import (
     OpenRequest,
     OrderRequest,
 )
+from fedapp.messages.fields import fields_of
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.vertical import VerticalHelloReply
 from strategies.vertical import Mailbox
@@ -42,12 +43,7 @@ def align(
         np.stack([hello.run_key for hello in parties.values()]),
         np.array([hello.n_rows for hello in parties.values()]),
         ordered,
-        settings.test_fraction,
-        settings.valid_fraction,
-        settings.seed,
-        settings.fold,
-        settings.folds,
-        settings.score_test,
+        **fields_of(settings, Holdout),
     )
     left = [0.0, 0.0] if ordered else _seconds_left(parties)
     yield from mailbox.relay_each(parties.all(opening), SentReply, seconds=left.pop())

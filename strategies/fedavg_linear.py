@@ -318,12 +318,11 @@ class FedAvgLinear(HorizontalStrategy):
         weights = np.zeros((n_inputs, len(bias)))
         return self._linear(whole.means, whole.scales, weights, bias)
 
-    def _linear(self, *arrays: Floats) -> LinearModel:
-        """Of these means, scales, weights and biases."""
-        table = self.table
-        means, scales, weights, bias = arrays
+    def _linear(self, means: Floats, scales: Floats, weights: Floats, bias: Floats) -> LinearModel:
+        """A model of the run."""
+        table, arrays = self.table, (means, scales, weights, bias)
         said = self.settings.objective, table.columns, table.classes
-        return LinearModel(*said, means, scales, weights, bias, table.categories)
+        return LinearModel(*said, *arrays, table.categories)
 
     def _ask(
         self, parties: Parties[HelloReply], n_epochs: int
@@ -333,15 +332,10 @@ class FedAvgLinear(HorizontalStrategy):
         request = AverageRequest(
             round_id=self.n_averaged,
             classes=model.classes,
-            means=model.means,
-            scales=model.scales,
-            weights=model.weights,
-            bias=model.bias,
+            **{name: getattr(model, name) for name in ARRAYS},
             epochs=n_epochs,
-            batch_size=own.batch_size,
-            learning_rate=own.learning_rate,
+            **own.model_dump(include={"batch_size", "learning_rate", "l2"}),
             decay=1 - self.n_averaged / own.rounds,
-            l2=own.l2,
             seed=self.settings.seed,
             score_bins=ROUND_BINS,
         )
@@ -398,14 +392,8 @@ class FedAvgLinear(HorizontalStrategy):
     def _checkpoint(self) -> Checkpoint:
         """The model so far and the best one."""
         model, best = self.model, self.best
-        arrays = {
-            "means": model.means,
-            "scales": model.scales,
-            "weights": model.weights,
-            "bias": model.bias,
-            "best_weights": best.weights,
-            "best_bias": best.bias,
-        }
+        arrays = {name: getattr(model, name) for name in ARRAYS}
+        arrays |= {"best_weights": best.weights, "best_bias": best.bias}
         facts = {
             "history": self.history.scores,
             "averaged": self.n_averaged,

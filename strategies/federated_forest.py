@@ -201,22 +201,17 @@ class FederatedForest(VerticalStrategy):
             self.draws = secrets.randbits(63)
         own, settings = self.own, self.settings
         seeds, owners = self._column_seeds(parties)
+        told = {name: value for name, value in own if name in SetupRequest.forms}
+        told["criterion"] = own.criterion_for(settings.objective)
+        # Told to the active party alone: of numbers it would tell the scale.
+        passive = told | {"min_impurity_decrease": 0.0}
         requests = {
             party: SetupRequest(
                 objective=settings.objective,
                 max_bin=settings.max_bin,
-                trees=own.trees,
-                criterion=own.criterion_for(settings.objective),
-                min_samples_split=own.min_samples_split,
-                min_samples_leaf=own.min_samples_leaf,
-                min_impurity_decrease=own.min_impurity_decrease if party == mailbox.active else 0.0,
-                bootstrap=own.bootstrap,
                 rows_seed=settings.seed,
                 column_seeds=seeds[owners == place],
-                master_keeps_model=own.master_keeps_model,
-                labels=own.labels,
-                key_bits=own.key_bits,
-                insecure_small_key=own.insecure_small_key,
+                **(told if party == mailbox.active else passive),
             )
             for place, party in enumerate(parties)
         }

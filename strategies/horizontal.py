@@ -22,11 +22,12 @@ from fedapp.data.labels import (
     positive_last,
     told_classes,
 )
-from fedapp.data.partition import SUBSETS
+from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.schema import listed
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.dictionary import pack_categories
+from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.messages.labels import LabelsReply, LabelsRequest, check_coded
 from fedapp.messages.parameters import loss_fields
@@ -109,16 +110,10 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 
     def greeting(self) -> HelloRequest:
         """Read the table, hold rows back."""
-        settings = self.settings
         return HelloRequest(
-            settings.objective,
-            settings.test_fraction,
-            settings.valid_fraction,
-            settings.seed,
-            self.tells_sums_alone,
-            settings.fold,
-            settings.folds,
-            settings.score_test,
+            objective=self.settings.objective,
+            rounded=self.tells_sums_alone,
+            **fields_of(self.settings, Holdout),
             **self.plan(),
         )
 

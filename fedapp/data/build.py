@@ -267,9 +267,11 @@ def _untyped(
     alike = {name: error for name, error in mixed.items() if error.wanted == wanted}
     here = ""
     if text is not None:
+        declared = {name: reader.of_feature(name) for name in alike}
+        # By what the columns of the run are called in the file.
         tests = {
-            _written_name(name, reader): _passes(error, reader.of_feature(name), reader)
-            for name, error in alike.items()
+            own.name if own.rename else name: _passes(alike[name], own, reader)
+            for name, own in declared.items()
         }
         here = mixed_types(text.faults(tests, wanted), next(iter(alike.values())).way)
     return DataError.naming(
@@ -278,12 +280,6 @@ def _untyped(
         listed(alike),
         here=here,
     )
-
-
-def _written_name(name: str, reader: Reader) -> str:
-    """What a column of the run is called in the file."""
-    declared = reader.of_feature(name)
-    return declared.name if declared.rename else name
 
 
 def _passes(error: UntypedError, declared: Declared, reader: Reader) -> Callable[[str], bool]:

@@ -92,7 +92,9 @@ def _of_frame(
     if foreign and foreign in set(frame.column_names) - set(columns):
         rule = "table must not have the label column {}: is it the table of the party with labels?"
         raise DataError.naming(rule, f"'{foreign}'")
-    _check_base_margin(roles.base_margin, frame.column_names)
+    if roles.base_margin and roles.base_margin not in frame.column_names:
+        rule = "table must have the base-margin column {}, as the model was trained with it"
+        raise DataError.naming(rule, f"'{roles.base_margin}'")
     known = _known_roles(frame, roles, columns)
     kept = {*columns, *known.named().values()}
     others = [name for name in frame.column_names if name not in kept]
@@ -251,13 +253,6 @@ def _only(table: Table, columns: Sequence[str], notes: Sequence[Note] = ()) -> T
         categories=chosen(table.categories, taken),
         kinds=(),
     )
-
-
-def _check_base_margin(name: str, there: Sequence[str]) -> None:
-    """Hold that rows have the margin that they start from, where a model was trained with one."""
-    if name and name not in there:
-        rule = "table must have the base-margin column {}, as the model was trained with it"
-        raise DataError.naming(rule, f"'{name}'")
 
 
 def _check_columns(needed: Sequence[str], there: Sequence[str]) -> None:

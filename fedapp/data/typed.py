@@ -225,7 +225,9 @@ def without(column: Any, absent: Iterable[str], decimal: str) -> Any:
     for code in absent:
         if code in MISSING or not is_number(code, decimal):
             continue
-        text = code.strip() if decimal == "." else _pointed(code.strip(), decimal)
+        text = code.strip()
+        if decimal != ".":
+            text = text.replace(".", "").replace(decimal, ".")
         is_whole = WHOLE.fullmatch(text) and pa.types.is_integer(type)
         with suppress(pa.ArrowInvalid, OverflowError):  # none of this column's type equals it
             found.append(pa.scalar(int(text) if is_whole else float(text), numbers.type))
@@ -378,11 +380,6 @@ def has_thousands_alone(values: list[str]) -> bool:
 def with_point(texts: Any, decimal: str) -> Any:
     """Numbers as text with a decimal point, without marks of thousands."""
     return pc.replace_substring(pc.replace_substring(texts, ".", ""), decimal, ".")
-
-
-def _pointed(text: str, decimal: str) -> str:
-    """The same of one number."""
-    return text.replace(".", "").replace(decimal, ".")
 
 
 def _day(value: str) -> float:

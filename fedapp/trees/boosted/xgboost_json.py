@@ -38,9 +38,13 @@ def to_xgboost_json(model: Ensemble) -> str:
         "tree_info": [tree_id % width for tree_id in range(n_trees)],
         "trees": [_tree(tree_id, tree, model) for tree_id, tree in enumerate(model.trees)],
     }
+    # Kept and not read: the column of base margins, which XGBoost takes with the rows; and that the
+    # objective was a function.
+    attributes = {"base_margin": model.margin_column} if model.margin_column else {}
+    attributes |= {"objective": CUSTOM} if model.objective == CUSTOM else {}
     document = {
         "learner": {
-            "attributes": _attributes(model),
+            "attributes": attributes,
             # XGBoost allows no [, ] or < in a name.
             "feature_names": [re.sub(r"[\[\]<]", "_", name) for name in model.columns],
             "feature_types": feature_types(category_counts(model.categories, len(model.columns))),
@@ -57,13 +61,6 @@ def to_xgboost_json(model: Ensemble) -> str:
         "version": VERSION,
     }
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n"
-
-
-def _attributes(model: Ensemble) -> dict[str, str]:
-    """What XGBoost keeps and does not read: the column of base margins, which it takes with the
-    rows; and that the objective was a function."""
-    found = {"base_margin": model.margin_column} if model.margin_column else {}
-    return found | ({"objective": CUSTOM} if model.objective == CUSTOM else {})
 
 
 def _objective(model: Ensemble) -> dict[str, Any]:
