@@ -190,9 +190,9 @@ def test_early_stopping_keeps_the_model_of_the_best_round(linear: MakeSettings) 
     settings = linear(rounds=40, early_stopping_rounds=3, valid_fraction=0.3)
     folder = run_local(settings)
     summary, lines = summary_of(folder), lines_of(folder.rounds)
-    scores = [line["valid"]["auc"] for line in lines]
+    losses = [line["valid"]["logloss"] for line in lines]
     assert len(lines) == summary["best_round"] + 3 < 40
-    assert summary["best_round"] == int(np.argmax(scores)) + 1
+    assert summary["best_round"] == int(np.argmin(losses)) + 1
     best = lines[summary["best_round"] - 1]["valid"]["logloss"]
     assert summary["metrics"]["valid"]["logloss"] == pytest.approx(best, rel=1e-9)
 

@@ -193,7 +193,7 @@ def test_the_command_goes_on_with_the_folds_that_are_not_finished(
     second = runner.invoke(cli, words)
     assert second.output.count("finished before") == 2
     changed = runner.invoke(cli, [*words, "-c", "eta=0.1"])
-    assert str(changed.exception).startswith("eta must be 0.3 as in ")
+    assert str(changed.exception).startswith("eta must be 'auto' as in ")
 
 
 @pytest.mark.parametrize(
