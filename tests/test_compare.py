@@ -164,7 +164,9 @@ def test_runs_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^engine must be 'local' as in {output}, got 'simula"):
         compare(["pax"], SHORT, 1, output, Counted(), "simulation")
     (output / "compared.json").unlink()
-    match = f"^eta must be 0.3 as in {output}/pax-42, got 0.1; delete that folder, or name another$"
+    match = (
+        f"^eta must be 'auto' as in {output}/pax-42, got 0.1; delete that folder, or name another$"
+    )
     with pytest.raises(ConfigError, match=match):
         compared(output, Counted(), n_seeds=1, eta=0.1)
 

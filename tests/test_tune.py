@@ -86,7 +86,10 @@ def test_draws_lie_in_their_domain_and_reach_its_ends(text: str) -> None:
         ({"eta": "log:a:1"}, r"^space of eta must be log:LOW:HIGH, .* got 'log:a:1'$"),
         ({"eta": ""}, r"^space of eta must be log:LOW:HIGH, .* got ''$"),
         ({"subsample": "uniform:0.5:2"}, r"^subsample must be <= 1.0, got 2.0$"),
-        ({"pax.bins": "share,alike"}, r"^pax.bins must be one of 'share' or 'equal', got 'alike'$"),
+        (
+            {"pax.bins": "share,alike"},
+            r"^pax.bins must be one of 'auto', 'share' or 'equal', got 'alike'$",
+        ),
     ],
 )
 def test_a_space_that_cannot_be_searched_is_refused(asked: dict[str, str], match: str) -> None:
