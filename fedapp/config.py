@@ -188,7 +188,10 @@ class Settings(Section):
             rule = f"must be <= parties ({self.parties}), got {self.min_parties}"
             raise ValueError(f"min-parties {rule}")
         party_sources(self.data, self.parties)
-        self._check_logs()
+        others = [name for name in self.logs if name not in LOGS]
+        if others or len(set(self.logs)) < len(self.logs):
+            rule = f"must be some of {', '.join(LOGS)}, each once and separated by commas"
+            raise ValueError(f"log {rule}, got {self.log}")
         self.check_objective()
         parse_monotone(self.monotone_constraints)
         parse_interactions(self.interaction_constraints)
@@ -286,12 +289,6 @@ class Settings(Section):
     def watched_metric(self) -> str:
         """The score that a run is judged by."""
         return watched_metric(self.objective, self.eval_metrics)
-
-    def _check_logs(self) -> None:
-        others = [name for name in self.logs if name not in LOGS]
-        if others or len(set(self.logs)) < len(self.logs):
-            rule = f"must be some of {', '.join(LOGS)}, each once and separated by commas"
-            raise ValueError(f"log {rule}, got {self.log}")
 
     @property
     def logs(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,8 +171,9 @@ def check_own(path: Path) -> None:
     config = path / "config.toml"
     if not config.is_file():
         # Made by a command that was stopped before it began the run.
-        if others := [one.name for one in path.iterdir() if not _is_scrap(one.name)]:
-            raise ConfigError(f"run folder must have a config.toml, got {others[0]}")
+        for name in (one.name for one in path.iterdir()):
+            if name not in (LOCK, MADE_FROM) and not name.startswith(".config.toml."):
+                raise ConfigError(f"run folder must have a config.toml, got {name}")
         return
     settings = flatten(read_toml(config.read_text(), "config.toml must be TOML"))
     if unknown := sorted(set(settings) - set(defaults())):
@@ -185,11 +186,6 @@ def _check_flat(path: Path) -> None:
     """Hold that a run's folder holds no other, in which somebody may keep runs."""
     if below := [one.name for one in path.iterdir() if one.is_dir()]:
         raise ConfigError(f"run folder must hold no folder to be deleted, got {below[0]}")
-
-
-def _is_scrap(name: str) -> bool:
-    """Whether a file may lie in a folder whose run has not begun."""
-    return name in (LOCK, MADE_FROM) or name.startswith(".config.toml.")
 
 
 def found_runs(
@@ -237,10 +233,8 @@ def _group(path: Path) -> FoundRun:
     if compared:
         best = next(line for line in compared["lines"] if line["n_bytes"] is not None)
         methods = [name for each in compared["methods"].values() for name in each]
-        method, metric = (
-            "comparison of " + ", ".join(methods),
-            f"{best['name']} {compared['metric']}",
-        )
+        method = f"comparison of {', '.join(methods)}"
+        metric = f"{best['name']} {compared['metric']}"
         value = sum(best["scores"]) / len(best["scores"])
     elif search:
         method, metric = f"search, {search['strategy']}", search["metric"]
@@ -378,11 +372,3 @@ def plan(
 def predictions_folder() -> Path:
     """Where runs that predict are written; those that end well are deleted."""
     return home() / "predictions"
-
-
-def by_site(states: Iterable[SiteState]) -> Iterator[tuple[str, int, int]]:
-    """Site, how many, how many bytes."""
-    listed = list(states)
-    for site in sorted({one.site for one in listed}):
-        own = [one.n_bytes for one in listed if one.site == site]
-        yield site, len(own), sum(own)

@@ -66,7 +66,8 @@ class Training:
         settings = settings.model_copy(update={"run_dir": run_dir_of(settings, self.engine)})
         self.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
         watcher.tell(told(self.engine))
-        earlier = self.earlier_seconds
+        kept = self.folder.kept if self.folder else None
+        earlier = kept.seconds[0] if kept else 0.0  # of the attempts that the run goes on from
         with self._logged(settings) as logs:
             folder = carry_out(settings, self.engine, watcher, logs.before(self.on_round))
             if folder is None or not (folder.path / "summary.json").exists():
@@ -90,12 +91,6 @@ class Training:
             return nullcontext(Logs({}, 0, self.watcher.tell))
         self.watcher.begin(f"opening {' and '.join(settings.logs)}")
         return logged(settings, self.folder, self.engine, self.watcher.tell)
-
-    @property
-    def earlier_seconds(self) -> float:
-        """Seconds of the attempts that the run goes on from."""
-        kept = self.folder.kept if self.folder else None
-        return kept.seconds[0] if kept else 0.0
 
     def _checked(self) -> Settings:
         """The settings of the run."""

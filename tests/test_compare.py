@@ -18,8 +18,8 @@ from fedapp.cli import cli
 from fedapp.config import Settings, flatten, load_settings
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.report.comparison_plots import compared_scores, near_range, spread_out, tradeoff
-from fedapp.report.summary import read_run
-from fedapp.report.tradeoff import Comparison, Line, fact_table, score_table, tradeoff_page
+from fedapp.report.summary import fact_grid, read_run
+from fedapp.report.tradeoff import Comparison, Line, score_table, tradeoff_page
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import all_strategies
 from fedapp.site.store import Store
@@ -253,7 +253,7 @@ def test_what_is_compared_stands_with_the_table_and_on_the_page() -> None:
         "fedavg-linear": "also reads nothing more; does not read eta, pax.bins",
     }
     assert made().facts == facts
-    printed, page = text_of(fact_table(made())), tradeoff_page(made())
+    printed, page = text_of(fact_grid(made().facts)), tradeoff_page(made())
     for value in facts.values():
         assert value in printed
         assert value in page

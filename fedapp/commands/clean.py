@@ -57,11 +57,14 @@ def clean(
 
 def _list(found: Cleaning) -> None:
     """Print what would go."""
-    from fedapp.housekeeping import by_site
     from fedapp.report.summary import human_bytes
 
     for run in found.runs:
         say(f"{shown(run.path)}  {run.state}, {run.method}, {human_bytes(run.n_bytes)}")
     for title, is_part in (("states of old runs", False), ("parts of models", True)):
-        for site, n, n_bytes in by_site(one for one in found.states if one.is_part == is_part):
-            say(f"site {site}: {title} ({n}), {human_bytes(n_bytes)}")
+        sizes: dict[str, list[int]] = {}
+        for one in found.states:
+            if one.is_part == is_part:
+                sizes.setdefault(one.site, []).append(one.n_bytes)
+        for site, each in sorted(sizes.items()):
+            say(f"site {site}: {title} ({len(each)}), {human_bytes(sum(each))}")

@@ -16,7 +16,7 @@ from fedapp.commands.common import (
     new_follower,
 )
 from fedapp.config import parse_overrides
-from fedapp.report.summary import print_warning
+from fedapp.report.summary import fact_grid, print_warning
 
 FINISHED_CELLS = "finished cells are saved; the same command continues with the others"
 
@@ -36,7 +36,7 @@ def compare(
     ] = None,
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
-    from fedapp.report.tradeoff import fact_table, score_table
+    from fedapp.report.tradeoff import score_table
     from fedapp.studies import PAGE
     from simulations.compare import carry_out
     from simulations.kept import other_code
@@ -45,7 +45,7 @@ def compare(
     follower = new_follower()
     with interruptible(lambda: FINISHED_CELLS), follower.alive():
         folder, found = carry_out(strategies, overrides, seeds, engine, follower, output)
-    console.print(fact_table(found))
+    console.print(fact_grid(found.facts))
     console.print(score_table(found))
     console.print(f"{folder / PAGE}", soft_wrap=True)
     if told := other_code(folder):

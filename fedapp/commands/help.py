@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
 from typing import Any, get_type_hints
 
 import click
@@ -12,8 +11,6 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table as Grid
 from typer.core import TyperArgument, TyperCommand, TyperOption
-
-SAME_COLUMNS, SAME_ROWS = "same columns, different rows", "same rows, different columns"
 
 SHORT = {"label": "Label column", "id": "Column that names the rows", "parties": "How many"}
 
@@ -50,8 +47,8 @@ class TrainingCommand(Command):
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """The usual, and the methods."""
         super().format_help(context, formatter)
-        _print_list(f"Methods for the {SAME_COLUMNS}", dict(_described("horizontal")))
-        _print_list(f"Methods for the {SAME_ROWS}", dict(_described("vertical")))
+        _print_methods("Methods for the same columns, different rows", "horizontal")
+        _print_methods("Methods for the same rows, different columns", "vertical")
 
 
 class PredictingCommand(Command):
@@ -60,25 +57,18 @@ class PredictingCommand(Command):
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """The usual, and the ways."""
         super().format_help(context, formatter)
-        found = dict(_described("inference"))
-        _print_list("Ways to predict with a model that is divided among parties", found)
+        _print_methods("Ways to predict with a model that is divided among parties", "inference")
 
 
-def _described(family: str) -> Iterator[tuple[str, str]]:
-    """Names of a family's methods, and what the first lines of their modules say."""
+def _print_methods(title: str, family: str) -> None:
+    """A family's methods and what the first lines of their modules say, framed as the options."""
     from fedapp.messages.methods import all_methods
     from fedapp.server_app import load_strategy
 
+    grid = Grid.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="bold cyan")
     for name in (name for name, method in all_methods().items() if method.family == family):
         said = (sys.modules[load_strategy(name).__module__].__doc__ or "").partition("\n")[0]
         said = (said.partition(": ")[2] or said).rstrip(".")
-        yield name, said[:1].upper() + said[1:]
-
-
-def _print_list(title: str, lines: Mapping[str, str]) -> None:
-    """In a frame as that of the options."""
-    grid = Grid.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="bold cyan")
-    for name, said in lines.items():
-        grid.add_row(name, said)
+        grid.add_row(name, said[:1].upper() + said[1:])
     Console().print(Panel(grid, title=title, title_align="left", border_style="dim"))

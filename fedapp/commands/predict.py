@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -132,8 +131,13 @@ def _predict_together(
 
     settings = settings_to_predict(run_dir, parts, overrides, output, engine)
     follower = new_follower()
-    with interruptible(lambda: NOTHING_WRITTEN), follower.alive(), _noting():
-        found = predict_together(settings, parts, output, engine, follower)
+    try:
+        with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
+            found = predict_together(settings, parts, output, engine, follower)
+    except FedappError as error:
+        for note in getattr(error, "__notes__", ()):
+            print(note, file=sys.stderr)
+        raise
     for explained in list(found.explained.values())[:1]:
         if missing := explained["not_among_the_rows"]:
             _say_of(missing, f"{len(missing):,} to be explained are not among the rows", noted)
@@ -146,22 +150,10 @@ def _predict_together(
     _show(found.predicted, output, noted)
 
 
-@contextmanager
-def _noting() -> Iterator[None]:
-    """Print what an error says beside itself."""
-    try:
-        yield
-    except FedappError as error:
-        for note in getattr(error, "__notes__", ()):
-            print(note, file=sys.stderr)
-        raise
-
-
 def _show(predicted: Predicted, output: str, folder: Path | None) -> None:
     """Print who read what, how many rows were written, and their scores; see ``_say_of``."""
     from fedapp.data.predictions import unmatched_note
-    from fedapp.metrics import AT_THRESHOLD
-    from fedapp.report.summary import score_table, score_text
+    from fedapp.report.summary import at_threshold, score_table, score_text
 
     for line in predicted.warnings:
         print_warning(console, line)
@@ -177,9 +169,8 @@ def _show(predicted: Predicted, output: str, folder: Path | None) -> None:
     if scores:
         console.print(score_table([("federated", "predicted", scores)]))
     if "threshold" in scores:
-        at = (f"{n.partition('_')[0]} {score_text(scores[n])}" for n in AT_THRESHOLD[1:])
         threshold = score_text(scores["threshold"])
-        say(f"at the run's threshold, {threshold}: {', '.join(at)}")
+        say(f"at the run's threshold, {threshold}: {at_threshold(scores)}")
 
 
 def _say_of(ids: Sequence[str], text: str, folder: Path | None) -> None:

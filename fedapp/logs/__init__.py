@@ -125,7 +125,8 @@ def logged(settings: Settings, folder: RunFolder, engine: str, tell: Tell) -> It
     ConfigError : a tool is not installed, or cannot be reached.
     """
     check_packages(settings.logs)
-    kept = _kept(folder) if settings.resume else {}
+    path = folder.path / KEPT
+    kept = json.loads(path.read_text()) if settings.resume and path.is_file() else {}
     earlier = Rounds(folder.rounds, 0).new(tell) if settings.resume else []
     loggers: dict[str, Logger] = {}
     try:
@@ -173,12 +174,6 @@ def _described(settings: Settings, folder: RunFolder, engine: str) -> LoggedRun:
     }
     params = {name: value for name, value in values.items() if value != ""}
     return LoggedRun(folder.path, params, {f"fedapp.{name}": told for name, told in tags.items()})
-
-
-def _kept(folder: RunFolder) -> dict[str, str]:
-    """Names of the run in the tools in which an earlier attempt was logged."""
-    path = folder.path / KEPT
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
 def _cause(error: Exception) -> str:

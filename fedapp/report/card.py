@@ -25,11 +25,11 @@ from fedapp.report.summary import (
     score_notes,
     score_rows,
     score_text,
+    scores_by_party,
     warning_lines,
 )
 
 CARD = "model-card.md"
-SUBSETS = ("test", "valid", "train")
 LONGEST = 2000  # letters of a cell, which may name many columns
 
 
@@ -96,10 +96,7 @@ def _scores(summary: dict[str, Any]) -> str:
 
 def _by_party(summary: dict[str, Any]) -> list[str]:
     """The model on each party's own rows, where they are told."""
-    of_parties = summary["metrics"].get("by_party") or {}
-    subset = next((one for one in SUBSETS if summary["metrics"].get(one)), "test")
-    found = {name: scores.get(subset) or {} for name, scores in of_parties.items()}
-    found = {name: scores for name, scores in found.items() if scores}
+    subset, found = scores_by_party(summary)
     if not found:
         return []
     names = score_names(list(found.values()))

@@ -22,14 +22,21 @@ from fedapp.report.markup import (
     table,
     titled,
 )
-from fedapp.report.summary import Run, score_names, score_notes, score_rows, score_text
+from fedapp.report.scored_rows import DEPLOYMENT
+from fedapp.report.summary import (
+    Run,
+    score_names,
+    score_notes,
+    score_rows,
+    score_text,
+    scores_by_party,
+)
 from fedapp.report.tree import first_tree, tree_html
 from fedapp.trees.divided.lookup import DIVIDED
 from fedapp.trees.text import kind_of
 
 Fields = Mapping[str, Any]
 
-DEPLOYMENT = "deployment"
 _MOST_CLASSES = 30  # of a whole confusion matrix; of more, the pairs most often confused are listed
 _MOST_PAIRS = 20
 _MOST_ALONE = 4  # baselines of single parties that are drawn beside the run's curves
@@ -62,10 +69,7 @@ def scores(summary: Fields) -> str:
 
 def _by_party(summary: Fields, names: Sequence[str]) -> str:
     """The run's model on the test rows of each party, or what rows there are."""
-    of_parties = summary["metrics"].get("by_party") or {}
-    subset = next((p for p in ("test", "valid", "train") if summary["metrics"].get(p)), "test")
-    found = {name: scores.get(subset) or {} for name, scores in of_parties.items()}
-    found = {name: scores for name, scores in found.items() if scores}
+    subset, found = scores_by_party(summary)
     if len(found) < 2:
         return ""
     names = [name for name in names if any(name in each for each in found.values())]
@@ -186,13 +190,11 @@ def _columns(summary: Fields) -> str:
     ordered = sorted(gains, key=gains.__getitem__, reverse=True)
     header = ["column", "total gain", "splits", *(["mean |contribution|"] if moves else [])]
     rows = [
-        [Name(n), f"{gains[n]:.6g}", f"{counts.get(n, 0):,}", *_moved(moves, n)] for n in ordered
+        [Name(n), f"{gains[n]:.6g}", f"{counts.get(n, 0):,}"]
+        + ([f"{moves.get(n, 0.0):.4g}"] if moves else [])
+        for n in ordered
     ]
     return folded("Every column in numbers", table(header, rows))
-
-
-def _moved(moves: Mapping[str, float], name: str) -> list[str]:
-    return [f"{moves.get(name, 0.0):.4g}"] if moves else []
 
 
 def _weights(text: str) -> dict[str, str]:

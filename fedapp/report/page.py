@@ -23,7 +23,7 @@ from fedapp.report.markup import (
     section,
     table,
 )
-from fedapp.report.scored_rows import row_warnings
+from fedapp.report.scored_rows import DEPLOYMENT, row_warnings
 from fedapp.report.summary import (
     Run,
     drawn_metrics,
@@ -190,7 +190,7 @@ def _setup(run: Run) -> str:
 def _settings(run: Run) -> Iterator[tuple[str, str]]:
     """Settings that decided on this run, with a value."""
     reads, known = run.summary.get("settings_read"), flatten(run.config)
-    in_deployment = run.summary.get("engine") == model.DEPLOYMENT
+    in_deployment = run.summary.get("engine") == DEPLOYMENT
     usual = defaults()
     for name, value in known.items():
         is_read = reads is None or name in reads

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fedapp.report.canvas import (
     BLACK,
@@ -114,7 +114,8 @@ def traffic_by_round(rounds: Rounds, round_name: str = ROUND) -> str:
     """Bytes of each round, those to the server on top of those to the parties."""
     figure, ax = new_canvas()
     edges = _edges(rounds)
-    down, up = (_of(rounds, "bytes", way) for way in ("to_parties", "to_server"))
+    ways = ("to_parties", "to_server")
+    down, up = (np.array([entry["bytes"][way] for entry in rounds], np.float64) for way in ways)
     ax.stairs(down, edges, fill=True, color=ORANGE, label="to parties")
     ax.stairs(down + up, edges, baseline=down, fill=True, color=BLUE, label="to server")
     ax.yaxis.set_major_formatter(EngFormatter(unit="B"))
@@ -143,7 +144,8 @@ def effort_by_round(rounds: Rounds, round_name: str = ROUND) -> str:
     edges, lower = _edges(rounds), figure.axes[1]
     totals = np.asarray([entry["exchanges"] for entry in rounds], dtype=np.float64)
     upper.stairs(np.diff(totals, prepend=0.0), edges, fill=True, color=GREEN)
-    lower.stairs(_of(rounds, "seconds"), edges, fill=True, color=PINK)
+    seconds = np.asarray([entry["seconds"] for entry in rounds], dtype=np.float64)
+    lower.stairs(seconds, edges, fill=True, color=PINK)
     upper.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
     lower.yaxis.set_major_locator(MaxNLocator(nbins=4))
     upper.set_ylabel("exchanges")
@@ -180,16 +182,6 @@ def round_values(rounds: Rounds, split: str, metric: str) -> Array:
     """A metric in each round, nan where it is absent or undefined."""
     values = [entry[split].get(metric) for entry in rounds]
     return np.asarray([np.nan if v is None else v for v in values], dtype=np.float64)
-
-
-def _of(rounds: Rounds, *keys: str) -> Array:
-    values: list[ArrayLike] = []
-    for entry in rounds:
-        value: Any = entry
-        for key in keys:
-            value = value[key]
-        values.append(value)
-    return np.asarray(values, dtype=np.float64)
 
 
 def _edges(rounds: Rounds) -> Array:

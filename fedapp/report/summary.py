@@ -144,24 +144,30 @@ def score_notes(summary: Mapping[str, Any]) -> list[str]:
         )
     if chosen:
         rows = {"valid": "validation", "train": "training"}[chosen["rows"]]
+        subset = "test" if summary["metrics"].get("test") else chosen["rows"]
+        scores = f"{subset} {at_threshold(summary['metrics'][subset])}"
         lines.append(
             f"threshold {score_text(chosen['value'])}, of the best F1 on the {rows} rows; scores "
-            f"at it: {_at_threshold(summary)}. accuracy, f1, precision and recall are at 0.5"
+            f"at it: {scores}. accuracy, f1, precision and recall are at 0.5"
         )
     if weight := summary.get("weight"):
         lines.append(f"scores are weighted by the column {weight!r}, as training is")
     return lines
 
 
-def _at_threshold(summary: Mapping[str, Any]) -> str:
-    """F1, precision and recall of the test rows, or of those that chose the threshold."""
-    splits = summary["metrics"]
-    subset = "test" if splits.get("test") else summary["threshold"]["rows"]
-    found = (
-        f"{name.partition('_')[0]} {score_text(splits[subset].get(name))}"
-        for name in AT_THRESHOLD[1:]
-    )
-    return f"{subset} {', '.join(found)}"
+def at_threshold(scores: Scores) -> str:
+    """F1, precision and recall at the run's threshold, in words."""
+    names = {name.partition("_")[0]: name for name in AT_THRESHOLD[1:]}
+    return ", ".join(f"{short} {score_text(scores.get(name))}" for short, name in names.items())
+
+
+def scores_by_party(summary: Mapping[str, Any]) -> tuple[str, dict[str, Scores]]:
+    """Which rows of each party the run's model was scored on, test rows if there are any, and its
+    scores by party; none where they were not sent."""
+    metrics = summary["metrics"]
+    subset = next((one for one in ("test", "valid", "train") if metrics.get(one)), "test")
+    parties = metrics.get("by_party") or {}
+    return subset, {name: each[subset] for name, each in parties.items() if each.get(subset)}
 
 
 def row_counts(summary: Mapping[str, Any]) -> dict[str, int]:
@@ -291,6 +297,11 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
         facts["privacy"] = f"{promised} for each row; scores have noise"
     if path is not None:
         facts["run"] = shown(path)
+    return fact_grid(facts)
+
+
+def fact_grid(facts: Mapping[str, str]) -> Table:
+    """Names and values, for a terminal."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")

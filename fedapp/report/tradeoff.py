@@ -127,13 +127,14 @@ class Comparison:
             seeds += f", each with {self.folds} folds that are held back in turn"
         is_several = len(self.seeds) > 1 or self.folds > 1
         over = "all these runs" if self.folds else "them"
+        of_fold = " (in the first fold)" if self.folds else ""  # whose sizes differ by a row
         several = f"; ± is the standard deviation over {over}" if is_several else ""
         split = [f"some of the {what} ({', '.join(own)})" for what, own in self.methods.items()]
         partly = {name for names in self.unread.values() for name in names}
         usual = "no others are changed for every method" if partly else "all defaults"
         facts = {
             "data": f"{self.data}, {self.objective}",
-            "rows": f"{rows['test']:,} test rows{self._of_fold} score every line; "
+            "rows": f"{rows['test']:,} test rows{of_fold} score every line; "
             f"{rows['train']:,} train, {rows['valid']:,} validate",
             "parties": f"{self.n_parties}, each with {' or '.join(split)}",
             "seeds": seeds + several if several else f"{seeds} (one: no spread is known)",
@@ -155,21 +156,6 @@ class Comparison:
     def _named(self, names: Collection[str]) -> str:
         """Changed settings with their values."""
         return ", ".join(f"{name}={self.changed[name]}" for name in self.changed if name in names)
-
-    @property
-    def _of_fold(self) -> str:
-        """Which of the folds, whose sizes differ by a row at most, is meant."""
-        return " (in the first fold)" if self.folds else ""
-
-
-def fact_table(found: Comparison) -> Table:
-    """What is compared, for a terminal."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in found.facts.items():
-        grid.add_row(name, escape(value))
-    return grid
 
 
 def score_table(found: Comparison) -> Table:
