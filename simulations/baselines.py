@@ -16,13 +16,7 @@ import numpy.typing as npt
 
 from fedapp import metrics
 from fedapp.config import Settings
-from fedapp.data.categories import (
-    Categories,
-    chosen,
-    recoded,
-    side_by_side,
-    trained_first,
-)
+from fedapp.data.categories import Categories, chosen, recoded, side_by_side, trained_first
 from fedapp.data.labels import class_ids, class_names, positive_last
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table

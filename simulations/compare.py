@@ -28,13 +28,7 @@ from fedapp.report.tradeoff import N_ORDERS, Comparison, Line, tradeoff_page
 from fedapp.run_folder import MADE_FROM, RunFolder, State
 from fedapp.studies import COMPARISON, PAGE
 from fedapp.watch import Watcher
-from simulations.baselines import (
-    XGBOOST,
-    BaselineKind,
-    baselines_of,
-    order_range,
-    run_baselines,
-)
+from simulations.baselines import XGBOOST, BaselineKind, baselines_of, order_range, run_baselines
 from simulations.comparable import (
     STATED,
     check_comparable,

@@ -22,7 +22,6 @@ from simulations.papers import one_round
 
 SMALL = {"TREES": 3, "DEPTH": 2, "DATA": ("breast-cancer", "diabetes"), "DOMAIN_SEEDS": 2}
 SMALL |= {"DOMAIN_DATA": "breast-cancer", "DOMAINS": (2, 3), "TIMES": 2}
-SMALL |= {"COMMON": {**paper.COMMON, "align": "ordered"}}
 POINTS = {
     "figure_4": ("trees", [(2, 2, 0.2), (4, 2, 0.2)]),
     "figure_5": ("depth", [(2, 2, 0.2), (2, 3, 0.2)]),
@@ -40,7 +39,6 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     small["TIMED"] = dict.fromkeys(engines, 1)
     for name, value in small.items():
         monkeypatch.setattr(one_round, name, value)
-    monkeypatch.setattr(paper, "FIGURES", POINTS)
 
 
 def test_the_settings_are_the_papers() -> None:

@@ -26,14 +26,7 @@ from fedapp.crypto.packing import PRECISION, FixedPoint
 from fedapp.messages.secureboost import SplitRequest
 from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, trained
-from simulations.attacks.targets import (
-    ACTIVE,
-    CREDIT,
-    IONOSPHERE,
-    PASSIVE,
-    SECUREBOOST,
-    true_bins,
-)
+from simulations.attacks.targets import ACTIVE, BINNED, PASSIVE, SECUREBOOST, true_bins
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -131,10 +124,7 @@ ATTACK = Attack(
     name="reverse_sums",
     holder="an active party of SecureBoost that breaks the rules, from sums of what it makes up",
     measure="share of a passive party's values whose bin is found; chance: the largest bin",
-    data={
-        "ionosphere": IONOSPHERE,
-        "default-credit": CREDIT,
-    },
+    data=BINNED,
     ways={
         PLAIN: {},
         "3 rounds": {"num-boost-round": 3},

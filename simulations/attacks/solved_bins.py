@@ -32,14 +32,7 @@ from fedapp.messages.secureboost import SplitRequest
 from fedapp.site.phases import phase_of
 from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, trained
-from simulations.attacks.targets import (
-    ACTIVE,
-    CREDIT,
-    IONOSPHERE,
-    PASSIVE,
-    SECUREBOOST,
-    true_bins,
-)
+from simulations.attacks.targets import ACTIVE, BINNED, PASSIVE, SECUREBOOST, true_bins
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -207,10 +200,7 @@ ATTACK = Attack(
     name="solved_bins",
     holder="the active party of SecureBoost, from the sums that it decrypts",
     measure="share of a passive party's values whose group is found; chance: the largest group",
-    data={
-        "ionosphere": IONOSPHERE,
-        "default-credit": CREDIT,
-    },
+    data=BINNED,
     ways={
         PLAIN: {},
         "50 rounds": {"num-boost-round": 50},

@@ -21,8 +21,9 @@ SECUREBOOST = {
     "secureboost.key-bits": 512,
     "secureboost.insecure-small-key": True,
 }
-CREDIT = {"data": "default-credit", "columns": "sizes:12,11", "test-fraction": 0.95}
-IONOSPHERE = {"data": "ionosphere", "columns": "sizes:17,17"}
+CREDIT: dict[str, Any] = {"data": "default-credit", "columns": "sizes:12,11", "test-fraction": 0.95}
+IONOSPHERE: dict[str, Any] = {"data": "ionosphere", "columns": "sizes:17,17"}
+BINNED = {"ionosphere": IONOSPHERE, "default-credit": CREDIT}
 
 
 def true_bins(heard: Heard) -> npt.NDArray[np.int64] | None:

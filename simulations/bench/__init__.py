@@ -26,6 +26,9 @@ from fedapp.packages import versions
 
 STATUS = "/proc/{process}/status"
 WIDTH = 160  # letters of a line that no terminal shows
+SEED = 42
+# What runs that are measured have in common.
+BINARY = {"objective": "binary:logistic", "valid-fraction": 0.0, "seed": SEED}
 T = TypeVar("T")
 
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.config import Settings, load_settings
-from simulations.bench import cpu_seconds, exponent, show, tell
+from simulations.bench import BINARY, cpu_seconds, exponent, show, tell
 from simulations.bench.federated_forest import run_once
 from simulations.bench.pax_speed import write_rows
 
-SEED, MAX_BIN = 42, 255
+MAX_BIN = 255
 TEST_FRACTION = 0.1
 
 
@@ -76,14 +76,12 @@ def settings_of(data: str, method: str, sizes: Sizes, parties: int) -> Settings:
             "strategy": strategy,
             "data": data,
             "label": "label",
-            "objective": "binary:logistic",
+            **BINARY,
             "parties": parties,
             "num-boost-round": sizes.trees,
             "max-depth": sizes.depth,
             "max-bin": sizes.max_bin,
             "test-fraction": TEST_FRACTION,
-            "valid-fraction": 0.0,
-            "seed": SEED,
             **by_columns,
             **sizes.own,
         }

@@ -26,11 +26,11 @@ from rich.console import Console
 from fedapp.config import Settings, load_settings
 from fedapp.data.schema import Roles
 from fedapp.histograms.bins import code_type
-from simulations.bench import apart, cpu_seconds, peak_bytes, show, tell
+from simulations.bench import BINARY, SEED, apart, cpu_seconds, peak_bytes, show, tell
 from simulations.same_trees import count_same_nodes
 
 N_ROWS, N_COLUMNS = 1_000_000, 28
-N_TREES, DEPTH, MAX_BIN, SEED = 5, 6, 255, 42
+N_TREES, DEPTH, MAX_BIN = 5, 6, 255
 CHUNK_ROWS = 100_000
 MOST_BYTES = 2 << 30
 
@@ -78,13 +78,11 @@ def settings_of(path: Path) -> Settings:
     """One party that has the whole table."""
     config = {
         "strategy": "pax",
-        "objective": "binary:logistic",
+        **BINARY,
         "data": str(path),
         "label": "label",
         "parties": 1,
         "test-fraction": 0.0,
-        "valid-fraction": 0.0,
-        "seed": SEED,
         "num-boost-round": N_TREES,
         "max-depth": DEPTH,
         "max-bin": MAX_BIN,

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.config import Settings, load_settings
-from simulations.bench import show, tell
+from simulations.bench import BINARY, show, tell
 from simulations.bench.pax_speed import run_pax, write_rows
 
-MAX_BIN, DEPTH, SEED = 255, 6, 42
+MAX_BIN, DEPTH = 255, 6
 PLAIN, EQUAL, SECURE = "plain, share", "plain, equal", "secure"
 HOW = {
     PLAIN: {"pax.aggregation": "plain", "pax.bins": "share"},
@@ -48,14 +48,12 @@ def settings_of(data: str, sums: str, parties: int, trees: int) -> Settings:
         {
             "data": data,
             "label": "label",
-            "objective": "binary:logistic",
+            **BINARY,
             "parties": parties,
             "num-boost-round": trees,
             "max-depth": DEPTH,
             "max-bin": MAX_BIN,
             "test-fraction": 0.1,
-            "valid-fraction": 0.0,
-            "seed": SEED,
             **HOW[sums],
         }
     )

@@ -36,13 +36,13 @@ import pyarrow.parquet
 from fedapp.config import flatten, load_settings
 from fedapp.crypto.workers import n_cores
 from fedapp.run_folder import RunFolder
-from simulations.bench import apart, exponent, looking, peak_bytes, tell
+from simulations.bench import BINARY, SEED, apart, exponent, looking, peak_bytes, tell
 from simulations.deployment import DRAWS, Deployment
 
 ROWS = (10_000, 100_000, 1_000_000)
 COLUMNS = (10, 10)  # active, passive
 PARTIES = len(COLUMNS)
-MAX_BIN, DEPTH, N_TREES, SEED = 32, 3, 3, 42
+MAX_BIN, DEPTH, N_TREES = 32, 3, 3
 TEST_ROWS = 0.1  # of all
 METHODS = ("secureboost", "goss", "federated-forest", "psi", "pax")
 GROWN = METHODS[:4]  # by default
@@ -68,26 +68,15 @@ def made_table(n_rows: int, n_columns: int = sum(COLUMNS)) -> pa.Table:
 
 def config_of(method: str, n_trees: int, key_bits: int, parties: int = PARTIES) -> Line:
     """The run's settings, whoever has the tables."""
-    shared = {
-        "parties": parties,
-        "objective": "binary:logistic",
-        "test-fraction": TEST_ROWS,
-        "valid-fraction": 0.0,
-        "seed": SEED,
-    }
+    shared = {**BINARY, "parties": parties, "test-fraction": TEST_ROWS}
     if method == "pax":
         own = {"strategy": "pax", "max-bin": PAX_BINS, "max-depth": PAX_DEPTH}
         return {**shared, **own, "num-boost-round": n_trees}
     if method in ("federated-forest", "psi"):
         n_grown = 1 if method == "psi" else n_trees
         forest = {"trees": n_grown, "max-depth": DEPTH, "master-keeps-model": True}
-        align = "psi" if method == "psi" else "ordered"
-        return {
-            **shared,
-            "strategy": "federated-forest",
-            "align": align,
-            "federated-forest": forest,
-        }
+        own = {"strategy": "federated-forest", "align": "psi" if method == "psi" else "ordered"}
+        return {**shared, **own, "federated-forest": forest}
     boosted = {"strategy": "secureboost", "align": "ordered", "max-bin": MAX_BIN}
     boosted |= {"max-depth": DEPTH}
     own = {"key-bits": key_bits, "insecure-small-key": True, "goss": method == "goss"}

@@ -47,12 +47,12 @@ from fedapp.crypto.workers import n_cores
 from fedapp.housekeeping import forget_model
 from fedapp.run_folder import RunFolder
 from simulations.baselines import baseline_rows, train_boosted
-from simulations.bench import peak_bytes, tell
+from simulations.bench import BINARY, SEED, peak_bytes, tell
 from simulations.local import run_local
 from simulations.same_trees import count_same_nodes
 
 DATA, COLUMNS = "default-credit", (12, 11)  # active, passive
-TEST_FRACTION, MAX_BIN, SEED = 1 / 3, 32, 42
+TEST_FRACTION, MAX_BIN = 1 / 3, 32
 CHECK_TREES, CHECK_DEPTH = 10, 4
 # The first tree is excluded, for tables of masks are laid out in it, and so is the last one, after
 # which nothing is encrypted.
@@ -143,15 +143,13 @@ def settings_of(key_bits: int, n_trees: int, depth: int, run_dir: str) -> Settin
     """The run's settings."""
     config = {
         "strategy": "secureboost",
-        "objective": "binary:logistic",
+        **BINARY,
         "data": DATA,
         "parties": 2,
         "columns": "sizes:" + ",".join(map(str, COLUMNS)),
         "align": "ordered",
         "allow-export": True,
         "test-fraction": TEST_FRACTION,
-        "valid-fraction": 0.0,
-        "seed": SEED,
         "num-boost-round": n_trees,
         "max-depth": depth,
         "max-bin": MAX_BIN,

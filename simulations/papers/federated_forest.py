@@ -36,28 +36,10 @@ from simulations.baselines import Pooled, forest_scores, join_tables
 from simulations.compare import finished_cell
 from simulations.kept import kept
 from simulations.local import run_local
+from simulations.papers import one_round
 from simulations.papers.fed_eini import run_and_keep, spent
 from simulations.papers.fedxgbllr import OBJECTIVES, run_and_tidy
-from simulations.papers.one_round import (
-    AT_ONCE,
-    COMMON,
-    FIGURES,
-    IN_PROCESS,
-    ONE_ROUND,
-    PREDICTED,
-    QUICK_TIMED,
-    SEED,
-    TIMED,
-    check_same,
-    draw,
-    own_settings,
-    planned,
-    predicted,
-    show_figures,
-    show_verdicts,
-    verdicts,
-    write_rows,
-)
+from simulations.papers.one_round import AT_ONCE, COMMON, ONE_ROUND, SEED, own_settings, write_rows
 from simulations.papers.tables import Row, console, mean_of, new_grid, write_tables
 from strategies.federated_forest import WARNINGS
 
@@ -88,8 +70,9 @@ OUTPUT = Path("runs/papers/federated_forest")
 CUT = f"""\
 --quick: {QUICK_REPEATS} repeats of Table 1, not {REPEATS}, unless --repeats says how many; Figure 3
 at every second number of domains, {QUICK_SEEDS} draws, not {DOMAIN_SEEDS}; Figures 4 to 6 at their
-ends alone, in simulation of {PREDICTED[0]} alone and without "{AT_ONCE}"; in process the median of
-{QUICK_TIMED[IN_PROCESS]} runs, not {TIMED[IN_PROCESS]}."""
+ends alone, in simulation of {one_round.PREDICTED[0]} alone and without "{AT_ONCE}"; in process the
+median of {one_round.QUICK_TIMED[one_round.IN_PROCESS]} runs, not \
+{one_round.TIMED[one_round.IN_PROCESS]}."""
 NOTES = f"""\
 Table 1: accuracy, or RMSE for abalone and space-ga. Not at hand: target marketing, parkinson, gene,
 year prediction, superconduct; abalone and space-ga stand in for the last two. kddcup99: of
@@ -344,17 +327,17 @@ def main(
         ]
         n_seeds = QUICK_SEEDS if quick else DOMAIN_SEEDS
         third = [domains(n, n_seeds, output) for n in (QUICK_DOMAINS if quick else DOMAINS)]
-        timed = [predicted(*each, output) for each in planned(quick)]
-    check_same(timed)
-    shown = verdicts(timed)
+        timed = [one_round.predicted(*each, output) for each in one_round.planned(quick)]
+    one_round.check_same(timed)
+    shown = one_round.verdicts(timed)
     show_table_1(first)
     show_figure_3(third)
-    show_figures(timed)
-    show_verdicts(shown)
+    one_round.show_figures(timed)
+    one_round.show_verdicts(shown)
     console.print(NOTES)
     (output / "figure_3.png").write_bytes(draw_figure_3(third))
-    for figure in FIGURES:
-        (output / f"{figure}.png").write_bytes(draw(figure, timed))
+    for figure in one_round.FIGURES:
+        (output / f"{figure}.png").write_bytes(one_round.draw(figure, timed))
     tables: Row = {"table_1": first, "figure_3": third, "figures_4_to_6": timed, "notes": NOTES}
     tables |= {"verdicts": shown}
     write_tables(output, "papers.federated_forest", start, ["scikit-learn", "numba"], tables)
