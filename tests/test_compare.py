@@ -123,7 +123,7 @@ def test_a_stopped_cell_of_other_settings_is_not_gone_on_with(tmp_path: Path) ->
         f"^eta must be 0.1 as in {tmp_path}/pax-42, got 0.3; delete that folder, or name another$"
     )
     with pytest.raises(ConfigError, match=match):
-        finished_cell(settings.model_copy(update={"eta": 0.3}), tmp_path, run_local, print)
+        finished_cell(settings.model_copy(update={"asked_eta": 0.3}), tmp_path, run_local, print)
 
 
 def test_a_cell_made_before_a_setting_existed_is_taken_where_that_has_its_default(
@@ -158,7 +158,7 @@ def test_a_cell_that_another_process_writes_or_that_is_no_runs_stays(tmp_path: P
 def test_runs_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
     output = tmp_path / "out"
     compared(output, Counted(), n_seeds=1)
-    match = f"^eta must be 0.3 as in {output}, got 0.1; delete that folder, or name another$"
+    match = f"^eta must be 'auto' as in {output}, got 0.1; delete that folder, or name another$"
     with pytest.raises(ConfigError, match=match):
         compared(output, Counted(), n_seeds=1, eta=0.1)
     with pytest.raises(ConfigError, match=f"^engine must be 'local' as in {output}, got 'simula"):

@@ -83,7 +83,7 @@ def test_a_run_on_another_content_of_the_file_does_not_serve(
 def test_a_run_of_other_settings_does_not_serve(settings: Settings, tmp_path: Path) -> None:
     told_by(settings, tmp_path, run_local)
     with pytest.raises(ConfigError, match=r"^eta must be 0\.3 as in "):
-        told_by(settings.model_copy(update={"eta": 0.1}), tmp_path, not_run)
+        told_by(settings.model_copy(update={"asked_eta": 0.1}), tmp_path, not_run)
 
 
 def test_a_run_of_other_code_serves_and_is_named(settings: Settings, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_rows_in_a_file_serve_again_where_all_is_the_same(
     path = tmp_path / "new" / "rows.json"
     assert rows_of(path, settings, 1) == ([{"value": 1}], [])
     assert rows_of(path, settings, 2) == ([{"value": 1}], [])
-    other = settings.model_copy(update={"eta": 0.1})
+    other = settings.model_copy(update={"asked_eta": 0.1})
     assert rows_of(path, other, 3) == ([{"value": 3}], ["rows.json: made again, as eta differs"])
     write_table(n_rows=50)
     assert rows_of(path, other, 4) == ([{"value": 4}], ["rows.json: made again, as table differs"])
