@@ -351,8 +351,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             members = yield from ask(self.parties.all(again), self.introduction)
             check_texts(members.values())
             self.parties = Parties(members)
-        found = {name: hello.fingerprint for name, hello in self.parties.items()}
-        self._note(fingerprints=found)
+        self._note(fingerprints={name: each.fingerprint for name, each in self.parties.items()})
         ahead = {name: self._clocks[label] for label, name in names.items()}
         for text in (*oddities(self.parties), *clock_warnings(ahead)):
             self.warn_once(text)
@@ -381,8 +380,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                     self._save(event)
                 case Progress():
                     self._report(event)
-                case ModelFiles(files):
-                    self._write(files)
+                case ModelFiles(files):  # at once: what comes after it may fail
+                    for name, text in files.items():
+                        self.folder.write(name, text)
+                    self._model = next(iter(files.values())).encode()
 
     def _read(self, message: Message | None, party: str) -> tuple[Reply, list[Parcel]]:
         """One party's reply, decoded and checked, and the parcels that came with it."""
@@ -424,12 +425,6 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         if self.before_checkpoint is not None:
             self.before_checkpoint()
         self.folder.save(checkpoint, self.state)
-
-    def _write(self, files: Mapping[str, str]) -> None:
-        """Write the model at once: what comes after it may fail."""
-        for name, text in files.items():
-            self.folder.write(name, text)
-        self._model = next(iter(files.values())).encode()
 
     def warn(self, text: str) -> None:
         """Tell the user now, and again in the summary."""

@@ -239,16 +239,12 @@ class FedAvgLinear(HorizontalStrategy):
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
+        self.tells_sums_alone = self.own.aggregation == "secure"
         self.averages: PlainAverages | MaskedAverages = PlainAverages()
-        if self.own.aggregation == "secure":
+        if self.tells_sums_alone:
             self.averages = MaskedAverages(lambda: self.settings, SETTING, self.warn_once)
         self.weights: Mapping[str, float] = {}
         self.n_averaged = 0
-
-    @property
-    def tells_sums_alone(self) -> bool:
-        """Whether nothing that parties say of their rows is of one party alone."""
-        return self.own.aggregation == "secure"
 
     @classmethod
     def own_settings(cls, settings: Settings) -> FedAvgLinearSettings:

@@ -96,17 +96,13 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     """A strategy whose parties have the same columns of different rows, with labels."""
 
     introduction = HelloReply
+    tells_sums_alone = False  # whether nothing that parties say of their rows is of one party alone
     reads = HELD_BACK | {"partition", "objective", "min-parties"}
 
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.table = CommonTable((), (), ())
         self.begun = Begun()
-
-    @property
-    def tells_sums_alone(self) -> bool:
-        """Whether nothing that parties say of their rows is of one party alone."""
-        return False
 
     def greeting(self) -> HelloRequest:
         """Read the table, hold rows back."""

@@ -62,6 +62,7 @@ class PAX(HorizontalStrategy):
     def __init__(self, settings: Settings, folder: RunFolder) -> None:
         super().__init__(settings, folder)
         self.own = self.own_settings(settings)
+        self.tells_sums_alone = self.own.aggregation == "secure"
         how: type[PlainSums | SecureSums]
         how = PlainSums if self.own.aggregation == "plain" else SecureSums
         self.aggregation = how(lambda: self.settings, self.own, self.warn_once)
@@ -70,11 +71,6 @@ class PAX(HorizontalStrategy):
         if private.epsilon:
             self.noised = NoisedSums(lambda: self.settings, private, self.warn_once)
         self._opening = self.noised or self.aggregation  # how a run opens, and its model is scored
-
-    @property
-    def tells_sums_alone(self) -> bool:
-        """Whether nothing that parties say of their rows is of one party alone."""
-        return self.own.aggregation == "secure"
 
     @classmethod
     def own_settings(cls, settings: Settings) -> PaxSettings:

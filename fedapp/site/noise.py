@@ -77,11 +77,6 @@ def promise(
     store.facts[PROMISED] = {**asdict(budget), "clip": said.clip}
 
 
-def is_private(store: Store) -> bool:
-    """Whether nothing leaves the site without noise from here on."""
-    return PROMISED in store.facts
-
-
 def budget_of(store: Store) -> Budget:
     """What the run promises."""
     said = store.facts[PROMISED]
@@ -95,7 +90,7 @@ def check_noised(name: str, store: Store, request: Request) -> None:
     ------
     ProtocolError : the request asks for it.
     """
-    if is_private(store) and request.leaves not in ("noised", "nothing"):
+    if PROMISED in store.facts and request.leaves not in ("noised", "nothing"):
         rule = "must be one for noised sums, as the run has begun"
         raise ProtocolError(name, type(request).__name__, "class", rule)
 

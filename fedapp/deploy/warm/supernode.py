@@ -147,19 +147,15 @@ def hold(
 ) -> AcquireTaskResponse:
     """Stands for ``acquire_task``: waits for a task instead of being asked again and again."""
     if pace.is_another(sender_of(request)):
-        fail_open_tasks(state)
+        # Whoever was to answer the open tasks has ended.
+        for task in state.get_tasks(statuses=[Status.STARTING, Status.RUNNING]):
+            state.finish_task(task.task_id, SubStatus.FAILED, "the executor has ended")
     pace.task.clear()
     response: AcquireTaskResponse = acquire(request, state)
     if response.token or not pace.task.wait(HOLD):
         return response
     found: AcquireTaskResponse = acquire(request, state)
     return found
-
-
-def fail_open_tasks(state: NodeState) -> None:
-    """Whoever was to answer them has ended."""
-    for task in state.get_tasks(statuses=[Status.STARTING, Status.RUNNING]):
-        state.finish_task(task.task_id, SubStatus.FAILED, "the executor has ended")
 
 
 class ClockNote:
@@ -199,12 +195,9 @@ def replace_parts() -> None:
         return client
 
     pull, push = runtime_handlers.pull_messages, runtime_handlers.push_messages
+    warm = SimpleNamespace(from_server_address=warm_client)
     replaced: list[tuple[Any, str, Any]] = [
-        (
-            fleet_http_connection,
-            "FleetHttpClient",
-            SimpleNamespace(from_server_address=warm_client),
-        ),
+        (fleet_http_connection, "FleetHttpClient", warm),
         (runtime_handlers, "pull_messages", partial(handing_out, pull)),
         (runtime_handlers, "push_messages", partial(storing, push)),
         (fleet_http_connection, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT),
