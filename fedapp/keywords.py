@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import Value, check_names, defaults, flatten
+from fedapp.config import Value, defaults, flatten, settings_named
 from fedapp.errors import ConfigError
-from fedapp.names import setting_of
 from fedapp.trees.custom import CUSTOM, Functions, metric_name
 from fedapp.trees.objective import AUTO
 
 # Where a name in Python is not the setting's with underscores.
 IN_PYTHON = {"lambda": "reg_lambda", "alpha": "reg_alpha"}
 SETTING = re.compile(r"(?<![\w./-])(?:--)?([a-z]+(?:-[a-z]+)*(?:\.[a-z]+(?:-[a-z]+)*)?)(?![\w./-])")
-HINTED = re.compile(r"(?<=did you mean )([\w.-]+)(?: or ([\w.-]+))?(?=\?)")
+UNKNOWN = re.compile(r"^[\w.-]+(?= is not a setting)")
 
 
 def settings_of(strategy: str, given: Mapping[str, Any]) -> dict[str, Value]:
@@ -36,18 +35,13 @@ def settings_of(strategy: str, given: Mapping[str, Any]) -> dict[str, Value]:
     ConfigError : a name that is no setting, with the one that is spelled alike; or a value that no
         setting can have.
     """
-    found: dict[str, Value] = {}
-    for name, value in flatten(_kebab(given)).items():
-        if value is None:
-            continue
-        setting = setting_of(name, defaults(), strategy)
-        if setting not in defaults():
-            _refuse(setting, strategy)
-        if setting in found:
-            rule = f"{_in_python(setting)} must be given once"
-            raise ConfigError(f"{rule}, got {found[setting]} and {value}")
-        found[setting] = _as_value(_in_python(setting), value, defaults()[setting])
-    return found
+    flat: Mapping[str, Any] = flatten(_kebab(given))
+    with told_in_python():
+        named = settings_named(
+            {name: flat[name] for name in flat if flat[name] is not None}, strategy
+        )
+    usual = defaults()
+    return {name: _as_value(_in_python(name), value, usual[name]) for name, value in named.items()}
 
 
 def functions_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], Functions]:
@@ -134,24 +128,14 @@ def told_in_python(others: Mapping[str, str] | None = None) -> Iterator[None]:
 
         def renamed(match: re.Match[str]) -> str:
             name = match[1]
-            if name not in defaults() or not (match.start() == 0 or "-" in name):
+            is_hint = text[: match.start()].endswith((" did you mean ", " or "))
+            if name not in defaults() or not (match.start() == 0 or "-" in name or is_hint):
                 return match[0]
             return called.get(name, _in_python(name))
 
-        error.args = (SETTING.sub(renamed, str(error)),)
+        text = UNKNOWN.sub(lambda match: _in_python(match[0]), str(error))
+        error.args = (SETTING.sub(renamed, text),)
         raise
-
-
-def _refuse(setting: str, strategy: str) -> None:
-    """Raise the error on a name that is no setting, in the words of Python."""
-    try:
-        check_names([setting], strategy)
-    except ConfigError as error:
-        hint = str(error).partition("is not a setting")[2]
-        told = HINTED.sub(
-            lambda match: " or ".join(_in_python(name) for name in match.groups() if name), hint
-        )
-        raise ConfigError(f"{_in_python(setting)} is not a setting{told}") from None
 
 
 def _as_value(name: str, value: object, usual: Value) -> Value:

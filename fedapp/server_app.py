@@ -54,6 +54,8 @@ def train_alone(grid: Grid, settings: Settings) -> RunFolder:
     ConfigError : a tool to log in is not installed, or cannot be reached.
     FedappError : see ``train``.
     """
+    from fedapp.report.page import write_report
+
     settings = resumed_settings(settings)
     if not settings.run_dir:
         run_dir = str(new_run_dir(settings.strategy))
@@ -63,14 +65,14 @@ def train_alone(grid: Grid, settings: Settings) -> RunFolder:
     if not settings.logs or not is_logged:
         train(grid, settings)
         if not folder.is_held:
-            write_report(folder)
+            write_report([folder.path])
         return folder
     from fedapp.logs import logged
 
     with logged(settings, folder, engine_name(grid), log.info) as logs:
         train(grid, settings, logs.before(None))
         logs.note(folder)
-        write_report(folder)
+        write_report([folder.path])
         logs.end(folder)
     return folder
 
@@ -215,10 +217,3 @@ def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
         },
         "versions": versions(),
     }
-
-
-def write_report(folder: RunFolder) -> Path:
-    """Write the run's HTML page."""
-    from fedapp.report.page import write_report as write_page
-
-    return write_page([folder.path])

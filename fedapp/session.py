@@ -78,9 +78,9 @@ class Training:
             watcher.begin("writing the report")
             folder.set_total_seconds(earlier + watcher.seconds)  # for the page
             if self.with_page:
-                from fedapp.server_app import write_report
+                from fedapp.report.page import write_report
 
-                write_report(folder)
+                write_report([folder.path])
             folder.set_total_seconds(earlier + watcher.seconds)
             logs.end(folder)
         return folder
