@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
@@ -163,10 +164,11 @@ def check_command(
     folders = {place.resolve() for place in places}
     runs = [one for folder in folders for one in runs_of(folder) if one.data == site.data]
     admitted = [one for one in runs if one.admitted]
+    terminal = Console()
     table = Grid("column", "type", "missing")
     for column in found.columns:
         table.add_row(escape(column.name), column.kind, str(column.n_missing))
-    console.print(table)
+    terminal.print(table)
     facts = Grid.grid(padding=(0, 2))
     for fact, value in {
         "site": site.name,
@@ -198,13 +200,13 @@ def check_command(
         "trusted": ", ".join(" ".join(one) for one in sorted(trusted.items())) or NOBODY,
     }.items():
         facts.add_row(fact, escape(value))
-    console.print(facts)
+    terminal.print(facts)
     methods = Grid("method", "takes part", "the coordinator gets", caption=GETS)
     for method, (answer, gets) in found.methods.items():
         methods.add_row(method, answer, gets)
-    console.print(methods)
+    terminal.print(methods)
     for note in found.notes:
-        print_warning(console, note)
+        print_warning(terminal, note)
 
 
 def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str, str]]:
