@@ -239,7 +239,7 @@ class SecureBoostClassifier(_BoostedClasses, _SecureBoost):
     The example's small keys are insecure.
     """
 
-    example = COLUMNS + "n_estimators=2, max_bin=16, key_bits=512, insecure_small_key=True"
+    example = COLUMNS + "n_estimators=6, max_bin=16, key_bits=512, insecure_small_key=True"
 
 
 class SecureBoostRegressor(Numbers, _SecureBoost):
