@@ -94,7 +94,7 @@ class Deployment:
 
     def train(self, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
         """The same run across the sites."""
-        run = ("run", settings.get("strategy", "pax"), "--engine", "federation")
+        run = ("run", settings["strategy"], "--engine", "federation")
         self.fedapp(*run, *settings_of({**settings, "run-dir": run_dir}))
         return RunFolder(run_dir)
 

@@ -260,8 +260,12 @@ def test_values_far_from_those_of_training_are_warned_of_everywhere(table: Path)
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear", "federated-forest"])
 def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy: str) -> None:
     forest = {"trees": 3, "master_keeps_model": True, "max_depth": 3}
-    more = {"federated_forest": forest, "allow_export": True} if "forest" in strategy else {}
-    run = fedapp.run(strategy, fedavg_linear={"rounds": 2}, **SHORT | more)
+    given: dict[str, dict[str, Any]] = {
+        "pax": SHORT,
+        "fedavg-linear": {"fedavg_linear": {"rounds": 2}},
+        "federated-forest": {"federated_forest": forest, "allow_export": True},
+    }
+    run = fedapp.run(strategy, **given[strategy])
     table = load_dataset("breast-cancer")
     assert notes_on_range(run.model, table.values) == []
     far = notes_on_range(run.model, table.values * 1000)

@@ -55,9 +55,10 @@ def margins(run: fedapp.Run, table: Path) -> Any:
 
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
 def test_encoded_rows_have_the_models_margins_in_stock_xgboost(strategy: str, loans: Path) -> None:
-    given: dict[str, Any] = {"num_boost_round": 4, "max_depth": 3, "allow_export": True}
+    given: dict[str, Any] = {"num_boost_round": 8, "max_depth": 4, "eta": 0.3}
     if strategy == "secureboost":
         given |= {"align": "ordered", "secureboost": {"key_bits": 512, "insecure_small_key": True}}
+        given["allow_export"] = True
     run = fedapp.run(strategy, data=str(loans), label="y", parties=2, **given)
     frame, booster = run.encode(str(loans)), run.to_xgboost()
     assert list(frame.columns) == list(booster.feature_names)

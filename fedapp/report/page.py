@@ -114,7 +114,8 @@ def _run_page(run: Run) -> str:
 
 def _facts(summary: Mapping[str, Any]) -> str:
     """What was matched, dropped and guessed, as a list."""
-    found = [f"{name}: {text}" for name, text in resolved_facts(summary).items()]
+    chosen = resolved_facts(summary).items()
+    found = [f"{name}: {text}" for name, text in chosen if name != "boosting"]
     lines = "".join(f"<li>{escaped(line)}</li>" for line in (*found, *fact_lines(summary)))
     return f"<ul>{lines}</ul>" if lines else ""
 
@@ -180,8 +181,10 @@ def _setup(run: Run) -> str:
     changed = [pair for pair in found if isinstance(pair[1], Strong)]
     rest = [pair for pair in found if pair not in changed]
     rest_title = "The other settings that this method reads, at their defaults"
+    boosting = resolved_facts(run.summary).get("boosting")
     return (
-        (table(head, changed, n_texts=2) if changed else quiet("All settings are the defaults."))
+        (quiet(f"Boosting: {boosting}.") if boosting else "")
+        + (table(head, changed, n_texts=2) if changed else quiet("All settings are the defaults."))
         + (folded(rest_title, table(head, rest, n_texts=2)) if rest else "")
         + table(["party", "rows"], parties)
     )

@@ -154,7 +154,8 @@ def measured(folder: Path, rounds: int, stock: bool) -> tuple[Watch, list[dict[s
     deployment = Deployment(folder, example_nodes(folder, SITES, ROWS))
     if stock:
         _use_flowers_commands(folder)
-    settings = {"parties": len(SITES), "num-boost-round": rounds, "max-depth": 1, "max-bin": 32}
+    settings = {"strategy": "pax", "parties": len(SITES), "num-boost-round": rounds}
+    settings |= {"max-depth": 1, "max-bin": 32}
     local = deployment.locally(folder / "local", settings)
     with deployment.running(), watched(deployment) as watch:
         run = deployment.train(folder / "across", settings)

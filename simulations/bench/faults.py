@@ -36,6 +36,7 @@ from simulations.deployment import (
 
 SEED = 1
 SETTINGS = {
+    "strategy": "pax",
     "parties": len(SITES),
     "num-boost-round": 2,
     "max-depth": 2,
