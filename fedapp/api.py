@@ -191,9 +191,9 @@ def tune(
     with told_in_python():
         asked = {name: str(text) for name, text in settings_of(strategy, space or {}).items()}
         budget = Budget(runs, exchanges, bytes)
-        place = _placed_in(f"tune-{strategy}", data, output, given)
-        how = asked, search, budget, engine, watcher or Silent(), place
-        return Tuned(Tuning(strategy, given, *how).carry_out().path)
+        with _placed_in(f"tune-{strategy}", data, output, given) as place:
+            how = asked, search, budget, engine, watcher or Silent(), place
+            return Tuned(Tuning(strategy, given, *how).carry_out().path)
 
 
 def compare(
@@ -238,23 +238,33 @@ def compare(
     folded = {"folds": folds, "fold": 1} if folds else {}
     more = {"label": label or None, "parties": parties}
     given: dict[str, Any] = settings_of("", {**settings, **folded, **more})
-    with told_in_python():
-        place = _placed_in("compare", data, output, given)
+    with told_in_python(), _placed_in("compare", data, output, given) as place:
         how = seeds, engine, watcher or Silent(), place
         return Compared(carry_out(strategies, given, *how)[0])
 
 
+@contextmanager
 def _placed_in(
     kind: str, data: Data | None, output: str | PathLike[str] | None, given: dict[str, Any]
-) -> Path | None:
-    """The folder of several runs, a new one for frames; names the tables in the settings."""
-    place = None if output is None else Path(output)
+) -> Iterator[Path | None]:
+    """The folder of several runs, a new one for frames; names the tables in the settings.
+
+    Frames are deleted where the block is refused before it writes anything else.
+    """
+    place, has_frames = None if output is None else Path(output), False
     if data is not None:
-        if holds_frames(data):
+        if has_frames := holds_frames(data):
             place = place or Path(new_run_dir(kind, RUNS))
             private_folder(place)
         given["data"] = placed(data, (place or Path()).resolve())
-    return place
+    try:
+        yield place
+    except BaseException:
+        if has_frames and place and not any(path.is_dir() for path in place.iterdir()):
+            drop_frames(place)
+            if not any(place.iterdir()):
+                place.rmdir()
+        raise
 
 
 @contextmanager

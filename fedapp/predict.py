@@ -182,7 +182,7 @@ def notes_on_range(model: Model, values: Array) -> list[str]:
         n_far, n_known = int((away > 10 * spread).sum()), int((~np.isnan(column)).sum())
         if spread and (n_far > share * n_known or away.max(initial=0) > 1000 * spread):
             rule = f"column {model.columns[place]!r}: {n_far:,} of {n_known:,} values are far"
-            rule += f" outside of the range known from training ({low:g} to {high:g}), as "
+            rule += f" outside of the range that the model knows ({low:g} to {high:g}), as "
             told.append(as_plain(f"{rule}{column[away.argmax()]:g}; see that units are the same"))
     return told
 

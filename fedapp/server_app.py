@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
@@ -139,7 +139,7 @@ def load_strategy(name: str) -> type[TreeStrategy[Any]]:
     return strategy
 
 
-def check_read(settings: Settings, given: Iterable[str] = ()) -> None:
+def check_read(settings: Settings, given: Collection[str] = ()) -> None:
     """Check that the method reads all settings that are given, or are not their defaults.
 
     Raises
@@ -148,7 +148,9 @@ def check_read(settings: Settings, given: Iterable[str] = ()) -> None:
     """
     method, read = settings.strategy, load_strategy(settings.strategy).settings_read(settings)
     values = flatten(settings.as_config())
-    for name in sorted({*given, *settings.changed} - set(read)):
+    # What was given comes first: a preset changes others.
+    unread = {*given, *settings.changed} - set(read)
+    for name in sorted(unread, key=lambda name: (name not in given, name)):
         readers = [
             other
             for other, strategy in all_strategies().items()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,7 +162,7 @@ def passing(run_dir: str, stays: bool) -> Iterator[None]:
         shutil.rmtree(run_dir)
 
 
-def check_method(settings: Settings, engine: str, given: Iterable[str] = ()) -> None:
+def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -> None:
     """Hold that the engine is known, and that the method trains, is set well, and can run here.
 
     Parameters

@@ -6,7 +6,7 @@ finished is not run again. ``folds.json`` has mean and standard deviation of eac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ class CrossValidation:
         return folder
 
 
-def _check(settings: Settings, engine: str, given: Iterable[str]) -> None:
+def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
     """Hold that a run for each fold makes sense, and that it can be made here.
 
     Raises

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -282,7 +282,7 @@ class Tuning:
         RunFolder(path).write_json(SEARCH, content)
 
 
-def _check(settings: Settings, engine: str, given: Iterable[str]) -> None:
+def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
     """Hold that a search makes sense, and that it can be made here.
 
     Raises

@@ -238,7 +238,7 @@ def test_values_far_from_those_of_training_are_warned_of_everywhere(table: Path)
     (warning,) = found["warnings"]
     assert status == 200
     assert re.fullmatch(
-        r"column 'a': 1 of 1 values are far outside of the range known from training "
+        r"column 'a': 1 of 1 values are far outside of the range that the model knows "
         r"\([-.0-9]+ to [-.0-9]+\), as -40000; see that units are the same",
         warning,
     )

@@ -35,12 +35,12 @@ class TrainingCommand(Command):
         super().__init__(*words, **named)
         for name, what in SHORT.items():
             text = f"{what}, short for -c {name}=."
-            self.params.append(TyperOption(param_decls=[f"--{name}"], help=text))
+            self.params.append(TyperOption(param_decls=[f"--{name}"], multiple=True, help=text))
 
     def invoke(self, context: click.Context) -> Any:
         """With the short options among the settings."""
-        given = {name: context.params.pop(name) for name in SHORT}
-        pairs = [f"{name}={value}" for name, value in given.items() if value is not None]
+        given = {name: context.params.pop(name) or () for name in SHORT}
+        pairs = [f"{name}={value}" for name, values in given.items() for value in values]
         context.params["config"] = [*(context.params["config"] or ()), *pairs]
         return super().invoke(context)
 

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from fedapp.commands.common import Overrides, console, interruptible, new_follower, say
-from fedapp.config import parse_overrides
+from fedapp.config import defaults, parse_overrides
 from fedapp.errors import ConfigError
 from fedapp.home import shown
+from fedapp.names import setting_of
 
 TRIALS_SAVED = "finished trials are saved; the same command goes on after them"
 
@@ -57,7 +58,7 @@ def tune(
         tuning = Tuning(
             strategy,
             parse_overrides(config or []),
-            _domains(space or []),
+            _domains(space or [], strategy),
             search,
             Budget(runs, exchanges, bytes_),
             engine,
@@ -75,12 +76,15 @@ def tune(
     say(f"to repeat it:\n  {repeating(found)}")
 
 
-def _domains(pairs: list[str]) -> dict[str, str]:
+def _domains(pairs: list[str], method: str) -> dict[str, str]:
     """``KEY=DOMAIN`` by key."""
-    found = {}
+    found: dict[str, str] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals:
             raise ConfigError(f"--space must be written as key=domain, got {pair}")
-        found[name.strip()] = text.strip()
+        setting = setting_of(name.strip(), defaults(), method)
+        if setting in found:
+            raise ConfigError(f"--space must name {setting} once, got {found[setting]} and {text}")
+        found[setting] = text.strip()
     return found

@@ -103,17 +103,18 @@ class Comparison:
     def records(self) -> list[dict[str, Any]]:
         """A record a line, best first: means over the runs, the mean and standard deviation of the
         differences to the best strategy, run by run, and whether both tie: the mean is within two
-        standard errors of 0."""
+        standard errors of 0; None for one run."""
         best, found = next(line for line in self.lines if line.n_bytes is not None), []
         for line in self.lines:
             pairs = Line("", tuple(np.subtract(line.scores, best.scores).tolist()))
             error = pairs.spread / len(pairs.scores) ** 0.5
+            ties = None if np.isnan(error) else abs(pairs.mean) <= 2 * error
             others = {name: line.others.get(name, np.nan) for name in self.metrics[1:]}
             means = {name: float(np.mean(scores)) for name, scores in others.items()}
             found.append(
                 {"strategy": line.name, self.metric: line.mean, "sd": line.spread, **means}
                 | {"difference": pairs.mean, "difference_sd": pairs.spread}
-                | {"ties": abs(pairs.mean) <= 2 * error, "is_best": line is best}
+                | {"ties": ties, "is_best": line is best}
                 | {"seconds": line.seconds, "exchanges": line.exchanges, "bytes": line.n_bytes}
             )
         return found
@@ -141,8 +142,8 @@ class Comparison:
             "engine": self.engine,
             "settings": self._named(set(self.changed) - partly) or usual,
         }
-        if self.orders:
-            low, high = map(score_text, self.orders)
+        low, high = map(score_text, self.orders or (0.0, 0.0))
+        if low != high:
             facts["row orders"] = (
                 f"pooled XGBoost scores {low} to {high} over {N_ORDERS} orders of the training "
                 "rows of the first run, which its cuts follow; smaller differences say nothing"
