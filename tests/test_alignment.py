@@ -549,8 +549,8 @@ def test_an_opening_that_cannot_be_true_is_refused(
 ) -> None:
     opening = alignment.OpenRequest
 
-    def changed(*given: Any) -> alignment.OpenRequest:
-        request = opening(*given)
+    def changed(*given: Any, **named: Any) -> alignment.OpenRequest:
+        request = opening(*given, **named)
         return replace(request, **{field: change(getattr(request, field))})
 
     monkeypatch.setattr("strategies.alignment.OpenRequest", changed)

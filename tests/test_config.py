@@ -11,6 +11,7 @@ import tomli_w
 from fedapp.config import Settings, check_names, defaults, load_settings, parse_overrides
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
+from fedapp.server_app import check_read
 from strategies.federated_forest import FederatedForest
 from strategies.pax import PAX
 
@@ -280,8 +281,8 @@ def test_a_preset_is_written_as_ordinary_settings() -> None:
 
 def test_a_method_without_boosting_refuses_a_preset() -> None:
     settings = load_settings({"strategy": "federated-forest", "preset": "xgboost"})
-    with pytest.raises(ConfigError, match="preset must be '' for federated-forest, which does not"):
-        FederatedForest.check_settings(settings)
+    with pytest.raises(ConfigError, match=r"^preset must be omitted for federated-forest, which"):
+        check_read(settings, ["preset"])
 
 
 def test_few_validation_rows_stop_no_run_unless_it_is_asked_for() -> None:

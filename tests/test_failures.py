@@ -63,7 +63,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPP_HOME", str(folder / "home"))
-        return model_of(run(load_settings({**THREE_ROUNDS, "run-dir": str(folder / "run")})))
+        return model_of(
+            run(load_settings({**THREE_ROUNDS, "eta": 0.3, "run-dir": str(folder / "run")}))
+        )
 
 
 @pytest.fixture

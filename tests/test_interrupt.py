@@ -141,7 +141,7 @@ def test_a_run_whose_folder_lies_elsewhere_leaves_the_one_in_the_working_folder_
 def test_interrupted_baselines_leave_the_run_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(settings: object) -> dict[str, Any]:
+    def stop(settings: object, folder: Path) -> dict[str, Any]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("simulations.baselines.run_baselines", stop)

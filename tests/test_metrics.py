@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from fedapp import metrics
+from fedapp.metrics.names import default_metric
 
 BINARY, MULTI, REGRESSION = "binary:logistic", "multi:softprob", "reg:squarederror"
 OBJECTIVES = (BINARY, MULTI, REGRESSION)
@@ -338,7 +339,7 @@ def test_every_score_says_which_way_is_better():
     for objective in OBJECTIVES:
         sums = metrics.statistics(objective, *rows(objective, 20, 0), N_BINS)
         assert all(map(metrics.is_metric, metrics.scores(objective, sums)))
-        assert metrics.default_metric(objective) in metrics.scores(objective, sums)
+        assert default_metric(objective) in metrics.scores(objective, sums)
     assert metrics.larger_is_better("auc")
     assert not metrics.larger_is_better("rmse")
     assert not metrics.larger_is_better("tweedie-nloglik@1.2")
@@ -379,7 +380,7 @@ def test_rubbish_rows_are_refused(objective, changes, text):
 
 def test_an_unknown_objective_is_refused():
     with pytest.raises(ValueError, match=r"objective must be one of .*, got rank:ndcg"):
-        metrics.default_metric("rank:ndcg")
+        default_metric("rank:ndcg")
 
 
 def test_statistics_of_two_shapes_do_not_add_up():

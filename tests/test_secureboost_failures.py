@@ -72,7 +72,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, 
     data = write_rows(folder / "made.csv", made_columns("binary:logistic", n_rows=120))
     given = {"strategy": "secureboost", "allow-export": True, "data": str(data), "label": "y"}
     given |= {"secureboost.key-bits": 256, "secureboost.insecure-small-key": True}
-    given |= {"num-boost-round": 2, "max-depth": 2, "max-bin": 8}
+    given |= {"num-boost-round": 2, "max-depth": 2, "max-bin": 8, "eta": 0.3}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPP_HOME", str(folder / "home"))
         for parties in STEPS:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from fedapp import metrics
+from fedapp.metrics.threshold import best_margin
 from tests.test_metrics import BINARY, parts, rows, seeds
 
 
@@ -30,7 +31,7 @@ def at_threshold(margins, labels, weights, threshold: float):
 def test_the_threshold_has_the_best_f1_and_scores_at_it_are_scikit_learns(seed, n_rows):
     arrays, others = rows(BINARY, n_rows, seed), rows(BINARY, 200, seed + 1)
     arrays[1][0] = 1.0
-    margin = metrics.best_margin(*arrays)
+    margin = best_margin(*arrays)
     own = metrics.scores_from_margin(*arrays, margin)
     precision, recall, _ = sk.precision_recall_curve(
         arrays[1], arrays[0][:, 0], sample_weight=arrays[2]
@@ -55,7 +56,7 @@ def test_a_threshold_from_histograms_gives_scikit_learns_scores_at_it(seed, n_pa
     found = metrics.scores_from_bin(test, first, center)
     threshold = found.pop("threshold")
     assert found == pytest.approx(at_threshold(*others, threshold), nan_ok=True)
-    exact = metrics.best_margin(*rows(BINARY, 200, seed))
+    exact = best_margin(*rows(BINARY, 200, seed))
     best = metrics.scores_from_margin(*rows(BINARY, 200, seed), exact)["f1_at_threshold"]
     got = metrics.scores_from_bin(valid, first, center)["f1_at_threshold"]
     assert got <= best + 1e-12
@@ -65,7 +66,7 @@ def test_a_threshold_from_histograms_gives_scikit_learns_scores_at_it(seed, n_pa
 def test_without_positives_there_is_no_threshold():
     margins, _, weights = rows(BINARY, 20, 0)
     labels = np.zeros(20, np.float32)
-    assert metrics.best_margin(margins, labels, weights) is None
+    assert best_margin(margins, labels, weights) is None
     assert metrics.best_bin(metrics.statistics(BINARY, margins, labels, weights, 8)) is None
 
 
@@ -76,6 +77,6 @@ def test_rows_that_a_model_cannot_tell_apart_are_all_called_positive():
     first = metrics.best_bin(sums)
     expected = [0.0, 2 / 3, 0.5, 1.0]
     assert list(metrics.scores_from_bin(sums, first, 0.3).values()) == pytest.approx(expected)
-    margin = metrics.best_margin(margins, labels, weights)
+    margin = best_margin(margins, labels, weights)
     found = metrics.scores_from_margin(margins, labels, weights, margin)
     assert list(found.values()) == pytest.approx(expected)

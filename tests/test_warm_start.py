@@ -331,7 +331,8 @@ def test_bagging_goes_on_from_whole_rounds_of_as_many_parties(made: MakeSettings
 
 @pytest.mark.parametrize("strategy", ["federated-forest", "fedxgbllr", "fedavg-linear"])
 def test_methods_that_cannot_go_on_say_so(settings: MakeSettings, strategy: str) -> None:
-    run = settings(strategy=strategy, init_model="runs/pax")
+    usual = dict.fromkeys(("eta", "early_stopping_rounds", "num_boost_round"), "auto")
+    run = settings(strategy=strategy, init_model="runs/pax", **usual)
     with pytest.raises(ConfigError, match=f"init-model must be omitted for {strategy}"):
         check_read(run)
 
