@@ -522,6 +522,18 @@ def test_what_cannot_be_compared_in_python_is_refused() -> None:
         fedapp.Compared(".")
 
 
+def test_a_refused_comparison_leaves_no_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = pa.table({"a": [1.0, 2.0] * 20, "y": [0, 1] * 20})
+    with pytest.raises(fedapp.ConfigError, match=r"^secureboost=\{'goss': ...\} must be omitted"):
+        fedapp.compare(["pax", "bagging"], data=frame, label="y", secureboost={"goss": True})
+    with pytest.raises(fedapp.ConfigError, match=r"^eta must be > 0"):
+        fedapp.tune("pax", data=frame, label="y", space={"eta": [-1.0]}, runs=1)
+    assert not any(tmp_path.glob("runs/*"))
+
+
 def test_parties_explain_rows_that_are_named(
     divided: tuple[fedapp.Run, dict[str, pa.Table]],
 ) -> None:

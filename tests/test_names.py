@@ -76,6 +76,26 @@ def test_a_setting_given_twice_is_refused(name: str) -> None:
         settings_of("pax", {"eta": 0.1, "learning_rate" if name == "eta" else name: 0.3})
 
 
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["run", "pax", "--label", "a", "--label", "b"], "label must be given once, got a and b"),
+        (
+            ["compare", "pax", "--parties", "2", "-c", "parties=3"],
+            "parties must be given once, got",
+        ),
+        (
+            ["tune", "pax", "--space", "eta=0.2", "--space", "learning_rate=0.3"],
+            r"--space must name eta once, got 0\.2 and 0\.3",
+        ),
+    ],
+)
+def test_a_short_option_or_a_space_given_twice_is_refused(words: list[str], rule: str) -> None:
+    error = CliRunner().invoke(cli, words).exception
+    assert isinstance(error, ConfigError)
+    assert re.match(rule, str(error))
+
+
 def test_a_name_that_begins_as_one_is_meant_by_it() -> None:
     known = ["ID", "SEX", "default.payment.next.month"]
     assert near("defaults", known) == "; did you mean default.payment.next.month?"
