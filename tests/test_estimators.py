@@ -330,7 +330,7 @@ def test_what_breaks_a_rule_is_a_value_error(rows: tuple[Any, Any]) -> None:
         rule = "^settings must have none that the estimator or its parameters set, got "
         with pytest.raises(ValueError, match=f"{rule}{next(iter(given))}$"):
             PAXClassifier(learning_rate=0.3, settings=given).fit(X, y)
-    with pytest.raises(ValueError, match=r"^etaa is not a setting; did you mean eta\?$"):
+    with pytest.raises(ValueError, match=r"^etaa is not a setting; did you mean learning_rate\?$"):
         PAXClassifier(settings={"etaa": 3}).fit(X, y)
     with pytest.raises(ValueError, match=r"^eval_set must have classes of y, got 2 others$"):
         PAXClassifier(**SHORT).fit(X, y, eval_set=[(X, y + 4)])

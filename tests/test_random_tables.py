@@ -18,7 +18,7 @@ from tests.random_tables import differences, random_case
 from tests.reference import compare_trees, xgboost_trees
 
 MakeSettings = Callable[..., Settings]
-N_DEFAULT, N_ALL = 14, 150
+N_DEFAULT, N_ALL = 7, 150
 
 
 def seeds() -> list[object]:
