@@ -133,7 +133,8 @@ def differences(settings: Settings, folder: RunFolder) -> list[str]:
             f"{name} of the {subset} rows is {of_rounds[subset][name]} in the last round, "
             f"{scores[subset][name]} in the end"
             for name in {"logloss", "mlogloss", "rmse", "accuracy"} & set(of_rounds[subset])
-            if not np.isclose(of_rounds[subset][name], scores[subset][name], rtol=1e-6)
+            if of_rounds[subset][name] != scores[subset][name]  # NaN is null in JSON
+            and not np.isclose(of_rounds[subset][name], scores[subset][name], rtol=1e-6)
         ]
     split_by = "columns" if settings.strategy == "secureboost" else "rows"
     pooled = trained.scores(settings.objective, rows, settings.eval_metrics, split_by)
