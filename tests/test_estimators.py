@@ -246,7 +246,9 @@ def test_validation_rows_give_the_scores_of_the_rounds(rows: tuple[Any, Any]) ->
     assert not hasattr(found.set_params(valid_fraction=0.0).fit(X, y), "best_iteration_")
 
 
-def test_margins_that_rows_start_from_are_those_of_a_run(rows: tuple[Any, Any]) -> None:
+def test_margins_that_rows_start_from_are_those_of_a_run(
+    rows: tuple[Any, Any], tmp_path: Path
+) -> None:
     X, y = rows
     margins = np.linspace(-1, 1, len(y))
     found = PAXClassifier(**SHORT, parties=2).fit(X, y, base_margin=margins)
@@ -254,6 +256,7 @@ def test_margins_that_rows_start_from_are_those_of_a_run(rows: tuple[Any, Any]) 
     run = fedapp.run(
         "pax",
         data=table,
+        run_dir=tmp_path / "run",
         label="c6",
         base_margin="c7",
         objective="binary:logistic",
