@@ -13,9 +13,10 @@ Reveals:
   had splits to make), the scores and leaf purities of every round, of two classes at the end also a
   threshold, half way between the margins of two validation rows, and the scores at it, and no more;
   with ``share-column-names`` of all parties also the importance of the columns, and with
-  ``allow-export`` of all the whole model with the kinds of its columns, in it the mean label of the
-  training rows or the share of each class, and the name of the column of base margins if there is
-  one. Base margins themselves never leave the active party.
+  ``allow-export`` of all the whole model with the kinds of its columns and the names of all their
+  categories, those that only held-back rows have too, in it the mean label of the training rows or
+  the share of each class, and the name of the column of base margins if there is one. Base margins
+  themselves never leave the active party.
 - Scores are exact. Where trees move all rows alike (a large ``gamma``), the loss after a round
   tells how many of the rows that it has drawn have a label, an equation of the labels. The active
   party draws these rows, with ``subsample`` and ``goss``, by a secret of its own and tells the
