@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fedapp.histograms.bins import Codes, Cuts, Floats, Ints, digitise, numbers_alone, ragged
 from fedapp.histograms.search import column_ranges, sum_weights
+from fedapp.kernels import frozen
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -125,7 +126,7 @@ def sketch_and_code(
     values = numbers_alone(values, by_category)
     cuts = quantile_cuts(values, weights, max_bin)
     # Rows without weight are none, as in XGBoost's sketch.
-    lows, maxima = column_ranges(values, weights)
+    lows, maxima = column_ranges(*frozen(values, weights))
     # The lowest edge of a bin is a value of the column: XGBoost cuts at values.
     lowest = [
         np.empty(0, dtype=np.float32)
