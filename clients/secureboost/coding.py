@@ -14,6 +14,7 @@ from fedapp.data.categories import recoded, trained_first
 from fedapp.histograms.bins import Cuts, Ints, numbers_alone, with_categories
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.site.store import Store
+from fedapp.trees.sets import category_counts
 
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 
@@ -46,4 +47,5 @@ def keep_cuts(store: Store, max_bin: int, categories: Ints) -> Cuts:
     cuts = with_categories(cuts, categories, categories)
     store["edges"], store["offsets"], store["minima"] = cuts.edges, cuts.offsets, cuts.minima
     store["set_widths"] = categories
+    store["n_categories"] = category_counts(kept_categories(store), train.shape[1])
     return cuts

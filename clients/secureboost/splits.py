@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from clients.dictionary import kept_categories
 from fedapp.errors import ProtocolError
 from fedapp.site.bits import sent_bits
 from fedapp.site.store import Store
 from fedapp.trees.divided.lookup import Lookup
-from fedapp.trees.sets import CategorySets, category_counts, set_numbers
+from fedapp.trees.sets import CategorySets, set_numbers
 from fedapp.trees.sides import Bits, Ints, Nodes, Places, moved, sides_of, slots_of
 
 Sent = tuple[str, Ints, npt.NDArray[np.uint8]]  # who tells, places of the splits, their bits
@@ -43,8 +42,7 @@ def own_sides(
     """
     by_set = np.asarray(store["set_widths"])[columns] > 0
     # The active party knows the categories of training rows only; all others go left.
-    n_categories = category_counts(kept_categories(store), len(store["set_widths"]))
-    widths = np.where(by_set, n_categories[columns], 0)
+    widths = np.where(by_set, np.asarray(store["n_categories"])[columns], 0)
     sets = sets.widened(widths[by_set])
     edges, offsets = store["edges"], store["offsets"]
     thresholds = np.array(
