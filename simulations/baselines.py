@@ -39,8 +39,9 @@ from fedapp.trees.sets import category_counts
 from fedapp.trees.sides import Nodes
 from simulations.rows import PartRows, party_configs, settled, stacked_tables
 from simulations.same_trees import same_nodes
-from strategies.scoring import FINAL_BINS, found_scores
+from strategies.scoring import FINAL_BINS, found_scores, half_range
 
+Floats = npt.NDArray[np.float32]
 BY_ROWS, BY_COLUMNS = "rows", "columns"
 XGBOOST, FOREST = "XGBoost", "forest (scikit-learn)"
 
@@ -113,8 +114,7 @@ class Pooled:
     @property
     def widest(self) -> float:
         """Half the range of the labels, as a power of two: see ``strategies.scoring``."""
-        half = float(np.ptp(self.labels)) / 2
-        return float(2 ** np.ceil(np.log2(half))) if half else 1.0
+        return half_range(float(self.labels.min()), float(self.labels.max()))
 
     @property
     def types(self) -> dict[str, Any]:
@@ -159,15 +159,11 @@ class Trained:
         margins. A threshold of two classes is chosen on the rows that choose the run's.
         """
         chosen = metrics.threshold_rows(len(rows.split.valid) > 0)
-        subsets = {subset: getattr(rows.split, subset) for subset in (chosen, "test")}
-        given = {
-            subset: (self.margins(of), rows.labels[of], rows.weights[of])
-            for subset, of in subsets.items()
-            if len(of)
-        }
+        subsets = [one for one in (chosen, "test") if len(getattr(rows.split, one))]
         if split_by == BY_COLUMNS:
+            given = {subset: self._rows(rows, subset) for subset in subsets}
             return metrics.pooled_subsets(objective, given, eval_metrics).get("test", {})
-        sums = {subset: self._sums(objective, rows, subset, eval_metrics) for subset in given}
+        sums = {subset: self._sums(objective, rows, subset, eval_metrics) for subset in subsets}
         if "test" not in sums:
             return {}
         scores = found_scores(objective, sums["test"], eval_metrics)
@@ -187,10 +183,13 @@ class Trained:
         self, objective: str, rows: Pooled, subset: str, eval_metrics: Sequence[str] = ()
     ) -> metrics.Statistics:
         """What horizontal parties would add up."""
-        of = getattr(rows.split, subset)
-        given = self.margins(of), rows.labels[of], rows.weights[of]
-        how = FINAL_BINS, rows.widest, self.center
+        given, how = self._rows(rows, subset), (FINAL_BINS, rows.widest, self.center)
         return metrics.statistics(objective, *given, *how, extra=eval_metrics)
+
+    def _rows(self, rows: Pooled, subset: str) -> tuple[Floats, Floats, Floats]:
+        """Margins, labels and weights of a subset."""
+        of = getattr(rows.split, subset)
+        return self.margins(of), rows.labels[of], rows.weights[of]
 
     def importance(self, columns: Sequence[str]) -> dict[str, dict[str, float]]:
         """Total gain by column, largest first, as a run has it; of a forest its share."""

@@ -199,8 +199,12 @@ class History:
 def label_spread(parties: Mapping[str, HelloReply]) -> float:
     """Half the range of all labels, which residuals rarely leave; 1 for classification."""
     low = min(hello.label_low for hello in parties.values())
-    high = max(hello.label_high for hello in parties.values())
-    # A power of two, because the exact range would tell a party of single rows of the others.
+    return half_range(low, max(hello.label_high for hello in parties.values()))
+
+
+def half_range(low: float, high: float) -> float:
+    """Half the range of labels, as the next power of two; 1 where all are equal."""
+    # The exact range would tell a party of single rows of the others.
     return float(2 ** np.ceil(np.log2((high - low) / 2))) if high > low else 1.0
 
 
