@@ -74,6 +74,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
+SIMULATED_PARTIES = 3  # where one table is split on this machine
 ALIGN = {"rows": "ordered"}  # a synonym
 POISSON_DELTA_STEP = 0.7  # XGBoost's
 # What ``auto`` means, by measurement (simulations/README.md). On fewer validation rows early
@@ -121,7 +122,7 @@ class Settings(Section):
     header: bool
     decimal: Literal[".", ","]
     encoding: str
-    parties: Annotated[int, Field(ge=1)]
+    asked_parties: Annotated[int, Field(ge=0, alias="parties")]
     partition: str
     columns: str
     align: Annotated[Literal["psi", "ordered"], BeforeValidator(lambda way: ALIGN.get(way, way))]
@@ -184,7 +185,7 @@ class Settings(Section):
         if self.folds and self.test_fraction != defaults()["test-fraction"]:
             rule = "must be omitted with folds, of which one is held back"
             raise ValueError(f"test-fraction {rule}, got {self.test_fraction}")
-        if self.min_parties > self.parties:
+        if self.asked_parties and self.min_parties > self.parties:
             rule = f"must be <= parties ({self.parties}), got {self.min_parties}"
             raise ValueError(f"min-parties {rule}")
         party_sources(self.data, self.parties)
@@ -218,6 +219,15 @@ class Settings(Section):
             check_base_margin(self.objective)
         check_metrics(self.objective, self.eval_metrics)
 
+    def with_parties(self, n_parties: int) -> Settings:
+        """The settings with the number of parties, which was left open.
+
+        Raises
+        ------
+        ConfigError : something is set that does not fit it.
+        """
+        return load_settings({**self.as_config(), "parties": n_parties})
+
     def settled(self, objective: Objective) -> Settings:
         """The settings with the objective that the labels choose.
 
@@ -231,6 +241,12 @@ class Settings(Section):
         except ValueError as error:
             raise ConfigError(f"{error}; objective=auto chose it by the labels") from None
         return found
+
+    @property
+    def parties(self) -> int:
+        """Number of parties; where it is left open, of those of a simulation on this machine."""
+        n_tables = len(party_sources(self.data, self.data.count(",") + 1))
+        return self.asked_parties or n_tables or SIMULATED_PARTIES
 
     @property
     def early_stopping_rounds(self) -> int:
@@ -362,17 +378,13 @@ def load_settings(overrides: Mapping[str, Any]) -> Settings:
 
     Parameters
     ----------
-    overrides : settings by name, flat (``pax.bins``) or nested; without ``parties``, there are as
-        many as ``data`` names tables.
+    overrides : settings by name, flat (``pax.bins``) or nested.
 
     Raises
     ------
     ConfigError : a name that is no setting, one given twice, or a value that breaks its rule.
     """
     given = settings_named(overrides, str(overrides.get("strategy", "")))
-    data = str(given.get("data", ""))
-    if n_parties := len(party_sources(data, data.count(",") + 1)):
-        given.setdefault("parties", n_parties)
     preset = PRESETS.get(str(given.get("preset")), {})
     merged = {**defaults(), **given}
     merged |= {name: value for name, value in preset.items() if merged[name] == AUTO}

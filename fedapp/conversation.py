@@ -57,10 +57,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """All a protocol needs to go on from here: arrays by name, and facts that JSON can hold."""
+    """All a protocol needs to go on from here: arrays by name, and facts that JSON can hold.
+
+    ``model`` gives the model so far as ``model.json`` has it; None where the server has no model.
+    """
 
     arrays: Mapping[str, Array]
     facts: Mapping[str, Any]
+    model: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from sklearn.utils.validation import (
 )
 
 from clients.alignment import FEWEST_ROWS
-from fedapp.config import defaults
+from fedapp.config import SIMULATED_PARTIES, defaults
 from fedapp.data.names import NAME, party_name
 from fedapp.data.predictions import by_class
 from fedapp.errors import ConfigError, DataError
@@ -212,7 +212,7 @@ class Federated(BaseEstimator):
             tables, of_tables = self._tables(table, label, groups)
             given |= of_tables
             if not isinstance(tables, Mapping):
-                n_parties = int(given.get("parties", defaults()["parties"]))
+                n_parties = int(given.get("parties") or SIMULATED_PARTIES)
                 self._check_dealt(table.num_rows, len(names), n_parties)
             if self.run_dir is None and "tensorboard" in str(given.get("log")):
                 raise ConfigError("run_dir must be given with log=tensorboard, which writes there")

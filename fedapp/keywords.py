@@ -105,12 +105,17 @@ def _kebab(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def python_name(setting: str) -> str:
+    """A general setting's name as Python writes it."""
+    return IN_PYTHON.get(setting, setting.replace("-", "_"))
+
+
 def _in_python(setting: str) -> str:
     """A setting's name as Python writes it."""
     section, dot, name = setting.rpartition(".")
     if dot:
         return f"{section.replace('-', '_')}={{{name.replace('-', '_')!r}: ...}}"
-    return IN_PYTHON.get(setting, setting.replace("-", "_"))
+    return python_name(setting)
 
 
 @contextmanager

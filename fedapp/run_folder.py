@@ -82,10 +82,14 @@ class RunFolder:
         """
         self.check_new()
         private_folder(self.path)
-        self.write("config.toml", tomli_w.dumps(settings.as_config()))
+        self.write_settings(settings)
         for party, file in by_party(settings.schema_file).items():
             if (schema := Path(file)).is_file():
                 write_whole(schema_copy(self.path, party), schema.read_bytes())
+
+    def write_settings(self, settings: Settings) -> None:
+        """Write the settings."""
+        self.write("config.toml", tomli_w.dumps(settings.as_config()))
 
     def check_new(self) -> None:
         """Hold that the folder holds no run.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
@@ -15,15 +16,20 @@ from flwr.serverapp import Grid, ServerApp
 
 import strategies
 from fedapp.config import Settings, flatten, load_settings
+from fedapp.conversation import Checkpoint
 from fedapp.deploy.warm import serverapp
 from fedapp.errors import ConfigError, in_words
 from fedapp.messages.methods import all_methods
 from fedapp.names import alias, near
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
+from fedapp.run_state import RunState
+from fedapp.stage import Stage
 from fedapp.start import leave_no_core
-from fedapp.watch import OnRound
+from fedapp.watch import OnRound, RoundInfo
 from strategies.base import TreeStrategy
+from strategies.callbacks import Callbacks
+from strategies.meeting import shared_rows
 from strategies.settings import WAYS_OUT
 
 BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds")  # as ``auto`` is resolved
@@ -77,6 +83,59 @@ def train_alone(grid: Grid, settings: Settings) -> RunFolder:
     return folder
 
 
+@dataclass(frozen=True, slots=True)
+class FolderCallbacks(Callbacks):
+    """Writes what a strategy reports into a run's folder.
+
+    Parameters
+    ----------
+    folder : of the run.
+    settings : as given.
+    on_round : called after every round; the run stops where it returns False.
+    before_checkpoint : called before the run saves where it has come to.
+    """
+
+    folder: RunFolder
+    settings: Settings
+    on_round: OnRound | None = None
+    before_checkpoint: Callable[[], None] | None = None
+
+    def begin(self, settings: Settings, state: RunState) -> None:
+        """Write how many parties there are, and drop what an earlier attempt did after it saved."""
+        if not self.settings.asked_parties:
+            self.folder.write_settings(self.settings.with_parties(settings.parties))
+        self.folder.rewind(state.step, state.rounds)
+
+    def warnings(self, simulated: bool) -> Iterable[str]:
+        """Of simulated parties that share rows."""
+        return shared_rows(self.settings) if simulated else ()
+
+    def stage(self, stage: Stage) -> None:
+        """Write where the run is."""
+        self.folder.note(stage)
+
+    def end_round(self, line: RoundInfo) -> bool:
+        """Write a line; False where the caller, or somebody from outside, stops the run."""
+        self.folder.add_round(line)
+        is_to_stop = self.folder.is_to_stop
+        return not (self.on_round and self.on_round(line) is False) and not is_to_stop
+
+    def checkpoint(self, checkpoint: Checkpoint, state: RunState) -> None:
+        """Save where the run has come to."""
+        if self.before_checkpoint is not None:
+            self.before_checkpoint()
+        self.folder.save(checkpoint, state)
+
+    def write_model(self, files: Mapping[str, str]) -> None:
+        """Write the model."""
+        for name, text in files.items():
+            self.folder.write(name, text)
+
+    def way_on(self) -> str:
+        """The folder can be resumed."""
+        return f"resume={self.folder.path} goes on from there"
+
+
 def train(
     grid: Grid,
     settings: Settings,
@@ -109,8 +168,11 @@ def train(
         else:
             folder.begin(settings)
         try:
-            strategy = strategy_class(settings, folder)
-            strategy.on_round, strategy.before_checkpoint = on_round, before_checkpoint
+            strategy = strategy_class.of_run(settings)
+            strategy.ledger.path = folder.ledger
+            strategy.callbacks = FolderCallbacks(folder, settings, on_round, before_checkpoint)
+            if saved := folder.saved() if settings.resume else None:
+                strategy.resume(*saved)
             strategy.start(grid)
         except BaseException as error:
             said = in_words(error) if isinstance(error, OSError) else str(error)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import numpy as np
@@ -29,7 +28,6 @@ from fedapp.messages.labels import LabelsReply
 from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.names import near
-from fedapp.run_folder import RunFolder
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import split_common
 from fedapp.site.config import SiteConfig
@@ -37,7 +35,7 @@ from fedapp.site.rows import read_table
 from simulations.rows import party_configs
 from strategies.base import TreeStrategy
 from strategies.horizontal import common_table, label_sums
-from strategies.meeting import meet, oddities
+from strategies.meeting import meet, oddities, shared_rows
 
 Looked = tuple[Introduction, Any]  # what a party says of its table, and the table
 
@@ -55,18 +53,18 @@ def check_tables(settings: Settings) -> list[str]:
     strategy = load_strategy(settings.strategy)
     if not settings.model:
         _check_settings(settings, configs)
-    with TemporaryDirectory() as folder:
-        begun = settings.model_copy(update={"resume": "", "run_dir": folder})
-        opened: Any = strategy(begun, RunFolder(Path(folder)))
-        looked = _open(opened, configs)
-        settings = settings.model_copy(update={"objective": opened.settings.objective})
-    if all_methods()[settings.strategy].family == "horizontal":
+    opened: Any = strategy.of_run(settings.with_parties(settings.parties))
+    looked = _open(opened, configs)
+    settings = settings.model_copy(update={"objective": opened.settings.objective})
+    method = all_methods()[settings.strategy]
+    if method.family == "horizontal":
         _check_labels(settings, looked)
     else:
         n_matched = _check_rows(settings, configs, looked)
         if not settings.model:
             opened.warn_of_few_matched(n_matched)
-    return [*oddities(opened.parties), *opened.state.warnings]
+    shared = shared_rows(settings) if method.family == "horizontal" else []
+    return [*oddities(opened.parties), *opened.state.warnings, *shared]
 
 
 def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[str, Looked]:

@@ -44,6 +44,7 @@ class BaggingSettings(Section):
 class Bagging(HorizontalStrategy):
     """The server's side of bagging."""
 
+    method = "bagging"
     reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
     objectives = OR_FUNCTION
 

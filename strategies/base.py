@@ -1,7 +1,10 @@
 """Drives a method's conversation through Flower's strategy hooks.
 
 One exchange is one Flower round: ``configure_train`` gives the messages of the pending exchange,
-``aggregate_train`` hands the replies to the conversation.
+``aggregate_train`` hands the replies to the conversation. So Flower's own ``Strategy.start`` drives
+a method too, and ends with the same model. ``start`` here adds what long runs need: it asks for
+replies within milliseconds, sends lost messages again, waits for approvals, and ends with the
+conversation.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,7 +24,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedapp.config import Settings
 from fedapp.conversation import (
     Checkpoint,
     Conversation,
@@ -30,21 +33,30 @@ from fedapp.conversation import (
     Progress,
     ask,
 )
-from fedapp.errors import DivergedError, FedappError, PartyError, StoppedError, as_plain, blaming
+from fedapp.errors import (
+    ConfigError,
+    DivergedError,
+    FedappError,
+    PartyError,
+    StoppedError,
+    as_plain,
+    blaming,
+)
 from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.messages.greet import GreetReply, GreetRequest
 from fedapp.messages.parcels import Parcel
-from fedapp.run_folder import RunFolder, without_nan
+from fedapp.run_folder import without_nan
 from fedapp.run_state import RunState
 from fedapp.stage import Stages
 from fedapp.trees.objective import AUTO, Objective
-from fedapp.watch import OnRound, RoundInfo
+from fedapp.watch import RoundInfo
 from fedapp.wire.codec import WAITING, Envelope, records_of
 from fedapp.wire.content import take_apart
 from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.layout import to_bytes
 from fedapp.wire.ledger import Ledger
 from fedapp.wire.replies import read_reply
+from strategies.callbacks import Callbacks
 from strategies.meeting import (
     check_greeted,
     check_steps,
@@ -62,6 +74,11 @@ log = logging.getLogger("fedapp")
 
 Summary = Mapping[str, Any]  # a method's part of summary.json
 APPROVAL_POLL = 2.0  # seconds
+NO_WRAP = (
+    "as it is: a wrapper that reads or changes weights, such as Flower's differential privacy, "
+    "cannot serve trees (PAX has epsilon)"
+)
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 I = TypeVar("I", bound=Introduction)  # noqa: E741
 
@@ -73,30 +90,38 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     Parameters
     ----------
-    settings : of the run.
-    folder : where the run is written.
+    **settings : of the run, by the names and with the defaults of the run config: those of the
+        method's own section without its name (``bins``, not ``pax.bins``), lambda and alpha as
+        ``reg_lambda`` and ``reg_alpha``. ``**context.run_config`` is taken as it is.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule, or this method does not read it.
+
+    Attributes
+    ----------
+    callbacks : told what happens; by default nobody is.
+    ledger : counts the messages that ``start`` has sent.
     """
 
     introduction: type[I]
 
-    def __init__(self, settings: Settings, folder: RunFolder) -> None:
-        self.settings, self.folder = settings, folder
-        saved = folder.saved() if settings.resume else None
-        self._saved: Checkpoint | None = saved[0] if saved else None
-        self._state = (
-            replace(saved[1], attempt=saved[1].attempt + 1)
-            if saved
-            else RunState(secrets.token_hex(8))
-        )
-        self._checkpoint_step = self._state.step
-        self.ledger = Ledger(folder.ledger, *self._state.bytes)
+    def __init__(self, **settings: Any) -> None:
+        self.settings = self.constructor_settings(settings)
+        self.callbacks = Callbacks()
+        self.ledger = Ledger()
+        self._saved: Checkpoint | None = None
+        self._state = RunState(secrets.token_hex(8))
+        self._checkpoint_step = 0
         self.parties: Parties[I] = Parties({})
         self.objective_reason = ""
         self.outcome: Summary | None = None
-        self.on_round: OnRound | None = None
-        self.before_checkpoint: Callable[[], None] | None = None
         self._is_stopped = False
-        self._model = b""
+        self._is_asked = False  # whether the pending exchange's messages have been handed out
+        self._exchange_id = 0  # of Flower: the number of the exchange
+        self._make_model: Callable[[], str] | None = None
+        self._arrays = ArrayRecord()
+        self._scores = MetricRecord(), MetricRecord()  # of training and validation rows
         self._n_failed = 0
         self._addresses: dict[str, int] = {}
         self._clocks: dict[str, float] = {}
@@ -105,7 +130,14 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self._last_round = (self.ledger.to_parties, self.ledger.to_server, time.perf_counter())
         self._start = time.perf_counter()
         self._kept_rounds = 0  # of the last checkpoint
-        self._stages = Stages(folder.note)
+        self._stages = Stages(lambda stage: self.callbacks.stage(stage))
+
+    def resume(self, checkpoint: Checkpoint, state: RunState) -> None:
+        """Go on from where an earlier attempt had come to; before the start."""
+        self._saved, self._state = checkpoint, replace(state, attempt=state.attempt + 1)
+        self._checkpoint_step = state.step
+        self.ledger.to_parties, self.ledger.to_server = state.bytes
+        self._last_round = (self.ledger.to_parties, self.ledger.to_server, time.perf_counter())
 
     @abstractmethod
     def greeting(self) -> Request:
@@ -168,10 +200,63 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     # Flower's hooks
 
+    @property
+    def num_rounds(self) -> int:
+        """Exchanges that a run takes at most: ``num_rounds`` for Flower's own ``start``."""
+        settings = self.settings
+        rounds = self.most_rounds(settings) * self.exchanges_a_round(settings)
+        # A round in which a party is lost begins anew, and masked sums then take two exchanges.
+        times = 2 if settings.min_parties else 1
+        return times * (self.exchanges_around(settings) + rounds)
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the pending exchange."""
+        """The messages of the pending exchange, none once the run has ended.
+
+        The first call waits for the nodes and begins the run.
+
+        Parameters
+        ----------
+        arrays : what the last ``aggregate_train`` has returned; empty in the first call.
+        config : must be empty: settings are arguments of the constructor.
+
+        Raises
+        ------
+        ConfigError : another model than the last is given, replies have not been aggregated, or
+            the number of nodes is not that of the parties.
+        """
+        if len(config):
+            rule = "must be empty, settings are arguments of the strategy"
+            raise ConfigError(f"config {rule}, got {', '.join(config)}")
+        if self._is_asked:
+            raise ConfigError(f"aggregate_train must be given the replies of each round {NO_WRAP}")
+        if arrays is not self._arrays and _bytes_of(arrays) != _bytes_of(self._arrays):
+            is_first = self._conversation is None
+            way = "init_model continues a model" if is_first else f"the last model {NO_WRAP}"
+            raise ConfigError(f"arrays must be {'empty; ' if is_first else ''}{way}")
+        if self._conversation is None:
+            self._meet_nodes(grid)
+        self._exchange_id, self._is_asked = server_round, self._pending is not None
+        return self._messages() if self._pending else ()
+
+    def _meet_nodes(self, grid: Grid) -> None:
+        """Find the nodes, and let the conversation ask for the first time."""
+        wait, n_lost = self._stages.wait, len(self._state.left_out)
+        asked = self.settings.asked_parties
+        nodes = find_nodes(grid, asked, n_lost, self.settings.start_deadline, wait)
+        if not asked:
+            self.settings = self.settings.with_parties(len(nodes))
+            self.check_settings(self.settings)
+        self.callbacks.begin(self.settings, self._state)
+        if self._saved:
+            self._save(self._saved)  # with the number of this attempt
+        self._addresses = {f"node {node}": node for node in nodes}
+        self._conversation = self._whole_run()
+        self._advance(None)
+
+    def _messages(self) -> list[Message]:
+        """Those of the pending exchange, in the order of its requests."""
         assert self._pending is not None
         laid_out = dict[int, bytes]()  # of requests that all parties get alike
         state, messages = self._state, list[Message]()
@@ -180,7 +265,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             envelope = Envelope(state.model_id, *steps, self.settings.strategy)
             records = records_of(self._laid_out(party, request, laid_out), envelope)
             to = self._addresses[party]
-            messages.append(Message(records, to, request.kind, group_id=str(server_round)))
+            messages.append(Message(records, to, request.kind, group_id=str(self._step)))
         return messages
 
     def _laid_out(self, party: str, request: Request, known: dict[int, bytes]) -> bytes:
@@ -196,9 +281,28 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Hand the replies to the conversation and let it go on."""
-        by_address = {reply.metadata.src_node_id: reply for reply in replies}
+        """Hand the replies to the conversation and let it go on.
+
+        Returns
+        -------
+        The model so far as ``model.json`` in the array ``model``, empty before the first round and
+        where the server has none; and the training rows' scores of the last finished round.
+
+        Raises
+        ------
+        FedappError : a reply is missing, refused or breaks a rule, and the run cannot go on.
+        """
+        if not self._is_asked:
+            if self._conversation is None:
+                raise ConfigError("aggregate_train must come after configure_train")
+            return self._arrays, self._scores[0]
+        self._take({reply.metadata.src_node_id: reply for reply in replies})
+        return self._model_so_far(), self._scores[0]
+
+    def _take(self, by_address: Mapping[int, Message]) -> None:
+        """Hand the replies to the conversation."""
         assert self._pending is not None
+        self._is_asked = False
         answers, parcels = dict[str, Reply](), dict[str, list[Parcel]]()
         self._n_failed = 0
         for party in self._pending.requests:
@@ -215,7 +319,14 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         asked = {**self._state.asked, **dict.fromkeys(steps, self._state.step)}
         self._note(exchanges=self._state.exchanges + 1, asked=asked)
         self._advance(answers)
-        return None, None
+
+    def _model_so_far(self) -> ArrayRecord:
+        """The model as Flower's record; made once a round."""
+        if self._make_model is not None:
+            model = np.frombuffer(self._make_model().encode(), dtype=np.uint8)
+            self._arrays = ArrayRecord({"model": FlowerArray(model)})
+            self._make_model = None
+        return self._arrays
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -226,8 +337,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Nothing: see ``configure_evaluate``."""
-        return None
+        """The validation rows' scores of the last finished round; in the end the test rows'."""
+        return self._scores[1]
 
     def summary(self) -> None:
         """Log what is about to run."""
@@ -243,39 +354,52 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self,
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 0,
+        num_rounds: int | None = None,
         timeout: float | None = None,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Any = None,
+        evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run the conversation to its end.
+        """Train to the end; a strategy trains once.
 
-        Of Flower's parameters only ``grid`` counts: the conversation knows how long it is, and the
-        settings how long to wait.
+        Parameters
+        ----------
+        grid : that reaches the parties.
+        initial_arrays : must be empty; ``init_model`` of the constructor continues a model.
+        num_rounds : exchanges at most, ``strategy.num_rounds`` or more. How many boosting rounds
+            there are is for the constructor.
+        timeout : seconds for all replies of an exchange; by default ``exchange_deadline``.
+        train_config, evaluate_config : must be empty.
+        evaluate_fn : called with the exchange's number and the model so far, before the first
+            exchange and after each that has changed the model.
+
+        Returns
+        -------
+        Result : the model, and by exchange the scores of training rows (``train_metrics``) and of
+            validation rows (``evaluate_metrics``), the last of which are those of the test rows.
 
         Raises
         ------
+        ConfigError : an argument cannot be served.
         FedappError : the run cannot go on, or a callback has stopped it.
         """
+        self._check_arguments(num_rounds, evaluate_config)
         self.summary()
-        self.folder.rewind(self._state.step, self._state.rounds)
-        if self._saved:
-            self._save(self._saved)  # with the number of this attempt
-        patience = Patience(self.settings.resend_after, self.settings.exchange_deadline)
+        patience = Patience(self.settings.resend_after, timeout or self.settings.exchange_deadline)
         courier = Courier(grid, self.ledger, patience, self._name_waiting, self._clocks)
-        most, wait = self.settings.parties, self._stages.wait
-        wanted = most - len(self._state.left_out)
-        nodes = find_nodes(grid.get_node_ids, wanted, most, self.settings.start_deadline, wait)
-        self._addresses = {f"node {node}": node for node in nodes}
-        self._conversation = self._whole_run()
-        self._advance(None)
-        while self._pending is not None:
+        arrays, config, result = initial_arrays or ArrayRecord(), train_config, Result()
+        if evaluate_fn and (scored := evaluate_fn(0, arrays)):
+            result.evaluate_metrics_serverapp[0] = scored
+        for number in count(1):
+            began = time.perf_counter()
+            messages = list(self.configure_train(number, arrays, config or ConfigRecord(), grid))
+            if self._pending is None:
+                break
             if self._is_stopped:  # by a callback, here or in another process
                 rule = f"the run was stopped after round {self._state.rounds}"
-                raise StoppedError(f"{rule}; resume={self.folder.path} goes on from there")
+                raise StoppedError(f"{rule}; {self.callbacks.way_on()}")
             try:
-                self._exchange(self._pending, grid, courier)
+                self._exchange(self._pending, messages, courier, began)
             except DivergedError as error:
                 if not (kept := self._kept_rounds):
                     raise
@@ -284,16 +408,44 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                     f"{kept + 1}: {error}; a larger lambda or a max-delta-step may help too; "
                     f"num-boost-round={kept} ends before it, and so does the run if it is resumed"
                 ) from error
-        return self._result()
+            if self._scores[0]:
+                result.train_metrics_clientapp[number] = self._scores[0]
+                result.evaluate_metrics_clientapp[number] = self._scores[1]
+            if (
+                evaluate_fn
+                and self._make_model
+                and (scored := evaluate_fn(number, self._model_so_far()))
+            ):
+                result.evaluate_metrics_serverapp[number] = scored
+            arrays = self._arrays
+        result.arrays = self._model_so_far()
+        return result
 
-    def _exchange(self, pending: Exchange, grid: Grid, courier: Courier) -> None:
+    def _check_arguments(
+        self, num_rounds: int | None, evaluate_config: ConfigRecord | None
+    ) -> None:
+        """Refuse arguments of Flower's ``start`` that would be ignored."""
+        if num_rounds is not None and num_rounds < self.num_rounds:
+            rule = f"must be >= {self.num_rounds} (strategy.num_rounds), as each is one exchange"
+            way = "the strategy's own arguments say how much is trained"
+            raise ConfigError(f"num_rounds {rule}, got {num_rounds}; {way}")
+        if evaluate_config:
+            raise ConfigError(
+                f"evaluate_config must be empty, settings are arguments of the strategy, "
+                f"got {', '.join(evaluate_config)}"
+            )
+        if self._conversation is not None:
+            raise ConfigError("strategy must be a new one for each run, got one that has run")
+
+    def _exchange(
+        self, pending: Exchange, messages: Iterable[Message], courier: Courier, began: float
+    ) -> None:
         """One exchange, timed."""
-        began, request = time.perf_counter(), next(iter(pending.requests.values()))
-        n_rounds, step = self.most_rounds(self.settings), self._step
+        request, n_rounds = next(iter(pending.requests.values())), self.most_rounds(self.settings)
         end = self._stages.begin(request, self._state.rounds + 1, n_rounds, pending.seconds)
-        messages = self.configure_train(step, ArrayRecord(), ConfigRecord(), grid)
         by_party = dict(zip(pending.requests, messages, strict=True))
-        self.aggregate_train(step, self._answers(courier, by_party).values())
+        replies = self._answers(courier, by_party).values()
+        self._take({reply.metadata.src_node_id: reply for reply in replies})
         end()
         self.ledger.flush()
         if request.kind.startswith("train."):
@@ -352,7 +504,9 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             check_texts(members.values())
             self.parties = Parties(members)
         self._note(fingerprints={name: each.fingerprint for name, each in self.parties.items()})
-        ahead = {name: self._clocks[label] for label, name in names.items()}
+        ahead = {
+            name: self._clocks[label] for label, name in names.items() if label in self._clocks
+        }
         for text in (*oddities(self.parties), *clock_warnings(ahead)):
             self.warn_once(text)
         self.settle()
@@ -368,6 +522,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                 event = self._conversation.send(given)  # type: ignore[arg-type]
             except StopIteration as end:
                 self.outcome = end.value
+                test = _named("test", end.value.get("metrics", {}).get("test", {}))
+                self._scores = self._scores[0], MetricRecord({**self._scores[1], **test})
                 return
             if isinstance(event, Exchange):
                 self._pending = event
@@ -381,9 +537,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                 case Progress():
                     self._report(event)
                 case ModelFiles(files):  # at once: what comes after it may fail
-                    for name, text in files.items():
-                        self.folder.write(name, text)
-                    self._model = next(iter(files.values())).encode()
+                    self.callbacks.write_model(files)
+                    self._make_model = next(iter(files.values())).__str__
 
     def _read(self, message: Message | None, party: str) -> tuple[Reply, list[Parcel]]:
         """One party's reply, decoded and checked, and the parcels that came with it."""
@@ -422,9 +577,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         """Make the last step the one that an interrupted run goes back to."""
         self._checkpoint_step = self._state.step
         self._kept_rounds = int(checkpoint.facts.get("rounds", 0))
-        if self.before_checkpoint is not None:
-            self.before_checkpoint()
-        self.folder.save(checkpoint, self.state)
+        self._make_model = checkpoint.model
+        self.callbacks.checkpoint(checkpoint, self.state)
 
     def warn(self, text: str) -> None:
         """Tell the user now, and again in the summary."""
@@ -455,11 +609,11 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             },
             "seconds": round(now - since, 4),
         }
-        self.folder.add_round(line)
+        self._scores = _named("train", progress.train), _named("valid", progress.valid)
+        for record in self._scores:
+            record["round"] = progress.round
         self._note(rounds=progress.round)
-        self._is_stopped = self.folder.is_to_stop
-        if self.on_round is not None and self.on_round(line) is False:
-            self._is_stopped = True
+        self._is_stopped = self.callbacks.end_round(line) is False
         scores = progress.valid or progress.train
         shown = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
         log.info("round %d/%d  %s", progress.round, line["rounds"], shown)
@@ -489,10 +643,12 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         """Change facts of the run; ``state`` adds what is counted elsewhere."""
         self._state = replace(self._state, **facts)
 
-    def _result(self) -> Result:
-        """The model and the metrics in Flower's form."""
-        assert self.outcome is not None
-        arrays = ArrayRecord({"model": FlowerArray(np.frombuffer(self._model, dtype=np.uint8))})
-        found = self.outcome.get("metrics", {}).get("test", {})
-        metrics = MetricRecord({name: float(value) for name, value in found.items()})
-        return Result(arrays=arrays, evaluate_metrics_clientapp={self._state.exchanges: metrics})
+
+def _named(subset: str, scores: Mapping[str, float]) -> MetricRecord:
+    """Scores as Flower's metrics, ``valid_auc``."""
+    return MetricRecord({f"{subset}_{name}": float(value) for name, value in scores.items()})
+
+
+def _bytes_of(arrays: ArrayRecord) -> dict[str, bytes]:
+    """Content of a record of arrays, by name."""
+    return {name: array.data for name, array in arrays.items()}

@@ -30,6 +30,7 @@ from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OR_F
 class Cyclic(HorizontalStrategy):
     """The server's side of cyclic training."""
 
+    method = "cyclic"
     reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
     objectives = OR_FUNCTION
 

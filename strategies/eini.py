@@ -42,6 +42,8 @@ class EiniSettings(Section):
 class Eini(InferenceStrategy):
     """The server's side: it passes parcels on until all sums are back."""
 
+    method = "eini"
+
     @classmethod
     def own_settings(cls, settings: Settings) -> EiniSettings:
         """``[eini]``, checked; and there must be a model."""

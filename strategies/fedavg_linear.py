@@ -63,7 +63,6 @@ from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.messages.secure import EVERYONE
-from fedapp.run_folder import RunFolder
 from fedapp.trees.base_score import base_margin
 from fedapp.trees.sets import category_counts
 from strategies.base import Summary
@@ -231,14 +230,15 @@ class MaskedAverages:
 class FedAvgLinear(HorizontalStrategy):
     """The server's side of federated averaging."""
 
+    method = "fedavg-linear"
     reads = frozenset(("early-stopping-rounds", "eval-metric"))
     objectives = tuple(STEEPEST)  # a step is safe only where the curvature of the loss is bounded
     round_name = "round of averaging"
     history: History
 
-    def __init__(self, settings: Settings, folder: RunFolder) -> None:
-        super().__init__(settings, folder)
-        self.own = self.own_settings(settings)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.own = self.own_settings(self.settings)
         self.tells_sums_alone = self.own.aggregation == "secure"
         self.averages: PlainAverages | MaskedAverages = PlainAverages()
         if self.tells_sums_alone:
@@ -397,7 +397,7 @@ class FedAvgLinear(HorizontalStrategy):
             "aggregation": self.averages.facts(),
             **self.table.facts(),
         }
-        return Checkpoint(arrays, facts)
+        return Checkpoint(arrays, facts, lambda: linear_to_json(model))
 
     def _restore(self, saved: Checkpoint) -> None:
         """Go on from a checkpoint."""

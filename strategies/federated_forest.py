@@ -55,7 +55,6 @@ from fedapp.messages.federated_forest import (
 from fedapp.messages.fields import Array
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.vertical import VerticalHelloReply
-from fedapp.run_folder import RunFolder
 from fedapp.trees.divided.lookup import joint_names
 from fedapp.trees.forest.cart import Criterion
 from fedapp.trees.forest.draws import column_seeds, n_features
@@ -118,15 +117,16 @@ class FederatedForestSettings(Section):
 class FederatedForest(VerticalStrategy):
     """The server's side of Federated Forest: the paper's master."""
 
+    method = "federated-forest"
     reads = HELD_BACK | {"objective", "max-bin", "allow-export"}
     round_name = "level"
     objectives = ("binary:logistic", "multi:softprob", REGRESSION)  # a forest takes means
 
-    def __init__(self, settings: Settings, folder: RunFolder) -> None:
-        super().__init__(settings, folder)
-        self.own = self.own_settings(settings)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.own = self.own_settings(self.settings)
         self.rows: dict[str, int] = {}
-        self.level, self.draws = 0, settings.seed
+        self.level, self.draws = 0, self.settings.seed
         self.n_nodes = np.ones(self.own.trees, dtype=np.int64)
         self.splits, self.last = Splits.none(), Splits.none()  # all, and the last level's
 
@@ -152,6 +152,11 @@ class FederatedForest(VerticalStrategy):
     def most_rounds(cls, settings: Settings) -> int:
         """Levels."""
         return cls.own_settings(settings).max_depth
+
+    @classmethod
+    def exchanges_a_round(cls, settings: Settings) -> int:
+        """Sums, with labels under encryption splits, and partitions."""
+        return 3
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:

@@ -50,7 +50,6 @@ from fedapp.messages.hello import HelloReply
 from fedapp.messages.parameters import MOST_DEPTH, parameters_of
 from fedapp.messages.trees import arrays_of
 from fedapp.metrics import loss_metric, scored_names
-from fedapp.run_folder import RunFolder
 from fedapp.trees.base_score import alike
 from fedapp.trees.model import together
 from fedapp.trees.objective import n_outputs
@@ -106,14 +105,15 @@ class FedXGBllrSettings(Section):
 class FedXGBllr(HorizontalStrategy):
     """The server's side of FedXGBllr."""
 
+    method = "fedxgbllr"
     # The depth and eta of its trees, and how many, are its own.
     reads = TREE_SETTINGS - {"max-depth", "eta"} | {"early-stopping-rounds", "eval-metric"}
     round_name = "round of averaging"
     history: History
 
-    def __init__(self, settings: Settings, folder: RunFolder) -> None:
-        super().__init__(settings, folder)
-        self.own = self.own_settings(settings)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.own = self.own_settings(self.settings)
         self.names: tuple[str, ...] = ()  # of the ensembles, in their order
         self.n_averaged = 0
         self.best: Floats = np.empty(0, dtype=np.float32)
@@ -289,7 +289,8 @@ class FedXGBllr(HorizontalStrategy):
         """Trees, and the head so far."""
         facts = {"history": self.history.scores, "names": list(self.names)}
         facts |= {"averaged": self.n_averaged, **self.table.facts()}
-        return Checkpoint({**to_arrays(model), "best": self.best}, facts)
+        arrays = {**to_arrays(model), "best": self.best}
+        return Checkpoint(arrays, facts, lambda: to_json(model))
 
     def _restore(self, saved: Checkpoint) -> StackedModel:
         """Go on from a checkpoint."""

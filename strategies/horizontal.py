@@ -31,14 +31,12 @@ from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.messages.labels import LabelsReply, LabelsRequest, check_coded
 from fedapp.messages.parameters import loss_fields
-from fedapp.run_folder import RunFolder
 from fedapp.trees.base_score import base_score, check_base_margin
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import LossParameters, Objective, is_regression, n_outputs
 from strategies.base import TreeStrategy
 from strategies.dictionary import alike_names, joint_dictionary, joint_kinds
-from strategies.meeting import shared_rows
-from strategies.settings import HELD_BACK
+from strategies.settings import HELD_BACK, OWN_TABLES
 from strategies.warm_start import Begun, read_init_model
 
 log = logging.getLogger("fedapp")
@@ -99,8 +97,8 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     tells_sums_alone = False  # whether nothing that parties say of their rows is of one party alone
     reads = HELD_BACK | {"partition", "objective", "min-parties"}
 
-    def __init__(self, settings: Settings, folder: RunFolder) -> None:
-        super().__init__(settings, folder)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.table = CommonTable((), (), ())
         self.begun = Begun()
 
@@ -128,7 +126,8 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 
     def check_classes(self, is_open: bool) -> None:
         """See ``check_spelling``; shares of one table are never spelled differently."""
-        if not self.simulated or party_sources(self.settings.data, self.settings.parties):
+        data, n_parties = self.settings.data, self.settings.parties
+        if not self.simulated or data == OWN_TABLES or party_sources(data, n_parties):
             check_spelling({name: hello.classes for name, hello in self.parties.items()}, is_open)
 
     def row_counts(self) -> dict[str, int]:
@@ -160,7 +159,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         joint_kinds(parties)  # or refuse the run now, and not when its model is written
         for text in alike_names(parties, self.table.columns):
             self.warn_once(text)
-        for text in shared_rows(self.settings) if self.simulated else ():
+        for text in self.callbacks.warnings(self.simulated):
             self.warn_once(text)
         if untrained := untrained_everywhere(parties):
             self.warn_once(note_on_untrained(untrained))

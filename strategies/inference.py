@@ -12,7 +12,6 @@ from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.messages.explain import MOST_ROWS, ExplainReply, ExplainRequest
 from fedapp.messages.vertical import VerticalHelloReply
-from fedapp.run_folder import RunFolder
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.vertical import Mailbox, VerticalStrategy
@@ -23,8 +22,8 @@ log = logging.getLogger("fedapp")
 class InferenceStrategy(VerticalStrategy):
     """A strategy that predicts with a model, whose parts lie at the parties."""
 
-    def __init__(self, settings: Settings, folder: RunFolder) -> None:
-        super().__init__(settings, folder)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.tables: dict[str, dict[str, Any]] = {}
 
     reads = frozenset(("model", "output", "explain"))

@@ -40,6 +40,8 @@ class InteractiveSettings(Section):
 class Interactive(InferenceStrategy):
     """The server's side: it passes questions and answers on."""
 
+    method = "interactive"
+
     @classmethod
     def own_settings(cls, settings: Settings) -> InteractiveSettings:
         """``[interactive]``, checked; and there must be a model."""

@@ -24,6 +24,7 @@ from fedapp.trees.model import (
     in_order,
     split_trees,
     stack_trees,
+    to_json,
     together,
 )
 from fedapp.trees.objective import LossParameters
@@ -142,7 +143,8 @@ class Boosted:
             "begun": astuple(self.begun),
             **self.table.facts(),
         }
-        return Checkpoint(arrays, {**facts, **more})
+        facts |= more
+        return Checkpoint(arrays, facts, lambda: to_json(self.after(self.n_rounds)))
 
 
 def begin(

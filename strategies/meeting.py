@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from fedapp.site.config import site_config
 from fedapp.site.rows import fingerprint, read_table
 
 I = TypeVar("I", bound=Introduction | GreetReply)  # noqa: E741
+# Grids of simulations, whose nodes are all made within moments; seconds until no more will come.
+SIMULATED, SETTLED = ("InMemoryGrid", "LocalGrid"), 0.3
 
 
 def site_names() -> dict[str, str]:
@@ -35,32 +37,53 @@ def site_names() -> dict[str, str]:
     return {f"node {node}": name for node, name in sites.items()}
 
 
+class Nodes(Protocol):
+    """What of Flower's Grid is needed to find the nodes."""
+
+    def get_node_ids(self) -> Iterable[int]: ...
+
+
 def find_nodes(
-    node_ids: Callable[[], Iterable[int]],
-    wanted: int,
-    most: int,
-    deadline: float,
-    wait: Callable[[str], None],
+    grid: Nodes, parties: int, n_lost: int, deadline: float, wait: Callable[[str], None]
 ) -> list[int]:
-    """Wait for as many nodes as parties are expected; ``wait`` is called with what is waited for.
+    """Wait for as many nodes as parties are expected, in a simulation for all that it makes.
+
+    Parameters
+    ----------
+    parties : expected; 0: as many as this coordinator has registered, else all that are connected.
+    n_lost : of them that need not come back.
+    deadline : seconds.
+    wait : called with what is waited for.
 
     Raises
     ------
-    ConfigError : there are fewer after ``deadline`` seconds, or more than ``most``.
+    ConfigError : there are fewer, or more than ``parties``.
     """
-    end = time.monotonic() + deadline
+    wanted = (parties or len(site_names()) or 1) - n_lost
+    is_simulated, since = type(grid).__name__ in SIMULATED, time.monotonic()
+    end, nodes = since + deadline, list[int]()
     wait(told := f"waiting for {wanted} parties")
-    while len(nodes := sorted(node_ids())) < wanted:
+    while True:
+        before, nodes = nodes, sorted(grid.get_node_ids())
+        since = since if len(nodes) == len(before) else time.monotonic()
+        is_settled = bool(nodes) and time.monotonic() - since > SETTLED
+        if len(nodes) >= wanted and (parties or is_settled or not is_simulated):
+            break
         here = {f"node {node}" for node in nodes}
         absent = ", ".join(name for node, name in site_names().items() if node not in here)
         if absent and told != (told := f"waiting for {absent}"):
             wait(told)
+        if is_simulated and is_settled:
+            way = f"set parties=0, or --federation-config 'num-supernodes={wanted}'"
+            rule = f"must be {len(nodes)}, as many as there are simulated SuperNodes"
+            raise ConfigError(f"parties {rule}, got {wanted}; {way}")
         if time.monotonic() > end:
             waited = f"within {deadline:g} s (start-deadline)"
             raise ConfigError(f"parties must be {wanted}, got {len(nodes)} {waited}")
-        time.sleep(0.2)
-    if len(nodes) > most:
-        raise ConfigError(f"parties must be the number of nodes, {len(nodes)}, got {most}")
+        time.sleep(0.05 if is_simulated else 0.2)
+    if parties and len(nodes) > parties:
+        rule = f"must be the number of nodes, {len(nodes)}, or 0, which takes all"
+        raise ConfigError(f"parties {rule}, got {parties}")
     return nodes
 
 

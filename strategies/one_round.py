@@ -17,6 +17,8 @@ from strategies.vertical import Mailbox
 class OneRound(InferenceStrategy):
     """The server's side: it passes leaf sets on."""
 
+    method = "one-round"
+
     def conversation(
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:

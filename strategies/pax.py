@@ -31,12 +31,12 @@ from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.parameters import parameters_of
 from fedapp.messages.pax import GrowReply, GrowRequest, InitReply, InitRequest, check_grow
-from fedapp.run_folder import RunFolder
 from fedapp.trees.base_score import alike, base_margin
 from fedapp.trees.boosted.constraints import check_without_categories, constraints_of
 from fedapp.trees.boosted.grow import Growth, Rows, Shape
 from fedapp.trees.boosted.limits import Limits
 from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
+from fedapp.trees.model import to_json
 from fedapp.trees.objective import LossParameters
 from fedapp.trees.packed import pack_trees
 from strategies.base import Summary
@@ -53,20 +53,21 @@ from strategies.warm_start import Begun
 class PAX(HorizontalStrategy):
     """The server's side of PAX."""
 
+    method = "pax"
     reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
     reads |= {"least-bin-rows", "min-child-rows"}
     objectives = OR_FUNCTION
     sections = frozenset(("privacy",))
     history: History
 
-    def __init__(self, settings: Settings, folder: RunFolder) -> None:
-        super().__init__(settings, folder)
-        self.own = self.own_settings(settings)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.own = self.own_settings(self.settings)
         self.tells_sums_alone = self.own.aggregation == "secure"
         how: type[PlainSums | SecureSums]
         how = PlainSums if self.own.aggregation == "plain" else SecureSums
         self.aggregation = how(lambda: self.settings, self.own, self.warn_once)
-        private = privacy_settings(settings, self.own.aggregation)
+        private = privacy_settings(self.settings, self.own.aggregation)
         self.noised: NoisedSums | None = None
         if private.epsilon:
             self.noised = NoisedSums(lambda: self.settings, private, self.warn_once)
@@ -85,6 +86,11 @@ class PAX(HorizontalStrategy):
         if own.aggregation == "secure":
             check_secured(settings, "pax.aggregation")
         return own
+
+    @classmethod
+    def exchanges_a_round(cls, settings: Settings) -> int:
+        """One a level; with noise one more for the leaves of greedy trees."""
+        return settings.max_depth + 1
 
     def plan(self) -> dict[str, Any]:
         """With what the server sees of gradients."""
@@ -312,7 +318,8 @@ class PAX(HorizontalStrategy):
         facts = {"history": self.history.scores, **self.table.facts()}
         facts["rounds"] = self._n_added(boosting)
         facts |= {"begun": astuple(self.begun), "aggregation": self._opening.facts()}
-        return Checkpoint({**boosting.arrays(), **maps}, facts)
+        arrays = {**boosting.arrays(), **maps}
+        return Checkpoint(arrays, facts, lambda: to_json(boosting.model))
 
     def _restore(self, saved: Checkpoint) -> Boosting:
         """Go on from a checkpoint."""

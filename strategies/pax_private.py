@@ -104,7 +104,7 @@ def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
         if (value := getattr(settings, name)) != usual:
             shown, setting = usual if usual != "" else "empty", name.replace("_", "-")
             raise ConfigError(f"{setting} must be {shown} with privacy.epsilon: {why}; got {value}")
-    if settings.parties < FEWEST_PARTIES:
+    if settings.asked_parties and settings.parties < FEWEST_PARTIES:
         rule = f"must be >= {FEWEST_PARTIES} with privacy.epsilon"
         raise ConfigError(f"parties {rule}: noise must be of others too; got {settings.parties}")
     check_installed()

@@ -46,7 +46,6 @@ from fedapp.messages.secureboost import (
     block_rows,
 )
 from fedapp.messages.vertical import VerticalHelloReply
-from fedapp.run_folder import RunFolder
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import is_regression
 from strategies.alignment import align
@@ -54,6 +53,7 @@ from strategies.base import Summary
 from strategies.scoring import History, model_files
 from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS, HELD_BACK, INIT_MODEL
 from strategies.vertical import (
+    MANY_PARTIES,
     Mailbox,
     VerticalStrategy,
     check_key_bits,
@@ -88,6 +88,7 @@ class SecureBoostSettings(Section):
 class SecureBoost(VerticalStrategy):
     """The server's side of SecureBoost: it says what is next, and passes letters on."""
 
+    method = "secureboost"
     reads = (
         BOOSTING_SETTINGS
         | CONSTRAINTS
@@ -98,9 +99,9 @@ class SecureBoost(VerticalStrategy):
     )
     history: History
 
-    def __init__(self, settings: Settings, folder: RunFolder) -> None:
-        super().__init__(settings, folder)
-        self.own = self.own_settings(settings)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.own = self.own_settings(self.settings)
         self.purities: list[list[float]] = []
         self.rows: dict[str, int] = {}
         self.trained = False  # all rounds are finished
@@ -127,6 +128,13 @@ class SecureBoost(VerticalStrategy):
                 f"subsample must be 1 with secureboost.goss, got {settings.subsample}"
             )
         return own
+
+    @classmethod
+    def exchanges_a_round(cls, settings: Settings) -> int:
+        """As this module says, with as many blocks of gradients as there may be rows."""
+        n_receivers = (settings.asked_parties or MANY_PARTIES) - 1
+        most = block_rows(cls.own_settings(settings).key_bits // 4, n_receivers)
+        return 1 + 3 * settings.max_depth + settings.align_most_rows // most
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:

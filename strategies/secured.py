@@ -42,7 +42,7 @@ def check_secured(settings: Settings, setting: str) -> None:
     """
     fewest, masked = settings.parties // 2 + 1, f"{setting}=secure"
     if settings.min_parties:
-        if settings.min_parties < fewest:
+        if settings.asked_parties and settings.min_parties < fewest:
             rule = f"must be 0 or >= {fewest} of {settings.parties} with {masked}"
             raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
         if settings.early_stopping_rounds:

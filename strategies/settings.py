@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from inspect import Parameter, Signature
+from typing import Any, ClassVar, Self
 
-from fedapp.config import Section, Settings
+from fedapp.config import Section, Settings, Value, defaults, flatten, load_settings
 from fedapp.errors import ConfigError
+from fedapp.keywords import python_name, settings_of, told_in_python
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.objective import AUTO, LOSSES, check_held
 
@@ -22,6 +25,17 @@ BOOSTING_SETTINGS = TREE_SETTINGS | {
     *("num-boost-round", "early-stopping-rounds", "eval-metric", "scale-pos-weight", "preset"),
 }
 # Those by which rows are held back.
+# What a strategy's settings call the table where they name none.
+OWN_TABLES = "the parties' own tables"
+# Settings of the app, and of tables, which the parties read: not for a strategy in another app.
+OF_APP = frozenset(("strategy", "run-dir", "resume", "log"))
+OF_TABLES = frozenset(
+    (
+        *("data", "label", "id", "weight", "drop-columns", "schema", "header", "decimal"),
+        *("encoding", "missing-label", "base-margin", "partition", "columns", "least-bin-rows"),
+        *("share-column-names", "allow-export"),
+    )
+)
 HELD_BACK = frozenset(("test-fraction", "valid-fraction", "fold", "folds", "score-test"))
 INIT_MODEL = frozenset(("init-model",))
 BASE_MARGIN = frozenset(("base-margin",))
@@ -35,11 +49,12 @@ OR_FUNCTION = (*ALL_OBJECTIVES, CUSTOM)
 
 
 class ReadsSettings:
-    """A base of strategies. ``reads`` are the general settings that a class reads beside those of
-    its bases, ``sections`` those tables of the run config that are not its own alone;
-    ``round_name`` is what it calls the rounds that it reports; ``objectives`` are those that it can
-    train."""
+    """A base of strategies. ``method`` is its name, ``reads`` are the general settings that a class
+    reads beside those of its bases, ``sections`` those tables of the run config that are not its
+    own alone; ``round_name`` is what it calls the rounds that it reports; ``objectives`` are those
+    that it can train."""
 
+    method: ClassVar[str] = ""
     reads: ClassVar[frozenset[str]] = frozenset(
         (
             *("strategy", "data", "label", "id", "weight", "drop-columns", "parties", "seed"),
@@ -50,6 +65,93 @@ class ReadsSettings:
     round_name: ClassVar[str] = "boosting round"
     objectives: ClassVar[tuple[str, ...]] = ALL_OBJECTIVES
     sections: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        """Show the settings and their defaults as keyword arguments."""
+        super().__init_subclass__()
+        if cls.method:
+            shown = {
+                cls._keyword(name): usual
+                for name, usual in defaults().items()
+                if cls._reads(name) and name not in OF_APP | OF_TABLES
+            }
+            arguments = [
+                Parameter(name, Parameter.KEYWORD_ONLY, default=usual)
+                for name, usual in shown.items()
+            ]
+            cls.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
+
+    @classmethod
+    def _reads(cls, name: str) -> bool:
+        """Whether a setting may decide on a run of this method."""
+        section, dot, _ = name.partition(".")
+        if dot:
+            return section in {cls.method, *cls.sections}
+        return any(name in vars(base).get("reads", ()) for base in cls.__mro__)
+
+    @classmethod
+    def _keyword(cls, name: str) -> str:
+        """A setting's name as an argument of the constructor."""
+        return python_name(name.rpartition(".")[2])
+
+    @classmethod
+    def of_run(cls, settings: Settings) -> Self:
+        """A strategy with those of the app's settings that it reads."""
+        given = flatten(settings.as_config())
+        return cls(
+            **{name: given[name] for name in given if name not in OF_APP if cls._reads(name)}
+        )
+
+    @classmethod
+    def constructor_settings(cls, given: Mapping[str, Any]) -> Settings:
+        """Settings of a strategy in any ServerApp, see ``TreeStrategy``.
+
+        Raises
+        ------
+        ConfigError : one breaks its rule, is not read, or is the app's or the parties'.
+        """
+        own = {cls._keyword(name): name for name in defaults() if "." in name and cls._reads(name)}
+        with told_in_python({name: keyword for keyword, name in own.items()}):
+            return cls._checked(given, own)
+
+    @classmethod
+    def _checked(cls, given: Mapping[str, Any], own: Mapping[str, str]) -> Settings:
+        """The same; ``own`` are settings of its sections by argument."""
+        named: dict[str, Value] = {}
+        for name, value in flatten(given).items():
+            keyword = name.replace("-", "_")
+            is_own = keyword in own and not cls._reads(name.replace("_", "-"))
+            # A whole run config has both: the general setting, which is not read, is left out.
+            if not is_own or own[keyword] not in given:
+                named[own[keyword] if is_own else name] = value
+        named = settings_of(cls.method, named)
+        if (method := named.setdefault("strategy", cls.method)) != cls.method:
+            raise ConfigError(f"strategy must be {cls.method} for {cls.__name__}, got {method!r}")
+        named.setdefault("data", OWN_TABLES)
+        settings = load_settings(named)
+        of_tables = OF_TABLES if settings.data == OWN_TABLES else frozenset()
+        for name, value in settings.changed.items():
+            if name in of_tables - {"data"} and name in named:
+                rule = "must be set where the tables are read, at the parties"
+                raise ConfigError(f"{name} {rule}, got {value!r}")
+            if name in OF_APP - {"strategy"}:
+                rule = "must be omitted: fedapp's own ServerApp keeps run folders"
+                raise ConfigError(f"{name} {rule}, got {value!r}")
+            if not cls._reads(name):
+                rule = f"must be omitted for {cls.method}, which does not read it"
+                raise ConfigError(f"{name} {rule}, got {value!r}")
+        cls.check_settings(settings)
+        return settings
+
+    @classmethod
+    def exchanges_a_round(cls, settings: Settings) -> int:
+        """Exchanges that one of ``most_rounds`` takes at most."""
+        return 1
+
+    @classmethod
+    def exchanges_around(cls, settings: Settings) -> int:
+        """Exchanges before the first round and after the last one at most."""
+        return 20  # greetings, cuts under masks, the last round's scores and the final ones
 
     @classmethod
     def check_settings(cls, settings: Settings) -> None:

@@ -15,6 +15,7 @@ from fedapp.data.labels import SUGGESTED
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
 from fedapp.messages.fields import Array, Reply, Request
+from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.messages.parcels import Parcel
 from fedapp.messages.vertical import FinalScores, VerticalHelloReply, VerticalHelloRequest
 from fedapp.metrics import threshold_rows
@@ -25,6 +26,7 @@ from strategies.base import TreeStrategy
 from strategies.scoring import threshold_note
 
 FEWEST_PARTIES = 2
+MANY_PARTIES = 100  # that ``num_rounds`` expects where ``parties`` leaves their number open
 SPLIT = ("test_fraction", "valid_fraction", "fold", "folds")
 
 R = TypeVar("R", bound=Reply)
@@ -48,6 +50,12 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
             **self.plan(),
             **{name: getattr(settings, name) for name in SPLIT if not settings.model},
         )
+
+    @classmethod
+    def exchanges_around(cls, settings: Settings) -> int:
+        """With the matching of rows, and the way of the rows down an initial model."""
+        n_parties = settings.asked_parties or MANY_PARTIES
+        return super().exchanges_around(settings) + n_parties + 2 * MOST_DEPTH
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedapp.config import Settings, check_names, defaults, load_settings, parse_overrides
+from fedapp.config import (
+    SIMULATED_PARTIES,
+    Settings,
+    check_names,
+    defaults,
+    load_settings,
+    parse_overrides,
+)
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import check_read
@@ -46,7 +53,7 @@ def test_a_section_may_be_written_flat_or_nested(overrides: dict[str, Any]) -> N
 )
 def test_tables_name_the_number_of_parties(data: str, n_parties: int) -> None:
     assert load_settings({"data": data}).parties == n_parties
-    assert load_settings({"data": "a.csv"}).parties == defaults()["parties"]
+    assert load_settings({"data": "a.csv"}).parties == SIMULATED_PARTIES
     with pytest.raises(ConfigError, match=f"got {n_parties}: set parties={n_parties}$"):
         load_settings({"data": data, "parties": 5})
 
@@ -99,7 +106,7 @@ def test_names_are_refused_before_any_value_is_looked_at() -> None:
         ("subsample", 0, "must be > 0.*, got 0"),
         ("subsample", 1.1, "must be <= 1.*, got 1.1"),
         ("colsample-bytree", 0.0, "must be > 0.*, got 0.0"),
-        ("parties", 0, "must be >= 1, got 0"),
+        ("parties", -1, "must be >= 0, got -1"),
         ("min-parties", -1, "must be >= 0, got -1"),
         ("lambda", -0.5, "must be >= 0.*, got -0.5"),
         ("alpha", -0.5, "must be >= 0.*, got -0.5"),

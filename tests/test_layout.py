@@ -209,7 +209,7 @@ def test_no_module_but_its_own_knows_a_method_by_name() -> None:
     known = {
         source: names
         for source in sources()
-        if not source.startswith((*STUDIES, ESTIMATORS))
+        if not source.startswith((*STUDIES, ESTIMATORS, "strategies/__init__.py"))
         and (names := methods_known(source, (ROOT / source).read_text()))
     }
     assert known == DEFAULTS

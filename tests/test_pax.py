@@ -172,7 +172,7 @@ def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) 
         min_child_weight=0.0,
         pax__bins="equal",
     )
-    strategy = PAX(run, RunFolder(Path(run.run_dir)))
+    strategy = PAX.of_run(run)
     hellos = {
         name: HelloReply(
             *(name, 2, 0, 0, ("x",), ("0", "1"), "", "", 0.0, 0.0, True, "0" * 32, (), ()),

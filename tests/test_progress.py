@@ -12,6 +12,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -363,7 +364,7 @@ def test_sites_that_are_not_connected_are_named(
     assert site_names() == {"node 17": "bank", "node 4": "shop"}
     waits: list[str] = []
     with pytest.raises(ConfigError, match=r"^parties must be 2, got 1 within 0 s"):
-        find_nodes(lambda: [17], 2, 2, 0.0, waits.append)
+        find_nodes(SimpleNamespace(get_node_ids=lambda: [17]), 2, 0, 0.0, waits.append)
     assert waits == ["waiting for 2 parties", "waiting for shop"]
 
 

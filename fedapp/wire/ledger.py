@@ -20,11 +20,11 @@ class Ledger:
 
     Parameters
     ----------
-    path : the file; lines are added to what it holds.
+    path : the file; lines are added to what it holds. None: they are not kept.
     to_parties, to_server : bytes so far.
     """
 
-    path: Path
+    path: Path | None = None
     to_parties: int = 0
     to_server: int = 0
     _lines: list[dict[str, Any]] = field(default_factory=list)
@@ -48,11 +48,12 @@ class Ledger:
         names : what parties are called now that were called something else when noted.
         """
         names = names or {}
-        with open_private(self.path, "a") as file:
-            for line in self._lines:
-                for end in ("from", "to"):
-                    line[end] = names.get(line[end], line[end])
-                file.write(json.dumps(line) + "\n")
+        if self.path is not None:
+            with open_private(self.path, "a") as file:
+                for line in self._lines:
+                    for end in ("from", "to"):
+                        line[end] = names.get(line[end], line[end])
+                    file.write(json.dumps(line) + "\n")
         self._lines.clear()
 
     def _note(self, step: int, kind: str, source: str, target: str, n_bytes: int) -> None:

@@ -43,7 +43,6 @@ from fedapp.messages.fields import Reply, Request
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
 from fedapp.messages.secure import EVERYONE
-from fedapp.run_folder import RunFolder
 from fedapp.site.answer import Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store
@@ -77,8 +76,8 @@ class Level:
 class CuriousPAX(PAX):
     """The server's side of PAX, which asks as it should and keeps what it is told."""
 
-    def __init__(self, settings: Settings, folder: RunFolder) -> None:
-        super().__init__(settings, folder)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.n_bins = 0  # of the finest sketch
         self.cuts: Cuts | None = None
         self.sketches: dict[str, Sketch] = {}
@@ -209,8 +208,7 @@ def _trained(settings: Settings) -> CuriousPAX:
     """The coordinator of a finished run."""
     if settings.objective != "binary:logistic" or settings.colsample_bytree < 1:
         raise ConfigError("pax_rows must be told of two classes and all columns, got another run")
-    coordinator = CuriousPAX(settings, RunFolder(Path(settings.run_dir)))
-    coordinator.folder.begin(settings)
+    coordinator = CuriousPAX.of_run(settings)
     grid = LocalGrid(simulated_contexts(settings))
     try:
         coordinator.start(grid)

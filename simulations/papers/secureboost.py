@@ -34,7 +34,6 @@ from fedapp.housekeeping import forget_model
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.report.canvas import BLUE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
-from fedapp.run_folder import RunFolder
 from simulations.baselines import Pooled, join_tables
 from simulations.compare import finished_cell
 from simulations.kept import kept
@@ -44,6 +43,7 @@ from simulations.papers.one_round import write_rows
 from simulations.papers.tables import Row, console, new_grid, write_tables
 from strategies.alignment import align
 from strategies.base import Summary
+from strategies.secureboost import SecureBoost
 from strategies.vertical import Mailbox, VerticalStrategy
 
 Matrix = npt.NDArray[np.float32]
@@ -103,6 +103,9 @@ label. "First tree": the same model after one tree."""
 class Alignment(VerticalStrategy):
     """Finds the common rows, and does nothing with them."""
 
+    method = "secureboost"
+    reads = SecureBoost.reads
+
     def conversation(
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
@@ -140,13 +143,14 @@ def alignment(n_first: int, n_second: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         own = {"data": write_ids(Path(folder), sizes), "id": "id", "label": "label"}
         settings = load_settings({**COMMON, **own, "align": "psi"})
-        strategy = Alignment(settings, RunFolder(Path(folder)))
+        strategy = Alignment.of_run(settings)
+        strategy.ledger.path = Path(folder) / "ledger.jsonl"
         grid = LocalGrid(simulated_contexts(settings))
         try:
             strategy.start(grid)
         finally:
             grid.close()
-        lines = strategy.folder.ledger.read_text().splitlines()
+        lines = strategy.ledger.path.read_text().splitlines()
         sent = [one for one in map(json.loads, lines) if ".alignment_" in one["type"]]
     forget_model(strategy.state.model_id)
     assert strategy.outcome is not None

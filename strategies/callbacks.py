@@ -1,0 +1,52 @@
+"""What a strategy reports while it runs; ``fedapp.server_app`` writes it into a run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fedapp.config import Settings
+from fedapp.conversation import Checkpoint
+from fedapp.run_state import RunState
+from fedapp.stage import Stage
+from fedapp.watch import RoundInfo
+
+
+class Callbacks:
+    """Called by a strategy, in its thread; each method does nothing here.
+
+    A strategy has one: ``strategy.callbacks = MyCallbacks()`` before its start.
+    """
+
+    def begin(self, settings: Settings, state: RunState) -> None:
+        """Called once the parties are known, before the first message.
+
+        Parameters
+        ----------
+        settings : of the run, with the number of its parties.
+        state : how far an earlier attempt had come.
+        """
+
+    def warnings(self, simulated: bool) -> Iterable[str]:
+        """Warnings on the parties' tables, where the caller sees more of them than their replies.
+
+        Parameters
+        ----------
+        simulated : whether the parties are on this machine.
+        """
+        return ()
+
+    def stage(self, stage: Stage) -> None:
+        """Called before each exchange, and while something is waited for."""
+
+    def end_round(self, line: RoundInfo) -> object:
+        """Called after every round; the run stops where it returns False."""
+
+    def checkpoint(self, checkpoint: Checkpoint, state: RunState) -> None:
+        """Called where an interrupted run could go on from."""
+
+    def write_model(self, files: Mapping[str, str]) -> None:
+        """Called with the finished model: texts by file name, the model first."""
+
+    def way_on(self) -> str:
+        """How a run that was stopped goes on, for the error that says so."""
+        return "its model so far is lost"
