@@ -18,7 +18,7 @@ import strategies
 from fedapp.config import Settings, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.deploy.warm import serverapp
-from fedapp.errors import ConfigError, in_words
+from fedapp.errors import ConfigError, FedappError, in_words
 from fedapp.messages.methods import all_methods
 from fedapp.names import alias, near
 from fedapp.packages import versions
@@ -33,6 +33,7 @@ from strategies.meeting import shared_rows
 from strategies.settings import WAYS_OUT
 
 BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds")  # as ``auto`` is resolved
+LOG_WIDTH = 100  # of the table, in letters
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
 
 log = logging.getLogger("fedapp")
@@ -46,9 +47,21 @@ def main(grid: Grid, context: Context) -> None:
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("fedapp").setLevel(logging.INFO)
     serverapp.replace_parts(grid)
-    settings = load_settings(context.run_config)
-    check_read(settings)
-    train_alone(grid, settings)
+    try:
+        settings = load_settings(context.run_config)
+        check_read(settings)
+        train_alone(grid, settings)
+    except FedappError:
+        logging.getLogger("flwr").addFilter(in_one_sentence)
+        raise
+
+
+def in_one_sentence(record: logging.LogRecord) -> bool:
+    """Have Flower log an error whose text says all without the trace of the code."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, FedappError):
+        record.msg, record.args, record.exc_info = f"{type(error).__name__}: {error}", (), None
+    return True
 
 
 def train_alone(grid: Grid, settings: Settings) -> RunFolder:
@@ -60,8 +73,6 @@ def train_alone(grid: Grid, settings: Settings) -> RunFolder:
     ConfigError : a tool to log in is not installed, or cannot be reached.
     FedappError : see ``train``.
     """
-    from fedapp.report.page import write_report
-
     settings = resumed_settings(settings)
     if not settings.run_dir:
         run_dir = str(new_run_dir(settings.strategy))
@@ -71,16 +82,27 @@ def train_alone(grid: Grid, settings: Settings) -> RunFolder:
     if not settings.logs or not is_logged:
         train(grid, settings)
         if not folder.is_held:
-            write_report([folder.path])
+            show(folder)
         return folder
     from fedapp.logs import logged
 
     with logged(settings, folder, engine_name(grid), log.info) as logs:
         train(grid, settings, logs.before(None))
         logs.note(folder)
-        write_report([folder.path])
+        show(folder)
         logs.end(folder)
     return folder
+
+
+def show(folder: RunFolder) -> None:
+    """Write a run's report, and print its scores as ``fedapp run`` does."""
+    from rich.console import Console
+
+    from fedapp.report.page import write_report
+    from fedapp.report.summary import print_summary, read_run
+
+    write_report([folder.path])
+    print_summary(read_run(folder.path).summary, Console(width=LOG_WIDTH), folder.path)
 
 
 @dataclass(frozen=True, slots=True)

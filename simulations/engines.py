@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import psutil
 
+from fedapp import errors
 from fedapp.clock import RULE
 from fedapp.config import Settings, flatten
 from fedapp.deploy.bundle import app_sources
@@ -344,8 +345,8 @@ def _cause(folder: RunFolder | None) -> str:
 
 def _logged_cause(lines: Iterable[str]) -> str:
     """The same for a run whose folder lies elsewhere."""
-    found = [re.fullmatch(r"fedapp\.errors\.\w+: (.+)", line) for line in lines]
-    return next((match[1] for match in found if match), "")
+    found = [re.fullmatch(r".*?\b(\w+Error): (.+)", line) for line in lines]
+    return next((match[2] for match in found if match and hasattr(errors, match[1])), "")
 
 
 def _log_lines(run_id: str, name: str, environment: dict[str, str]) -> list[str]:
