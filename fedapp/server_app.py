@@ -44,8 +44,9 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train, and write the report, unless a command waits for the run to add to it first."""
     leave_no_core()
-    logging.basicConfig(stream=sys.stdout, format="%(message)s")
-    logging.getLogger("fedapp").setLevel(logging.INFO)
+    # Not the root logger's: what Flower logs would be printed twice.
+    log.addHandler(logging.StreamHandler(sys.stdout))
+    log.setLevel(logging.INFO)
     serverapp.replace_parts(grid)
     try:
         settings = load_settings(context.run_config)
