@@ -42,7 +42,19 @@ class BaggingSettings(Section):
 
 
 class Bagging(HorizontalStrategy):
-    """The server's side of bagging."""
+    """Bagging: every party boosts the same model, which moves by the mean of their steps.
+
+    Parameters
+    ----------
+    local_rounds : int
+        Rounds that a party boosts before a mean.
+    **settings
+        XGBoost's parameters and the others of the signature, as in the run config.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule, or bagging does not read it.
+    """
 
     method = "bagging"
     reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN

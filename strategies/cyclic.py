@@ -28,7 +28,17 @@ from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OR_F
 
 
 class Cyclic(HorizontalStrategy):
-    """The server's side of cyclic training."""
+    """Cyclic training: parties take turns to boost the one model.
+
+    Parameters
+    ----------
+    **settings
+        XGBoost's parameters and the others of the signature, as in the run config.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule, or cyclic training does not read it.
+    """
 
     method = "cyclic"
     reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN

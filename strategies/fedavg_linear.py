@@ -228,7 +228,22 @@ class MaskedAverages:
 
 
 class FedAvgLinear(HorizontalStrategy):
-    """The server's side of federated averaging."""
+    """Federated averaging of linear models, to compare trees with.
+
+    Parameters
+    ----------
+    rounds, local_epochs : int
+        Rounds of averaging, and epochs of each party in a round.
+    learning_rate, batch_size, l2 : of the local gradient descent.
+    aggregation : {"plain", "secure"}
+        Whether the server sees each party's model, or only their mean.
+    **settings
+        Others of the signature, as in the run config.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule, or federated averaging does not read it.
+    """
 
     method = "fedavg-linear"
     reads = frozenset(("early-stopping-rounds", "eval-metric"))

@@ -115,7 +115,27 @@ class FederatedForestSettings(Section):
 
 
 class FederatedForest(VerticalStrategy):
-    """The server's side of Federated Forest: the paper's master."""
+    """Federated Forest: a random forest over the columns of several parties; the paper's master.
+
+    Parameters
+    ----------
+    trees, max_depth, min_samples_split, min_samples_leaf, min_impurity_decrease, max_features,
+    bootstrap : as in scikit-learn's forests.
+    criterion : {"auto", "gini", "entropy", "variance"}
+        What splits are chosen by; "auto" follows the labels.
+    labels : {"encoded", "paillier"}
+        How labels leave the active party.
+    key_bits : int
+        Of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
+    master_keeps_model : bool
+        Whether the server gets the whole model.
+    **settings
+        Others of the signature, as in the run config.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule, or Federated Forest does not read it.
+    """
 
     method = "federated-forest"
     reads = HELD_BACK | {"objective", "max-bin", "allow-export"}

@@ -103,7 +103,31 @@ class FedXGBllrSettings(Section):
 
 
 class FedXGBllr(HorizontalStrategy):
-    """The server's side of FedXGBllr."""
+    """FedXGBllr: every party's XGBoost trees, weighted by a federated 1D CNN.
+
+    Parameters
+    ----------
+    trees : int
+        Of each party; 0: 500 over the number of parties.
+    max_depth, eta : of those trees; other parameters of XGBoost as in the signature.
+    rounds, epochs : int
+        Rounds of averaging, and epochs of each party in a round.
+    batch_size, learning_rate, beta1, beta2 : of Adam.
+    patience : int
+        Epochs that a party goes on without a lower loss of its validation rows; 0: all.
+    head : {"cnn", "cnn3", "fcnn"}
+        What weighs the trees: the paper's CNN, or one of its comparisons.
+    channels : int
+        Of the CNN.
+    device : {"cpu", "cuda"}
+        Where heads are trained.
+    **settings
+        Others of the signature, as in the run config.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule, or FedXGBllr does not read it.
+    """
 
     method = "fedxgbllr"
     # The depth and eta of its trees, and how many, are its own.

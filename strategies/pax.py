@@ -51,7 +51,45 @@ from strategies.warm_start import Begun
 
 
 class PAX(HorizontalStrategy):
-    """The server's side of PAX."""
+    """PAX: one boosted model from the histograms of parties with the same columns.
+
+    Parameters
+    ----------
+    num_boost_round : int or "auto"
+        Most rounds; "auto" is 300 with early stopping, else 100, and 50 with epsilon.
+    eta, max_depth, max_bin, reg_lambda, reg_alpha, gamma, min_child_weight, subsample, ...
+        As in XGBoost, see the signature.
+    objective : str
+        One of XGBoost's, or "auto": by the labels of all parties.
+    early_stopping_rounds : int or "auto"
+        Rounds without a better validation score; 0 never stops.
+    bins : {"auto", "share", "equal"}
+        How the bins of a column are dealt out to parties: by their rows, or equally.
+    fusion : {"auto", "finest", "coarsest"}
+        The party whose resolution the global cuts have; "auto" is the paper's.
+    aggregation : {"plain", "secure"}
+        Whether the server sees each party's sums, or only sums over all parties.
+    epsilon, delta : float
+        Differential privacy of each row; needs ``aggregation="secure"``. 0 promises nothing.
+    trees : {"cyclic", "random", "greedy"}
+        How trees are split with epsilon.
+    clip : float
+        Largest gradient of a row with epsilon, where the objective has no bound.
+    min_parties : int
+        Parties that the run goes on with; 0: all.
+    **settings
+        Others of the signature, as in the run config.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule, or PAX does not read it.
+
+    Examples
+    --------
+    >>> from strategies import PAX
+    >>> PAX(num_boost_round=10, max_depth=3, parties=2).num_rounds
+    60
+    """
 
     method = "pax"
     reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL | BASE_MARGIN

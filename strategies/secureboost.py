@@ -86,7 +86,31 @@ class SecureBoostSettings(Section):
 
 
 class SecureBoost(VerticalStrategy):
-    """The server's side of SecureBoost: it says what is next, and passes letters on."""
+    """SecureBoost: XGBoost's trees over the columns of several parties, gradients under Paillier.
+
+    The server relays letters that it cannot read; the model's parts stay at the parties, so
+    ``Result.arrays`` names it, and holds it only where all parties allow its export.
+
+    Parameters
+    ----------
+    num_boost_round, eta, max_depth, max_bin, reg_lambda, ...
+        As in XGBoost, see the signature.
+    key_bits : int
+        Of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
+    first_trees : int
+        Rounds of the active party's columns alone; 1 is Completely SecureBoost.
+    goss : bool
+        Whether each round draws ``top_rate`` of the rows by gradient and ``other_rate`` of all
+        from the rest.
+    align : {"psi", "ordered"}
+        How rows are matched; ``align_most_rows`` bounds ``num_rounds``.
+    **settings
+        Others of the signature, as in the run config.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule, or SecureBoost does not read it.
+    """
 
     method = "secureboost"
     reads = (

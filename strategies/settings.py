@@ -119,11 +119,13 @@ class ReadsSettings:
         """The same; ``own`` are settings of its sections by argument."""
         named: dict[str, Value] = {}
         for name, value in flatten(given).items():
-            keyword = name.replace("-", "_")
-            is_own = keyword in own and not cls._reads(name.replace("_", "-"))
-            # A whole run config has both: the general setting, which is not read, is left out.
-            if not is_own or own[keyword] not in given:
-                named[own[keyword] if is_own else name] = value
+            general = name.replace("_", "-")
+            if (keyword := name.replace("-", "_")) not in own or cls._reads(general):
+                named[name] = value
+            elif own[keyword] not in given:
+                named[own[keyword]] = value
+            elif value != defaults().get(general):  # a whole run config has both
+                named[name] = value
         named = settings_of(cls.method, named)
         if (method := named.setdefault("strategy", cls.method)) != cls.method:
             raise ConfigError(f"strategy must be {cls.method} for {cls.__name__}, got {method!r}")
