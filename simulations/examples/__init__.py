@@ -1,0 +1,1 @@
+"""Apps of a user's own on fedapp's strategies."""
