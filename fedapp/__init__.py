@@ -6,6 +6,8 @@ method. Nothing is imported before it is used.
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -31,6 +33,18 @@ if TYPE_CHECKING:
     )
     from fedapp.studies import Compared, Folds, Tuned
     from fedapp.watch import RoundInfo
+
+# A wheel has strategies, clients and simulations in here: in site-packages their names would clash
+# with others. A checkout, and the app as Flower unpacks it, have them beside this package.
+_APP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_app")
+if os.path.isdir(_APP) and _APP not in sys.path:
+    for _name in ("strategies", "clients", "simulations"):
+        if _name in sys.modules:
+            raise ImportError(
+                f"{_name} must be fedapp's own package, got {sys.modules[_name]}; "
+                "import fedapp first, or rename the other one"
+            )
+    sys.path.insert(0, _APP)
 
 __all__ = [
     "Compared",

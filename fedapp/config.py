@@ -343,16 +343,30 @@ class Settings(Section):
 
 @cache
 def app_folder() -> Path:
-    """The folder of pyproject.toml: the checkout, or the app as Flower unpacked it.
+    """The folder of pyproject.toml: the checkout, the app as Flower unpacked it, or ``fedapp/_app``
+    of a wheel.
 
     Raises
     ------
-    ConfigError : fedapp was installed without it.
+    ConfigError : there is none.
     """
-    folder = Path(__file__).resolve().parent.parent
-    if not (folder / "pyproject.toml").is_file():
-        raise ConfigError("fedapp must be installed from its folder: pip install -e PATH_OF_FEDAPP")
-    return folder
+    package = Path(__file__).resolve().parent
+    for folder in (package / "_app", package.parent):
+        if (folder / "pyproject.toml").is_file():
+            return folder
+    raise ConfigError(
+        f"fedapp must be installed from its wheel or its checkout, got {package} without "
+        "pyproject.toml: pip install PATH"
+    )
+
+
+def app_files(pattern: str) -> dict[str, Path]:
+    """The installed files of the app that match a pattern, by their paths in the checkout; a wheel
+    has the package ``fedapp`` outside the app's folder."""
+    folder, package = app_folder(), Path(__file__).resolve().parent
+    root = package.parent if pattern.startswith("fedapp/") else folder
+    found = {path.relative_to(root).as_posix(): path for path in root.glob(pattern)}
+    return {name: path for name, path in found.items() if not name.startswith("fedapp/_app/")}
 
 
 @cache

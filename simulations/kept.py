@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedapp.config import Settings, app_folder, defaults, flatten
+from fedapp.config import Settings, app_files, defaults, flatten
 from fedapp.data.sources import by_party, party_sources
 from fedapp.errors import ConfigError
 from fedapp.home import private_folder
@@ -143,6 +143,7 @@ def _content_digest(path: Path, size: int, changed: int) -> str:
 def code_digest() -> str:
     """Of all sources, and of the versions of the libraries that compute with them."""
     digest = hashlib.blake2b(json.dumps(versions(LIBRARIES)).encode(), digest_size=16)
-    for path in sorted(path for name in PACKAGES for path in (app_folder() / name).rglob("*.py")):
-        digest.update(hashlib.blake2b(path.read_bytes()).digest())
+    for package in sorted(PACKAGES):
+        for _, path in sorted(app_files(f"{package}/**/*.py").items()):
+            digest.update(hashlib.blake2b(path.read_bytes()).digest())
     return digest.hexdigest()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
+import signal
+import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedapp.config import app_folder
 from simulations.deployment import DRAWS, Deployment
 from tests.unpacked import unpack_compiled
 
@@ -20,6 +25,7 @@ MANY = {"runs-per-day": "1000"}  # of all tests that share a deployment
 # Drawn, so that they are not in the app itself, which the coordinator has.
 CUSTOMER = f"customer-{secrets.token_hex(8)}"
 CLASSES = (f"repaid-{secrets.token_hex(8)}", f"unpaid-{secrets.token_hex(8)}")
+TOUR_SECONDS = 900
 PAX = {"num-boost-round": 2, "max-depth": 1, "max-bin": 16, "parties": 3}
 
 
@@ -113,3 +119,28 @@ def no_secret_is_at_the_coordinator(deployment: Deployment, *run_dirs: Path) -> 
     for secret in secrets_of(deployment):
         assert secret
         assert [path.name for path, content in files if secret in content] == []
+
+
+def take_the_tour(folder: Path, environment: Mapping[str, str]) -> None:
+    """Run the commands of fedapp/deploy/README.md, whose programs ``environment`` finds."""
+    text = (app_folder() / "fedapp" / "deploy" / "README.md").read_text()
+    tour = text.partition("\n## The tour\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```\n(.*?)^```$", tour, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 4
+    with subprocess.Popen(
+        ["bash", "-ec", "\n".join([*blocks, "wait"])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        env=environment,
+        start_new_session=True,
+    ) as script:
+        try:
+            shown, _ = script.communicate(timeout=TOUR_SECONDS)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(script.pid, signal.SIGTERM)
+    assert script.returncode == 0, shown
+    assert '"patient","probability_1"' in shown
+    assert len((folder / "tour" / "new-scores.csv").read_text().splitlines()) == 70

@@ -9,12 +9,10 @@ import csv
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import app_folder, load_settings
+from fedapp.config import load_settings
 from fedapp.deploy.folders import registered_sites
 from fedapp.errors import ConfigError
 from fedapp.home import home
@@ -50,6 +48,7 @@ from tests.deployed import (
     same_columns,
     same_rows,
     started,
+    take_the_tour,
     use_tables,
     write_csv,
 )
@@ -92,7 +91,6 @@ ENCRYPTED_FOREST = FOREST | {
     "federated-forest.key-bits": 512,
     "federated-forest.insecure-small-key": "true",
 }
-TOUR_SECONDS = 900
 EINI = {"eini.key-bits": 512, "eini.insecure-small-key": "true", "eini.unguarded": "true"}
 
 
@@ -349,28 +347,8 @@ def test_a_vertical_run_survives_the_death_of_a_process(
 
 @pytest.mark.slow
 def test_the_tour_works_word_by_word(tmp_path: Path) -> None:
-    text = (app_folder() / "fedapp" / "deploy" / "README.md").read_text()
-    tour = text.partition("\n## The tour\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"^```\n(.*?)^```$", tour, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 4
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    with subprocess.Popen(
-        ["bash", "-ec", "\n".join([*blocks, "wait"])],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path},
-        start_new_session=True,
-    ) as script:
-        try:
-            shown, _ = script.communicate(timeout=TOUR_SECONDS)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(script.pid, signal.SIGTERM)
-    assert script.returncode == 0, shown
-    assert '"patient","probability_1"' in shown
-    assert len((tmp_path / "tour" / "new-scores.csv").read_text().splitlines()) == 70
+    take_the_tour(tmp_path, {**os.environ, "PATH": path})
 
 
 # How long an exchange takes, and how many there are

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib.metadata import requires
+from importlib.metadata import requires, version
+from pathlib import Path
 
+import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from fedapp.config import app_folder
+from fedapp.deploy import machine
 from fedapp.deploy.machine import Machine
 
 
@@ -27,6 +30,7 @@ def test_an_image_is_made_of_the_app_and_of_nothing_that_lies_beside_it() -> Non
         "pyproject.toml",
         "constraints.txt",
         "requirements.lock",
+        "setup.py",
         ".gitignore",
         made["project"]["readme"],
     ]
@@ -98,6 +102,21 @@ def test_the_lock_is_what_the_app_requires_and_all_that_requires() -> None:
 def test_the_lock_names_no_host_and_no_place_of_a_machine() -> None:
     text = (app_folder() / "requirements.lock").read_text()
     assert not re.findall(r"://|(?<!\S)[./~]\S*|--(?!hash=sha256:)\S+", text)
+
+
+def test_an_image_of_a_wheel_installs_that_and_its_own_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "app_folder", lambda: Path("/site-packages/fedapp/_app"))
+    text, _ = Machine("/srv/site", "/usr/bin").dockerfile()["Dockerfile"]
+    wheel = f"fedapp-{version('fedapp')}-py3-none-any.whl"
+    assert "--file /srv/site/Dockerfile FOLDER_OF_THE_WHEEL\n" in text
+    assert f"\nCOPY {wheel} /opt/\n" in text
+    app, dependencies = text.split("RUN pip install ")[1:]
+    assert {"--no-deps", f"/opt/{wheel}"} <= set(app.split())
+    assert {"--only-binary", "--require-hashes", "-r"} <= set(dependencies.split())
+    assert "/_app/requirements.lock" in dependencies
+    assert "{" not in text
 
 
 def test_an_image_installs_what_the_lock_has_and_nothing_else() -> None:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedapp.config import app_folder
+from fedapp.config import app_files, app_folder
 from fedapp.errors import ConfigError
 from fedapp.site.config import SiteConfig
 
@@ -26,7 +26,7 @@ def installed_bundle() -> str:
 
     Raises
     ------
-    ConfigError : fedapp was installed without its folder.
+    ConfigError : fedapp was installed without its pyproject.toml.
     """
     from flwr.cli.build import build_fab_from_files
 
@@ -49,14 +49,12 @@ def app_sources() -> Iterator[Path]:
 
 def _sources() -> dict[str, Path]:
     """The installed files that decide what is in the bundle, by their paths in the app's folder."""
-    folder = app_folder()
-    with (folder / "pyproject.toml").open("rb") as file:
+    with (app_folder() / "pyproject.toml").open("rb") as file:
         patterns = tomllib.load(file)["tool"]["flwr"]["app"]["fab-include"]
-    found = [path for pattern in patterns for path in folder.glob(pattern.removeprefix("/"))]
-    found += [
-        path for name in ("pyproject.toml", ".gitignore") if (path := folder / name).is_file()
-    ]
-    return {path.relative_to(folder).as_posix(): path for path in found}
+    found: dict[str, Path] = {}
+    for pattern in ("pyproject.toml", ".gitignore", *patterns):
+        found |= app_files(pattern.removeprefix("/"))
+    return found
 
 
 def check_bundle(config: SiteConfig, bundle: str) -> None:

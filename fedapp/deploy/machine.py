@@ -52,15 +52,27 @@ class Machine:
     def dockerfile(self) -> Texts:
         """What makes the image; ``BASE`` may be any with the same Python."""
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        app = shlex.quote(str(app_folder()))
+        app, steps = shlex.quote(str(app_folder())), _OF_CHECKOUT
+        if app_folder().name == "_app":
+            app, steps = "FOLDER_OF_THE_WHEEL", _OF_WHEEL
         values = {"IMAGE": self.image, "DIR": self.folder, "APP": app, "PYTHON": python}
-        return {"Dockerfile": (fill(_DOCKERFILE, values), PUBLIC)}
+        values["WHEEL"] = f"fedapp-{version('fedapp')}-py3-none-any.whl"
+        return {"Dockerfile": (fill(_DOCKERFILE + steps, values), PUBLIC)}
 
 
 _DOCKERFILE = """\
 # docker build --tag {IMAGE} --file {DIR}/Dockerfile {APP}
 ARG BASE=python:{PYTHON}-slim
 FROM $BASE
+"""
+_OF_WHEEL = """\
+COPY {WHEEL} /opt/
+RUN pip install --no-cache-dir --no-deps /opt/{WHEEL}
+# No file is installed but those of the wheel's lock.
+RUN pip install --no-cache-dir --only-binary :all: --require-hashes \
+-r "$(python -c 'import fedapp; print(fedapp.__path__[0])')/_app/requirements.lock"
+"""
+_OF_CHECKOUT = """\
 COPY . /opt/fedapp
 # No file is installed but those of the lock, and nothing built but the app, by its setuptools.
 RUN pip install --no-cache-dir --only-binary :all: --require-hashes -r /opt/fedapp/requirements.lock

@@ -55,7 +55,8 @@ def main() -> None:
     if not hasattr(run_superexec, "get_executor"):
         raise SystemExit("flwr must be a version with run_superexec.get_executor, as 1.41 is")
     # Before it asks for a task: else the first round of a run would wait for the compiler.
-    compiling = subprocess.run([sys.executable, "-P", "-m", "simulations.kernels"], check=False)
+    code = "import fedapp; from simulations.kernels import main; main()"
+    compiling = subprocess.run([sys.executable, "-P", "-c", code], check=False)
     is_done = "kernels are compiled" if compiling.returncode == 0 else "runs compile their kernels"
     print(f"{is_done}: the site is ready", flush=True)
     # Flower asks for a task every second by default; the SuperNode holds the question.

@@ -1,0 +1,241 @@
+"""What `pip wheel .` builds: the app, complete, under names that are nobody else's."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+import fedapp
+from fedapp.config import app_files, app_folder
+from fedapp.deploy.bundle import installed_bundle
+from tests.deployed import take_the_tour
+
+OWN = ("strategies", "clients", "simulations")
+NOT_OF_THE_SOURCES = (".git", ".venv", "__pycache__", "build", "runs", "*.egg-info", ".*_cache")
+WITHOUT_CHECKOUT = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+SMALL = ("num-boost-round=2", "max-depth=2", "data=loans.csv", "label=default", "id=customer")
+SMALL_KEY = ("parties=2", "secureboost.key-bits=1024", "secureboost.insecure-small-key=true")
+TABLE = """
+import numpy
+rows = numpy.random.default_rng(1).normal(size=(400, 3)).round(2)
+for name, part in (("loans", rows[:300]), ("new-loans", rows[300:])):
+    with open(f"{name}.csv", "w") as file:
+        file.write("customer,age,income,debt,default\\n")
+        for number, row in enumerate(part):
+            file.write(f"c{number},{','.join(map(str, row))},{int(row.sum() > 0)}\\n")
+"""
+
+
+# Names: a wheel's folder is copied by hand
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder with fedapp's front as a wheel installs it, beside somebody's ``clients``."""
+    (app := tmp_path / "fedapp" / "_app").mkdir(parents=True)
+    shutil.copy(str(fedapp.__file__), tmp_path / "fedapp")
+    for place, text in ((app, "fedapp"), (tmp_path, "somebody")):
+        (place / "clients").mkdir()
+        (place / "clients" / "__init__.py").write_text(f"OWNER = {text!r}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("import clients; print(clients.OWNER)", "somebody"),
+        ("import fedapp, clients; print(clients.OWNER)", "fedapp"),
+        ("import fedapp, sys; print(sys.path[0])", "{}/fedapp/_app"),
+    ],
+)
+def test_importing_fedapp_finds_its_own_packages_and_nothing_else_does(
+    installed: Path, code: str, shown: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=installed, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == shown.format(installed)
+
+
+def test_another_package_that_has_the_name_already_is_named(installed: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import clients, fedapp"],
+        cwd=installed,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    rule = f"clients must be fedapp's own package, got <module 'clients' from '{installed}/clients/"
+    assert rule in done.stderr
+    assert done.stderr.strip().endswith("import fedapp first, or rename the other one")
+
+
+def test_strategies_are_the_same_by_both_names() -> None:
+    import fedapp.strategies as ours
+    import strategies
+
+    names = getattr(strategies, "__all__", [])
+    assert all(getattr(ours, name) is getattr(strategies, name) for name in names)
+
+
+# The wheel itself
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked source distribution."""
+    folder = tmp_path_factory.mktemp("sources")
+    ignored = shutil.ignore_patterns(*NOT_OF_THE_SOURCES)
+    shutil.copytree(app_folder(), folder / "checkout", ignore=ignored)
+    code = f"from setuptools.build_meta import build_sdist; build_sdist({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=folder / "checkout", check=True)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder / "unpacked", filter="data")
+    (unpacked,) = (folder / "unpacked").iterdir()
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path) -> Path:
+    """Built from the source distribution, after a build that left a module behind."""
+    (left := sources / "build" / "lib" / "fedapp").mkdir(parents=True)
+    (left / "removed.py").write_text("")
+    pip(sources, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", "..", ".")
+    (built,) = sources.parent.glob("*.whl")
+    return built
+
+
+def pip(folder: Path, *words: str) -> None:
+    """Run pip, which asks no index."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words, "--no-index"]
+    subprocess.run(command, cwd=folder, check=True, env=WITHOUT_CHECKOUT)
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Of processes that see the wheel, installed in an empty environment, and the packages that are
+    installed here."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python"
+    pip(folder, "--python", str(python), "install", "--no-deps", str(wheel))
+    (site,) = folder.glob("lib/python*/site-packages")
+    # A path alone: what .pth files beside those packages add, a checkout for one, is not on it.
+    (site / "packages.pth").write_text(sysconfig.get_path("purelib"))
+    for point in distribution("flwr").entry_points.select(group="console_scripts"):
+        script = folder / "bin" / point.name
+        script.write_text(f"#!{python}\nfrom {point.module} import {point.attr}\n{point.attr}()\n")
+        script.chmod(0o755)
+    own = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "FEDAPP_HOME": str(folder / "home")}
+    return {**WITHOUT_CHECKOUT, **own}
+
+
+@pytest.fixture(scope="module")
+def folder(environment: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with two tables and somebody's package ``clients``."""
+    made = tmp_path_factory.mktemp("work")
+    run(made, environment, "python", "-c", TABLE)
+    (made / "clients").mkdir()
+    (made / "clients" / "__init__.py").write_text("raise ImportError('of somebody else')\n")
+    return made
+
+
+def run(folder: Path, environment: Mapping[str, str], *words: str) -> str:
+    """What a command prints; it succeeds."""
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env=environment,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def settings(*given: str) -> list[str]:
+    return [word for one in given for word in ("-c", one)]
+
+
+@pytest.mark.slow
+def test_the_source_distribution_is_the_checkout(sources: Path) -> None:
+    checkout, n_files = sources.parents[1] / "checkout", 0
+    for pattern in ("**/*.py", "**/*.md", "*.lock", "*.txt", "*.toml", "Makefile", ".ci/*", ".*e"):
+        for path in checkout.glob(pattern):
+            name = path.relative_to(checkout)
+            assert (sources / name).read_bytes() == path.read_bytes(), name
+            n_files += 1
+    assert n_files > 600
+
+
+@pytest.mark.slow
+def test_a_wheel_has_the_app_in_one_package_without_studies_and_tests(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        names = set(packed.namelist())
+        (top,) = (name for name in names if name.endswith("/top_level.txt"))
+        assert packed.read(top).decode().split() == ["fedapp"]
+    assert {name.partition("/")[0] for name in names} == {"fedapp", top.partition("/")[0]}
+    modules = {*app_files("fedapp/**/*.py"), "fedapp/py.typed"}
+    files = {*app_files("strategies/**/*.py"), *app_files("clients/**/*.py")}
+    files |= {*app_files("simulations/*.py"), "pyproject.toml", "LICENSE", "requirements.lock"}
+    assert {name for name in names if name.startswith("fedapp/")} == {
+        *modules,
+        *(f"fedapp/_app/{name}" for name in files),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
+def test_the_installed_app_has_the_hash_of_the_checkout(
+    environment: dict[str, str], folder: Path
+) -> None:
+    assert run(folder, environment, "fedapp", "app", "hash").strip() == installed_bundle()
+
+
+@pytest.mark.slow
+def test_an_installed_app_trains_by_both_engines_and_predicts_and_compares(
+    environment: dict[str, str], folder: Path
+) -> None:
+    for engine in ("local", "simulation"):
+        given = settings(*SMALL, f"run-dir={engine}")
+        run(folder, environment, "fedapp", "run", "pax", "--engine", engine, *given)
+    models = [(folder / engine / "model.json").read_bytes() for engine in ("local", "simulation")]
+    assert models[0] == models[1]
+    scored = ("--data", "new-loans.csv", "--id", "customer", "--output", "scores.csv")
+    run(folder, environment, "fedapp", "predict", "local", *scored)
+    assert len((folder / "scores.csv").read_text().splitlines()) == 101
+    given = settings(*SMALL, *SMALL_KEY, "run-dir=columns")
+    run(folder, environment, "fedapp", "run", "secureboost", *given)
+    shown = run(folder, environment, "fedapp", "compare", "pax", "bagging", *settings(*SMALL))
+    assert re.search("^bagging .*0[.]", shown, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_python_lines_of_the_readme_run(environment: dict[str, str], folder: Path) -> None:
+    text = (app_folder() / "README.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    given = settings(*SMALL, "run-dir=runs/20261121-101500-pax")
+    run(folder, environment, "fedapp", "run", "pax", *given)
+    run(folder, environment, "python", "-c", "\n".join(blocks))
+
+
+@pytest.mark.slow
+def test_sites_of_installed_apps_train_together(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    take_the_tour(tmp_path, environment)
