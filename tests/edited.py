@@ -20,7 +20,8 @@ def edited_app(folder: Path, changed: str) -> Path:
     changed : ``an answer``: it answers every message with the site's rows; or a version.
     """
     folder.mkdir()
-    shutil.copy(app_folder() / "pyproject.toml", folder)
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copy(app_folder() / name, folder)
     for name in ("fedapp", "strategies", "clients", "simulations"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(app_folder() / name, folder / name, ignore=ignored)

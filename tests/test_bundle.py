@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import typer
 from flwr.app import Message, RecordDict
-from flwr.cli.build import build_fab_from_disk
-from flwr.supercore.constant import TaskType
+from flwr.cli.build import build_fab_from_disk, build_fab_from_files
+from flwr.cli.utils import collect_files
+from flwr.supercore.constant import MAX_FILE_BYTES, MAX_FILE_COUNT, MAX_TOTAL_BYTES, TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from typer.testing import CliRunner
 
@@ -56,6 +57,22 @@ def test_a_bundle_is_stored_uncompressed_so_that_no_library_of_a_machine_changes
         sent = build_fab_from_disk(app)
     with zipfile.ZipFile(io.BytesIO(sent)) as bundle:
         assert {entry.compress_type for entry in bundle.infolist()} == {zipfile.ZIP_STORED}
+
+
+def test_a_bundle_is_one_that_flower_hub_takes_without_tests_and_studies() -> None:
+    with app_sources() as app:
+        bundle, made = build_fab_from_files(collect_files(app))
+        assert all(path.stat().st_size <= MAX_FILE_BYTES for path in app.rglob("*.*"))
+    assert (made.fab_format_version, made.flwr_version_min) == (1, "1.41")
+    assert made.flwr_version_target in {"1.41.0", "1.42.0"}
+    assert len(bundle) < MAX_TOTAL_BYTES
+    with zipfile.ZipFile(io.BytesIO(bundle)) as sent:
+        names = sent.namelist()
+    assert len(names) < MAX_FILE_COUNT
+    assert {name.partition("/")[0] for name in names} == {
+        *("fedapp", "strategies", "clients"),
+        *("pyproject.toml", "LICENSE", ".info"),
+    }
 
 
 @pytest.mark.parametrize("changed", ["an answer", "version 0.0.9", "version 99.0.0"])

@@ -391,7 +391,8 @@ def test_the_app_that_sites_are_sent_holds_its_sources_and_nothing_else(tmp_path
     """Whatever else lies in the folder: a tour, runs, notes."""
     app = tmp_path / "app"
     (app / "tour").mkdir(parents=True)
-    shutil.copy(app_folder() / "pyproject.toml", app)
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copy(app_folder() / name, app)
     for name in ("fedapp", "strategies", "clients"):
         shutil.copytree(app_folder() / name, app / name)
     for stray in ("tour/site.toml", "notes.py", "notes.json"):
@@ -402,4 +403,11 @@ def test_the_app_that_sites_are_sent_holds_its_sources_and_nothing_else(tmp_path
         names = set(sent.namelist())
     assert {"fedapp/client_app.py", "strategies/pax.py", "clients/pax.py"} <= names
     folders_sent = {name.partition("/")[0] for name in names}
-    assert folders_sent == {".info", "pyproject.toml", "fedapp", "strategies", "clients"}
+    assert folders_sent == {
+        ".info",
+        "pyproject.toml",
+        "LICENSE",
+        "fedapp",
+        "strategies",
+        "clients",
+    }

@@ -33,8 +33,9 @@ def test_an_image_is_made_of_the_app_and_of_nothing_that_lies_beside_it() -> Non
         "setup.py",
         ".gitignore",
         made["project"]["readme"],
+        made["project"]["license"]["file"],
     ]
-    wanted = {*(name.rstrip("*") for name in packages), *files, *made["project"]["license-files"]}
+    wanted = {*(name.rstrip("*") for name in packages), *files}
     assert rules[0] == "*"
     assert {rule.removeprefix("!") for rule in rules if rule.startswith("!")} == wanted
     assert [rule for rule in rules[1:] if not rule.startswith("!")] == ["**/__pycache__"]
