@@ -52,6 +52,15 @@ def test_the_command_prints_the_hash_by_which_flower_knows_what_flwr_run_sends()
         assert shown == hashlib.sha256(build_fab_from_disk(app)).hexdigest() + "\n"
 
 
+def test_the_command_copies_what_flwr_makes_the_same_bundle_of(tmp_path: Path) -> None:
+    command = ["copy", str(tmp_path / "app")]
+    assert not CliRunner().invoke(app_app, command).output
+    sent = build_fab_from_disk(tmp_path / "app")
+    assert hashlib.sha256(sent).hexdigest() == installed_bundle()
+    with pytest.raises(ConfigError, match=f"^folder must be new or empty, got {tmp_path}/app$"):
+        CliRunner().invoke(app_app, command, catch_exceptions=False)
+
+
 def test_a_bundle_is_stored_uncompressed_so_that_no_library_of_a_machine_changes_its_hash() -> None:
     with app_sources() as app:
         sent = build_fab_from_disk(app)

@@ -41,10 +41,15 @@ def app_sources() -> Iterator[Path]:
     environment of some 50,000, which takes seconds.
     """
     with TemporaryDirectory(prefix="fedapp-") as folder:
-        for name, path in _sources().items():
-            (copy := Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
+        copy_sources(Path(folder))
         yield Path(folder)
+
+
+def copy_sources(folder: Path) -> None:
+    """Copy what ``flwr run`` makes the bundle of."""
+    for name, path in _sources().items():
+        (copy := folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 def _sources() -> dict[str, Path]:
