@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,17 +35,29 @@ if TYPE_CHECKING:
     from fedapp.studies import Compared, Folds, Tuned
     from fedapp.watch import RoundInfo
 
-# A wheel has strategies, clients and simulations in here: in site-packages their names would clash
-# with others. A checkout, and the app as Flower unpacks it, have them beside this package.
-_APP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_app")
-if os.path.isdir(_APP) and _APP not in sys.path:
-    for _name in ("strategies", "clients", "simulations"):
-        if _name in sys.modules:
-            raise ImportError(
-                f"{_name} must be fedapp's own package, got {sys.modules[_name]}; "
-                "import fedapp first, or rename the other one"
-            )
-    sys.path.insert(0, _APP)
+
+def _find_own_packages() -> None:
+    """Import ``strategies``, ``clients`` and ``simulations`` from where this package is, whatever
+    else on the path has such a name. A wheel has them in ``_app``, as their names would clash in
+    site-packages; a checkout, and the app as Flower unpacks it, beside this package.
+
+    Raises
+    ------
+    ImportError : another package of such a name is imported already.
+    """
+    package = os.path.dirname(os.path.abspath(__file__))
+    inside = os.path.join(package, "_app")
+    folder = inside if os.path.isdir(inside) else os.path.dirname(package)
+    for name in ("strategies", "clients", "simulations"):
+        ours, spec = os.path.join(folder, name, "__init__.py"), find_spec(name)
+        if os.path.isfile(ours) and (spec is None or spec.origin != ours):
+            if name in sys.modules:
+                rule = f"must be fedapp's own package, got {sys.modules[name]}"
+                raise ImportError(f"{name} {rule}; import fedapp first, or rename the other one")
+            sys.path.insert(0, folder)
+
+
+_find_own_packages()
 
 __all__ = [
     "Compared",

@@ -19,9 +19,10 @@ import pytest
 import fedapp
 from fedapp.config import app_files, app_folder
 from fedapp.deploy.bundle import installed_bundle
+from fedapp.kernels import ROOMS
 from tests.deployed import take_the_tour
+from tests.unpacked import copy_compiled
 
-OWN = ("strategies", "clients", "simulations")
 NOT_OF_THE_SOURCES = (".git", ".venv", "__pycache__", "build", "runs", "*.egg-info", ".*_cache")
 WITHOUT_CHECKOUT = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
 SMALL = ("num-boost-round=2", "max-depth=2", "data=loans.csv", "label=default", "id=customer")
@@ -37,48 +38,55 @@ for name, part in (("loans", rows[:300]), ("new-loans", rows[300:])):
 """
 
 
-# Names: a wheel's folder is copied by hand
+# Names
 
 
-@pytest.fixture
-def installed(tmp_path: Path) -> Path:
-    """A folder with fedapp's front as a wheel installs it, beside somebody's ``clients``."""
-    (app := tmp_path / "fedapp" / "_app").mkdir(parents=True)
-    shutil.copy(str(fedapp.__file__), tmp_path / "fedapp")
-    for place, text in ((app, "fedapp"), (tmp_path, "somebody")):
-        (place / "clients").mkdir()
+@pytest.fixture(params=["a wheel", "a checkout"])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The folder of fedapp's ``clients``, as its front looks for it; ``work`` has somebody's."""
+    (package := tmp_path / "site" / "fedapp").mkdir(parents=True)
+    shutil.copy(str(fedapp.__file__), package)
+    folder = package / "_app" if request.param == "a wheel" else package.parent
+    for place, text in ((folder, "fedapp"), (tmp_path / "work", "somebody")):
+        (place / "clients").mkdir(parents=True)
         (place / "clients" / "__init__.py").write_text(f"OWNER = {text!r}\n")
-    return tmp_path
+    return folder
+
+
+def python(tmp_path: Path, code: str) -> str:
+    """What code prints, errors included, in a folder with somebody's ``clients``."""
+    given = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    command = [sys.executable, "-c", code]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return str(
+        subprocess.run(command, cwd=tmp_path / "work", env=given, check=False, **output).stdout
+    )
 
 
 @pytest.mark.parametrize(
-    ("code", "shown"),
-    [
-        ("import clients; print(clients.OWNER)", "somebody"),
-        ("import fedapp, clients; print(clients.OWNER)", "fedapp"),
-        ("import fedapp, sys; print(sys.path[0])", "{}/fedapp/_app"),
-    ],
+    ("code", "owner"),
+    [("import clients", "somebody"), ("import fedapp, clients", "fedapp")],
 )
-def test_importing_fedapp_finds_its_own_packages_and_nothing_else_does(
-    installed: Path, code: str, shown: str
+def test_fedapp_imports_its_own_packages_and_leaves_others_to_those_who_do_not_import_it(
+    app: Path, tmp_path: Path, code: str, owner: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=installed, check=True, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == shown.format(installed)
+    assert python(tmp_path, f"{code}; print(clients.OWNER)") == f"{owner}\n"
+    shown = python(tmp_path, "import fedapp, sys; print(sys.path[0])")
+    assert shown == f"{app}\n"
 
 
-def test_another_package_that_has_the_name_already_is_named(installed: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import clients, fedapp"],
-        cwd=installed,
-        check=False,
-        capture_output=True,
-        text=True,
+def test_another_package_that_has_the_name_already_is_named(app: Path, tmp_path: Path) -> None:
+    *_, error = python(tmp_path, "import clients, fedapp").splitlines()
+    there = f"<module 'clients' from '{tmp_path}/work/clients/__init__.py'>"
+    assert error == (
+        f"ImportError: clients must be fedapp's own package, got {there}; "
+        "import fedapp first, or rename the other one"
     )
-    rule = f"clients must be fedapp's own package, got <module 'clients' from '{installed}/clients/"
-    assert rule in done.stderr
-    assert done.stderr.strip().endswith("import fedapp first, or rename the other one")
+
+
+def test_where_nobody_else_has_the_names_the_path_stays_as_it_is() -> None:
+    code = "import sys; before = [*sys.path]; import fedapp; assert sys.path == before"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_strategies_are_the_same_by_both_names() -> None:
@@ -132,6 +140,8 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     python = folder / "bin" / "python"
     pip(folder, "--python", str(python), "install", "--no-deps", str(wheel))
     (site,) = folder.glob("lib/python*/site-packages")
+    for room in ROOMS:
+        copy_compiled(site / "fedapp" / room, app_folder() / "fedapp" / room)
     # A path alone: what .pth files beside those packages add, a checkout for one, is not on it.
     (site / "packages.pth").write_text(sysconfig.get_path("purelib"))
     for point in distribution("flwr").entry_points.select(group="console_scripts"):
@@ -221,7 +231,7 @@ def test_an_installed_app_trains_by_both_engines_and_predicts_and_compares(
     given = settings(*SMALL, *SMALL_KEY, "run-dir=columns")
     run(folder, environment, "fedapp", "run", "secureboost", *given)
     shown = run(folder, environment, "fedapp", "compare", "pax", "bagging", *settings(*SMALL))
-    assert re.search("^bagging .*0[.]", shown, re.MULTILINE)
+    assert re.search(r"bagging .* 0[.]\d", shown)
 
 
 @pytest.mark.slow

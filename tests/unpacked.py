@@ -14,14 +14,18 @@ from fedapp.deploy.bundle import app_sources
 
 
 def unpack_compiled(flower_home: Path) -> None:
-    """Unpack the app as Flower would, which leaves it as it is, with bytecode and numba's kernels:
-    both are known by the time and size of their source, and kernels take seconds to compile."""
+    """Unpack the app as Flower would, unchanged, with what is compiled of it here."""
     with app_sources() as app:
         unpacked = install_from_fab(build_fab_from_disk(app), flower_home, skip_prompt=True)
-    for source in unpacked.rglob("*.py"):
-        mine = app_folder() / source.relative_to(unpacked)
+    copy_compiled(unpacked, app_folder())
+
+
+def copy_compiled(folder: Path, compiled: Path) -> None:
+    """Copy bytecode and numba's kernels of a folder to a copy of its sources: both are known by the
+    time and size of their source, and kernels take seconds to compile."""
+    for source in [*folder.rglob("*.py")]:
+        mine = compiled / source.relative_to(folder)
         found = mine.stat()
         os.utime(source, ns=(found.st_atime_ns, found.st_mtime_ns))
-        (cache := source.parent / "__pycache__").mkdir(exist_ok=True)
-        for path in (mine.parent / "__pycache__").glob(f"{mine.stem}.*"):
-            shutil.copy(path, cache)
+        if (cache := mine.parent / "__pycache__").is_dir():
+            shutil.copytree(cache, source.parent / "__pycache__", dirs_exist_ok=True)
