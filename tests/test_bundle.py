@@ -151,7 +151,7 @@ def test_where_flower_unpacks_bundles_by_other_means_no_message_is_answered() ->
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 1
-    rule = r"flwr must be a version with run_clientapp\.install_from_fab, as 1\.41 is"
+    rule = r"flwr must be 1\.41\.0 or 1\.42\.0, got [\d.]+: it has no flwr\S+\.install_from_fab"
     assert re.fullmatch(rule, ended.stderr.strip())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import runpy
 import signal
@@ -18,6 +17,7 @@ from dataclasses import dataclass, replace
 from email.utils import formatdate
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
@@ -56,19 +56,21 @@ from flwr.supernode.runtime import run_clientapp
 from flwr.supernode.servicer.runtime import runtime_handlers
 from flwr.supernode.start_client_internal import _insert_message
 
+import fedapp
+from fedapp import server_app
 from fedapp.deploy import warm
 from fedapp.deploy.warm.carried import (
+    WANTED,
     Carrier,
-    are_wanted,
+    add,
+    added,
     carried,
-    carry,
     contents_of,
     handing_out,
     storing,
-    want,
 )
 from fedapp.deploy.warm.executor import RunsWorker, WarmExecutor, signed_request
-from fedapp.deploy.warm.serverapp import TICK, ticking
+from fedapp.deploy.warm.serverapp import TICK, slow_modes, ticking
 from fedapp.deploy.warm.superlink import (
     HOLD,
     Arrivals,
@@ -90,49 +92,142 @@ from tests.plans import planned
 SERVER, NODE, RUN, OTHER_RUN = 1, 7, 21, 22
 BUNDLE = b"a bundle, of which nothing is used"
 LONG = 60.0  # seconds, on however busy a machine
-PARTS = {
-    "site": warm.SITE,
-    "superlink": warm.SUPERLINK,
-    "server": warm.SERVER,
-    "simulation": warm.SIMULATION,
-}
+PARTS = (warm.SITE, warm.SUPERLINK, warm.SERVER, warm.SIMULATION)
 
 
 # Which Flower
 
 
-@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
-def test_the_installed_flower_is_the_one_that_parts_are_replaced_of(parts: warm.Parts) -> None:
-    assert parts.found_digest() == parts.digest
+@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: parts.process)
+def test_the_installed_flower_is_one_that_parts_are_replaced_of(parts: warm.Parts) -> None:
+    versions, differing = parts.nearest()
+    assert version("flwr") in versions
+    assert differing == []
+    assert parts.slow_mode() == ""
+
+
+def test_each_function_has_a_digest_for_every_version() -> None:
+    listed = [one for parts in PARTS for one in parts.digests()]
+    assert {len(digests) for _, digests in listed} == {len(warm.VERSIONS)}
+    assert {place for place, digests in listed if "none" in digests} == {
+        "flwr.supercore.routers.runtime.tracing:RuntimeTracingMiddleware.dispatch"
+    }
 
 
 @pytest.mark.parametrize(
-    "parts",
+    "function",
     [
-        replace(warm.SERVER, digest="0" * 64),
-        replace(warm.SERVER, places=(*warm.SERVER.places, "flwr.superlink.grid.http_grid:Gone")),
-        replace(warm.SERVER, places=("flwr.gone:HttpGrid",)),
+        "superlink.grid.http_grid:HttpGrid. pull_messages=000000",
+        "superlink.grid.http_grid:HttpGrid. gone=111111",
+        "gone: gone=111111",
     ],
-    ids=["another source", "a part that is gone", "a module that is gone"],
+    ids=["another source", "a method that is gone", "a module that is gone"],
 )
 def test_of_another_flower_nothing_is_replaced_with_one_warning(
-    parts: warm.Parts, caplog: pytest.LogCaptureFixture
+    function: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "fedapp"):
-        assert not parts.are_known()
-    assert [record.message for record in caplog.records] == [
-        "flwr must be 1.41.0 for fast exchanges; with this one each takes seconds"
-    ]
+    monkeypatch.setattr(warm, "DIGESTS", f"{warm.DIGESTS}\n[server] {function}")
+    assert warm.SERVER.load("carried") is None
+    rule = f"flwr must be 1.41.0 or 1.42.0, got {version('flwr')}: it differs; slow mode, each"
+    way = "exchange takes seconds; what differs: python -m fedapp.deploy.warm"
+    assert caplog.messages == [f"{rule} {way}"]
+    assert slow_modes("deployment") == [f"{rule} {way}"]
+    assert slow_modes("simulation") == slow_modes("local") == []
 
 
-def test_a_script_can_ask_whether_a_sites_parts_are_replaced(
+def test_a_run_in_slow_mode_says_so_in_its_summary(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(warm, "DIGESTS", "[simulation] gone: gone=111111")
+    monkeypatch.setitem(server_app.ENGINES, "LocalGrid", "simulation")
+    run = fedapp.run("pax", num_boost_round=1, max_depth=1, run_dir=tmp_path / "run")
+    (warning,) = slow_modes("simulation")
+    assert "slow mode, each exchange takes 0.1 s" in warning
+    assert warning in run.summary["warnings"]
+
+
+def test_functions_of_two_versions_at_once_are_no_known_flower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for digest, status in ((warm.SITE.digest, 0), ("0" * 64, 1)):
-        monkeypatch.setattr(warm, "SITE", replace(warm.SITE, digest=digest))
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module("fedapp.deploy.warm", run_name="__main__")
-        assert ended.value.code == status
+    first, second = (
+        f"supercore.tls: validate_and_resolve_root_certificates={digests}"
+        for digests in ("bc209e/000000", "000000/bc209e")
+    )
+    monkeypatch.setattr(warm, "DIGESTS", f"[site] {first}")
+    assert warm.SITE.nearest() == (["1.41.0"], [])
+    monkeypatch.setattr(warm, "DIGESTS", f"[site] {first} {second}")
+    assert len(warm.SITE.nearest()[1]) == 1
+
+
+def test_where_a_name_that_a_part_imports_is_gone_nothing_is_replaced_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delitem(sys.modules, "fedapp.deploy.warm.superlink")
+    monkeypatch.delattr("flwr.common.constant.SUPERLINK_NODE_ID")
+    assert warm.SUPERLINK.load("superlink") is None
+    (warning,) = caplog.messages
+    assert warning.startswith("flwr must be 1.41.0 or 1.42.0, got ")
+    assert "cannot import name 'SUPERLINK_NODE_ID'" in warning
+    assert warning.endswith("; slow mode, each exchange takes seconds")
+
+
+@pytest.mark.parametrize("process", ["superlink", "supernode"])
+def test_of_another_flower_its_own_process_starts(process: str) -> None:
+    code = "from fedapp.deploy import warm; warm.DIGESTS = '[site,superlink] gone: gone=111111'\n"
+    code += f"from fedapp.deploy.{process} import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True
+    )
+    assert "usage:" in ended.stdout
+    assert ended.stderr.count("slow mode") == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "gone"),
+    [
+        ("superexec", "flwr.supercore.superexec.executor.SubprocessExecutor"),
+        ("superexec", "flwr.supercore.superexec.run_superexec.get_executor"),
+        ("clientapp", "flwr.supernode.runtime.run_clientapp"),
+    ],
+)
+def test_a_site_starts_nothing_where_it_could_not_keep_a_bundles_code_out(
+    module: str, gone: str
+) -> None:
+    owner, _, name = gone.rpartition(".")
+    code = f"import importlib, sys; owner = importlib.import_module({owner!r})\n"
+    code += f"vars(owner).pop({name!r}, None); sys.modules[{gone!r}] = None\n"
+    code += f"from fedapp.deploy.{module} import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    rule = rf"flwr must be 1\.41\.0 or 1\.42\.0, got [\d.]+: .*{name}.*"
+    assert re.search(rule, ended.stderr)
+
+
+@pytest.mark.parametrize(
+    ("asked", "processes", "status"),
+    [([], 4, 1), (["site"], 1, 0), (["superlink"], 1, 1)],
+    ids=["all", "one that is known", "one that is not"],
+)
+def test_a_command_names_the_functions_that_differ(
+    asked: list[str],
+    processes: int,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = "flwr.superlink.main:create_app"
+    digest = warm.digest(place)
+    monkeypatch.setattr(warm, "DIGESTS", warm.DIGESTS.replace(digest, "000000"))
+    monkeypatch.setattr(sys, "argv", ["warm", *asked])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("fedapp.deploy.warm", run_name="__main__")
+    assert ended.value.code == status
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("flwr") for line in lines) == processes
+    assert (f"  {place}={digest}" in lines) is bool(status)
 
 
 # The SuperNode
@@ -373,10 +468,20 @@ def test_transactions_begin_one_after_the_other() -> None:
     assert order == ["begins", "ends", "begins", "begins", "ends", "ends"]
 
 
-def test_a_message_whose_objects_died_with_the_superlink_is_reported_as_lost() -> None:
-    store = InMemoryObjectStore()
-    state = LinkStateWithoutObjects(":memory:", NoOpFederationManager(), store)
+@pytest.fixture
+def link() -> Iterator[LinkStateWithoutObjects]:
+    """A SuperLink's state, whose database is closed."""
+    state = LinkStateWithoutObjects(":memory:", NoOpFederationManager(), InMemoryObjectStore())
     state.initialize()
+    yield state
+    assert state._engine
+    state._engine.dispose()
+
+
+def test_a_message_whose_objects_died_with_the_superlink_is_reported_as_lost(
+    link: LinkStateWithoutObjects,
+) -> None:
+    state, store = link, link.object_store
     fab = "0" * 64
     run_id = state.create_run("", "", fab, {}, NOOP_FEDERATION_ID, None, "", TaskType.SERVER_APP)
     node_id = state.create_node("", "", b"a key", 30)
@@ -388,7 +493,7 @@ def test_a_message_whose_objects_died_with_the_superlink_is_reported_as_lost() -
         messages_list=[message_to_proto(remove_content_from_message(message))],
         message_object_trees=[get_object_tree(message)],
     )
-    carry(request, contents_of([message]).values())
+    add(request, contents=contents_of([message]).values())
     task: Any = SimpleNamespace(run_id=run_id)
     pushed = storing(superlink_handlers.push_messages, request, state, task)
     assert list(pushed.message_ids) == [message.object_id]
@@ -483,7 +588,7 @@ def test_a_message_that_is_not_whole_yet_is_handed_out_without_objects(node: Nod
     entry = node.state.object_store.store[message.object_id]  # type: ignore[attr-defined]
     entry.content, entry.is_available = b"", False
     request = PullAppMessagesRequest()
-    want(request)
+    add(request, wanted=True)
     task = node.state.get_task_by_token(claimed(node))
     response = WARM["pull_messages"](request, node.state, task)
     assert [one.metadata.message_id for one in response.messages_list] == [message.object_id]
@@ -501,7 +606,7 @@ def test_an_object_that_no_message_named_is_not_stored(node: Node) -> None:
     request = PushAppMessagesRequest(
         messages_list=[message_to_proto(reply)], message_object_trees=[get_object_tree(reply)]
     )
-    carry(request, contents_of([other]).values())
+    add(request, contents=contents_of([other]).values())
     response = client.PushMessages(request)
     assert reply.object_id in response.objects_to_push
     assert other.object_id not in node.state.object_store
@@ -518,8 +623,8 @@ def test_a_request_that_may_be_sent_again_is_left_as_it_is() -> None:
     Carrier().serve(client)
     request = PullAppMessagesRequest()
     client._unary_unary(request=request)
-    assert are_wanted(sent[0])
-    assert not are_wanted(request)
+    assert added(sent[0], WANTED)
+    assert not added(request, WANTED)
 
 
 # The simulation

@@ -10,10 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
-from flwr.supernode.runtime import run_clientapp
-
 from fedapp.client_app import SiteApp
+from fedapp.deploy.warm import must_be, replace
+
+try:
+    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+    from flwr.supernode.runtime import run_clientapp
+except ImportError as error:
+    raise SystemExit(must_be(error)) from error
 
 
 class Bundle:
@@ -44,15 +48,12 @@ def main() -> None:
     SystemExit : Flower unpacks bundles by other means than those that are replaced here.
     """
     bundle = Bundle()
-    replaced = {
-        "install_from_fab": bundle.hold,
-        "get_load_client_app_fn": bundle.loader,
-        "install_app_dependencies": refuse_to_install,
-    }
-    for name, ours in replaced.items():
-        if not hasattr(run_clientapp, name):
-            raise SystemExit(f"flwr must be a version with run_clientapp.{name}, as 1.41 is")
-        setattr(run_clientapp, name, ours)
+    replace(
+        run_clientapp,
+        install_from_fab=bundle.hold,
+        get_load_client_app_fn=bundle.loader,
+        install_app_dependencies=refuse_to_install,
+    )
     flwr_clientapp()
 
 

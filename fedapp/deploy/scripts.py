@@ -22,7 +22,7 @@ keep() {
     "$@" & child=$!
     wait "$child"
     echo "$1 has ended; starting it again in $pause s" >&2
-    [ -z "$node" ] || python -P -m fedapp.deploy.warm || pkill -KILL -P "$node"
+    [ -z "$node" ] || python -P -m fedapp.deploy.warm site || pkill -KILL -P "$node"
     sleep "$pause" & child=$!
     wait "$child"
   done

@@ -9,13 +9,16 @@ import os
 import subprocess
 import sys
 
-from flwr.supercore.cli import flower_superexec
-from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec import run_superexec
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
-
-from fedapp.deploy.warm import SITE
+from fedapp.deploy.warm import SITE, must_be, replace
 from fedapp.start import leave_no_core
+
+try:
+    from flwr.supercore.cli import flower_superexec
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.superexec import run_superexec
+    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
+except ImportError as error:
+    raise SystemExit(must_be(error)) from error
 
 
 class SiteExecutor(SubprocessExecutor):
@@ -52,8 +55,8 @@ def main() -> None:
     SystemExit : Flower gets its executor by other means than the one that is replaced here.
     """
     leave_no_core()
-    if not hasattr(run_superexec, "get_executor"):
-        raise SystemExit("flwr must be a version with run_superexec.get_executor, as 1.41 is")
+    executor = SiteExecutor()
+    replace(run_superexec, get_executor=lambda *_, **__: executor)
     # Before it asks for a task: else the first round of a run would wait for the compiler.
     code = "import fedapp; from simulations.kernels import main; main()"
     compiling = subprocess.run([sys.executable, "-P", "-c", code], check=False)
@@ -61,12 +64,8 @@ def main() -> None:
     print(f"{is_done}: the site is ready", flush=True)
     # Flower asks for a task every second by default; the SuperNode holds the question.
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")
-    executor = SiteExecutor()
-    if SITE.are_known():
-        from fedapp.deploy.warm.executor import warm_executor
-
-        executor = warm_executor()
-    run_superexec.get_executor = lambda *_, **__: executor
+    if warm := SITE.load("executor"):
+        executor = warm.warm_executor()
     flower_superexec()
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from flwr.superlink.cli import flower_superlink
+from importlib.metadata import entry_points
 
 from fedapp.deploy.warm import SUPERLINK
 from fedapp.start import leave_no_core
@@ -14,11 +14,10 @@ from fedapp.start import leave_no_core
 def main() -> None:
     """Run Flower's SuperLink, which holds questions where its parts are known."""
     leave_no_core()
-    if SUPERLINK.are_known():
-        from fedapp.deploy.warm.superlink import replace_parts
-
-        replace_parts()
-    flower_superlink()
+    if warm := SUPERLINK.load("superlink"):
+        warm.replace_parts()
+    (command,) = entry_points(group="console_scripts", name="flower-superlink")
+    command.load()()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from flwr.supernode.cli import flower_supernode
+from importlib.metadata import entry_points
 
 from fedapp.deploy.warm import SITE
 from fedapp.start import leave_no_core
@@ -14,11 +14,10 @@ from fedapp.start import leave_no_core
 def main() -> None:
     """Run Flower's SuperNode, with the site's own pace where its parts are known."""
     leave_no_core()
-    if SITE.are_known():
-        from fedapp.deploy.warm.supernode import replace_parts
-
-        replace_parts()
-    flower_supernode()
+    if warm := SITE.load("supernode"):
+        warm.replace_parts()
+    (command,) = entry_points(group="console_scripts", name="flower-supernode")
+    command.load()()
 
 
 if __name__ == "__main__":

@@ -1,132 +1,177 @@
 """What of Flower a deployment replaces, so that an exchange takes less than a second.
 
-Flower 1.41 asks for messages every 3 s and starts a process for each; none of that can be set. So a
-few names in its modules are replaced, and its own functions go on as they are. What looks the names
-up, or is called here, is known by a digest of its source. With any other source nothing is
-replaced: exchanges take the seconds that Flower's own ways take, and nothing else changes.
+Flower asks for messages every 3 s and starts a process for each; none of that can be set. So a few
+names in its modules are replaced, and its own functions go on as they are. What looks the names up,
+or is called here, is known by a digest of its source in each version. With any other source nothing
+is replaced: exchanges take the seconds that Flower's own ways take, and nothing else changes.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import inspect
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
+from operator import attrgetter
+from typing import Any
 
 log = logging.getLogger("fedapp")
 
 # Seconds until an object that was announced, but had not come, is asked for again; 1 in Flower.
 BACKOFF = 0.02
 
+VERSIONS = ("1.41.0", "1.42.0")
+# By processes, modules or classes, and functions: the first six hex digits of the SHA-256 of each
+# source, one for all versions or one for each; none where there is no such function.
+DIGESTS = """
+[site]
+supernode.start_client_internal: start_client_internal=9e89a6 _pull_and_store_message=eaf5d0
+  _insert_message=a0c6f4 _push_messages=00bb86
+supernode.fleet_http_connection: http_request_response=b80ca3
+supernode.nodestate.nodestate_factory:NodeStateFactory. state=b1cb8f
+supernode.nodestate.in_memory_nodestate:InMemoryNodeState. __init__=5c1110 store_message=8d38cc
+  store_message_and_object_tree=6712f3 get_messages_legacy=1a5a91 delete_messages=b5305a
+  finish_task=680080 _store_error_replies=3af030 _on_task_tokens_expired=a181b6
+  record_message_processing_start=be1591 record_message_processing_end=46dac2 get_tasks=12178d
+  claim_task=a81e71 get_task_by_token=08f66c
+supernode.servicer.runtime.runtime_handlers: acquire_task=d11e03 pull_messages=490899
+  push_messages=f0b01d
+supernode.runtime.run_clientapp: run_clientapp=6ce095 pull_task_input=5607a2 push_message=07cb51
+  push_task_output=920640
+supercore.corestate.in_memory_corestate:InMemoryCoreState. __init__=5f4491 finish_task=74802c
+  _cleanup_expired_task_tokens_locked=4d292b
+supercore.heartbeat: make_task_heartbeat_fn_http=a50247
+supercore.heartbeat:HeartbeatSender. __init__=1c966e start=888aef _run=b176ff _heartbeat=cc581b
+supercore.protobuf.client:ProtobufClient. from_server_address=786f4a _send=8841dc
+supercore.inflatable.inflatable_utils: pull_and_inflate_object_from_tree=139811
+supercore.superexec.run_superexec: run_superexec=d11f4e/91e7a3
+supercore.superexec.plugin.base_exec_plugin: AutoExecPlugin=557f1a
+supercore.superexec.plugin.base_exec_plugin:BaseExecPlugin. launch_task=c968cd
+  _build_execution_spec=b7d9e4
+supercore.interceptors:RuntimeVersionHttpInterceptor. intercept=5e42a4
+supercore.tls: validate_and_resolve_root_certificates=bc209e
+supercore.retry: make_simple_http_retry_invoker=49e123
+[site,superlink]
+supercore.corestate.in_memory_corestate: ObjectPushSession=86c9a4
+supercore.corestate.in_memory_corestate:InMemoryCoreState. start_session=232e93
+  delete_sessions_in_run=ecc399 preregister_object_tree=6b9ea0 store_object=2f952e get_object=d68857
+  _cleanup_push_session=38de64
+supercore.object_store.in_memory_object_store:InMemoryObjectStore. __init__=a97f38
+  preregister=9e051e get_object_tree=1283fc put=978d35 get=b67cbc delete=e6ab07
+[site,superlink,server]
+supercore.inflatable.inflatable_object: get_all_nested_objects=409d98 get_object_id=1c9d67
+  iterate_object_tree=34c0fe no_object_id_recompute=1374cc
+[site,server]
+supercore.protobuf.client:ProtobufClient. __init__=ea5755 _unary_unary=31d392
+supercore.inflatable.inflatable_utils: pull_objects=31bb2d
+[superlink]
+superlink.servicer.fleet.fleet_handlers: pull_messages=5f1d88 push_messages=70c2fe
+superlink.servicer.runtime.runtime_handlers: pull_messages=8c998d push_messages=03b2ea
+superlink.routers.fleet.router: fleet_pull_messages=0f9739 fleet_push_messages=925bc1
+supercore.routers.runtime.router: pull_messages=ef2d4e push_messages=195c0d
+supercore.routers.runtime.tracing:RuntimeTracingMiddleware. dispatch=b097ed/none
+supercore.sql_mixin:SqlMixin. __init__=c6aa81 session=2aa8a8
+supercore.corestate.sql_corestate:SqlCoreState. __init__=ee58a6
+server.superlink.linkstate.linkstate_factory:LinkStateFactory. state=8b1e22
+server.superlink.linkstate.sql_linkstate:SqlLinkState. __init__=5aa214
+  store_message_and_object_tree=1fd5d6 get_message_res=5c1b46 delete_messages=d4e490
+  _check_stored_messages=e4aa2d _on_push_session_expired=5dbe56 _store_generated_message=f1393b
+superlink.config_loader: get_objectstore_linkstate_factories=9f697d
+superlink.main: _get_middleware=acdbc2/911d5e create_app=ee966b
+superlink.routers.control.middlewares: _is_control_path=bfb546 _is_control_auth_route=29389e
+superlink.routers.control.middlewares:ControlAuthenticationMiddleware. dispatch=ce00d7
+superlink.routers.control.middlewares:ControlEventLogMiddleware. dispatch=492845
+superlink.routers.control.middlewares:ControlLicenseMiddleware. dispatch=b49e34
+superlink.routers.control.middlewares:ControlSensitiveResponseMiddleware. dispatch=ede59d
+superlink.routers.fleet.middlewares:FleetEventLogMiddleware. dispatch=e7c0ea
+superlink.routers.fleet.node_auth:NodeAuthMiddleware. dispatch=4b198e
+[server]
+superlink.grid.http_grid:HttpGrid. _try_push_messages=6e420b push_messages=9aa593
+  pull_messages=67a526
+[simulation]
+server.superlink.fleet.vce.vce_api: add_messages_to_queue=953f4b run_api=f85c0c
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Functions and classes of Flower, as ``module:name``.
+    """The functions of Flower that a process depends on."""
 
-    Parameters
-    ----------
-    digest : SHA-256 of all their sources in flwr 1.41.0, 64 hex digits.
-    slow : how long an exchange takes by Flower's own ways.
-    """
+    process: str
+    slow: str = "seconds"  # that an exchange takes by Flower's own ways
 
-    places: tuple[str, ...]
-    digest: str
-    slow: str = "seconds"
+    def digests(self) -> Iterator[tuple[str, list[str]]]:
+        """Each function, and its digests in ``VERSIONS``."""
+        processes = place = ""
+        for word in DIGESTS.split():
+            name, _, digests = word.partition("=")
+            if word.startswith("["):
+                processes = word
+            elif not digests:
+                place = word
+            elif self.process in processes.strip("[]").split(","):
+                yield f"flwr.{place}{name}", (digests.split("/") * len(VERSIONS))[: len(VERSIONS)]
 
-    def found_digest(self) -> str:
-        """The same of what is installed; of a part that is missing, of no source."""
-        texts = (f"{place}\n{_source(place)}" for place in self.places)
-        return hashlib.sha256("".join(texts).encode()).hexdigest()
+    def nearest(self) -> tuple[list[str], list[str]]:
+        """The versions with the fewest differences from what is installed, and these functions."""
+        differing = {
+            one: [place for place, known in self.digests() if digest(place) != known[column]]
+            for column, one in enumerate(VERSIONS)
+        }
+        fewest = min(differing.values(), key=len)
+        return [one for one in VERSIONS if differing[one] == fewest], fewest
 
-    def are_known(self) -> bool:
-        """Whether they are those that something is replaced of; warns where they are not."""
-        known = self.found_digest() == self.digest
-        if not known:
-            rule = "flwr must be 1.41.0 for fast exchanges; with this one each takes"
-            log.warning("%s %s", rule, self.slow)
-        return known
+    def slow_mode(self) -> str:
+        """A warning where the installed Flower is not known; empty where it is."""
+        if not self.nearest()[1]:
+            return ""
+        rule = must_be("it differs; slow mode, each exchange takes")
+        return f"{rule} {self.slow}; what differs: python -m fedapp.deploy.warm"
 
-
-SITE = Parts(
-    (
-        "flwr.supernode.start_client_internal:start_client_internal",
-        "flwr.supernode.start_client_internal:_pull_and_store_message",
-        "flwr.supernode.start_client_internal:_push_messages",
-        "flwr.supernode.fleet_http_connection:http_request_response",
-        "flwr.supercore.heartbeat:HeartbeatSender",
-        "flwr.supercore.protobuf.client:ProtobufClient",
-        "flwr.supernode.nodestate.nodestate_factory:NodeStateFactory",
-        "flwr.supernode.nodestate.in_memory_nodestate:InMemoryNodeState",
-        "flwr.supernode.servicer.runtime.runtime_handlers:acquire_task",
-        "flwr.supernode.servicer.runtime.runtime_handlers:pull_messages",
-        "flwr.supernode.servicer.runtime.runtime_handlers:push_messages",
-        "flwr.supernode.runtime.run_clientapp:run_clientapp",
-        "flwr.supernode.runtime.run_clientapp:pull_task_input",
-        "flwr.supernode.runtime.run_clientapp:push_message",
-        "flwr.supernode.runtime.run_clientapp:push_task_output",
-        "flwr.supercore.corestate.in_memory_corestate:InMemoryCoreState",
-        "flwr.supercore.object_store.in_memory_object_store:InMemoryObjectStore",
-        "flwr.supercore.inflatable.inflatable_utils:pull_objects",
-        "flwr.supercore.inflatable.inflatable_utils:pull_and_inflate_object_from_tree",
-        "flwr.supercore.superexec.run_superexec:run_superexec",
-        "flwr.supercore.superexec.executor.subprocess_executor:SubprocessExecutor",
-        "flwr.supercore.superexec.plugin.base_exec_plugin:AutoExecPlugin",
-        "flwr.supercore.superexec.plugin.base_exec_plugin:BaseExecPlugin",
-    ),
-    "50c8aad05eedaaa4f536783eefdfe36fe9711b4a605b95a77c7e54c045c82156",
-)
-SUPERLINK = Parts(
-    (
-        "flwr.superlink.servicer.fleet.fleet_handlers:pull_messages",
-        "flwr.superlink.servicer.fleet.fleet_handlers:push_messages",
-        "flwr.superlink.servicer.runtime.runtime_handlers:pull_messages",
-        "flwr.superlink.servicer.runtime.runtime_handlers:push_messages",
-        "flwr.superlink.routers.fleet.router:fleet_pull_messages",
-        "flwr.superlink.routers.fleet.router:fleet_push_messages",
-        "flwr.supercore.routers.runtime.router:pull_messages",
-        "flwr.supercore.routers.runtime.router:push_messages",
-        "flwr.supercore.routers.runtime.tracing:RuntimeTracingMiddleware",
-        "flwr.supercore.sql_mixin:SqlMixin",
-        "flwr.supercore.corestate.sql_corestate:SqlCoreState",
-        "flwr.supercore.corestate.in_memory_corestate:InMemoryCoreState",
-        "flwr.supercore.object_store.in_memory_object_store:InMemoryObjectStore",
-        "flwr.superlink.config_loader:get_objectstore_linkstate_factories",
-        "flwr.server.superlink.linkstate.linkstate_factory:LinkStateFactory",
-        "flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState",
-        "flwr.superlink.main:_get_middleware",
-        "flwr.superlink.main:create_app",
-        "flwr.superlink.routers.control.middlewares:_is_control_path",
-        "flwr.superlink.routers.control.middlewares:ControlAuthenticationMiddleware",
-        "flwr.superlink.routers.control.middlewares:ControlEventLogMiddleware",
-        "flwr.superlink.routers.control.middlewares:ControlLicenseMiddleware",
-        "flwr.superlink.routers.control.middlewares:ControlSensitiveResponseMiddleware",
-        "flwr.superlink.routers.fleet.middlewares:FleetEventLogMiddleware",
-        "flwr.superlink.routers.fleet.node_auth:NodeAuthMiddleware",
-    ),
-    "f7eb897c74f55bf4aeb305f1703b35f1c4c36048dc754de429efcb2b616d010a",
-)
-SERVER = Parts(
-    (
-        "flwr.superlink.grid.http_grid:HttpGrid",
-        "flwr.supercore.protobuf.client:ProtobufClient",
-        "flwr.supercore.inflatable.inflatable_utils:pull_objects",
-    ),
-    "f47b7c186baa951de7f2f3e87b56f4936398e50fcb04fe530e1cab17f07f237e",
-)
-SIMULATION = Parts(
-    (
-        "flwr.server.superlink.fleet.vce.vce_api:add_messages_to_queue",
-        "flwr.server.superlink.fleet.vce.vce_api:run_api",
-    ),
-    "c0ad614362a5c3ea4621dedcbf83860aed72c495d860dff5926fe75d28d4a6f4",
-    slow="0.1 s",
-)
+    def load(self, module: str) -> Any:
+        """The module here that replaces them; None, with a warning, where they are not known."""
+        text = self.slow_mode()
+        try:
+            if not text:
+                return importlib.import_module(f"fedapp.deploy.warm.{module}")
+        except ImportError as error:  # a constant or a class that it uses is gone
+            text = f"{must_be(error)}; slow mode, each exchange takes {self.slow}"
+        log.warning("%s", text)
+        return None
 
 
-def _source(place: str) -> str:
+SITE, SUPERLINK, SERVER = Parts("site"), Parts("superlink"), Parts("server")
+SIMULATION = Parts("simulation", slow="0.1 s")
+
+
+@functools.cache
+def digest(place: str) -> str:
+    """Of the source of a function that is installed."""
     module, _, name = place.partition(":")
     try:
-        return inspect.getsource(getattr(importlib.import_module(module), name))
+        source = inspect.getsource(attrgetter(name)(importlib.import_module(module)))
     except (ImportError, AttributeError, OSError):
-        return ""
+        return "none"
+    return hashlib.sha256(source.encode()).hexdigest()[:6]
+
+
+def must_be(why: object) -> str:
+    """What is wrong with the installed Flower."""
+    return f"flwr must be {' or '.join(VERSIONS)}, got {version('flwr')}: {why}"
+
+
+def replace(module: Any, **names: object) -> None:
+    """Have names in a module of Flower's stand for something else.
+
+    Raises
+    ------
+    SystemExit : there is no such name.
+    """
+    for name, ours in names.items():
+        if not hasattr(module, name):
+            raise SystemExit(must_be(f"it has no {module.__name__}.{name}"))
+        setattr(module, name, ours)

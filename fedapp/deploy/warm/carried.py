@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from copy import deepcopy
 from typing import Any
 
 from flwr.app import Message
@@ -39,7 +40,7 @@ CONTENTS, WANTED, SENDER = 20_041, 20_042, 20_043
 # Of the objects in one request or response; those of a longer message travel singly.
 MOST_BYTES = 2**23
 
-Find = Callable[[str], bytes | None]
+Find = Callable[[str], bytes | None]  # content of an object by its name, "" or None if missing
 
 
 def _carried_class() -> Any:
@@ -58,9 +59,16 @@ def _carried_class() -> Any:
 Carried = _carried_class()
 
 
-def carry(proto: Proto, contents: Iterable[bytes]) -> None:
-    """Add contents of objects to a request or response."""
-    proto.MergeFromString(Carried(contents=contents).SerializeToString())
+def add(proto: Proto, **fields: Any) -> None:
+    """Add ``contents`` of objects, that they are ``wanted``, or a ``sender``."""
+    proto.MergeFromString(Carried(**fields).SerializeToString())
+
+
+def added(proto: Proto, number: int) -> list[Any]:
+    """What was added under a number; bytes, but for ``WANTED``."""
+    kind = int if number == WANTED else bytes
+    found = (field.data for field in UnknownFieldSet(proto) if field.field_number == number)
+    return [data for data in found if isinstance(data, kind)]
 
 
 def carried(proto: Proto) -> dict[str, bytes]:
@@ -68,38 +76,11 @@ def carried(proto: Proto) -> dict[str, bytes]:
 
     An object's name is the SHA-256 of its content, so none can stand for another.
     """
-    found = (field.data for field in UnknownFieldSet(proto) if field.field_number == CONTENTS)
-    return {get_object_id(content): content for content in found if isinstance(content, bytes)}
-
-
-def want(proto: Proto) -> None:
-    """Say in a request that objects are wanted in its response."""
-    proto.MergeFromString(Carried(wanted=True).SerializeToString())
-
-
-def are_wanted(proto: Proto) -> bool:
-    """Whether the request says so."""
-    return any(field.field_number == WANTED for field in UnknownFieldSet(proto))
-
-
-def sign(proto: Proto, sender: bytes) -> None:
-    """Say in a request which process asks."""
-    proto.MergeFromString(Carried(sender=sender).SerializeToString())
-
-
-def sender_of(proto: Proto) -> bytes:
-    """Which process asks, as far as the request says so; else nothing."""
-    found = (field.data for field in UnknownFieldSet(proto) if field.field_number == SENDER)
-    return next((sender for sender in found if isinstance(sender, bytes)), b"")
+    return {get_object_id(content): content for content in added(proto, CONTENTS)}
 
 
 def whole(trees: Iterable[ObjectTree], find: Find) -> dict[str, bytes]:
-    """Contents of all objects of messages by their names; none if one is missing, or they are many.
-
-    Parameters
-    ----------
-    find : content of an object by its name, "" or None where it is not there.
-    """
+    """Contents of all objects of messages, by name; none if one is missing, or they are many."""
     found = dict[str, bytes]()
     for name in {part.object_id for tree in trees for part in iterate_object_tree(tree)}:
         content = find(name)
@@ -107,11 +88,6 @@ def whole(trees: Iterable[ObjectTree], find: Find) -> dict[str, bytes]:
             return {}
         found[name] = content
     return found
-
-
-def no_content(name: str) -> bytes | None:
-    """Finds no object."""
-    return None
 
 
 def contents_of(messages: Iterable[Message]) -> Mapping[str, bytes]:
@@ -128,7 +104,7 @@ class Carrier:
     """
 
     def __init__(self) -> None:
-        self.find: Find = no_content
+        self.find: Find = dict[str, bytes]().get
         self._came: Mapping[str, bytes] = {}
         self._send: Callable[..., Any] | None = None
 
@@ -141,8 +117,8 @@ class Carrier:
         assert self._send
         match request:
             case PullMessagesRequest() | PullAppMessagesRequest():
-                asked = _copy(request)
-                want(asked)
+                asked = deepcopy(request)  # it may be sent again
+                add(asked, wanted=True)
                 response = self._send(request=asked, **named)
                 self._came = carried(response)
                 return response
@@ -154,17 +130,10 @@ class Carrier:
             case ConfirmMessageReceivedRequest() if request.message_object_id in self._came:
                 return ConfirmMessageReceivedResponse()  # it was deleted as it was handed out
             case PushMessagesRequest() | PushAppMessagesRequest():
-                sent = _copy(request)
-                carry(sent, whole(request.message_object_trees, self.find).values())
+                sent = deepcopy(request)
+                add(sent, contents=whole(request.message_object_trees, self.find).values())
                 return self._send(request=sent, **named)
         return self._send(request=request, **named)
-
-
-def _copy(request: Proto) -> Proto:
-    """A request that may be sent again is left as it is."""
-    copy = type(request)()
-    copy.CopyFrom(request)
-    return copy
 
 
 def handing_out(
@@ -175,18 +144,12 @@ def handing_out(
     with transaction(state):
         response = pull(request, state, *rest, **named)
         store = state.object_store
-        for tree in response.message_object_trees if are_wanted(request) else ():
+        for tree in response.message_object_trees if added(request, WANTED) else ():
             contents = whole([tree], store.get).values()
-            if contents and fits(response, contents):
-                carry(response, contents)
+            if contents and response.ByteSize() + sum(map(len, contents)) <= MOST_BYTES:
+                add(response, contents=contents)
                 store.delete(tree.object_id)
     return response
-
-
-def fits(response: Proto, contents: Iterable[bytes]) -> bool:
-    """Whether there is room for more objects."""
-    size: int = response.ByteSize()
-    return size + sum(map(len, contents)) <= MOST_BYTES
 
 
 def storing(push: Callable[..., Any], request: Any, state: Any, *rest: Any, **named: Any) -> Any:

@@ -26,7 +26,8 @@ from flwr.supercore.superexec.plugin import AutoExecPlugin
 from flwr.supernode.runtime.run_clientapp import push_task_output
 
 from fedapp.deploy.superexec import SiteExecutor, tls_options
-from fedapp.deploy.warm.carried import sign
+from fedapp.deploy.warm import replace
+from fedapp.deploy.warm.carried import add
 from fedapp.deploy.warm.worker import Task
 
 log = logging.getLogger("fedapp")
@@ -61,12 +62,7 @@ class WarmExecutor(SiteExecutor):
 
 
 class RunsWorker:
-    """The process that answers the messages of one run.
-
-    Parameters
-    ----------
-    spec : of the run's first task.
-    """
+    """The process that answers the messages of one run, started for its first task."""
 
     def __init__(self, spec: ExecutionSpec) -> None:
         self._connection = (spec.runtime_api_address, spec.insecure, spec.root_certificates_path)
@@ -143,7 +139,7 @@ class RunNotingPlugin(AutoExecPlugin):
 def signed_request(sender: bytes, **fields: Any) -> AcquireTaskRequest:
     """Stands for ``AcquireTaskRequest``: says which process asks for a task."""
     request = AcquireTaskRequest(**fields)
-    sign(request, sender)
+    add(request, sender=sender)
     return request
 
 
@@ -152,7 +148,6 @@ def warm_executor() -> WarmExecutor:
 
     What an executor was asked is lost with it: the next one's first request tells the SuperNode so.
     """
-    replaceable: Any = run_superexec
-    replaceable.AutoExecPlugin = RunNotingPlugin
-    replaceable.AcquireTaskRequest = partial(signed_request, secrets.token_bytes(16))
+    request = partial(signed_request, secrets.token_bytes(16))
+    replace(run_superexec, AutoExecPlugin=RunNotingPlugin, AcquireTaskRequest=request)
     return WarmExecutor()

@@ -16,7 +16,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedapp.deploy.warm import BACKOFF, SERVER, SIMULATION
+from fedapp.deploy.warm import BACKOFF, SERVER, SIMULATION, SUPERLINK, replace
 
 TICK = 0.02  # seconds between looks for messages in a simulation; 0.1 in Flower
 
@@ -24,20 +24,26 @@ TICK = 0.02  # seconds between looks for messages in a simulation; 0.1 in Flower
 def replace_parts(grid: Grid) -> None:
     """Have Flower's grid, or the simulation that it belongs to, use these parts."""
     engine = type(grid).__name__
-    if engine == "HttpGrid" and SERVER.are_known():
-        _carry_objects(grid)
-    if engine == "InMemoryGrid" and SIMULATION.are_known():
-        _look_often()
+    if engine == "HttpGrid" and (carried := SERVER.load("carried")):
+        _carry_objects(grid, carried.Carrier(), carried.contents_of)
+    if engine == "InMemoryGrid" and SIMULATION.load("serverapp"):
+        from flwr.server.superlink.fleet.vce import vce_api
+
+        replace(vce_api, add_messages_to_queue=partial(ticking, vce_api.add_messages_to_queue))
 
 
-def _carry_objects(grid: Any) -> None:
+def slow_modes(engine: str) -> list[str]:
+    """Why a run's exchanges take longer than they need to: none, or one sentence."""
+    parts = {"deployment": (SERVER, SUPERLINK), "simulation": (SIMULATION,)}.get(engine, ())
+    return [text for one in parts if (text := one.slow_mode())][:1]
+
+
+def _carry_objects(grid: Any, carrier: Any, contents_of: Callable[..., Any]) -> None:
     """Replace what a grid sends and fetches messages with."""
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
     from flwr.superlink.grid import http_grid
 
-    from fedapp.deploy.warm.carried import Carrier, contents_of
-
-    carrier, push = Carrier(), grid._try_push_messages
+    push = grid._try_push_messages
     carrier.serve(grid._runtime_client)
 
     def push_with_objects(run_id: int, messages: Iterable[Message]) -> list[str]:
@@ -47,16 +53,7 @@ def _carry_objects(grid: Any) -> None:
         return pushed
 
     grid._try_push_messages = push_with_objects
-    replaceable: Any = http_grid
-    replaceable.pull_objects = partial(pull_objects, initial_backoff=BACKOFF)
-
-
-def _look_often() -> None:
-    """Replace what the simulation, which begins while the ServerApp is loaded, looks with."""
-    from flwr.server.superlink.fleet.vce import vce_api
-
-    replaceable: Any = vce_api
-    replaceable.add_messages_to_queue = partial(ticking, vce_api.add_messages_to_queue)
+    replace(http_grid, pull_objects=partial(pull_objects, initial_backoff=BACKOFF))
 
 
 def ticking(

@@ -18,19 +18,16 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.server.superlink.linkstate import SqlLinkState, linkstate_factory
 from flwr.supercore.corestate.in_memory_corestate import InMemoryCoreState, ObjectPushSession
 from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
 from flwr.supercore.sql_mixin import SqlMixin
 from flwr.superlink import config_loader
 from flwr.superlink import main as superlink
-from flwr.superlink.routers.control import middlewares as control
-from flwr.superlink.routers.fleet.middlewares import FleetEventLogMiddleware
-from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from sqlalchemy.orm import Session
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fedapp.deploy.warm import replace
 from fedapp.deploy.warm.carried import handing_out, storing
 
 HOLD = 2.0  # seconds
@@ -38,14 +35,14 @@ HOLD = 2.0  # seconds
 MOST_HELD = 20
 FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
 # Routes whose requests a layer passes on as they are.
-PASSED_ON: Mapping[object, tuple[str, ...]] = {
-    control.ControlSensitiveResponseMiddleware: (FLEET, RUNTIME),
-    control.ControlAuthenticationMiddleware: (FLEET, RUNTIME),
-    control.ControlLicenseMiddleware: (FLEET, RUNTIME),
-    control.ControlEventLogMiddleware: (FLEET, RUNTIME),
-    NodeAuthMiddleware: (RUNTIME,),
-    FleetEventLogMiddleware: (RUNTIME,),
-    RuntimeTracingMiddleware: (FLEET,),
+PASSED_ON: Mapping[str, tuple[str, ...]] = {
+    "ControlSensitiveResponseMiddleware": (FLEET, RUNTIME),
+    "ControlAuthenticationMiddleware": (FLEET, RUNTIME),
+    "ControlLicenseMiddleware": (FLEET, RUNTIME),
+    "ControlEventLogMiddleware": (FLEET, RUNTIME),
+    "NodeAuthMiddleware": (RUNTIME,),
+    "FleetEventLogMiddleware": (RUNTIME,),
+    "RuntimeTracingMiddleware": (FLEET,),  # until 1.41
 }
 
 
@@ -104,8 +101,8 @@ def told(
 class Layer:
     """A layer of the web framework, and a way past it for what it would pass on."""
 
-    def __init__(self, app: ASGIApp, layer: Middleware) -> None:
-        self._app, self._passed_on = app, PASSED_ON[layer.cls]
+    def __init__(self, app: ASGIApp, layer: Middleware, passed_on: tuple[str, ...]) -> None:
+        self._app, self._passed_on = app, passed_on
         self._layer = layer.cls(app, *layer.args, **layer.kwargs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,7 +113,8 @@ class Layer:
 
 def layers(given: Callable[[], list[Middleware]]) -> list[Middleware]:
     """Stands for ``_get_middleware``."""
-    return [Middleware(Layer, one) if one.cls in PASSED_ON else one for one in given()]
+    found = ((one, PASSED_ON.get(getattr(one.cls, "__name__", ""))) for one in given())
+    return [Middleware(Layer, one, paths) if paths else one for one, paths in found]
 
 
 # Held during a transaction, and while the objects in memory change.
@@ -162,25 +160,16 @@ class LinkStateWithoutObjects(SqlLinkState):
 
 def replace_parts() -> None:
     """Have Flower's SuperLink, once it starts, use these parts."""
-    replaced: list[tuple[Any, str, Any]] = [
-        (SqlMixin, "session", one_at_a_time(SqlMixin.session)),
-        (linkstate_factory, "SqlLinkState", LinkStateWithoutObjects),
-        (config_loader, "ObjectStoreFactory", lambda database: ObjectStoreFactory()),
-        (superlink, "_get_middleware", partial(layers, superlink._get_middleware)),
-    ]
+    replace(SqlMixin, session=one_at_a_time(SqlMixin.session))
+    replace(linkstate_factory, SqlLinkState=LinkStateWithoutObjects)
+    replace(config_loader, ObjectStoreFactory=lambda database: ObjectStoreFactory())
+    replace(superlink, _get_middleware=partial(layers, superlink._get_middleware))
     arrivals = Arrivals()
     for handlers, node_of in (
         (fleet_handlers, lambda request: request.node.node_id),
         (runtime_handlers, lambda _: SUPERLINK_NODE_ID),
     ):
-        pull, push = handlers.pull_messages, handlers.push_messages
-        replaced += [
-            (
-                handlers,
-                "pull_messages",
-                partial(held, arrivals, partial(handing_out, pull), node_of),
-            ),
-            (handlers, "push_messages", partial(told, arrivals, partial(storing, push))),
-        ]
-    for module, name, ours in replaced:
-        setattr(module, name, ours)
+        pull = partial(handing_out, handlers.pull_messages)
+        push = partial(storing, handlers.push_messages)
+        replace(handlers, pull_messages=partial(held, arrivals, pull, node_of))
+        replace(handlers, push_messages=partial(told, arrivals, push))

@@ -32,8 +32,8 @@ from flwr.supernode.servicer.runtime import runtime_handlers
 from httpx import Response
 
 from fedapp.clock import clock_text, seconds_ahead
-from fedapp.deploy.warm import BACKOFF
-from fedapp.deploy.warm.carried import Carrier, handing_out, sender_of, storing
+from fedapp.deploy.warm import BACKOFF, replace
+from fedapp.deploy.warm.carried import SENDER, Carrier, added, handing_out, storing
 
 log = logging.getLogger("fedapp")
 
@@ -79,12 +79,7 @@ class Pace:
 
 
 class WarmNodeState(InMemoryNodeState):
-    """Tells when there is something to do, and answers for a process that has died.
-
-    Parameters
-    ----------
-    pace : told of messages and replies.
-    """
+    """Tells its pace when there is something to do, and answers for a process that has died."""
 
     def __init__(self, pace: Pace, object_store: ObjectStore) -> None:
         super().__init__(object_store)
@@ -97,25 +92,19 @@ class WarmNodeState(InMemoryNodeState):
             self.pace.asked()
         return stored
 
-    def store_object(
-        self, run_id: int, session_id: str, object_id: str, object_content: bytes
-    ) -> bool:
+    def store_object(self, *given: Any, **named: Any) -> bool:
         """With its last object a reply is whole."""
-        stored = super().store_object(run_id, session_id, object_id, object_content)
+        stored = super().store_object(*given, **named)
         self.pace.reply.set()
         return stored
 
     def get_messages_legacy(
-        self,
-        *,
-        run_ids: Sequence[int] | None = None,
-        is_reply: bool | None = None,
-        limit: int | None = None,
+        self, *, is_reply: bool | None = None, **named: Any
     ) -> Sequence[Message]:
         """No reply before it is whole: its objects might never come."""
         if is_reply and self._object_push_session_by_root:
             return []
-        return super().get_messages_legacy(run_ids=run_ids, is_reply=is_reply, limit=limit)
+        return super().get_messages_legacy(is_reply=is_reply, **named)
 
     def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:
         """A task that failed without a reply has one: that it failed."""
@@ -146,7 +135,7 @@ def hold(
     acquire: Any, pace: Pace, request: AcquireTaskRequest, state: NodeState
 ) -> AcquireTaskResponse:
     """Stands for ``acquire_task``: waits for a task instead of being asked again and again."""
-    if pace.is_another(sender_of(request)):
+    if pace.is_another(b"".join(added(request, SENDER))):
         # Whoever was to answer the open tasks has ended.
         for task in state.get_tasks(statuses=[Status.STARTING, Status.RUNNING]):
             state.finish_task(task.task_id, SubStatus.FAILED, "the executor has ended")
@@ -194,18 +183,21 @@ def replace_parts() -> None:
         client._interceptors = (ClockNote(), *client._interceptors)
         return client
 
-    pull, push = runtime_handlers.pull_messages, runtime_handlers.push_messages
-    warm = SimpleNamespace(from_server_address=warm_client)
-    replaced: list[tuple[Any, str, Any]] = [
-        (fleet_http_connection, "FleetHttpClient", warm),
-        (runtime_handlers, "pull_messages", partial(handing_out, pull)),
-        (runtime_handlers, "push_messages", partial(storing, push)),
-        (fleet_http_connection, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT),
-        (heartbeat, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT),
-        (start_client_internal, "time", SimpleNamespace(sleep=pace.sleep)),
-        (start_client_internal, "pull_objects", partial(pull_objects, initial_backoff=BACKOFF)),
-        (nodestate_factory, "InMemoryNodeState", warm_state),
-        (runtime_handlers, "acquire_task", partial(hold, runtime_handlers.acquire_task, pace)),
-    ]
-    for module, name, ours in replaced:
-        setattr(module, name, ours)
+    replace(
+        fleet_http_connection,
+        FleetHttpClient=SimpleNamespace(from_server_address=warm_client),
+        HEARTBEAT_DEFAULT_INTERVAL=HEARTBEAT,
+    )
+    replace(heartbeat, HEARTBEAT_DEFAULT_INTERVAL=HEARTBEAT)
+    replace(
+        start_client_internal,
+        time=SimpleNamespace(sleep=pace.sleep),
+        pull_objects=partial(pull_objects, initial_backoff=BACKOFF),
+    )
+    replace(nodestate_factory, InMemoryNodeState=warm_state)
+    replace(
+        runtime_handlers,
+        pull_messages=partial(handing_out, runtime_handlers.pull_messages),
+        push_messages=partial(storing, runtime_handlers.push_messages),
+        acquire_task=partial(hold, runtime_handlers.acquire_task, pace),
+    )

@@ -21,6 +21,7 @@ from flwr.app import Context, Message
 from flwr.common.constant import SubStatus
 from flwr.supercore.constant import TASK_TOKEN_HEADER
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
@@ -29,7 +30,7 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime import run_clientapp
 
 from fedapp.client_app import SiteApp
-from fedapp.deploy.warm import BACKOFF
+from fedapp.deploy.warm import BACKOFF, replace
 from fedapp.deploy.warm.carried import Carrier, contents_of
 from fedapp.home import home
 from fedapp.kernels import load_ahead, modules_with_kernels
@@ -128,8 +129,8 @@ def main() -> None:
     load_ahead([*modules_with_kernels(), "xgboost"])
     tokens: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, tokens), daemon=True).start()
-    name = "pull_and_inflate_object_from_tree"
-    setattr(run_clientapp, name, partial(getattr(run_clientapp, name), initial_backoff=BACKOFF))
+    pull = partial(pull_and_inflate_object_from_tree, initial_backoff=BACKOFF)
+    replace(run_clientapp, pull_and_inflate_object_from_tree=pull)
     task = Task()
     where = given.address, given.insecure, given.root_certificates
     worker = Worker(task, task.client(*where, make_simple_http_retry_invoker()))
