@@ -294,7 +294,7 @@ def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
         "rows": strategy.row_counts(),
         **strategy.table_facts(),
         "left_out": state.left_out,
-        "warnings": state.warnings,
+        "warnings": [*state.warnings, *serverapp.slow_modes(engine)],
         **strategy.outcome,
         "exchanges": state.exchanges,
         "bytes": dict(zip(("to_parties", "to_server"), state.bytes, strict=True)),

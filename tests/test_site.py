@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from importlib import import_module
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands.site import site_app
+from fedapp.deploy import warm
 from fedapp.errors import ConfigError, FedappError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.alignment import OpenRequest
@@ -552,6 +554,15 @@ def check(*options: str) -> str:
 def test_a_check_shows_what_is_odd_about_the_table(write_table: WriteTable) -> None:
     shown = check("--node-config", f'name="bank" data="{write_table(b=[7] * 40)}" label="y"')
     assert shown.splitlines()[-1] == "! feature column 'b' has the same value in every row"
+
+
+def test_a_check_says_where_flower_is_none_of_the_known_versions(
+    write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "DIGESTS", "[site] gone: gone=111111")
+    shown = check("--node-config", f'name="bank" data="{write_table("rows")}" label="y"')
+    rule = r"! flwr must be 1\.41\.0 or 1\.42\.0, got [\d.]+: it differs; slow mode, each exchange"
+    assert re.search(rule, shown)
 
 
 def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(

@@ -140,6 +140,7 @@ def check_command(
     from fedapp.config import load_settings
     from fedapp.data.datasets import check_source
     from fedapp.deploy.bundle import installed_bundle
+    from fedapp.deploy.warm import SITE
     from fedapp.home import home
     from fedapp.messages.methods import all_methods
     from fedapp.report.summary import print_warning
@@ -205,7 +206,7 @@ def check_command(
     for method, (answer, gets) in found.methods.items():
         methods.add_row(method, answer, gets)
     terminal.print(methods)
-    for note in found.notes:
+    for note in filter(None, (*found.notes, SITE.slow_mode())):
         print_warning(terminal, note)
 
 
