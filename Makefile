@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 setup: $(READY)
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed")'
+	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("Python 3.11, 3.12 or 3.13 is needed")'
 	@$(PYTHON) -m venv $(VENV)
 
 $(READY): $(PINS) | $(BIN)/python

@@ -98,7 +98,7 @@ class Run(FinishedFolder):
         >>> import fedapp
         >>> run = fedapp.load("runs/one")
         >>> len(run.model.trees), run.model.columns[:2]
-        (2, ('mean_radius', 'mean_texture'))
+        (2, ('mean radius', 'mean texture'))
         """
         return self._parts or load_model(self.path / "model.json")[0]
 
