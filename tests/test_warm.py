@@ -119,9 +119,10 @@ def test_each_function_has_a_digest_for_every_version() -> None:
     [
         "superlink.grid.http_grid:HttpGrid. pull_messages=000000",
         "superlink.grid.http_grid:HttpGrid. gone=111111",
+        "superlink.grid.http_grid: _DEFAULT_RUNTIME_API_ADDRESS=111111",
         "gone: gone=111111",
     ],
-    ids=["another source", "a method that is gone", "a module that is gone"],
+    ids=["another source", "a method that is gone", "no function", "a module that is gone"],
 )
 def test_of_another_flower_nothing_is_replaced_with_one_warning(
     function: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -154,7 +154,7 @@ def digest(place: str) -> str:
     module, _, name = place.partition(":")
     try:
         source = inspect.getsource(attrgetter(name)(importlib.import_module(module)))
-    except (ImportError, AttributeError, OSError):
+    except (ImportError, AttributeError, OSError, TypeError):
         return "none"
     return hashlib.sha256(source.encode()).hexdigest()[:6]
 
