@@ -39,6 +39,7 @@ from flwr.proto.runtime_pb2 import (
     PushAppMessagesRequest,
 )
 from flwr.server.superlink.fleet.vce import vce_api
+from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
@@ -70,7 +71,7 @@ from fedapp.deploy.warm.carried import (
     storing,
 )
 from fedapp.deploy.warm.executor import RunsWorker, WarmExecutor, signed_request
-from fedapp.deploy.warm.serverapp import TICK, slow_modes, ticking
+from fedapp.deploy.warm.serverapp import TICK, one_cpu, slow_modes, ticking
 from fedapp.deploy.warm.superlink import (
     HOLD,
     Arrivals,
@@ -634,11 +635,29 @@ def test_a_request_that_may_be_sent_again_is_left_as_it_is() -> None:
 def test_a_simulation_looks_for_messages_more_often_and_ends_when_told_to() -> None:
     waits = list[float]()
     stop = SimpleNamespace(is_set=lambda: len(waits) > 1, wait=waits.append)
+    messages = dict.fromkeys("ab", waiting(NODE)) | {"c": waiting(NODE + 1, delivered="now")}
     state = SimpleNamespace(get_message_ins=lambda node_id, limit: [node_id])
+    state.message_ins_store = messages
     queue: Any = Queue()
-    ticking(vce_api.add_messages_to_queue, state, queue, {NODE: 0}, stop)  # type: ignore[arg-type]
+    nodes = {NODE: 0, NODE + 1: 1, NODE + 2: 2}
+    ticking(vce_api.add_messages_to_queue, state, queue, nodes, stop)  # type: ignore[arg-type]
     assert waits == [TICK, TICK]
     assert list(queue.queue) == [NODE, NODE]
+
+
+def waiting(node: int, delivered: str = "") -> SimpleNamespace:
+    """A message in the memory of a simulation."""
+    return SimpleNamespace(metadata=SimpleNamespace(dst_node_id=node, delivered_at=delivered))
+
+
+@pytest.mark.parametrize(("said", "taken"), [(None, 1), (2, 1), (1, 1), (3, 3)])
+def test_an_actor_takes_one_cpu_unless_the_federation_says_more(
+    said: int | None, taken: int
+) -> None:
+    config = {"client_resources": {"num_cpus": said, "num_gpus": 0.5}} if said else {}
+    backend: Any = SimpleNamespace(client_resources_key="client_resources")
+    found = one_cpu(backend, RayBackend._validate_client_resources, config=config)
+    assert found == {"num_cpus": taken, "num_gpus": 0.5 if said else 0.0}
 
 
 # The executor, and the processes that it starts

@@ -94,6 +94,8 @@ superlink.grid.http_grid:HttpGrid. _try_push_messages=6e420b push_messages=9aa59
   pull_messages=67a526
 [simulation]
 server.superlink.fleet.vce.vce_api: add_messages_to_queue=953f4b run_api=f85c0c
+server.superlink.fleet.vce.backend.raybackend:RayBackend. _validate_client_resources=0e0b58
+server.superlink.linkstate.in_memory_linkstate:InMemoryLinkState. get_message_ins=6547c8
 """
 
 

@@ -1,13 +1,13 @@
 """What the ServerApp's process does in other ways than Flower's.
 
 Between organisations messages carry their objects, and a reply that was announced is fetched
-sooner. In a simulation messages are passed on sooner.
+sooner. In a simulation messages are passed on sooner, and every actor takes one CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, partialmethod
 from queue import Queue
 from threading import Event
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from fedapp.deploy.warm import BACKOFF, SERVER, SIMULATION, SUPERLINK, replace
 
 TICK = 0.02  # seconds between looks for messages in a simulation; 0.1 in Flower
+FLOWERS_CPUS = 2  # of an actor, unless the federation's config has another number
 
 
 def replace_parts(grid: Grid) -> None:
@@ -27,9 +28,7 @@ def replace_parts(grid: Grid) -> None:
     if engine == "HttpGrid" and (carried := SERVER.load("carried")):
         _carry_objects(grid, carried.Carrier(), carried.contents_of)
     if engine == "InMemoryGrid" and SIMULATION.load("serverapp"):
-        from flwr.server.superlink.fleet.vce import vce_api
-
-        replace(vce_api, add_messages_to_queue=partial(ticking, vce_api.add_messages_to_queue))
+        _look_often()
 
 
 def slow_modes(engine: str) -> list[str]:
@@ -56,9 +55,31 @@ def _carry_objects(grid: Any, carrier: Any, contents_of: Callable[..., Any]) -> 
     replace(http_grid, pull_objects=partial(pull_objects, initial_backoff=BACKOFF))
 
 
+def _look_often() -> None:
+    """Replace what the simulation, which begins while the ServerApp is loaded, looks with, and how
+    many CPUs its actors take."""
+    from flwr.server.superlink.fleet.vce import vce_api
+    from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
+
+    validate = RayBackend._validate_client_resources
+    replace(vce_api, add_messages_to_queue=partial(ticking, vce_api.add_messages_to_queue))
+    replace(RayBackend, _validate_client_resources=partialmethod(one_cpu, validate))
+
+
+def one_cpu(backend: Any, validate: Callable[..., dict[str, Any]], config: Any) -> dict[str, Any]:
+    """Stands for ``_validate_client_resources``, whose default leaves every second CPU idle."""
+    found = validate(backend, config)
+    return {**found, "num_cpus": 1} if found["num_cpus"] == FLOWERS_CPUS else found
+
+
 def ticking(
     look: Callable[..., None], state: Any, queue: Queue[Message], nodes: Any, stop: Event
 ) -> None:
-    """Stands for ``add_messages_to_queue``, which waits for ``stop`` between its looks."""
+    """Stands for ``add_messages_to_queue``, which looks through all messages for every node."""
+
+    def addressed() -> set[int]:
+        metadata = (message.metadata for message in list(state.message_ins_store.values()))
+        return {each.dst_node_id for each in metadata if not each.delivered_at}
+
     often = SimpleNamespace(is_set=stop.is_set, wait=lambda _: stop.wait(TICK))
-    look(state, queue, nodes, often)
+    look(state, queue, SimpleNamespace(keys=addressed), often)
