@@ -6,6 +6,7 @@ Both run the same ServerApp and ClientApp as a run in this process (``simulation
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -25,9 +26,10 @@ import psutil
 from fedapp import errors
 from fedapp.clock import RULE
 from fedapp.config import Settings, flatten
+from fedapp.crypto.workers import n_cores
 from fedapp.deploy.bundle import app_sources
 from fedapp.deploy.folders import registered_sites
-from fedapp.errors import RunFailedError
+from fedapp.errors import ConfigError, RunFailedError
 from fedapp.home import home, open_private, private_folder
 from fedapp.run_folder import RunFolder, State
 from fedapp.server_app import load_strategy
@@ -44,11 +46,12 @@ from simulations.flower_errors import (
 
 SUPERLINK_START_SECONDS = 60
 # Asking for a run's status takes a process and a second of CPU: seldom while the run goes on.
-STATUS_POLL_SECONDS, ENDING_POLL_SECONDS = 6.0, 1.0
+STATUS_POLL_SECONDS, ENDING_POLL_SECONDS, LOCAL_POLL_SECONDS = 6.0, 1.0, 20.0
 STOP_SECONDS = 10
 # A SuperLink that is killed and started again answers after some 20 s, on a busy machine later.
 LONGEST_SILENCE = 120.0
 COMPLETED = "finished:completed"
+LOCAL = "local"  # Flower's name of a simulation on this machine
 UNKNOWN = "unknown"  # status of a run that cannot be asked for
 STOPPED = {"SystemExit", "KeyboardInterrupt"}  # in the ServerApp's process, from outside
 
@@ -93,8 +96,18 @@ def run_simulated(
     RunFailedError : the run failed, or Flower could not start it.
     """
     federation = {"num-supernodes": settings.parties, "client-resources-num-cpus": 1}
-    _flwr_run(settings, "local", environment, federation, tell)
+    gpus = {"client-resources-num-gpus": _gpus_of_actor(settings)}
+    _flwr_run(settings, LOCAL, environment, federation | gpus, tell)
     return RunFolder(Path(settings.run_dir))
+
+
+def _gpus_of_actor(settings: Settings) -> float:
+    """What each actor gets of this machine's GPUs, where the run may use them and there are any."""
+    if all(section.get("device") != "cuda" for section in settings.sections.values()):
+        return 0.0
+    import torch
+
+    return min(1.0, math.floor(1e4 * torch.cuda.device_count() / n_cores()) / 1e4)
 
 
 def run_superlink(settings: Settings, name: str, tell: Tell = _silent) -> RunFolder | None:
@@ -158,6 +171,9 @@ def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
     Flower's managed SuperLink would outlive its runs and keep the environment it was started with.
     """
     check_programs(_environment(), "flwr", "flower-superlink")
+    if cluster := os.environ.get("RAY_ADDRESS"):
+        rule = "must be unset: parties of a simulation keep their states on one machine"
+        raise ConfigError(f"RAY_ADDRESS {rule}, got {cluster}")
     tell("starting Flower")
     flower_home = home() / "flower"
     private_folder(flower_home)
@@ -167,6 +183,10 @@ def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
         "FLWR_HOME": str(flower_home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
         "FLWR_LOCAL_CONTROL_API_PORT": str(control_port),
+        # Ray would start a process for each CPU that no actor uses, and rank actors below others.
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
+        "RAY_worker_niceness": "0",
     }
     log = flower_home / f"superlink-{http_port}.log"
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
@@ -179,7 +199,7 @@ def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
     try:
         if not is_healthy(process, http_port, SUPERLINK_START_SECONDS):
             printed = log.read_text(errors="replace")
-            raise failed(printed, "local", "Flower's SuperLink did not start")
+            raise failed(printed, LOCAL, "Flower's SuperLink did not start")
         yield environment
     finally:
         tell("ending Flower", ends=True)
@@ -232,7 +252,7 @@ def _flwr_run(
     settings: Settings,
     name: str,
     environment: dict[str, str],
-    federation: Mapping[str, int],
+    federation: Mapping[str, float],
     tell: Tell,
 ) -> None:
     """Start a run with ``flwr run`` and wait for its end."""
@@ -317,7 +337,8 @@ def _wait_for(
             silent = f"{fault}; {silent}" if fault else silent
             tell(silent if is_silent else f"the run is {status}, says Flower")
             told = status
-        _pause(ENDING_POLL_SECONDS if is_silent else STATUS_POLL_SECONDS, folder)
+        seldom = LOCAL_POLL_SECONDS if name == LOCAL and says_more else STATUS_POLL_SECONDS
+        _pause(ENDING_POLL_SECONDS if is_silent else seldom, folder)
         if folder and folder.has_ended() and told != "ended":
             tell("waiting for Flower to end the run")
             told = "ended"

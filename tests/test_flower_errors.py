@@ -191,6 +191,32 @@ def test_a_superlink_that_cannot_use_its_database_is_told_of_at_once_and_asked_a
     assert engines.STATUS_POLL_SECONDS + 2 < 10  # a question takes 2 s
 
 
+def test_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    rule = "^RAY_ADDRESS must be unset: parties of a simulation keep their states on one machine"
+    with pytest.raises(ConfigError, match=rf"{rule}, got head:6379$"), engines.superlink():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("device", "n_gpus", "n_cores", "share"),
+    [("cpu", 1, 4, 0.0), ("cuda", 0, 4, 0.0), ("cuda", 1, 3, 0.3333), ("cuda", 4, 2, 1.0)],
+)
+def test_actors_share_the_gpus_where_a_run_asks_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+    settings: MakeSettings,
+    device: str,
+    n_gpus: int,
+    n_cores: int,
+    share: float,
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
+    monkeypatch.setattr(engines, "n_cores", lambda: n_cores)
+    run = settings(strategy="fedxgbllr", fedxgbllr__device=device)
+    assert engines._gpus_of_actor(run) == share
+
+
 @pytest.mark.parametrize("status", ["finished:failed", "finished:completed"])
 def test_a_run_that_has_written_its_results_has_not_failed(
     monkeypatch: pytest.MonkeyPatch, settings: MakeSettings, tmp_path: Path, status: str
