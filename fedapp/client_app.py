@@ -1,4 +1,4 @@
-"""The Flower ClientApp: every message goes to the handler of its kind.
+"""The Flower ClientApp: a function for each kind of message.
 
 Only what the runtime needs is imported here; a method's modules come with its first message.
 """
@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
+from flwr.clientapp.client_app import DEFAULT_ACTION
+from flwr.clientapp.typing import Mod
 
 from fedapp.deploy.bundle import check_bundle
-from fedapp.errors import DivergedError, FedappError, ProtocolError, WaitingError
+from fedapp.errors import ConfigError, DivergedError, FedappError, ProtocolError, WaitingError
+from fedapp.messages.methods import message_kinds
+from fedapp.names import near
 from fedapp.site.answer import ON_DISK, answered
-from fedapp.site.config import SiteConfig, site_config
+from fedapp.site.config import SiteConfig, config_in_memory, site_config
 from fedapp.site.stores import Stores
 from fedapp.wire.codec import DIVERGED, FAILED, REFUSED, WAITING, from_records, records_of
 
@@ -26,7 +31,11 @@ log = logging.getLogger("fedapp.site")
 
 
 class SiteApp(ClientApp):
-    """A ClientApp that knows its handlers by the message kind instead of by registration.
+    """A Flower ClientApp that answers the messages of every method.
+
+    Each kind of message has a function registered with Flower, so mods and ``@app.lifespan()``
+    apply. ``@app.train()`` and its like take other kinds only. A method's handlers are imported
+    with their first message.
 
     Parameters
     ----------
@@ -34,6 +43,25 @@ class SiteApp(ClientApp):
         in simulation.
     stores : where sites have their states between two messages.
     frames : rows in memory that simulated parties are to predict, by party; each sees its own.
+    mods : Flower's mods around every function.
+    kind_mods : mods around the function of one kind, inside the others.
+    table : gives a simulated party's rows from its ``partition-id`` and ``num-partitions``, as a
+        frame (pandas, polars, pyarrow), a dict of columns or an array; called whenever they are
+        read. A site with ``data`` in its node config has that table.
+    label, id : columns of ``table`` that are not features.
+
+    Raises
+    ------
+    ConfigError : ``kind_mods`` names a kind that fedapp does not answer, or columns have no table.
+
+    Examples
+    --------
+    ::
+
+        def table(partition_id: int, num_partitions: int) -> pandas.DataFrame:
+            return load_breast_cancer(as_frame=True).frame.iloc[partition_id::num_partitions]
+
+        app = SiteApp(table=table, label="target", kind_mods={"train.pax_grow": [message_size_mod]})
     """
 
     def __init__(
@@ -41,24 +69,35 @@ class SiteApp(ClientApp):
         bundle: str | None = None,
         stores: Stores = ON_DISK,
         frames: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        mods: Sequence[Mod] = (),
+        kind_mods: Mapping[str, Sequence[Mod]] = MappingProxyType({}),
+        table: Callable[[int, int], Any] | None = None,
+        label: str = "",
+        id: str = "",
     ) -> None:
-        super().__init__()
-        self._bundle, self.stores, self._frames = bundle, stores, frames
+        super().__init__(mods=list(mods))
+        self._bundle, self.stores, self._frames, self._table = bundle, stores, frames, table
+        self._columns = {"label": label, "id": id}
+        if (label or id) and table is None:
+            raise ConfigError(f"label and id must come with table, got {label or id!r} without")
         self._known: dict[int, tuple[Context, SiteConfig]] = {}
+        kinds = message_kinds()
+        if unknown := sorted(set(kind_mods) - set(kinds)):
+            rule = f"must name kinds of messages, got {unknown[0]!r}{near(unknown[0], kinds)}"
+            raise ConfigError(f"kind_mods {rule}")
+        for kind in kinds:
+            category, _, action = kind.partition(".")
+            getattr(self, category)(action, mods=list(kind_mods.get(kind, ())))(self._answer)
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; an error goes back as its text, without a traceback."""
         kind, name = message.metadata.message_type, str(context.node_config.get("name", "site"))
         try:
-            config = self._config_of(context)
-            name = config.name
-            if name in self._frames:
-                config = replace(config, frame=self._frames[name])
-            if self._bundle is not None:
-                check_bundle(config, self._bundle)
-            envelope, content = from_records(message.content, name)
-            reply = answered(config, kind, envelope, content, self.stores)
-            return Message(records_of(reply, envelope), reply_to=message)
+            name = self._config_of(context).name
+            if not {kind, f"{kind}.{DEFAULT_ACTION}"} & self._registered_funcs.keys():
+                raise ProtocolError(name, "message", "kind", f"must be known, got {kind!r}")
+            return super().__call__(message, context)
         except FedappError as error:
             log.error("%s: %s", kind, error)
             text = str(error) if isinstance(error, ProtocolError) else f"{name}: {error}"
@@ -69,11 +108,26 @@ class SiteApp(ClientApp):
             reason = f"{name}: {_told(error)} in {kind}; the site's own log says more"
             return Message(Error(FAILED, reason), reply_to=message)
 
+    def _answer(self, message: Message, context: Context) -> Message:
+        """What every function of fedapp's kinds does: hand the content to the kind's handler."""
+        config, kind = self._config_of(context), message.metadata.message_type
+        if self._bundle is not None:
+            check_bundle(config, self._bundle)
+        envelope, content = from_records(message.content, config.name)
+        reply = answered(config, kind, envelope, content, self.stores)
+        return Message(records_of(reply, envelope), reply_to=message)
+
     def _config_of(self, context: Context) -> SiteConfig:
         """What a site's configs say; read once where all its messages come with one context."""
         known, config = self._known.get(context.node_id, (None, None))
         if config is None or known is not context:
-            config = site_config(context.node_config, context.run_config)
+            node, run = context.node_config, context.run_config
+            if self._table is None or "data" in node or "partition-id" not in node:
+                config = site_config(node, run)
+            else:
+                config = config_in_memory(node, run, self._table, self._columns)
+            if config.name in self._frames:
+                config = replace(config, frame=partial(self._frames.__getitem__, config.name))
             self._known[context.node_id] = context, config
         return config
 

@@ -62,6 +62,8 @@ def as_arrow(frame: object) -> Any:
         if type(frame).__module__.partition(".")[0] == "pandas":
             table = pa.Table.from_pandas(frame, preserve_index=False)
             return _storable(table.replace_schema_metadata(None))
+        if isinstance(frame, dict):
+            return _storable(pa.table(frame))
         if isinstance(frame, ArrowStream):
             return _storable(pa.table(frame))
         if isinstance(frame, Interchange):

@@ -95,6 +95,11 @@ def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
     return build_table(frame, roles, text_file(path, reader), reader)
 
 
+def table_of_frame(frame: Any, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
+    """Rows in memory, a pyarrow.Table, as those of a Parquet file; see `load_table`."""
+    return build_table(_with_roles(frame, roles, reader, is_written=False), roles, None, reader)
+
+
 def file_format(path: Path) -> str:
     """Format by the file's suffix.
 

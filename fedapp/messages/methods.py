@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Literal
 
 from fedapp import messages
+from fedapp.messages.fields import Request
 
 # Parties that have the same columns; that have the same rows; that predict with a vertical model.
 Family = Literal["horizontal", "vertical", "inference"]
@@ -82,6 +83,14 @@ def modules_of_method(name: str) -> list[ModuleType]:
             shared.append(module)
     own = messages_of(name.replace("-", "_"))
     return [*([own] if own else []), *shared]
+
+
+def message_kinds() -> list[str]:
+    """The kinds of all requests, of whatever method."""
+    modules = (messages_of(found.name) for found in iter_modules(messages.__path__))
+    found = (one for module in modules for one in vars(module).values() if isinstance(one, type))
+    requests = (one for one in found if issubclass(one, Request))
+    return sorted({request.kind for request in requests if hasattr(request, "kind")})
 
 
 def messages_of(name: str) -> ModuleType | None:

@@ -91,7 +91,7 @@ def read_rows_to_predict(
         # Of simulated parties with tables of their own the label is the active one's.
         foreign = config.label if config.simulated and not config.is_share else ""
     if config.frame is not None:
-        table = columns_of_frame(config.frame, columns, roles, config.reader, categories)
+        table = columns_of_frame(config.frame(), columns, roles, config.reader, categories)
     elif config.simulated:
         how = tuple(columns), roles, foreign, config.reader, categories
         table = read_once(read_columns_of, data, *how)
@@ -187,6 +187,8 @@ def _with_own_roles(config: SiteConfig) -> SiteConfig:
     """Without roles and dropped columns where the file has no such columns."""
     path = Path(config.data)
     names = set(column_names(path, config.reader)) if path.is_file() else set()
+    if config.frame is not None:
+        names = set(config.frame().column_names)
     return replace(
         config,
         label=config.label if config.label in names else "",

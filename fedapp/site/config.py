@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from fedapp.data.names import NAME, NAME_RULE, party_name
 from fedapp.data.schema import PLAIN, Reader, Roles
 from fedapp.data.sources import by_party, own_file, party_sources
 from fedapp.errors import ConfigError
+from fedapp.frames import as_arrow
 from fedapp.site.node_config import (
     FLOORS,
     LEAST_PARTIES,
@@ -37,7 +38,7 @@ class SiteConfig:
     dropped : further columns that are not features.
     positive_label : of two classes the one that counts as 1; empty takes the later.
     drops_unlabelled : whether rows without a label are dropped, and not refused.
-    frame : a simulated party's rows to predict, a pyarrow.Table in memory; None: those of a table.
+    frame : gives a simulated party's rows as a pyarrow.Table; None: they are those of ``data``.
     reader : how the table is read, by its schema and the settings of the same names.
     simulated : whether the run config names the tables of all parties, which are on one machine.
     partition : rule by which one simulated table is split; empty where the party has its own.
@@ -107,7 +108,7 @@ class SiteConfig:
     interaction_constraints: str = ""
     base_margin: str = ""
     drops_unlabelled: bool = False
-    frame: Any = field(default=None, compare=False, repr=False)
+    frame: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
     draws_secret: str = field(default="", repr=False)
 
     @property
@@ -163,6 +164,25 @@ def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConf
     if "partition-id" not in node:
         raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
     return _simulated(int(node["partition-id"]), int(node["num-partitions"]), run)
+
+
+def config_in_memory(
+    node: Mapping[str, Value],
+    run: Mapping[str, Value],
+    table: Callable[[int, int], Any],
+    columns: Mapping[str, str],
+) -> SiteConfig:
+    """One of the parties of a simulation whose tables a function gives; see ``SiteApp``."""
+    share, n_shares = int(node["partition-id"]), int(node["num-partitions"])
+    return SiteConfig(
+        party_name(share, n_shares),
+        **table_settings({"data": "", **columns}),
+        simulated=True,
+        share=share,
+        n_shares=n_shares,
+        least_bin_rows=whole(run, "least-bin-rows", 0),
+        frame=lambda: as_arrow(table(share, n_shares)),
+    )
 
 
 def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfig:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.datasets import read_source
+from fedapp.data.load import table_of_frame
 from fedapp.data.notes import notes_on_leaks
 from fedapp.data.partition import SUBSETS, Holdout, partition_rows
 from fedapp.data.table import Table
@@ -87,13 +88,16 @@ def read_table(config: SiteConfig) -> Table:
     DataError : the table breaks a rule.
     ConfigError : there is no such table.
     """
+    if config.frame is not None:
+        return _read_to_train(config.frame(), config.roles, config.reader)
     how = config.data, config.roles, config.reader
     return read_once(_read_to_train, *how) if config.simulated else read_source(*how)
 
 
-def _read_to_train(*how: Any) -> Table:
+def _read_to_train(source: Any, *how: Any) -> Table:
     """A simulated table; leaks are noted of all rows and columns, not of shares."""
-    table = read_source(*how)
+    read = read_source if isinstance(source, str) else table_of_frame
+    table = read(source, *how)
     return replace(table, notes=(*table.notes, *notes_on_leaks(table)))
 
 

@@ -1,0 +1,247 @@
+"""Flower's mods, lifespans and functions around the handlers, and tables that are in memory."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp.mod import message_size_mod
+
+from fedapp.client_app import SiteApp
+from fedapp.errors import ConfigError, PartyError
+from fedapp.messages.methods import message_kinds
+from fedapp.site.answer import find_handler
+from fedapp.site.stores import LiveStores
+from fedapp.wire.codec import REFUSED
+from simulations.local import run_local, site_contexts
+from tests.conftest import MakeSettings, WriteTable
+
+CallNext = Callable[[Message, Context], Message]
+
+
+class Counting:
+    """A mod that counts the messages it sees, by kind."""
+
+    def __init__(self) -> None:
+        self.seen = Counter[str]()
+
+    def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
+        self.seen[message.metadata.message_type] += 1
+        return call_next(message, context)
+
+
+def rows(share: int, n_shares: int) -> dict[str, np.ndarray]:
+    """A table of two columns, a label that follows them and ids."""
+    a, b = np.random.default_rng(share).normal(size=(2, 40)).round(3)
+    return {"a": a, "b": b, "y": (a + b > 0).astype(int)}
+
+
+def test_every_kind_has_a_handler() -> None:
+    kinds = message_kinds()
+    assert "train.pax_grow" in kinds
+    for kind in kinds:
+        assert find_handler(kind, "bank")[0].kind == kind
+
+
+# Mods and functions
+
+
+def test_a_mod_sees_every_message_and_a_kinds_mod_only_its_own(settings: MakeSettings) -> None:
+    plain, every, grow = run_local(settings()), Counting(), Counting()
+    app = SiteApp(stores=LiveStores(), mods=[every], kind_mods={"train.pax_grow": [grow]})
+    folder = run_local(settings(), client_app=app)
+    assert every.seen.total() == folder.summary["exchanges"] * 3
+    assert grow.seen == {"train.pax_grow": every.seen["train.pax_grow"]}
+    assert (folder.path / "model.json").read_bytes() == (plain.path / "model.json").read_bytes()
+
+
+def test_flowers_own_mod_logs_sizes(
+    settings: MakeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = SiteApp(stores=LiveStores(), kind_mods={"train.pax_sketch": [message_size_mod]})
+    with caplog.at_level(logging.INFO, "flwr"):
+        run_local(settings(), client_app=app)
+    texts = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert texts.count("Incoming message size") == texts.count("Outgoing message size") == 3
+
+
+def test_an_error_passes_the_mods_and_goes_back_as_its_text(settings: MakeSettings) -> None:
+    counting = Counting()
+    app = SiteApp(stores=LiveStores(), mods=[counting, message_size_mod])
+    rule = r"^party-1 \(step 1\): data must be a built-in name, .*, got 'gone.csv'$"
+    with pytest.raises(PartyError, match=rule):
+        run_local(settings(data="gone.csv"), client_app=app)
+    assert counting.seen["query.hello"] == 3
+
+
+def test_of_an_error_in_a_mod_the_coordinator_gets_its_kind_only(settings: MakeSettings) -> None:
+    def broken(message: Message, context: Context, call_next: CallNext) -> Message:
+        raise ValueError("a row")
+
+    with pytest.raises(PartyError, match=r"ValueError in query\.greet") as raised:
+        run_local(settings(), client_app=SiteApp(stores=LiveStores(), mods=[broken]))
+    assert "a row" not in str(raised.value)
+
+
+def message_of(kind: str) -> tuple[Message, Context]:
+    context = Context(0, 2, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
+    return Message(RecordDict(), dst_node_id=2, message_type=kind), context
+
+
+def test_functions_for_other_kinds_and_a_lifespan_are_called() -> None:
+    app, called = SiteApp(table=rows, label="y"), list[str]()
+
+    @app.train()
+    def default(message: Message, context: Context) -> Message:
+        called.append("default")
+        return Message(RecordDict(), reply_to=message)
+
+    @app.query("mine")
+    def mine(message: Message, context: Context) -> Message:
+        called.append("mine")
+        return Message(RecordDict(), reply_to=message)
+
+    @app.lifespan()
+    def lifespan(context: Context) -> Any:
+        called.append("begins")
+        yield
+        called.append("ends")
+
+    for kind in ("train", "query.mine"):
+        message, context = message_of(kind)
+        message.metadata.__dict__["_message_id"] = "1"
+        assert not app(message, context).has_error()
+    assert called == ["begins", "default", "ends", "begins", "mine", "ends"]
+
+
+def test_a_function_for_a_kind_that_fedapp_answers_is_refused() -> None:
+    with pytest.raises(ValueError, match="'pax_grow' is already registered"):
+
+        @SiteApp().train("pax_grow")
+        def mine(message: Message, context: Context) -> Message:
+            return message
+
+
+def test_a_kind_without_a_function_is_refused() -> None:
+    message, context = message_of("train.pax_grown")
+    message.metadata.__dict__["_message_id"] = "1"
+    reply = SiteApp(table=rows, label="y")(message, context)
+    text = "party-1: message.kind must be known, got 'train.pax_grown'"
+    assert (reply.error.code, reply.error.reason) == (REFUSED, text)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        (
+            {"kind_mods": {"train.pax_grown": []}},
+            r"^kind_mods must name kinds of messages, got 'train\.pax_grown'; did you mean "
+            r"train\.pax_grow\?",
+        ),
+        ({"label": "y"}, "^label and id must come with table, got 'y' without$"),
+    ],
+    ids=["a kind that no message has", "a column of no table"],
+)
+def test_what_would_be_ignored_is_refused(given: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        SiteApp(**given)
+
+
+# Tables in memory
+
+
+@pytest.mark.parametrize(
+    "kind", [dict, pd.DataFrame, pa.table, lambda table: pd.DataFrame(table).iloc[::1]]
+)
+def test_a_table_in_memory_trains_the_model_of_its_file(
+    settings: MakeSettings, tmp_path: Path, kind: Callable[..., Any]
+) -> None:
+    for share in range(2):
+        pd.DataFrame(rows(share, 2)).to_parquet(tmp_path / f"{share}.parquet")
+    data = ",".join(str(tmp_path / f"{share}.parquet") for share in range(2))
+    of_files = run_local(settings(parties=2, data=data, label="y"))
+    app = SiteApp(stores=LiveStores(), table=lambda *place: kind(rows(*place)), label="y")
+    in_memory = run_local(settings(parties=2), client_app=app)
+    models = [(run.path / "model.json").read_bytes() for run in (of_files, in_memory)]
+    assert models[0] == models[1]
+
+
+def test_tables_in_memory_of_different_columns_train_secureboost(vertical: MakeSettings) -> None:
+    def columns(share: int, n_shares: int) -> dict[str, Any]:
+        table = rows(0, 1)
+        ids = {"row": [f"r{place}" for place in range(40)]}
+        return {"a": table["a"], "y": table["y"], **ids} if not share else {"b": table["b"], **ids}
+
+    app = SiteApp(stores=LiveStores(), table=columns, label="y", id="row")
+    folder = run_local(vertical(align="psi"), client_app=app)
+    assert folder.summary["metrics"]["train"]["auc"] > 0.9
+
+
+def test_a_site_with_data_of_its_own_has_no_table_in_memory(
+    settings: MakeSettings, write_table: WriteTable
+) -> None:
+    def refuse(share: int, n_shares: int) -> Any:
+        raise AssertionError("the site has its own table")
+
+    nodes = [
+        {"name": name, "data": str(write_table(name, 40, seed)), "label": "y", "allow": "pax"}
+        for seed, name in enumerate(("bank", "shop"))
+    ]
+    app = SiteApp(stores=LiveStores(), table=refuse, label="y")
+    folder = run_local(settings(parties=2), site_contexts(nodes), client_app=app)
+    assert [party["name"] for party in folder.summary["parties"]] == ["bank", "shop"]
+
+
+SIMULATED = """
+import sys
+from flwr.clientapp.mod import message_size_mod
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+from fedapp.client_app import SiteApp
+from fedapp.config import load_settings
+from fedapp.server_app import train
+
+folder = sys.argv[1]
+
+def counting(message, context, call_next):
+    with open(f"{folder}/seen", "a") as file:
+        file.write(message.metadata.message_type + "\\n")
+    return call_next(message, context)
+
+def table(share, n_shares):
+    values = [float((7 * row + share) % 23) for row in range(40)]
+    return {"a": values, "y": [int(value > 11) for value in values]}
+
+server = ServerApp()
+
+@server.main()
+def main(grid, context):
+    given = {"parties": 2, "num-boost-round": 1, "max-depth": 2, "run-dir": f"{folder}/run"}
+    train(grid, load_settings(given))
+
+client = SiteApp(mods=[counting], kind_mods={"train.pax_grow": [message_size_mod]}, table=table,
+                 label="y")
+run_simulation(server, client, 2, backend_config={"client_resources": {"num_cpus": 1}})
+"""
+
+
+@pytest.mark.slow
+def test_in_flowers_simulation_mods_and_tables_of_another_app_are_used(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SIMULATED, str(tmp_path)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr[-2000:]
+    seen = Counter((tmp_path / "seen").read_text().split())
+    assert seen["query.hello"] == 2
+    assert (tmp_path / "run" / "ledger.jsonl").read_text().count("\n") == 2 * seen.total()
+    printed = shown.stdout + shown.stderr
+    assert printed.count("Incoming message size") == seen["train.pax_grow"]
