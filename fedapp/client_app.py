@@ -94,7 +94,10 @@ class SiteApp(ClientApp):
         """Answer a message; an error goes back as its text, without a traceback."""
         kind, name = message.metadata.message_type, str(context.node_config.get("name", "site"))
         try:
-            name = self._config_of(context).name
+            config = self._config_of(context)
+            name = config.name
+            if self._bundle is not None:
+                check_bundle(config, self._bundle)
             if not {kind, f"{kind}.{DEFAULT_ACTION}"} & self._registered_funcs.keys():
                 raise ProtocolError(name, "message", "kind", f"must be known, got {kind!r}")
             return super().__call__(message, context)
@@ -111,8 +114,6 @@ class SiteApp(ClientApp):
     def _answer(self, message: Message, context: Context) -> Message:
         """What every function of fedapp's kinds does: hand the content to the kind's handler."""
         config, kind = self._config_of(context), message.metadata.message_type
-        if self._bundle is not None:
-            check_bundle(config, self._bundle)
         envelope, content = from_records(message.content, config.name)
         reply = answered(config, kind, envelope, content, self.stores)
         return Message(records_of(reply, envelope), reply_to=message)

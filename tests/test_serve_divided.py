@@ -138,7 +138,8 @@ def test_a_party_sees_its_own_values_alone(
     seen = dict[str, list[str]]()
 
     def read(config: SiteConfig, *asked: Any) -> Table:
-        seen[config.name] = config.frame.column_names
+        assert config.frame is not None
+        seen[config.name] = config.frame().column_names
         return read_rows_to_predict(config, *asked)
 
     monkeypatch.setattr("clients.vertical.read_rows_to_predict", read)
