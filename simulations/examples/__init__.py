@@ -1,1 +1,1 @@
-"""Apps of a user's own on fedapp's strategies."""
+"""Flower apps on fedapp's strategies, each a folder for ``flwr run``."""
