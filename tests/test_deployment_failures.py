@@ -117,7 +117,7 @@ def test_a_superexec_that_dies_leaves_its_supernode_as_it_is(
     assert deployment.process("bank", SUPERNODE) == supernode
 
 
-@pytest.mark.parametrize("program", ["flower-superexec", "flwr-serverapp"])
+@pytest.mark.parametrize("program", ["fedapp.deploy.coordinator", "flwr-serverapp"])
 def test_a_run_whose_server_dies_is_resumed_to_the_same_model(
     deployment: Deployment, local_model: bytes, tmp_path: Path, program: str
 ) -> None:

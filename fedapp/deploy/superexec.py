@@ -5,21 +5,33 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+from typing import Any
 
 from flwr.supercore.cli import flower_superexec
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
 
+from fedapp import log_lines
+from fedapp.deploy.health import ALIVE
 from fedapp.deploy.warm import SITE
+from fedapp.home import home
 from fedapp.start import leave_no_core
+
+log = logging.getLogger("fedapp")
 
 
 class SiteExecutor(SubprocessExecutor):
     """Starts the site's own ClientApp, and nothing else that a coordinator may ask for."""
+
+    def get_eligible_capacity(self, *given: Any, **named: Any) -> tuple[set[TaskType], set[str]]:
+        """Show that this process goes on asking for tasks: ``fedapp.deploy.health`` looks."""
+        (home() / ALIVE).touch()
+        return super().get_eligible_capacity(*given, **named)
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Have a message answered."""
@@ -52,12 +64,13 @@ def main() -> None:
     SystemExit : Flower gets its executor by other means than the one that is replaced here.
     """
     leave_no_core()
+    log_lines.begin("superexec")
     if not hasattr(run_superexec, "get_executor"):
         raise SystemExit("flwr must be a version with run_superexec.get_executor, as 1.41 is")
     # Before it asks for a task: else the first round of a run would wait for the compiler.
     compiling = subprocess.run([sys.executable, "-P", "-m", "simulations.kernels"], check=False)
     is_done = "kernels are compiled" if compiling.returncode == 0 else "runs compile their kernels"
-    print(f"{is_done}: the site is ready", flush=True)
+    log.info("%s: the site is ready", is_done)
     # Flower asks for a task every second by default; the SuperNode holds the question.
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")
     executor = SiteExecutor()

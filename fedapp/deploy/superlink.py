@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+import sys
+
 from flwr.superlink.cli import flower_superlink
 
+from fedapp import log_lines
+from fedapp.deploy.certificates import warn_of_expiry
 from fedapp.deploy.warm import SUPERLINK
 from fedapp.start import leave_no_core
 
@@ -14,6 +18,8 @@ from fedapp.start import leave_no_core
 def main() -> None:
     """Run Flower's SuperLink, which holds questions where its parts are known."""
     leave_no_core()
+    log_lines.begin("superlink")
+    warn_of_expiry(sys.argv)
     if SUPERLINK.are_known():
         from fedapp.deploy.warm.superlink import replace_parts
 
