@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from fedapp.deploy.bundle import check_bundle
 from fedapp.errors import DivergedError, FedappError, ProtocolError, WaitingError
 from fedapp.site.answer import ON_DISK, answered
+from fedapp.site.answers import noted
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.stores import Stores
 from fedapp.wire.codec import DIVERGED, FAILED, REFUSED, WAITING, from_records, records_of
@@ -30,7 +31,7 @@ class SiteApp(ClientApp):
 
     Parameters
     ----------
-    bundle : SHA-256 of the app bundle whose run it answers; None where it is of that bundle itself,
+    bundle : the app bundle (FAB) whose run it answers; None where it is of that bundle itself,
         in simulation.
     stores : where sites have their states between two messages.
     frames : rows in memory that simulated parties are to predict, by party; each sees its own.
@@ -38,7 +39,7 @@ class SiteApp(ClientApp):
 
     def __init__(
         self,
-        bundle: str | None = None,
+        bundle: bytes | None = None,
         stores: Stores = ON_DISK,
         frames: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
@@ -46,6 +47,7 @@ class SiteApp(ClientApp):
         self._bundle, self.stores, self._frames = bundle, stores, frames
         self._known: dict[int, tuple[Context, SiteConfig]] = {}
 
+    @noted
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; an error goes back as its text, without a traceback."""
         kind, name = message.metadata.message_type, str(context.node_config.get("name", "site"))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
+from fedapp.commands.common import say
 from fedapp.commands.help import Command
 
 app_app = typer.Typer(help="The installed app, as sites know it.", no_args_is_help=True)
@@ -15,3 +19,18 @@ def hash_command() -> None:
     from fedapp.deploy.bundle import installed_bundle
 
     print(installed_bundle())
+
+
+@app_app.command("sign", cls=Command)
+def sign_command(
+    key: Annotated[Path, typer.Option(help="Ed25519 private key, PEM; keep it off this machine.")],
+) -> None:
+    """Sign the installed fedapp as a release, which sites that pin the key answer."""
+    from fedapp.config import app_folder
+    from fedapp.deploy.bundle import build_bundle
+    from fedapp.deploy.release import SIGNATURE, load_key, signature_file
+
+    private, path = load_key(key), app_folder() / SIGNATURE
+    path.write_text(signature_file(build_bundle(), private))
+    say(f"signed in {path}, which is part of what a coordinator sends; sites pin:")
+    say(f'release-keys = "{private.public_key().public_bytes_raw().hex()}"')
