@@ -14,6 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import strategies
+from fedapp import log_lines
 from fedapp.config import Settings, flatten, load_settings
 from fedapp.deploy.warm import serverapp
 from fedapp.errors import ConfigError, in_words
@@ -37,8 +38,11 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train, and write the report, unless a command waits for the run to add to it first."""
     leave_no_core()
-    logging.basicConfig(stream=sys.stdout, format="%(message)s")
-    logging.getLogger("fedapp").setLevel(logging.INFO)
+    if engine_name(grid) == "deployment":
+        log_lines.begin("serverapp", context.run_id)
+    else:
+        logging.basicConfig(stream=sys.stdout, format="%(message)s")
+        logging.getLogger("fedapp").setLevel(logging.INFO)
     serverapp.replace_parts(grid)
     settings = load_settings(context.run_config)
     check_read(settings)
