@@ -49,7 +49,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
 
 def signature_file(bundle: bytes, key: Ed25519PrivateKey) -> str:
     """The content of ``SIGNATURE`` for a bundle, in which it may be already."""
-    return f'SIGNATURE = "{key.sign(_signed(_files(bundle))).hex()}"\n'
+    return f'SIGNATURE = "{key.sign(_signed(_files(bundle))).hex()}"  # noqa: E501\n'
 
 
 @lru_cache(maxsize=4)  # the messages of a run come one by one
