@@ -64,9 +64,6 @@ def started(folder: Path) -> Iterator[Deployment]:
     """A coordinator and three sites with the same columns, running."""
     deployment = Deployment(folder, same_columns(folder))
     unpack_compiled(deployment.coordinator / "flower")
-    for name in SITES:  # whose logs then name each message
-        with (deployment.folder / name / "env.sh").open("a") as file:
-            file.write("export FLWR_LOG_LEVEL=DEBUG\n")
     try:
         deployment.start("coordinator")
         deployment.register()
