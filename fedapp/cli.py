@@ -20,6 +20,7 @@ from fedapp.commands.compare import compare
 from fedapp.commands.export import export
 from fedapp.commands.help import Command, PredictingCommand, TrainingCommand
 from fedapp.commands.key import key, trust
+from fedapp.commands.metrics import metrics
 from fedapp.commands.predict import predict
 from fedapp.commands.report import report
 from fedapp.commands.run import run
@@ -43,6 +44,7 @@ cli.command(cls=PredictingCommand)(predict)
 cli.command(cls=Command)(report)
 cli.command(cls=Command)(export)
 cli.command(cls=Command)(serve)
+cli.command(cls=Command)(metrics)
 cli.command(cls=Command)(runs)
 cli.command(cls=Command)(clean)
 cli.command(cls=Command)(sbom)

@@ -23,6 +23,7 @@ from fedapp.errors import ConfigError, DivergedError, FedappError, ProtocolError
 from fedapp.messages.methods import message_kinds
 from fedapp.names import near
 from fedapp.site.answer import ON_DISK, answered
+from fedapp.site.answers import noted
 from fedapp.site.config import SiteConfig, config_in_memory, site_config
 from fedapp.site.stores import Stores
 from fedapp.wire.codec import DIVERGED, FAILED, REFUSED, WAITING, from_records, records_of
@@ -39,7 +40,7 @@ class SiteApp(ClientApp):
 
     Parameters
     ----------
-    bundle : SHA-256 of the app bundle whose run it answers; None where it is of that bundle itself,
+    bundle : the app bundle (FAB) whose run it answers; None where it is of that bundle itself,
         in simulation.
     stores : where sites have their states between two messages.
     frames : rows in memory that simulated parties are to predict, by party; each sees its own.
@@ -66,7 +67,7 @@ class SiteApp(ClientApp):
 
     def __init__(
         self,
-        bundle: str | None = None,
+        bundle: bytes | None = None,
         stores: Stores = ON_DISK,
         frames: Mapping[str, Any] = MappingProxyType({}),
         *,
@@ -90,6 +91,7 @@ class SiteApp(ClientApp):
             category, _, action = kind.partition(".")
             getattr(self, category)(action, mods=list(kind_mods.get(kind, ())))(self._answer)
 
+    @noted
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; an error goes back as its text, without a traceback."""
         kind, name = message.metadata.message_type, str(context.node_config.get("name", "site"))

@@ -210,7 +210,7 @@ class RunFolder:
         """How far the run has come if it is not going on."""
         if (self.path / "summary.json").exists():
             return State.FINISHED
-        if self._error not in ("", *INTERRUPTIONS):
+        if self.error not in ("", *INTERRUPTIONS):
             return State.FAILED
         has_checkpoint = (self.path / "checkpoint.json").exists()
         return State.RESUMABLE if has_checkpoint else State.INTERRUPTED
@@ -245,7 +245,7 @@ class RunFolder:
         return (self.path / STOP).exists()
 
     @property
-    def _error(self) -> str:
+    def error(self) -> str:
         """Name of the error that has ended the run, or empty."""
         path = self.path / "failure.json"
         return str(json.loads(path.read_text())["error"]) if path.exists() else ""
@@ -253,12 +253,12 @@ class RunFolder:
     @property
     def was_stopped(self) -> bool:
         """Whether it ended so."""
-        return self._error == StoppedError.__name__
+        return self.error == StoppedError.__name__
 
     @property
     def diverged_after(self) -> int:
         """Finished rounds of a run that has diverged; 0 where it has not."""
-        facts = self._kept_facts() if self._error == DivergedError.__name__ else None
+        facts = self._kept_facts() if self.error == DivergedError.__name__ else None
         return int(facts["facts"]["rounds"]) if facts else 0
 
     def finish(self) -> None:

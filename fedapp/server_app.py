@@ -15,6 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import strategies
+from fedapp import log_lines
 from fedapp.config import Settings, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.deploy.warm import serverapp
@@ -44,9 +45,11 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train, and write the report, unless a command waits for the run to add to it first."""
     leave_no_core()
-    # Not the root logger's: what Flower logs would be printed twice.
-    log.addHandler(logging.StreamHandler(sys.stdout))
-    log.setLevel(logging.INFO)
+    if engine_name(grid) == "deployment":
+        log_lines.begin("serverapp", context.run_id)
+    else:  # not the root logger's handler: what Flower logs would be printed twice
+        log.addHandler(logging.StreamHandler(sys.stdout))
+        log.setLevel(logging.INFO)
     serverapp.replace_parts(grid)
     try:
         settings = load_settings(context.run_config)

@@ -24,6 +24,7 @@ class Stage:
     seconds : it may take in all; None where nothing is known.
     round, rounds : the training round from 1 on, and how many there are; 0 outside the rounds.
     rounds_seconds : from ``since`` to the end of the last round; None where nothing is known.
+    waiting : parties whose replies are missing.
     """
 
     doing: str
@@ -32,6 +33,7 @@ class Stage:
     round: int = 0
     rounds: int = 0
     rounds_seconds: float | None = None
+    waiting: Sequence[str] = ()
 
 
 class Stages:
@@ -111,7 +113,7 @@ class Stages:
         """Name the parties whose replies to the exchange are missing."""
         self._noted = ("", 0)  # the next exchange is noted, however brief
         doing = f"{self._stage.doing}; waiting for {', '.join(parties)}"
-        self._note(replace(self._stage, doing=doing))
+        self._note(replace(self._stage, doing=doing, waiting=parties))
 
     def _enter(self, round_id: int, now: float) -> None:
         """Take the time of the last round where another one begins."""

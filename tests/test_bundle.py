@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from fedapp.client_app import SiteApp
 from fedapp.commands.app import app_app
-from fedapp.deploy.bundle import app_sources, check_bundle, installed_bundle
+from fedapp.deploy.bundle import app_sources, build_bundle, check_bundle, installed_bundle
 from fedapp.deploy.clientapp import Bundle
 from fedapp.deploy.superexec import SiteExecutor
 from fedapp.errors import ConfigError
@@ -34,7 +34,7 @@ from tests.deployed import CUSTOMER, PAX, no_secret_is_at_the_coordinator, start
 from tests.edited import edited_app
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
-OTHER, ANOTHER = "0" * 64, "1" * 64
+OTHER, ANOTHER = (hashlib.sha256(text).hexdigest() for text in (b"other", b"another"))
 
 
 def node(tmp_path: Path, **more: str) -> dict[str, str]:
@@ -95,21 +95,21 @@ def test_an_edited_app_and_another_version_have_other_hashes(tmp_path: Path, cha
 
 def test_a_site_knows_the_bundle_of_its_own_fedapp_alone(tmp_path: Path) -> None:
     config = site_config(node(tmp_path), {})
-    check_bundle(config, installed_bundle())
+    check_bundle(config, build_bundle())
     rule = rf"app must be {installed_bundle()}, which this site knows, got {OTHER}; install the "
     with pytest.raises(ConfigError, match=rule):
-        check_bundle(config, OTHER)
+        check_bundle(config, b"other")
 
 
 def test_a_site_that_names_bundles_knows_these_and_no_other(tmp_path: Path) -> None:
     config = site_config(node(tmp_path, app=f"{OTHER}, {ANOTHER}"), {})
-    check_bundle(config, OTHER)
-    check_bundle(config, ANOTHER)
-    with pytest.raises(ConfigError, match=f"app must be {OTHER} or {ANOTHER}, which"):
-        check_bundle(config, installed_bundle())
+    check_bundle(config, b"other")
+    check_bundle(config, b"another")
+    with pytest.raises(ConfigError, match=f"app must be {ANOTHER} or {OTHER}, which"):
+        check_bundle(config, build_bundle())
 
 
-@pytest.mark.parametrize("text", ["latest", OTHER[1:], f"{OTHER},{ANOTHER.replace('1', 'G')}"])
+@pytest.mark.parametrize("text", ["latest", OTHER[1:], f"{OTHER},{ANOTHER.replace('a', 'G')}"])
 def test_what_is_no_hash_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=rf"app must be hashes of 64 hex digits .*{text}'$"):
         site_config(node(tmp_path, app=text), {})
@@ -118,29 +118,27 @@ def test_what_is_no_hash_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_message_of_another_bundle_is_refused_by_the_sites_name_before_it_is_read(
     tmp_path: Path,
 ) -> None:
-    grid = LocalGrid(site_contexts([node(tmp_path)]), SiteApp(OTHER))
+    grid = LocalGrid(site_contexts([node(tmp_path)]), SiteApp(b"other"))
     (answer,) = grid.send_and_receive([Message(RecordDict(), 2, "query.nothing")])
     grid.close()
     error = answer.error
     assert error.code == REFUSED
     assert error.reason is not None
     assert error.reason.startswith(f"bank: app must be {installed_bundle()}, which")
-    assert not (tmp_path / "home").exists()
+    assert not (tmp_path / "home" / "sites").exists()
 
 
 # What a site runs
 
 
-def test_of_a_bundle_nothing_but_the_hash_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_bundle_nothing_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     content = build_fab_from_disk(edited_app(tmp_path / "app", "an answer"))
     bundle = Bundle()
     bundle.hold(content, skip_prompt=True)
     app = bundle.loader(default_app_ref="", app_path=None, multi_app=True)("id", "1", "a claim")
     assert type(app) is SiteApp
-    assert bundle.hash == hashlib.sha256(content).hexdigest()
+    assert bundle.content == content
     assert not (tmp_path / "flower").exists()
 
 

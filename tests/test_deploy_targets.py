@@ -17,6 +17,7 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from fedapp.commands.federation import federation_app
+from fedapp.deploy.health import ALIVE
 from fedapp.errors import ConfigError
 from fedapp.site.node_config import parse_node_config
 from tests.conftest import WriteTable
@@ -135,6 +136,22 @@ def test_the_process_that_reads_a_sites_rows_has_no_way_out_and_the_other_one_no
     assert not any("supernode.key" in path for path in mounts(superexec))
 
 
+def test_services_are_asked_for_their_health_where_they_listen(folders: Any) -> None:
+    coordinator, site = folders("compose")
+    checks = {}
+    for folder in (coordinator, site):
+        for name, service in composed(folder)["services"].items():
+            if "healthcheck" in service:
+                kind, *words = service["healthcheck"]["test"]
+                assert (kind, words[:4]) == ("CMD", ["python", "-P", "-m", "fedapp.deploy.health"])
+                checks[folder.name, name] = words[4:]
+    assert checks == {
+        ("coordinator", "superlink"): ["https://localhost:8000", f"{coordinator}/ca.crt"],
+        ("bank", "supernode"): ["http://127.0.0.1:9094"],
+        ("bank", "superexec"): [f"{site}/home/{ALIVE}"],
+    }
+
+
 @pytest.mark.skipif(not shutil.which("docker-compose"), reason="needs docker-compose")
 def test_docker_compose_takes_the_files(folders: Any) -> None:
     for folder in folders("compose"):
@@ -220,8 +237,13 @@ def test_every_volume_secret_claim_and_port_that_a_pod_names_exists(folders: Any
                     if held.get(place):
                         assert name in held[place], word
                 names = {port["name"] for port in container.get("ports", [])}
-                probe = container.get("readinessProbe")
-                assert not probe or probe["tcpSocket"]["port"] in names
+                probe = container.get("readinessProbe", {})
+                for check in probe.values():
+                    assert not isinstance(check, dict) or check["port"] in names
+                words = container.get("livenessProbe", {"exec": {"command": []}})["exec"]["command"]
+                assert words[:4] in ([], ["python", "-P", "-m", "fedapp.deploy.health"])
+                if len(words) == 6:
+                    assert Path(words[5]).name in held[str(Path(words[5]).parent)]
             # Each was mounted by a container, and tmp and state maybe by several.
             assert not volumes
         for service in of_kind(objects, "Service").values():
@@ -395,6 +417,34 @@ def test_units_start_what_the_other_targets_start(folders: Any) -> None:
         assert options_of(name, [Path(program).name, *words]).isolation == "process"
 
 
+def test_a_unit_has_started_once_its_process_answers_and_metrics_are_off(folders: Any) -> None:
+    coordinator, site = folders("systemd")
+    asked = "python -P -m fedapp.deploy.health"
+    for path, place in (
+        (
+            coordinator / "fedapp-federation-superlink.service",
+            f"https://localhost:8000 {coordinator}/ca.crt",
+        ),
+        (site / "fedapp-bank-supernode.service", "http://127.0.0.1:9094"),
+    ):
+        (line,) = unit(path)["ExecStartPost"]
+        assert line == f"/bin/sh -c 'until {asked} {place}; do sleep 1; done'"
+    for path in (
+        coordinator / "fedapp-federation-metrics.service",
+        site / "fedapp-bank-metrics.service",
+    ):
+        found = unit(path)
+        assert "FEDAPP_METRICS=" in found["Environment"]
+        (condition,) = found["ExecCondition"]
+        for port, status in (("", 1), ("9464", 0)):
+            done = subprocess.run(shlex.split(condition), env={"FEDAPP_METRICS": port}, check=False)
+            assert done.returncode == status
+        assert found["ExecStart"][0].endswith("-m fedapp metrics --port ${FEDAPP_METRICS}")
+        assert found["IPAddressDeny"] == ["any"]
+    data = str(parse_node_config(str(site / "site.toml"))["data"])
+    assert found["InaccessiblePaths"] == [f"-{site}/home/sites {data}"]
+
+
 def test_a_sites_units_part_the_rows_from_the_network_and_end_together(folders: Any) -> None:
     _, folder = folders("systemd")
     data = str(parse_node_config(str(folder / "site.toml"))["data"])
@@ -412,7 +462,7 @@ def test_a_sites_units_part_the_rows_from_the_network_and_end_together(folders: 
 def test_systemd_takes_the_units(folders: Any) -> None:
     for folder in folders("systemd"):
         units = [str(path) for path in folder.glob("*.service")]
-        assert len(units) == 2
+        assert len(units) == 3
         command = ["systemd-analyze", "verify", *units]
         checked = subprocess.run(command, check=False, capture_output=True, text=True)
         assert (checked.returncode, str(folder) in checked.stderr) == (0, False), checked.stderr

@@ -158,11 +158,25 @@ def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_t
     deployment: Deployment, tmp_path: Path
 ) -> None:
     expected = local_pax(deployment, tmp_path / "local")
+    before = {name: deployment.size_of_log(name) for name in ("coordinator", *SITES)}
     ended(begun(deployment, "pax", tmp_path / "across", PAX))
     assert model_in(tmp_path / "across") == expected
     assert not any(deployment.process(name, WORKER) for name in SITES)
     known = registered_sites(deployment.coordinator / "flower")
     assert sorted(known.values()) == sorted(SITES)
+    summary = json.loads((tmp_path / "across" / "summary.json").read_text())
+    for name in SITES:
+        answers = (deployment.home(name) / "answers" / f"{name}.jsonl").read_text().splitlines()
+        outcomes = [json.loads(line)["outcome"] for line in answers]
+        assert outcomes.count("answered") >= summary["exchanges"]
+    for name, size in before.items():
+        lines = deployment.log(name).read_bytes()[size:].decode().splitlines()
+        form = rf"\S+Z (DEBUG|INFO|WARNING|ERROR) {name} \w+( run=\d+)?: |    |$"
+        assert not [line for line in lines if not re.match(form, line)]
+        # What is said of each message is shown at DEBUG alone.
+        shown = "\n".join(line for line in lines if " DEBUG " not in line)
+        assert "[RUN" not in shown
+        assert "PushMessages" not in shown
     no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
 
 

@@ -121,7 +121,7 @@ def test_an_image_of_a_wheel_installs_that_and_its_own_lock(
 
 
 def test_an_image_installs_what_the_lock_has_and_nothing_else() -> None:
-    text, _ = Machine("/srv/site", "/usr/bin").dockerfile()["Dockerfile"]
+    text, _ = Machine("/srv/site", "/usr/bin", "bank").dockerfile()["Dockerfile"]
     dependencies, app = [line.split() for line in text.splitlines() if "pip install" in line]
     assert {"--require-hashes", "/opt/fedapp/requirements.lock"} <= set(dependencies)
     assert dependencies[dependencies.index("--only-binary") + 1] == ":all:"

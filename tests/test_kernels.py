@@ -116,14 +116,15 @@ assert {"clients.pax", "xgboost"} <= sys.modules.keys()
 
 
 def test_a_site_compiles_its_kernels_before_it_asks_for_tasks(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # there is nothing to compile
-    monkeypatch.setattr(superexec, "flower_superexec", lambda: print("asks", flush=True))
+    monkeypatch.setattr(superexec.log_lines, "begin", lambda _: caplog.set_level("INFO"))
+    monkeypatch.setattr(superexec, "flower_superexec", lambda: superexec.log.info("asks"))
     for name in ("get_executor", "AutoExecPlugin", "AcquireTaskRequest"):  # which it replaces
         monkeypatch.setattr(superexec.run_superexec, name, getattr(superexec.run_superexec, name))
     superexec.main()
-    assert capfd.readouterr().out == "kernels are compiled: the site is ready\nasks\n"
+    assert caplog.messages == ["kernels are compiled: the site is ready", "asks"]
 
 
 @pytest.mark.slow

@@ -347,9 +347,8 @@ def test_a_stage_names_the_parties_that_are_waited_for() -> None:
     timed = Timed()
     timed.exchange(GrowRequest, 1)
     timed.stages.name_waiting(["bank", "shop"])
-    assert timed.noted[-1] == replace(
-        timed.noted[-2], doing="growing trees; waiting for bank, shop"
-    )
+    named = {"doing": "growing trees; waiting for bank, shop", "waiting": ["bank", "shop"]}
+    assert timed.noted[-1] == replace(timed.noted[-2], **named)
     timed.exchange(GrowRequest, 1)  # brief, and noted nevertheless
     assert timed.noted[-1].doing == "growing trees"
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedapp.commands.common import say
 from fedapp.commands.help import Command
 from fedapp.errors import ConfigError
 
@@ -29,3 +30,18 @@ def copy_command(folder: Annotated[Path, typer.Argument(help="New or empty.")]) 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"folder must be new or empty, got {folder}")
     copy_sources(folder)
+
+
+@app_app.command("sign", cls=Command)
+def sign_command(
+    key: Annotated[Path, typer.Option(help="Ed25519 private key, PEM; keep it off this machine.")],
+) -> None:
+    """Sign the installed fedapp as a release, which sites that pin the key answer."""
+    import fedapp
+    from fedapp.deploy.bundle import build_bundle
+    from fedapp.deploy.release import SIGNATURE, load_key, signature_file
+
+    private, path = load_key(key), Path(fedapp.__file__).parent.parent / SIGNATURE
+    path.write_text(signature_file(build_bundle(), private))
+    say(f"signed in {path}, which is part of what a coordinator sends; sites pin:")
+    say(f'release-keys = "{private.public_key().public_bytes_raw().hex()}"')

@@ -140,6 +140,7 @@ def check_command(
     from fedapp.config import load_settings
     from fedapp.data.datasets import check_source
     from fedapp.deploy.bundle import installed_bundle
+    from fedapp.deploy.certificates import validity
     from fedapp.deploy.warm import SITE
     from fedapp.home import home
     from fedapp.messages.methods import all_methods
@@ -157,6 +158,7 @@ def check_command(
         raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
     check_source(str(node["data"]))
     site, beside = site_config(node, {}), Path(config).parent if config else home()
+    ca = beside / "ca.crt"
     trusted = {**pins_in(home()), **pins_in(beside / "home"), **site.trusted}
     site, run = replace(site, trusted=trusted), load_settings({})
     found = check_site(site, all_methods(), (run.test_fraction, run.valid_fraction))
@@ -178,7 +180,9 @@ def check_command(
         "ids": found.ids,
         "versions": ", ".join(told_versions()),
         "app": " or ".join(sorted(site.bundles or {installed_bundle()})),
+        "release-keys": ", ".join(sorted(site.release_keys)) or "none: app says all",
         "keys": who_may_read_keys(folders),
+        "certificate": validity(ca) if ca.is_file() else "no ca.crt here",
         "share-column-names": "yes" if site.shares_names else "no",
         "share-categories": "yes" if site.shares_categories else "no",
         "allow-export": "yes" if site.allows_export else "no",

@@ -16,13 +16,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedapp.config import app_files, app_folder
+from fedapp.deploy.release import is_signed
 from fedapp.errors import ConfigError
 from fedapp.site.config import SiteConfig
 
 
-@cache
-def installed_bundle() -> str:
-    """SHA-256 of the bundle (FAB) that ``flwr run`` makes of the installed sources, 64 hex digits.
+def build_bundle() -> bytes:
+    """The bundle (FAB) that ``flwr run`` makes of the installed sources.
 
     Raises
     ------
@@ -30,7 +30,13 @@ def installed_bundle() -> str:
     """
     from flwr.cli.build import build_fab_from_files
 
-    return hashlib.sha256(build_fab_from_files(_sources())[0]).hexdigest()
+    return build_fab_from_files(_sources())[0]
+
+
+@cache
+def installed_bundle() -> str:
+    """SHA-256 of ``build_bundle``, 64 hex digits."""
+    return hashlib.sha256(build_bundle()).hexdigest()
 
 
 @contextmanager
@@ -62,21 +68,18 @@ def _sources() -> dict[str, Path]:
     return found
 
 
-def check_bundle(config: SiteConfig, bundle: str) -> None:
-    """Hold that a run's bundle is one that the site knows.
-
-    Parameters
-    ----------
-    bundle : its SHA-256, 64 hex digits.
+def check_bundle(config: SiteConfig, bundle: bytes) -> None:
+    """Check that a run's bundle is one that the site knows, or a release that it trusts.
 
     Raises
     ------
     ConfigError : it is another one.
     """
-    known = config.bundles or {installed_bundle()}
-    if bundle not in known:
+    known, found = config.bundles or {installed_bundle()}, hashlib.sha256(bundle).hexdigest()
+    if found not in known and not is_signed(bundle, config.release_keys):
+        signed = " or signed by one of release-keys" if config.release_keys else ""
         raise ConfigError(
-            f"app must be {' or '.join(sorted(known))}, which this site knows, got {bundle}; "
-            "install the same fedapp at coordinator and site (fedapp app hash), "
+            f"app must be {' or '.join(sorted(known))}, which this site knows{signed}, got {found}"
+            "; install the same fedapp at coordinator and site (fedapp app hash), "
             "or name both hashes in the site's node config (app)"
         )

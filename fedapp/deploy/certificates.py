@@ -7,9 +7,11 @@ in OpenSSH's form.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -26,7 +28,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedapp.errors import ConfigError
 
+log = logging.getLogger("fedapp")
+
 YEARS = 5
+WARNED_DAYS = 30  # before a certificate ends
 CLOCK_SKEW = timedelta(hours=1)
 
 
@@ -94,6 +99,29 @@ def hosts_of(certificate: bytes) -> tuple[str, ...]:
     except (ValueError, x509.ExtensionNotFound) as error:
         raise ConfigError(f"server.crt must be a certificate for a host: {error}") from None
     return tuple(str(name.value) for name in found)
+
+
+def days_left(path: Path) -> float:
+    """Until the first certificate of a PEM file ends; negative where it has."""
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path.name} must be a PEM certificate: {error}") from None
+    return (min(one.not_valid_after_utc for one in found) - datetime.now(UTC)) / timedelta(days=1)
+
+
+def validity(path: Path) -> str:
+    """How long a certificate is valid, in words; asks for another one where that is short."""
+    days = days_left(path)
+    way = "; the coordinator renews it (fedapp federation renew), and gives ca.crt to every site"
+    return f"{path.name} ends in {days:.0f} days{way if days <= WARNED_DAYS else ''}"
+
+
+def warn_of_expiry(words: Iterable[str]) -> None:
+    """Log a warning for each certificate that a command names and that ends soon."""
+    for path in (Path(word) for word in words if word.endswith(".crt")):
+        if path.is_file() and days_left(path) <= WARNED_DAYS:
+            log.warning("%s", validity(path))
 
 
 def _signed_by_itself(key: ec.EllipticCurvePrivateKey, subject: x509.Name) -> Authority:

@@ -2,14 +2,14 @@
 
 ``python -m fedapp.deploy.clientapp`` takes the options of ``flwr-clientapp``. What Flower would do
 with the bundle that the coordinator sends, unpack it and import its code, is replaced: the bundle
-is hashed, and otherwise left alone.
+is read for its hash and its signature, and otherwise left alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 
+from fedapp import log_lines
 from fedapp.client_app import SiteApp
 from fedapp.deploy.warm import must_be, replace
 
@@ -21,18 +21,18 @@ except ImportError as error:
 
 
 class Bundle:
-    """The bundle of a run, of which nothing but its hash is used."""
+    """The bundle of a run, of which nothing is used but its hash and its signature."""
 
     def __init__(self) -> None:
-        self.hash = ""
+        self.content = b""
 
     def hold(self, content: bytes, **_: object) -> None:
         """Stands for ``install_from_fab``."""
-        self.hash = hashlib.sha256(content).hexdigest()
+        self.content = content
 
     def loader(self, **_: object) -> Callable[..., SiteApp]:
         """Stands for ``get_load_client_app_fn``."""
-        return lambda *_: SiteApp(self.hash)
+        return lambda *_: SiteApp(self.content)
 
 
 def refuse_to_install(*_: object, **__: object) -> None:
@@ -47,6 +47,7 @@ def main() -> None:
     ------
     SystemExit : Flower unpacks bundles by other means than those that are replaced here.
     """
+    log_lines.begin("clientapp")
     bundle = Bundle()
     replace(
         run_clientapp,

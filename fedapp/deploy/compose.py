@@ -33,6 +33,7 @@ def compose_federation(machine: Machine, federation: Federation) -> Texts:
         | {
             "volumes": [*(_read_only(path) for path in (*keys, *server)), _both(flower)],
             "command": _words(federation.superlink(folder, flower)),
+            "healthcheck": _healthcheck(federation.health(folder)),
         },
         "superexec": _service(machine)
         | {
@@ -63,6 +64,7 @@ def compose_site(machine: Machine, site: Site) -> Texts:
         "networks": ["outside", "inside"],
         "volumes": [*(_read_only(f"{folder}/{name}") for name in site.key_files()), _both(flower)],
         "command": _words(site.supernode(folder, listens="0.0.0.0")),
+        "healthcheck": _healthcheck(site.health()),
     }
     files = (f"{folder}/superexec.secret", site.data)
     superexec = _service(machine) | {
@@ -74,6 +76,7 @@ def compose_site(machine: Machine, site: Site) -> Texts:
         "dns": [LOOPBACK],
         "volumes": [_both(home), _both(flower), *(_read_only(path) for path in files)],
         "command": _words(site.superexec(folder, supernode="supernode")),
+        "healthcheck": _healthcheck(site.superexec_health(folder)),
     }
     # It leads to nothing beyond this machine, nor, without an address of it there, to this machine.
     own = {"com.docker.network.bridge.inhibit_ipv4": "true"}
@@ -96,7 +99,7 @@ def _both(path: str) -> str:
 def _service(machine: Machine) -> dict[str, Any]:
     """A service of fedapp's image."""
     return _guarded(machine, machine.image) | {
-        "environment": dict(sealed_environment(machine.folder))
+        "environment": dict(sealed_environment(machine.folder, machine.name))
     }
 
 
@@ -111,6 +114,11 @@ def _guarded(machine: Machine, image: str) -> dict[str, Any]:
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
     }
+
+
+def _healthcheck(words: Sequence[str]) -> dict[str, Any]:
+    """After the minutes in which a site may compile."""
+    return {"test": ["CMD", *words], "interval": "30s", "timeout": "10s", "start_period": "5m"}
 
 
 def _words(words: Sequence[str]) -> list[str]:

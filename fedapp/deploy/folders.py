@@ -101,7 +101,7 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
     if federation.certificate:
         certificate, key = _existing(federation.certificate), _existing(federation.key)
         federation = replace(federation, certificate=certificate, key=key)
-    machine = _machine(folder)
+    machine = _machine(folder, "coordinator")
     folder = Path(machine.folder)
     authority = new_authority(federation.name)
     hosts = tuple(dict.fromkeys((federation.host, *LOOPBACK)))
@@ -222,7 +222,7 @@ def write_site(
         data = f"{TABLES}/{Path(data).name}"
     if target in ("compose", "kubernetes"):
         port = INSIDE_PORT
-    machine = _machine(folder)
+    machine = _machine(folder, site.name)
     folder = Path(machine.folder)
     keys = supernode_keys(site.name)
     write_new(folder / "supernode.key", keys.secret, SECRET)
@@ -281,6 +281,7 @@ def _node_config(site: SiteConfig, data: str, policy: str) -> str:
         "# allow-insecure = true         # trials: small keys, less guard for Fed-EINI",
         '# trusted = "NAME:FINGERPRINT"  # keys of other sites, beside those of fedapp trust',
         '# app = "HASH,HASH"            # of the coordinator: fedapp app hash prints its own',
+        '# release-keys = "KEY"         # signed releases: fedapp app sign prints it',
         "# full-masks = true            # Paillier: uniform masks, slower",
         '# draws-secret = "TEXT"         # draws the rows; only to compare with a local run',
         '# predict-data = "new.csv"      # what fedapp predict predicts',
@@ -290,7 +291,7 @@ def _node_config(site: SiteConfig, data: str, policy: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _machine(folder: Path) -> Machine:
+def _machine(folder: Path, name: str) -> Machine:
     """This machine, with a new folder on it."""
     programs = str(Path(sys.executable).parent)
     _check(PLAIN, programs, "letters, digits and _/.+,@-", "path")
@@ -300,7 +301,7 @@ def _machine(folder: Path) -> Machine:
     if any(folder.iterdir()):
         raise ConfigError(f"{folder} must be an empty folder or a new one")
     folder.chmod(0o700)
-    return Machine(str(folder), programs)
+    return Machine(str(folder), programs, name)
 
 
 def _check_target(target: str, name: str) -> None:

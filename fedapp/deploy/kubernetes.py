@@ -31,7 +31,8 @@ def manifests_federation(machine: Machine, federation: Federation) -> Texts:
     superlink = federation.superlink(_KEYS, _STATE)
     superexec = federation.superexec(_KEYS)
     containers = [
-        _fedapp(machine, "superlink", superlink, _RELAY, [_mount("state", _STATE, "superlink")]),
+        _fedapp(machine, "superlink", superlink, _RELAY, [_mount("state", _STATE, "superlink")])
+        | {"livenessProbe": _alive(federation.health(_KEYS))},
         _fedapp(machine, "superexec", superexec, _TRAINING, [_mount("state", _STATE, "superexec")]),
         _container("nginx", nginx.IMAGE, nginx.container_words(_KEYS), _PROXY)
         | {
@@ -75,7 +76,8 @@ def manifests_site(machine: Machine, site: Site) -> Texts:
         [_mount("state", _STATE)],
     ) | {
         "ports": [{"name": "superexec", "containerPort": site.port}],
-        "readinessProbe": {"tcpSocket": {"port": "superexec"}},
+        "readinessProbe": {"httpGet": {"path": "/health", "port": "superexec"}},
+        "livenessProbe": _alive(site.health()),
     }
     # Kubernetes fills in the Service's address: a pod without names cannot ask for any.
     superexec = _fedapp(
@@ -84,7 +86,7 @@ def manifests_site(machine: Machine, site: Site) -> Texts:
         site.superexec(_KEYS, supernode="$(SUPERNODE_SERVICE_HOST)"),
         _TRAINING,
         [_mount("state", _STATE), _mount("tables", TABLES) | {"readOnly": True}],
-    )
+    ) | {"livenessProbe": _alive(site.superexec_health(_STATE))}
     claims = {name: _claimed(name) for name in ("state", "tables")}
     between = [_tcp(site.port)]
     objects = [
@@ -195,7 +197,7 @@ def _fedapp(
     """A container of fedapp's image."""
     made = _container(name, machine.image, words, size)
     made["volumeMounts"] += mounts
-    environment = sealed_environment(_STATE)
+    environment = sealed_environment(_STATE, machine.name)
     return made | {"env": [{"name": key, "value": value} for key, value in environment.items()]}
 
 
@@ -214,6 +216,12 @@ def _container(name: str, image: str, words: Sequence[str], size: tuple[str, str
             "capabilities": {"drop": ["ALL"]},
         },
     }
+
+
+def _alive(words: Sequence[str]) -> Object:
+    """A probe that ends a container after five minutes: a site may compile as long."""
+    timing = {"periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 10}
+    return {"exec": {"command": list(words)}, **timing}
 
 
 def _mount(volume: str, path: str, part: str = "") -> Object:

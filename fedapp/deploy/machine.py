@@ -29,10 +29,12 @@ class Machine:
     ----------
     folder : absolute path.
     programs : folder of the installed programs.
+    name : of the site, or ``coordinator``.
     """
 
     folder: str
     programs: str
+    name: str
 
     @property
     def user(self) -> str:

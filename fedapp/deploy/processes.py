@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedapp.deploy.health import ALIVE
+
 LOOPBACK = "127.0.0.1"
+METRICS = ("python", "-P", "-m", "fedapp", "metrics", "--port", "${FEDAPP_METRICS}")
+HEALTH = ("python", "-P", "-m", "fedapp.deploy.health")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,15 @@ class Federation:
     def superexec(self, keys: str) -> list[str]:
         """What starts the ServerApp."""
         return [
-            *("flower-superexec", "--runtime-api-address", f"{LOOPBACK}:{self.port}"),
+            *("python", "-P", "-m", "fedapp.deploy.coordinator"),
+            *("--runtime-api-address", f"{LOOPBACK}:{self.port}"),
             *("--root-certificates", f"{keys}/ca.crt"),
             *("--superexec-auth-secret-file", f"{keys}/superexec.secret"),
         ]
+
+    def health(self, keys: str) -> list[str]:
+        """What asks the SuperLink for its health."""
+        return [*HEALTH, f"https://localhost:{self.port}", f"{keys}/ca.crt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +127,27 @@ class Site:
             *("--superexec-auth-secret-file", f"{keys}/superexec.secret"),
         ]
 
+    def health(self) -> list[str]:
+        """What asks the SuperNode for its health, where that is."""
+        return [*HEALTH, f"http://{LOOPBACK}:{self.port}"]
 
-def environment(state: str) -> Mapping[str, str]:
+    def superexec_health(self, state: str) -> list[str]:
+        """What looks when the SuperExec last asked for a task, in its folder."""
+        return [*HEALTH, f"{state}/home/{ALIVE}"]
+
+
+def environment(state: str, name: str) -> Mapping[str, str]:
     """What every process is told by its environment.
 
     Parameters
     ----------
     state : folder where it writes.
+    name : of the site, in its log lines.
     """
     return {
+        "FEDAPP_NAME": name,
+        "FEDAPP_LOG": "text",  # or json
+        "FEDAPP_METRICS": "",  # port of the exporter, where there is to be one
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -135,10 +156,10 @@ def environment(state: str) -> Mapping[str, str]:
     }
 
 
-def sealed_environment(state: str) -> Mapping[str, str]:
+def sealed_environment(state: str, name: str) -> Mapping[str, str]:
     """The same where neither the installed packages nor the user's own folder can be written."""
     return {
-        **environment(state),
+        **environment(state, name),
         "HOME": f"{state}/home",
         "NUMBA_CACHE_DIR": f"{state}/home/numba",
     }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedapp.deploy import nginx
 from fedapp.deploy.machine import SCRIPT, SECRET, Machine, Texts, fill
-from fedapp.deploy.processes import Federation, Site, environment
+from fedapp.deploy.processes import METRICS, Federation, Site, environment
 
 _ENVIRONMENT = """\
 export PATH={BIN}:"$PATH"
@@ -21,7 +21,7 @@ keep() {
   while true; do
     "$@" & child=$!
     wait "$child"
-    echo "$1 has ended; starting it again in $pause s" >&2
+    echo "$(date -u +%FT%TZ) WARNING $FEDAPP_NAME ${4##*.}: ended; restarted in $pause s" >&2
     [ -z "$node" ] || python -P -m fedapp.deploy.warm site || pkill -KILL -P "$node"
     sleep "$pause" & child=$!
     wait "$child"
@@ -44,7 +44,9 @@ trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
     + _KEEP
     + """\
 keep {SUPERLINK} &
+until {HEALTH}; do sleep 1; done
 keep {SUPEREXEC} &
+[ -z "$FEDAPP_METRICS" ] || keep {METRICS} &
 wait
 """
 )
@@ -71,6 +73,7 @@ keep {SUPERNODE} &
 # ever; so it is ended too.
 pause=1 node=$!
 keep {SUPEREXEC} &
+[ -z "$FEDAPP_METRICS" ] || node= keep {METRICS} &
 wait
 """
 )
@@ -108,6 +111,8 @@ def scripts_federation(machine: Machine, federation: Federation) -> Texts:
         "DIR": folder,
         "SUPERLINK": _command(federation.superlink(folder, folder)),
         "SUPEREXEC": _command(federation.superexec(folder)),
+        "HEALTH": shlex.join(federation.health(folder)),
+        "METRICS": " ".join(METRICS),
     }
     start = {"start-superlink.sh": (fill(_START_SUPERLINK, values), SCRIPT)}
     return start | nginx.for_host(machine, federation)
@@ -120,13 +125,15 @@ def scripts_site(machine: Machine, site: Site) -> Texts:
         "DIR": folder,
         "SUPERNODE": _command(site.supernode(folder)),
         "SUPEREXEC": _command(site.superexec(folder)),
+        "METRICS": " ".join(METRICS),
     }
     return {"start-supernode.sh": (fill(_START_SUPERNODE, values), SCRIPT)}
 
 
 def env_script(machine: Machine) -> Texts:
     """What a shell sources to use a folder."""
-    exports = [f"export {key}={value}" for key, value in environment(machine.folder).items()]
+    told = environment(machine.folder, machine.name)
+    exports = [f"export {key}={value}" for key, value in told.items()]
     values = {"BIN": machine.programs, "EXPORTS": "\n".join(exports)}
     return {"env.sh": (fill(_ENVIRONMENT, values), SECRET)}
 

@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+from typing import Any
 
+from fedapp import log_lines
+from fedapp.deploy.health import ALIVE
 from fedapp.deploy.warm import SITE, must_be, replace
+from fedapp.home import home
 from fedapp.start import leave_no_core
 
 try:
@@ -20,9 +25,16 @@ try:
 except ImportError as error:
     raise SystemExit(must_be(error)) from error
 
+log = logging.getLogger("fedapp")
+
 
 class SiteExecutor(SubprocessExecutor):
     """Starts the site's own ClientApp, and nothing else that a coordinator may ask for."""
+
+    def get_eligible_capacity(self, *given: Any, **named: Any) -> tuple[set[TaskType], set[str]]:
+        """Show that this process goes on asking for tasks: ``fedapp.deploy.health`` looks."""
+        (home() / ALIVE).touch()
+        return super().get_eligible_capacity(*given, **named)
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Have a message answered."""
@@ -55,13 +67,14 @@ def main() -> None:
     SystemExit : Flower gets its executor by other means than the one that is replaced here.
     """
     leave_no_core()
+    log_lines.begin("superexec")
     executor = SiteExecutor()
     replace(run_superexec, get_executor=lambda *_, **__: executor)
     # Before it asks for a task: else the first round of a run would wait for the compiler.
     code = "import fedapp; from simulations.kernels import main; main()"
     compiling = subprocess.run([sys.executable, "-P", "-c", code], check=False)
     is_done = "kernels are compiled" if compiling.returncode == 0 else "runs compile their kernels"
-    print(f"{is_done}: the site is ready", flush=True)
+    log.info("%s: the site is ready", is_done)
     # Flower asks for a task every second by default; the SuperNode holds the question.
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")
     if warm := SITE.load("executor"):

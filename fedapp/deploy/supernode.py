@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import entry_points
 
+from fedapp import log_lines
+from fedapp.deploy.certificates import warn_of_expiry
 from fedapp.deploy.warm import SITE
 from fedapp.start import leave_no_core
 
@@ -14,6 +17,8 @@ from fedapp.start import leave_no_core
 def main() -> None:
     """Run Flower's SuperNode, with the site's own pace where its parts are known."""
     leave_no_core()
+    log_lines.begin("supernode")
+    warn_of_expiry(sys.argv)
     if warm := SITE.load("supernode"):
         warm.replace_parts()
     (command,) = entry_points(group="console_scripts", name="flower-supernode")

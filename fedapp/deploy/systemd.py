@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedapp.deploy import nginx
 from fedapp.deploy.machine import PUBLIC, Machine, Texts
-from fedapp.deploy.processes import Federation, Site, sealed_environment
+from fedapp.deploy.processes import METRICS, Federation, Site, sealed_environment
 
 _GUARDS = """\
 NoNewPrivileges=true
@@ -40,7 +40,9 @@ def units_federation(machine: Machine, federation: Federation) -> Texts:
             (f"Wants={superexec}",),
             federation.superlink(folder, flower),
             (f"ReadWritePaths={flower}", f"{hidden} {home}", *_NO_WAY_OUT),
+            federation.health(folder),
         ),
+        **_metrics(machine, name, f"{hidden} {folder}/server.key"),
         superexec: _unit(
             machine,
             f"SuperExec of {name}",
@@ -67,7 +69,9 @@ def units_site(machine: Machine, site: Site) -> Texts:
             (f"Wants={superexec}", f"PartOf={superexec}"),
             site.supernode(folder),
             (f"ReadWritePaths={folder}/flower", f"InaccessiblePaths={folder}/home {site.data}"),
+            site.health(),
         ),
+        **_metrics(machine, name, f"InaccessiblePaths=-{folder}/home/sites {site.data}"),
         superexec: _unit(
             machine,
             f"SuperExec of {name}",
@@ -82,15 +86,26 @@ def units_site(machine: Machine, site: Site) -> Texts:
     }
 
 
+def _metrics(machine: Machine, name: str, hidden: str) -> Texts:
+    """The exporter, only where the operator sets a port in the unit."""
+    wanted = """ExecCondition=/bin/sh -c '[ -n "$FEDAPP_METRICS" ]'"""
+    unit = _unit(machine, f"metrics of {name}", (), METRICS, (wanted, hidden, *_NO_WAY_OUT))
+    return {f"fedapp-{name}-metrics.service": unit}
+
+
 def _unit(
     machine: Machine,
     description: str,
     others: Sequence[str],
     words: Sequence[str],
     own: Sequence[str],
+    health: Sequence[str] = (),
 ) -> tuple[str, int]:
+    # It has started once it answers.
+    asked = f"ExecStartPost=/bin/sh -c 'until {' '.join(health)}; do sleep 1; done'"
+    answers = [asked] if health else []
     path = f"{machine.programs}:/usr/local/bin:/usr/bin:/bin"
-    environment = {**sealed_environment(machine.folder), "PATH": path}
+    environment = {**sealed_environment(machine.folder, machine.name), "PATH": path}
     lines = [
         "[Unit]",
         f"Description=fedapp: {description}",
@@ -101,7 +116,8 @@ def _unit(
         "[Service]",
         f"User={machine.user}",
         *(f"Environment={key}={value}" for key, value in environment.items()),
-        f"ExecStart={' '.join([f'{machine.programs}/{words[0]}', *words[1:]])}",
+        f"ExecStart={machine.programs}/{' '.join(words)}",
+        *answers,
         "Restart=always",
         "RestartSec=5",
         "UMask=0077",

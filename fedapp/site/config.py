@@ -66,6 +66,7 @@ class SiteConfig:
     encrypts_labels : whether its labels may leave it under encryption alone, not in codes.
     allows_insecure : whether a run may use small keys, or weaken the guard of Fed-EINI.
     bundles : hashes of the app bundles whose runs it answers; empty for that of the installed one.
+    release_keys : public keys, which have signed other bundles that it answers.
     full_masks : whether its own Paillier keys encrypt with uniform masks, see fedapp.crypto.masks.
     monotone_constraints, interaction_constraints : of its own columns, between vertical parties.
     draws_secret : mixed into the draws of its rows; empty for one that the site draws itself,
@@ -103,6 +104,7 @@ class SiteConfig:
     encrypts_labels: bool = False
     allows_insecure: bool = False
     bundles: frozenset[str] = frozenset()
+    release_keys: frozenset[str] = frozenset()
     full_masks: bool = False
     monotone_constraints: str = ""
     interaction_constraints: str = ""

@@ -20,7 +20,7 @@ from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
 Value = bool | int | float | str
 PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # Flower's own
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
-BUNDLE = re.compile(r"[0-9a-f]{64}")
+HEX = re.compile(r"[0-9a-f]{64}")
 # A site's own limits, far above what ordinary runs ask for.
 LIMITS = {
     "most-bins": 1024,
@@ -38,7 +38,7 @@ NODE_KEYS = (
     *("base-margin", "missing-label"),
     *("share-column-names", "share-categories", "allow-export", "trusted", "allow", "min-rows"),
     *("encrypted-labels", "allow-insecure", "app", "full-masks", "least-parties"),
-    *("min-bin-rows", "least-bin-rows", *FLOORS, *LIMITS),
+    *("min-bin-rows", "least-bin-rows", "release-keys", *FLOORS, *LIMITS),
     *("monotone-constraints", "interaction-constraints"),
     *("approve", "run-epsilon", "total-epsilon", "draws-secret"),
     *("partition-id", "num-partitions"),
@@ -157,7 +157,8 @@ def policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "asks": _one_of("approve", str(node.get("approve", "all")), "ask", "all") == "ask",
         "encrypts_labels": _is_true(node, "encrypted-labels"),
         "allows_insecure": _is_true(node, "allow-insecure"),
-        "bundles": _bundles(str(node.get("app", ""))),
+        "bundles": _hex(node, "app", "hashes", "fedapp app hash"),
+        "release_keys": _hex(node, "release-keys", "public keys", "fedapp app sign"),
         "trusted": _trusted(str(node.get("trusted", ""))),
         "full_masks": _is_true(node, "full-masks"),
         "shares_categories": _is_true(node, "share-categories", default=True),
@@ -187,11 +188,12 @@ def _draws_secret(node: Mapping[str, Value]) -> str:
     return found
 
 
-def _bundles(text: str) -> frozenset[str]:
-    """Hashes, separated by commas or blanks."""
+def _hex(node: Mapping[str, Value], key: str, what: str, command: str) -> frozenset[str]:
+    """Hashes or keys, separated by commas or blanks."""
+    text = str(node.get(key, ""))
     found = text.replace(",", " ").split()
-    if not all(BUNDLE.fullmatch(one) for one in found):
-        raise ConfigError(f"app must be hashes of 64 hex digits (fedapp app hash), got {text!r}")
+    if not all(HEX.fullmatch(one) for one in found):
+        raise ConfigError(f"{key} must be {what} of 64 hex digits ({command}), got {text!r}")
     return frozenset(found)
 
 

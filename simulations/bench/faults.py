@@ -47,7 +47,7 @@ SETTINGS = {
 FAULTS = (
     *((site, program) for site in SITES for program in (SUPERNODE, SUPEREXEC, WORKER)),
     ("coordinator", SUPERLINK),
-    ("coordinator", "flower-superexec"),
+    ("coordinator", "fedapp.deploy.coordinator"),
     ("coordinator", "flwr-serverapp"),
 )
 RUN = ("run", "pax", "--engine", "federation")

@@ -8,7 +8,6 @@ here. It ends with its input, and so with the executor that started it.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import sys
 import threading
@@ -29,6 +28,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime import run_clientapp
 
+from fedapp import log_lines
 from fedapp.client_app import SiteApp
 from fedapp.deploy.warm import BACKOFF, replace
 from fedapp.deploy.warm.carried import Carrier, contents_of
@@ -88,7 +88,7 @@ class Worker:
         self._task.token = token
         message, context, _, fab = run_clientapp.pull_task_input(self._client)
         if self._app is None:
-            self._app = SiteApp(hashlib.sha256(fab.content).hexdigest())
+            self._app = SiteApp(fab.content)
         reply = self._app(message, context)
         self._carrier.find = contents_of([reply]).get
         run_clientapp.push_message(self._client, reply, context)
@@ -126,6 +126,7 @@ def main() -> None:
     # What the app may print goes to the log.
     answered = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    log_lines.begin("worker")
     load_ahead([*modules_with_kernels(), "xgboost"])
     tokens: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, tokens), daemon=True).start()

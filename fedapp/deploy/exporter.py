@@ -1,0 +1,108 @@
+"""Metrics of a coordinator or a site, for Prometheus: what their files say when they are asked for.
+
+It has no part in a run and no state: folders of runs and a site's ``answers`` say it all. Names,
+counts and sizes are shown; no row, label, id or key.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from fedapp.deploy.certificates import days_left
+from fedapp.deploy.health import ALIVE
+from fedapp.home import home
+from fedapp.run_folder import RunFolder, State
+from fedapp.site.answers import answers_file
+from fedapp.wire.ledger import SERVER
+
+MOST_RUNS = 20  # the newest; each is a label's value
+# Help and labels of each metric; the name of a counter ends in _total.
+METRICS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "certificate_days": ("Days until a certificate ends", ["file"]),
+    "run_state": ("1 for the state that a run is in", ["run", "state"]),
+    "run_seconds": ("Since a run began, until it ended", ["run"]),
+    "run_exchanges_total": ("Exchanges that are finished", ["run"]),
+    "run_bytes_total": ("Of requests and of replies", ["run", "party", "direction"]),
+    "run_waiting": ("1 for a party whose reply has been missing for 5 s", ["run", "party"]),
+    "run_failed": ("1 for the error that has ended a run", ["run", "error"]),
+    "superexec_idle_seconds": ("Since a site's SuperExec last asked for a task", []),
+    "site_answers_total": ("Messages, by what came of them", ["site", "outcome"]),
+    "site_seconds_total": ("Spent on messages", ["site"]),
+    "site_bytes_total": ("Received and sent", ["site", "direction"]),
+}
+Value = tuple[str, Sequence[str], float]  # name, values of its labels, value
+
+
+class FolderCollector:
+    """Reads the files of ``$FEDAPP_HOME``, and runs in further folders."""
+
+    def __init__(self, runs: Sequence[Path] = ()) -> None:
+        self._runs = (home() / "runs", *runs)
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, as they are now."""
+        found: dict[str, Any] = {}
+        for name, (text, labels) in METRICS.items():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            found[name] = kind(f"fedapp_{name}", text, labels=labels)
+        for name, of, value in self._values():
+            found[name].add_metric(of, value)
+        yield from (one for one in found.values() if one.samples)
+
+    def _values(self) -> Iterator[Value]:
+        for path in sorted(home().parent.glob("*.crt")):
+            yield "certificate_days", [path.name], days_left(path)
+        if (alive := home() / ALIVE).exists():
+            yield "superexec_idle_seconds", [], time.time() - alive.stat().st_mtime
+        found = [path for place in self._runs for path in place.glob("*/config.toml")]
+        for path in sorted(found, key=lambda path: path.stat().st_mtime)[-MOST_RUNS:]:
+            for name, of, value in _of_run(RunFolder(path.parent)):
+                yield f"run_{name}", [path.parent.name, *of], value
+        for path in answers_file("").parent.glob("*.jsonl"):
+            for (name, *of), value in _sums(path, path.stat().st_size, 0).items():
+                yield f"site_{name}_total", [path.stem, *of], value
+
+
+def _of_run(run: RunFolder) -> Iterator[Value]:
+    """What the folder of a run says, whether it goes on or has ended."""
+    state, began = run.state, (run.path / "config.toml").stat().st_mtime
+    yield "state", [state], 1
+    ledger = run.ledger.stat() if run.ledger.exists() else None
+    last = time.time() if state == State.RUNNING else ledger.st_mtime if ledger else began
+    yield "seconds", [], last - began
+    sums = _sums(run.ledger, ledger.st_size, ledger.st_ino) if ledger else {}
+    for (name, *of), n in sums.items():
+        yield f"{name}_total", of, n
+    if state == State.RUNNING and (stage := run.stage):
+        for party in stage.waiting:
+            yield "waiting", [party], 1
+    elif run.error:
+        yield "failed", [run.error], 1
+
+
+@lru_cache(maxsize=2 * MOST_RUNS)
+def _sums(path: Path, size: int, inode: int) -> Counter[tuple[str, ...]]:
+    """Over the lines of a ledger or of a site's answers, as long as the file is the same."""
+    sums, exchanges = Counter[tuple[str, ...]](), set()
+    # The last line may be half written.
+    for line in map(json.loads, path.read_bytes().rpartition(b"\n")[0].splitlines()):
+        if "outcome" in line:
+            sums["answers", line["outcome"]] += 1
+            sums["seconds",] += line["seconds"]
+            sums["bytes", "received"] += line["received"]
+            sums["bytes", "sent"] += line["sent"]
+        elif line["from"] == SERVER:
+            sums["bytes", line["to"], "to_party"] += line["bytes"]
+        else:
+            sums["bytes", line["from"], "to_server"] += line["bytes"]
+            exchanges.add((line["step"], line["type"]))
+            sums["exchanges",] = len(exchanges)
+    return sums

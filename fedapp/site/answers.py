@@ -1,0 +1,53 @@
+"""What a site has answered: a line a message in ``$FEDAPP_HOME/answers/NAME.jsonl``.
+
+It says when, for which run, with what outcome, in how many seconds and bytes; nothing of a row.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from fedapp import log_lines
+from fedapp.data.names import NAME
+from fedapp.home import home, open_private, private_folder
+from fedapp.wire.codec import DIVERGED, REFUSED, WAITING, n_bytes
+
+OUTCOMES = {None: "answered", WAITING: "waiting", REFUSED: "refused", DIVERGED: "refused"}
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def answers_file(name: str) -> Path:
+    """Where the lines of a site are."""
+    return home() / "answers" / f"{name}.jsonl"
+
+
+def noted(answer: Call) -> Call:
+    """A ClientApp's call that also notes what it answers, where it is not simulated."""
+
+    @wraps(answer)
+    def call(app: Any, message: Any, context: Any) -> Any:
+        name = str(context.node_config.get("name"))
+        if "data" not in context.node_config or not NAME.fullmatch(name):
+            return answer(app, message, context)
+        log_lines.name_run(message.metadata.run_id)
+        began, reply = time.perf_counter(), answer(app, message, context)
+        error = reply.error.code if reply.has_error() else None
+        line = {
+            "time": round(time.time(), 3),
+            "run": str(message.metadata.run_id),
+            "outcome": OUTCOMES.get(error, "failed"),
+            "seconds": round(time.perf_counter() - began, 4),
+            "received": n_bytes(message.content),
+            "sent": 0 if error else n_bytes(reply.content),
+        }
+        private_folder(answers_file(name).parent)
+        with open_private(answers_file(name), "a") as file:
+            file.write(json.dumps(line) + "\n")
+        return reply
+
+    return cast(Call, call)

@@ -1,0 +1,191 @@
+"""What the exporter shows Prometheus of a coordinator's and a site's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+from flwr.app import Message, RecordDict
+from flwr.supercore.routers import health
+from prometheus_client import CollectorRegistry, generate_latest
+from typer.testing import CliRunner
+
+from fedapp.cli import cli
+from fedapp.deploy.certificates import WARNED_DAYS, YEARS, days_left, validity, warn_of_expiry
+from fedapp.deploy.exporter import METRICS, FolderCollector
+from fedapp.deploy.health import ALIVE, STALE, is_alive
+from fedapp.errors import ConfigError
+from fedapp.run_folder import RunFolder
+from fedapp.site.answers import answers_file
+from fedapp.stage import Stage
+from simulations.local import LocalGrid, run_local, site_contexts
+from tests.conftest import MakeSettings
+from tests.deploy_folders import init_federation
+
+
+def page(runs: Path) -> dict[str, float]:
+    """What Prometheus reads: values by name and labels."""
+    registry = CollectorRegistry(auto_describe=True)
+    collector: Any = FolderCollector([runs])
+    registry.register(collector)
+    lines = generate_latest(registry).decode().splitlines()
+    pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+    return {name: float(value) for name, value in pairs}
+
+
+def test_a_finished_run_is_shown_as_its_summary_has_it(
+    settings: MakeSettings, tmp_path: Path
+) -> None:
+    run = run_local(settings(num_boost_round=1, run_dir=str(tmp_path / "runs" / "first")))
+    found, summary = page(tmp_path / "runs"), run.summary
+    assert found['fedapp_run_exchanges_total{run="first"}'] == summary["exchanges"]
+    for direction, key in (("to_party", "to_parties"), ("to_server", "to_server")):
+        sizes = [n for name, n in found.items() if f'direction="{direction}"' in name]
+        assert sum(sizes) == summary["bytes"][key]
+    assert found['fedapp_run_state{run="first",state="finished"}'] == 1
+    assert found['fedapp_run_seconds{run="first"}'] >= 0
+
+
+def test_a_run_that_goes_on_names_whom_it_waits_for(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "runs" / "first")
+    run.path.mkdir(parents=True)
+    (run.path / "config.toml").touch()
+    run.note(Stage("growing trees; waiting for bank", 0.0, waiting=["bank"]))
+    waiting = 'fedapp_run_waiting{party="bank",run="first"}'
+    with run.written():
+        found = page(tmp_path / "runs")
+        assert found['fedapp_run_state{run="first",state="running"}'] == 1
+        assert found[waiting] == 1
+    assert waiting not in page(tmp_path / "runs")
+
+
+def test_a_failed_run_names_its_error_and_no_word_of_it(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "runs" / "first")
+    run.path.mkdir(parents=True)
+    (run.path / "config.toml").touch()
+    run.write_json("failure.json", {"error": "PartyError", "message": "bank: a secret"})
+    found = page(tmp_path / "runs")
+    assert found['fedapp_run_failed{error="PartyError",run="first"}'] == 1
+    assert "secret" not in str(found)
+
+
+def test_a_sites_answers_and_refusals_are_counted_with_their_bytes(tmp_path: Path) -> None:
+    node = {"name": "bank", "data": str(tmp_path / "rows.csv")}
+    grid = LocalGrid(site_contexts([node]))
+    for _ in range(2):
+        grid.send_and_receive([Message(RecordDict(), 2, "query.nothing")])
+    grid.close()
+    with answers_file("bank").open("a") as file:
+        file.write('{"time": 1')  # what is half written is not read yet
+    found = page(tmp_path / "runs")
+    assert found['fedapp_site_answers_total{outcome="refused",site="bank"}'] == 2
+    assert found['fedapp_site_bytes_total{direction="sent",site="bank"}'] == 0
+    assert found['fedapp_site_seconds_total{site="bank"}'] > 0
+    line = json.loads(answers_file("bank").read_text().splitlines()[0])
+    assert set(line) == {"time", "run", "outcome", "seconds", "received", "sent"}
+    assert answers_file("bank").stat().st_mode & 0o077 == 0
+
+
+def test_simulated_parties_note_nothing(settings: MakeSettings) -> None:
+    run_local(settings(num_boost_round=1))
+    assert not answers_file("").parent.exists()
+
+
+def test_certificates_are_counted_down_and_warned_of(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder, _ = init_federation(tmp_path)
+    monkeypatch.setenv("FEDAPP_HOME", str(folder / "home"))
+    found = page(tmp_path / "runs")
+    for name in ("ca.crt", "server.crt"):
+        days = found[f'fedapp_certificate_days{{file="{name}"}}']
+        assert 365 * YEARS - 1 < days < 365 * YEARS + 1
+    words = ["--ssl-certfile", str(folder / "server.crt"), "--port", "1"]
+    warn_of_expiry(words)
+    assert not caplog.messages
+    monkeypatch.setattr("fedapp.deploy.certificates.WARNED_DAYS", 365 * YEARS + 1)
+    warn_of_expiry(words)
+    assert [text.partition(";")[2] for text in caplog.messages] == [
+        " the coordinator renews it (fedapp federation renew), and gives ca.crt to every site"
+    ]
+    assert WARNED_DAYS == 30
+    assert validity(folder / "ca.crt").startswith("ca.crt ends in 182")
+
+
+def test_what_is_no_certificate_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_text("a certificate")
+    with pytest.raises(ConfigError, match=r"ca\.crt must be a PEM certificate"):
+        days_left(tmp_path / "ca.crt")
+
+
+def test_a_process_is_alive_while_it_touches_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "home" / ALIVE
+    assert not is_alive(str(path))
+    path.parent.mkdir()
+    path.touch()
+    assert is_alive(str(path))
+    now = path.stat().st_mtime
+    os.utime(path, (now - STALE - 60, now - STALE - 60))
+    assert not is_alive(str(path))
+    assert page(tmp_path)["fedapp_superexec_idle_seconds"] > STALE
+
+
+class Health(BaseHTTPRequestHandler):
+    """Answers as Flower's SuperLink does."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_server_is_alive_while_it_answers_by_its_certificate(tmp_path: Path) -> None:
+    folder, _ = init_federation(tmp_path)
+    ca, context = str(folder / "ca.crt"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Health) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"https://localhost:{server.server_port}"
+        assert is_alive(place, ca)
+        assert not is_alive(f"{place}/nowhere", ca)
+        assert not is_alive(place)  # by the system's certificates
+        server.shutdown()
+    assert not is_alive(place, ca)
+
+
+def test_flower_answers_health_where_it_is_asked() -> None:
+    assert {route.path for route in health.router.routes if isinstance(route, APIRoute)} == {
+        "/health"
+    }
+
+
+def test_without_prometheus_client_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    error = CliRunner().invoke(cli, ["metrics"]).exception
+    rule = (
+        r"prometheus-client must be installed for fedapp metrics \(pip install 'fedapp\[metrics\]'"
+    )
+    with pytest.raises(ConfigError, match=rule):
+        raise error or AssertionError
+
+
+def test_no_label_holds_a_row_or_an_id() -> None:
+    labels = {label for _, names in METRICS.values() for label in names}
+    assert labels == {
+        *("file", "run", "state", "party", "direction", "error", "site", "outcome"),
+    }

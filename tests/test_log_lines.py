@@ -1,0 +1,133 @@
+"""Log lines of one form."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import uvicorn
+from flwr.supercore.http_logging import get_uvicorn_log_config
+from flwr.supercore.logger import FLOWER_LOGGER
+
+from fedapp import log_lines
+from fedapp.errors import ConfigError
+
+FLOWER, FEDAPP = logging.getLogger("flwr"), logging.getLogger("fedapp")
+RUN = 7270070455849061505
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """``begun(**environment)``: as in a worker of the site bank; undone in the end."""
+    loggers = [logging.getLogger(), FLOWER, FEDAPP]
+    before = [(each, each.handlers[:], each.level, each.propagate) for each in loggers]
+    monkeypatch.setattr(log_lines, "_about", {})
+    monkeypatch.setattr(uvicorn.Config, "configure_logging", uvicorn.Config.configure_logging)
+
+    def begin(**environment: str) -> None:
+        for name, value in {"FEDAPP_NAME": "bank", **environment}.items():
+            monkeypatch.setenv(name, value)
+        log_lines.begin("worker")
+
+    yield begin
+    for logger, handlers, level, propagate in before:
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+Begin = Callable[..., None]
+Capture = pytest.CaptureFixture[str]
+
+
+def test_a_line_has_time_level_site_process_and_run(begun: Begin, capsys: Capture) -> None:
+    begun()
+    log_lines.name_run(RUN)
+    FEDAPP.warning("min-rows must be %d", 20)
+    time, rest = capsys.readouterr().err.split(" ", 1)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time)
+    assert rest == f"WARNING bank worker run={RUN}: min-rows must be 20\n"
+
+
+def test_json_has_the_same_fields(begun: Begin, capsys: Capture) -> None:
+    begun(FEDAPP_LOG="json")
+    FEDAPP.info("two\nlines")
+    line = json.loads(capsys.readouterr().err)
+    assert list(line) == ["time", "level", "site", "process", "run", "message"]
+    assert [*line.values()][1:] == ["INFO", "bank", "worker", "", "two\nlines"]
+
+
+def test_another_form_is_refused(begun: Begin) -> None:
+    with pytest.raises(ConfigError, match="FEDAPP_LOG must be text or json, got 'xml'"):
+        begun(FEDAPP_LOG="xml")
+
+
+def test_a_run_that_flower_names_is_the_lines(begun: Begin, capsys: Capture) -> None:
+    begun()
+    FLOWER.info("Started task %d of run %d", 1, RUN)
+    assert f" run={RUN}: Started task 1 of run {RUN}\n" in capsys.readouterr().err
+
+
+def test_no_text_of_a_message_looks_like_another_line(begun: Begin, capsys: Capture) -> None:
+    begun()
+    FEDAPP.error("refused\n2026-11-23T19:05:28.499Z INFO bank worker: approved\x1b[2J\rx")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith(": refused")
+    assert second == "    2026-11-23T19:05:28.499Z INFO bank worker: approved?[2J?x"
+
+
+def say_what_flower_says_of_messages() -> None:
+    FLOWER.info("")
+    FLOWER.info("[RUN %s, ROUND %s]", RUN, 1)
+    FLOWER.info("Receiving: %s message (ID: %s)", "train.pax_sums", "ab")
+    FLOWER.info("Received successfully")
+    FLOWER.info("[Fleet.PushMessages] Push replies from node_id=%s", 1)
+    FLOWER.info("ControlServicer.ListRuns")
+    access = logging.getLogger("uvicorn.access")
+    access.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "POST", "/v1/fleet", "1.1", 200)
+    logging.getLogger("httpx").info("HTTP Request: POST http://127.0.0.1")
+
+
+def test_what_flower_says_of_each_message_is_shown_at_debug_only(
+    begun: Begin, capsys: Capture
+) -> None:
+    begun()
+    say_what_flower_says_of_messages()
+    assert capsys.readouterr().err == ""
+    begun(FLWR_LOG_LEVEL="debug")
+    say_what_flower_says_of_messages()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 8
+    assert all(" DEBUG bank worker" in line for line in lines)
+
+
+def test_refused_requests_and_what_else_flower_says_are_shown(
+    begun: Begin, capsys: Capture
+) -> None:
+    begun()
+    access = logging.getLogger("uvicorn.access")
+    access.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "POST", "/v1/fleet", "1.1", 412)
+    FLOWER.info("[Fleet.ActivateNode] Activated node_id=%s", 1)
+    FLOWER.warning("Connection attempt failed, retrying in %.2f seconds", 0.5)
+    levels = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
+    assert levels == ["INFO", "INFO", "WARNING"]
+
+
+def test_at_debug_other_libraries_show_no_headers(begun: Begin, capsys: Capture) -> None:
+    begun(FLWR_LOG_LEVEL="DEBUG")
+    logging.getLogger("httpcore.http11").debug("send_request_headers: authorization")
+    assert capsys.readouterr().err == ""
+
+
+def test_uvicorn_and_flower_leave_their_lines_to_these_handlers(
+    begun: Begin, capsys: Capture
+) -> None:
+    begun()
+    uvicorn.Config(app="none", log_config=get_uvicorn_log_config(logging.INFO))
+    assert FLOWER_LOGGER is FLOWER
+    for name in ("flwr", "uvicorn", "uvicorn.access", "uvicorn.error"):
+        assert not logging.getLogger(name).handlers
+        logging.getLogger(name).error("%s", 500)
+    assert capsys.readouterr().err.count(" ERROR bank worker: 500\n") == 4

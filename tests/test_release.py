@@ -1,0 +1,163 @@
+"""Releases that a key has signed, and how sites know them."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from flwr.cli.build import build_fab_from_disk
+
+from fedapp.deploy.bundle import build_bundle, check_bundle, installed_bundle
+from fedapp.deploy.release import (
+    CONTENT,
+    MOST_BYTES,
+    MOST_FILES,
+    SIGNATURE,
+    is_signed,
+    load_key,
+    signature_file,
+)
+from fedapp.errors import ConfigError
+from fedapp.site.config import site_config
+from tests.edited import edited_app
+
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
+KEY = Ed25519PrivateKey.generate()
+FILES = {"pyproject.toml": b"[project]", "fedapp/a.py": b"a = 1", CONTENT: b"a list"}
+
+
+def public(key: Ed25519PrivateKey = KEY) -> frozenset[str]:
+    return frozenset({key.public_key().public_bytes_raw().hex()})
+
+
+def zipped(files: Mapping[str, bytes], more: Mapping[str, bytes] | None = None) -> bytes:
+    """A bundle; what is in ``more`` is added even where it is in it already."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in [*files.items(), *(more or {}).items()]:
+            archive.writestr(name, text)
+    return content.getvalue()
+
+
+def signed(files: Mapping[str, bytes] = FILES, key: Ed25519PrivateKey = KEY) -> dict[str, bytes]:
+    return {**files, SIGNATURE: signature_file(zipped(files), key).encode()}
+
+
+def test_a_bundle_that_a_pinned_key_has_signed_is_known() -> None:
+    other = Ed25519PrivateKey.generate()
+    assert is_signed(zipped(signed()), public())
+    assert is_signed(zipped(signed()), public() | public(other))
+    assert not is_signed(zipped(signed()), public(other))
+    assert not is_signed(zipped(signed()), frozenset())
+    assert not is_signed(zipped(FILES), public())
+
+
+def test_it_may_be_signed_again_and_packed_otherwise() -> None:
+    again = signature_file(zipped(signed()), KEY)
+    assert again.encode() == signed()[SIGNATURE]
+    assert is_signed(zipped(dict(reversed(signed().items()))), public())
+    assert is_signed(zipped({**signed(), CONTENT: b"with the signature"}), public())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fedapp/a.py": b"a = 2"},
+        {"fedapp/b.py": b""},
+        {"fedapp/a.py\n0 'fedapp/b.py": b""},
+        {SIGNATURE: b"SIGNATURE = 1"},
+        {SIGNATURE: b'SIGNATURE = "no hex"'},
+        {SIGNATURE: b'SIGNATURE = "00"'},
+        {SIGNATURE: b"import os"},
+        {SIGNATURE: b"\xff"},
+    ],
+    ids=str,
+)
+def test_a_bundle_that_was_changed_is_not(change: dict[str, bytes]) -> None:
+    assert not is_signed(zipped({**signed(), **change}), public())
+
+
+def test_a_file_that_was_renamed_or_dropped_is_noticed() -> None:
+    files = signed()
+    content = files.pop("fedapp/a.py")
+    assert not is_signed(zipped(files), public())
+    assert not is_signed(zipped({**files, "fedapp/c.py": content}), public())
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")  # zipfile's
+def test_a_path_that_is_there_twice_is_refused_whatever_it_holds() -> None:
+    assert not is_signed(zipped(signed(), {"fedapp/a.py": b"a = 1"}), public())
+
+
+def test_what_is_larger_than_bundles_are_is_not_read() -> None:
+    large, many = {"large": bytes(MOST_BYTES + 1)}, {f"{i}.py": b"" for i in range(MOST_FILES)}
+    with pytest.raises(ValueError, match="too large"):
+        signature_file(zipped({**FILES, **large}), KEY)
+    assert not is_signed(zipped({**signed(), **large}), public())
+    assert not is_signed(zipped({**signed(), **many}), public())
+
+
+def test_a_zip_that_claims_to_be_smaller_than_it_is_gives_no_more_than_it_claims() -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("large", bytes(MOST_BYTES + 1))
+    true, small = ((MOST_BYTES + n).to_bytes(4, "little") for n in (1, -MOST_BYTES + 100))
+    bomb = content.getvalue().replace(true, small)
+    assert bomb != content.getvalue()
+    assert not is_signed(bomb, public())
+
+
+@pytest.mark.parametrize("bundle", [b"", b"PK", zipped(signed())[:-30], zipped(signed())[30:]])
+def test_what_is_no_zip_is_not_signed(bundle: bytes) -> None:
+    assert not is_signed(bundle, public())
+
+
+def test_an_encrypted_zip_is_not_signed() -> None:
+    bundle = bytearray(zipped(signed()))
+    for at, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        bundle[bundle.index(at) + flags] |= 1
+    assert not is_signed(bytes(bundle), public())
+
+
+# At a site, with the app itself
+
+
+def test_a_site_answers_another_release_that_its_trusted_key_has_signed(tmp_path: Path) -> None:
+    (key,) = public()
+    node = {"name": "bank", "data": str(tmp_path / "rows.csv"), "release-keys": key}
+    app = edited_app(tmp_path / "app", "version 0.0.9")
+    (app / SIGNATURE).write_text(signature_file(build_fab_from_disk(app), KEY))
+    sent = build_fab_from_disk(app)
+    check_bundle(site_config(node, {}), sent)
+    check_bundle(site_config(node, {}), build_bundle())
+    del node["release-keys"]
+    with pytest.raises(ConfigError, match=f"app must be {installed_bundle()}, which this site kno"):
+        check_bundle(site_config(node, {}), sent)
+    (app / "fedapp" / "names.py").write_text("edited = True\n")
+    rule = "which this site knows or signed by one of release-keys, got"
+    with pytest.raises(ConfigError, match=rule):
+        check_bundle(site_config({**node, "release-keys": key}, {}), build_fab_from_disk(app))
+
+
+def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
+    node = {"name": "bank", "data": str(tmp_path / "rows.csv"), "release-keys": "ab"}
+    rule = r"release-keys must be public keys of 64 hex digits \(fedapp app sign\), got 'ab'"
+    with pytest.raises(ConfigError, match=rule):
+        site_config(node, {})
+
+
+def test_a_key_of_another_kind_does_not_sign(tmp_path: Path) -> None:
+    pem = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path = tmp_path / "release.pem"
+    path.write_bytes(KEY.private_bytes(*pem))
+    assert load_key(path).private_bytes_raw() == KEY.private_bytes_raw()
+    for content in (ec.generate_private_key(ec.SECP256R1()).private_bytes(*pem), b"no key"):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"key must be an Ed25519 key, PEM .* -out release.p"):
+            load_key(path)
