@@ -391,8 +391,8 @@ def test_baselines_and_what_cannot_be_asked_for(write_table: WriteTable) -> None
     assert run.summary["baselines"]["pooled"]
     with pytest.raises(fedapp.ConfigError, match=r"^data must be omitted with resume"):
         fedapp.run("pax", data="wine", resume="runs")
-    with pytest.raises(fedapp.ConfigError, match=r"^parties must be >= 1, got 0$"):
-        fedapp.run("pax", parties=0)
+    with pytest.raises(fedapp.ConfigError, match=r"^parties must be >= 0, got -1$"):
+        fedapp.run("pax", parties=-1)
 
 
 def records(run: fedapp.Run) -> list[dict[str, Any]]:

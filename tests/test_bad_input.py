@@ -341,7 +341,12 @@ def test_too_many_nodes_are_refused(
     refuse: Refuse, write_table: WriteTable, sites: MakeSites
 ) -> None:
     nodes = [{"name": name, "data": write_table(name)} for name in ("bank", "shop")]
-    refuse(ConfigError, "^parties must be the number of nodes, 2, got 1$", sites(*nodes), parties=1)
+    refuse(
+        ConfigError,
+        "^parties must be the number of nodes, 2, or 0, which takes all, got 1$",
+        sites(*nodes),
+        parties=1,
+    )
 
 
 def test_more_parties_than_rows_are_refused(refuse: Refuse, write_table: WriteTable) -> None:

@@ -109,7 +109,7 @@ def test_an_image_of_a_wheel_installs_that_and_its_own_lock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "app_folder", lambda: Path("/site-packages/fedapp/_app"))
-    text, _ = Machine("/srv/site", "/usr/bin").dockerfile()["Dockerfile"]
+    text, _ = Machine("/srv/site", "/usr/bin", "bank").dockerfile()["Dockerfile"]
     wheel = f"fedapp-{version('fedapp')}-py3-none-any.whl"
     assert "--file /srv/site/Dockerfile FOLDER_OF_THE_WHEEL\n" in text
     assert f"\nCOPY {wheel} /opt/\n" in text

@@ -30,6 +30,7 @@ MAY_IMPORT_FLOWER = (
     "fedapp/wire/",
     "strategies/base.py",
     "simulations/local.py",
+    "simulations/examples/",
 )
 METHODS = {name.replace("-", "_") for name in all_strategies()}
 ANSWERING = sorted(

@@ -84,8 +84,8 @@ module.main({given})
     [
         ("fedapp.start", "import fedapp.cli; fedapp.cli.main", ""),
         ("fedapp.deploy.superexec", "module.flower_superexec", ""),
-        ("fedapp.deploy.supernode", "module.flower_supernode", ""),
-        ("fedapp.deploy.superlink", "module.flower_superlink", ""),
+        ("fedapp.deploy.supernode", "import flwr.supernode.cli as cli; cli.flower_supernode", ""),
+        ("fedapp.deploy.superlink", "import flwr.superlink.cli as cli; cli.flower_superlink", ""),
     ],
 )
 def test_no_process_leaves_its_memory_behind(module: str, replaced: str, given: str) -> None:

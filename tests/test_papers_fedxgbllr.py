@@ -117,7 +117,7 @@ def test_pooled_xgboost_is_that_of_the_baselines() -> None:
     settings = paper.settings_of("breast-cancer", 42, paper.POOLED)
     found = paper.pooled_scores(settings)
     # Without rows held back, as the paper's.
-    whole = settings.model_copy(update={"valid_fraction": 0.0, "parties": 1})
+    whole = settings.model_copy(update={"valid_fraction": 0.0, "asked_parties": 1})
     assert found["test"] == pytest.approx(100 * run_baselines(whole)["pooled"]["accuracy"])
     assert found["all"] > found["test"]
 

@@ -157,7 +157,7 @@ def run_pooled(data: str, seed: int, output: Path) -> Row:
 
 def pooled_scores(settings: Settings) -> dict[str, float]:
     """Fit XGBoost once, score it twice."""
-    whole = settings.model_copy(update={"valid_fraction": 0.0, "parties": 1})
+    whole = settings.model_copy(update={"valid_fraction": 0.0, "asked_parties": 1})
     rows, objective = baseline_rows(whole)[0], settings.objective
     trained = train_boosted(settings, rows)
     found = {}
