@@ -17,12 +17,13 @@ from fedapp.start import leave_no_core
 def main() -> None:
     """Run Flower's SuperLink, which holds questions where its parts are known."""
     leave_no_core()
+    (command,) = entry_points(group="console_scripts", name="flower-superlink")
+    run = command.load()  # which sets up Flower's own log
     log_lines.begin("superlink")
     warn_of_expiry(sys.argv)
     if warm := SUPERLINK.load("superlink"):
         warm.replace_parts()
-    (command,) = entry_points(group="console_scripts", name="flower-superlink")
-    command.load()()
+    run()
 
 
 if __name__ == "__main__":

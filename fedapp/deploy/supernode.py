@@ -17,12 +17,13 @@ from fedapp.start import leave_no_core
 def main() -> None:
     """Run Flower's SuperNode, with the site's own pace where its parts are known."""
     leave_no_core()
+    (command,) = entry_points(group="console_scripts", name="flower-supernode")
+    run = command.load()  # which sets up Flower's own log
     log_lines.begin("supernode")
     warn_of_expiry(sys.argv)
     if warm := SITE.load("supernode"):
         warm.replace_parts()
-    (command,) = entry_points(group="console_scripts", name="flower-supernode")
-    command.load()()
+    run()
 
 
 if __name__ == "__main__":
