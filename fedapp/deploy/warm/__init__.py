@@ -136,12 +136,11 @@ class Parts:
 
     def load(self, module: str) -> Any:
         """The module here that replaces them; None, with a warning, where they are not known."""
-        text = self.slow_mode()
-        try:
-            if not text:
+        if not (text := self.slow_mode()):
+            try:
                 return importlib.import_module(f"fedapp.deploy.warm.{module}")
-        except ImportError as error:  # a constant or a class that it uses is gone
-            text = f"{must_be(error)}; slow mode, each exchange takes {self.slow}"
+            except ImportError as error:  # a constant or a class that it uses is gone
+                text = f"{must_be(error)}; slow mode, each exchange takes {self.slow}"
         log.warning("%s", text)
         return None
 

@@ -44,19 +44,16 @@ Find = Callable[[str], bytes | None]  # content of an object by its name, "" or 
 
 
 def _carried_class() -> Any:
-    """A protobuf message of those fields alone."""
     file = FileDescriptorProto(name="fedapp/carried.proto", package="fedapp", syntax="proto3")
-    fields = file.message_type.add(name="Carried").field
-    kind = FieldDescriptorProto
+    fields, kind = file.message_type.add(name="Carried").field, FieldDescriptorProto
     fields.add(name="contents", number=CONTENTS, type=kind.TYPE_BYTES, label=kind.LABEL_REPEATED)
     fields.add(name="wanted", number=WANTED, type=kind.TYPE_BOOL, label=kind.LABEL_OPTIONAL)
     fields.add(name="sender", number=SENDER, type=kind.TYPE_BYTES, label=kind.LABEL_OPTIONAL)
-    pool = DescriptorPool()
-    pool.Add(file)
+    (pool := DescriptorPool()).Add(file)
     return GetMessageClass(pool.FindMessageTypeByName("fedapp.Carried"))
 
 
-Carried = _carried_class()
+Carried = _carried_class()  # a protobuf message of those fields alone
 
 
 def add(proto: Proto, **fields: Any) -> None:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -72,10 +72,8 @@ class RunsWorker:
         command += [spec.runtime_api_address, *tls_options(spec)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-        assert self._process.stdin
-        assert self._process.stdout
-        self._tokens = self._process.stdin
-        self._watch = threading.Thread(target=self._note, args=(self._process.stdout,), daemon=True)
+        self._tokens, answers = cast(IO[str], self._process.stdin), self._process.stdout
+        self._watch = threading.Thread(target=self._note, args=(answers,), daemon=True)
         self._watch.start()
 
     def ask(self, token: str) -> bool:

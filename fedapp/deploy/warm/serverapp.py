@@ -11,7 +11,7 @@ from functools import partial, partialmethod
 from queue import Queue
 from threading import Event
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -38,7 +38,6 @@ def slow_modes(engine: str) -> list[str]:
 
 
 def _carry_objects(grid: Any, carrier: Any, contents_of: Callable[..., Any]) -> None:
-    """Replace what a grid sends and fetches messages with."""
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
     from flwr.superlink.grid import http_grid
 
@@ -48,16 +47,14 @@ def _carry_objects(grid: Any, carrier: Any, contents_of: Callable[..., Any]) -> 
     def push_with_objects(run_id: int, messages: Iterable[Message]) -> list[str]:
         sent = list(messages)
         carrier.find = contents_of(sent).get
-        pushed: list[str] = push(run_id, sent)
-        return pushed
+        return cast(list[str], push(run_id, sent))
 
     grid._try_push_messages = push_with_objects
     replace(http_grid, pull_objects=partial(pull_objects, initial_backoff=BACKOFF))
 
 
 def _look_often() -> None:
-    """Replace what the simulation, which begins while the ServerApp is loaded, looks with, and how
-    many CPUs its actors take."""
+    # The simulation begins while the ServerApp is loaded.
     from flwr.server.superlink.fleet.vce import vce_api
     from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 

@@ -121,9 +121,10 @@ def layers(given: Callable[[], list[Middleware]]) -> list[Middleware]:
 TRANSACTION = RLock()
 
 
-def one_at_a_time(
-    session: Callable[[SqlMixin], AbstractContextManager[Session]],
-) -> Callable[[SqlMixin], AbstractContextManager[Session]]:
+Transactions = Callable[[SqlMixin], AbstractContextManager[Session]]
+
+
+def one_at_a_time(session: Transactions) -> Transactions:
     """Stands for ``SqlMixin.session``: a transaction begins when the one before has ended.
 
     SQLite would let it look again and again whether it has, and wait up to 0.1 s between.

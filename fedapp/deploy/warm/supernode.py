@@ -18,7 +18,7 @@ from typing import Any
 
 from flwr.app import Error, Message
 from flwr.common.constant import Status, SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore import heartbeat
 from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
@@ -74,8 +74,7 @@ class Pace:
 
     def seconds(self, longest: float) -> float:
         """Until a message is asked for again."""
-        waited = time.monotonic() - self._asked_at
-        return min(longest, max(SOONEST, waited / 10))
+        return min(longest, max(SOONEST, (time.monotonic() - self._asked_at) / 10))
 
 
 class WarmNodeState(InMemoryNodeState):
@@ -98,9 +97,7 @@ class WarmNodeState(InMemoryNodeState):
         self.pace.reply.set()
         return stored
 
-    def get_messages_legacy(
-        self, *, is_reply: bool | None = None, **named: Any
-    ) -> Sequence[Message]:
+    def get_messages_legacy(self, *, is_reply: Any = None, **named: Any) -> Sequence[Message]:
         """No reply before it is whole: its objects might never come."""
         if is_reply and self._object_push_session_by_root:
             return []
@@ -131,20 +128,17 @@ class WarmNodeState(InMemoryNodeState):
         self.pace.reply.set()
 
 
-def hold(
-    acquire: Any, pace: Pace, request: AcquireTaskRequest, state: NodeState
-) -> AcquireTaskResponse:
+def hold(acquire: Any, pace: Pace, request: AcquireTaskRequest, state: NodeState) -> Any:
     """Stands for ``acquire_task``: waits for a task instead of being asked again and again."""
     if pace.is_another(b"".join(added(request, SENDER))):
         # Whoever was to answer the open tasks has ended.
         for task in state.get_tasks(statuses=[Status.STARTING, Status.RUNNING]):
             state.finish_task(task.task_id, SubStatus.FAILED, "the executor has ended")
     pace.task.clear()
-    response: AcquireTaskResponse = acquire(request, state)
+    response = acquire(request, state)
     if response.token or not pace.task.wait(HOLD):
         return response
-    found: AcquireTaskResponse = acquire(request, state)
-    return found
+    return acquire(request, state)
 
 
 class ClockNote:

@@ -50,24 +50,18 @@ class Task:
         return call_next(context)
 
     def client(
-        self,
-        address: str,
-        insecure: bool,
-        root_certificates: str | None,
-        retry_invoker: RetryInvoker | None = None,
+        self, address: str, insecure: bool, ca: str | None, retry: RetryInvoker | None = None
     ) -> RuntimeHttpClient:
         """A connection to the SuperNode that shows the token.
 
         Parameters
         ----------
-        retry_invoker : Flower's ends this process where a token is refused; None asks once.
+        retry : Flower's ends this process where a token is refused; None asks once.
         """
+        certificates = validate_and_resolve_root_certificates(ca, insecure)
+        shown = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
         return RuntimeHttpClient.from_server_address(
-            address,
-            insecure,
-            validate_and_resolve_root_certificates(root_certificates, insecure),
-            [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), self],
-            retry_invoker=retry_invoker,
+            address, insecure, certificates, [shown, self], retry_invoker=retry
         )
 
 
@@ -104,7 +98,6 @@ class Worker:
 
 
 def _has_ended(message: Message, context: Context) -> bool:
-    """Whether a message that was answered has been the last of its run at this site."""
     name, model = context.node_config["name"], message.content[ENVELOPE]["model-id"]
     return Store.open(home() / "sites" / str(name) / str(model)).finished
 
@@ -118,8 +111,7 @@ def _read(source: TextIO, tokens: SimpleQueue[str]) -> None:
 
 def main() -> None:
     """Answer tasks until the input ends."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("address")
+    (parser := argparse.ArgumentParser()).add_argument("address")
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--root-certificates")
     given = parser.parse_args()
