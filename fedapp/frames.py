@@ -136,7 +136,6 @@ def placed(data: Data, folder: Path) -> str:
 
 
 def _sources(data: Data) -> dict[str, Any]:
-    """Tables by the name of their party, or by their number."""
     if isinstance(data, Mapping):
         for name in data:
             if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -156,7 +155,6 @@ def _is_text(source: object) -> bool:
 
 
 def _written(name: str, frame: object, folder: Path) -> str:
-    """The path of a frame's file."""
     from pyarrow import parquet
 
     if "," in str(folder):

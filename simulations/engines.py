@@ -139,7 +139,6 @@ def run_superlink(settings: Settings, name: str, tell: Tell = _silent) -> RunFol
 
 
 def _not_connected(name: str, environment: dict[str, str]) -> list[str]:
-    """Registered sites whose SuperNode is not connected; none where this is no coordinator."""
     sites = registered_sites(Path(environment.get("FLWR_HOME", "")))
     if not sites:
         return []
@@ -229,7 +228,6 @@ def is_healthy(process: subprocess.Popen[bytes], port: int, seconds: float) -> b
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all it has started, also what has left its session since."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -255,7 +253,6 @@ def _flwr_run(
     federation: Mapping[str, float],
     tell: Tell,
 ) -> None:
-    """Start a run with ``flwr run`` and wait for its end."""
     tell("handing the app to Flower")
     read = load_strategy(settings.strategy).settings_read(settings)
     given = {name: one for name, one in flatten(settings.as_config()).items() if name in read}
@@ -297,12 +294,10 @@ def _flwr_run(
 
 
 def _toml_pairs(config: Mapping[str, Any]) -> str:
-    """Settings as ``flwr run`` takes them: TOML values, separated by blanks."""
     return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
 
 
 def _json_of(text: str) -> dict[str, Any]:
-    """The JSON object in a command's output."""
     found = re.search(r"\{.*\}", text, re.DOTALL)
     try:
         answer = json.loads(found.group()) if found else {}
@@ -354,7 +349,6 @@ def _pause(longest: float, folder: RunFolder | None) -> None:
 
 
 def _cause(folder: RunFolder | None) -> str:
-    """Why a run failed, in its own words; empty where its folder lies elsewhere."""
     if folder is None:
         return ""
     path = folder.path / "failure.json"
@@ -371,7 +365,6 @@ def _logged_cause(lines: Iterable[str]) -> str:
 
 
 def _log_lines(run_id: str, name: str, environment: dict[str, str]) -> list[str]:
-    """The last lines of a run's log."""
     command = ["flwr", "log", run_id, name, "--show"]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return without_passwords(shown.stdout).splitlines()[-LOG_LINES:]

@@ -184,14 +184,12 @@ def _go_on(boosted: Boosted, model: Ensemble, begun: Begun) -> None:
 
 
 def _bare(settings: Settings, table: CommonTable, mean: npt.NDArray[np.float32]) -> Ensemble:
-    """A model without trees."""
     bare = Ensemble(settings.objective, mean, table.columns, table.classes, ())
     bare = replace(bare, categories=table.categories, margin_column=table.base_margin)
     return replace(bare, parameters=LossParameters.of(settings))
 
 
 def _restore(settings: Settings, saved: Checkpoint, table: CommonTable) -> Boosted:
-    """Undo ``Boosted.checkpoint``."""
     arrays, facts = saved.arrays, saved.facts
     history = History.of(settings, facts["history"])
     mean = np.array(facts["base_score"], dtype=np.float32)

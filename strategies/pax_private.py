@@ -271,12 +271,10 @@ class NoisedSums:
 
     @property
     def _width(self) -> int:
-        """Margins of a row."""
         return n_outputs(self._settings().objective, self._n_classes)
 
     @property
     def _most_bins(self) -> int:
-        """Of a column of numbers."""
         most = self._settings().max_bin
         return min(most, SPLIT_BINS) if self._private.trees == GREEDY else most
 
@@ -394,7 +392,6 @@ def n_trained(parties: Mapping[str, HelloReply]) -> int:
 
 
 def _means(objective: str, largest: float) -> tuple[float, float]:
-    """Smallest and largest mean label that has a margin."""
     if objective == "reg:squarederror":
         return -largest, largest
     least = largest * 2.0**-20

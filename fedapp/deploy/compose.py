@@ -92,12 +92,10 @@ def _read_only(path: str) -> str:
 
 
 def _both(path: str) -> str:
-    """A folder that the container may write to."""
     return f"{path}:{path}"
 
 
 def _service(machine: Machine) -> dict[str, Any]:
-    """A service of fedapp's image."""
     return _guarded(machine, machine.image) | {
         "environment": dict(sealed_environment(machine.folder, machine.name))
     }

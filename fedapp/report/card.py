@@ -61,7 +61,6 @@ def model_card(run: Run) -> str:
 
 
 def _model(summary: dict[str, Any]) -> str:
-    """What was trained, and at what cost."""
     own = messages_of(summary["strategy"].replace("-", "_"))
     method = (inspect.getdoc(own) or "").partition("\n")[0] if own else ""
     size = sum(summary["bytes"].values())
@@ -142,7 +141,6 @@ def _kinds(module: ModuleType) -> set[str]:
 
 
 def _reveals(module: ModuleType) -> str:
-    """A module's own words after ``Reveals``."""
     return (inspect.getdoc(module) or "").partition("\nReveals")[2].lstrip(":, \n").strip()
 
 

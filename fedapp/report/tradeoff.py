@@ -155,7 +155,6 @@ class Comparison:
         return facts
 
     def _named(self, names: Collection[str]) -> str:
-        """Changed settings with their values."""
         return ", ".join(f"{name}={self.changed[name]}" for name in self.changed if name in names)
 
 
@@ -228,7 +227,6 @@ def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str
 
 
 def _has_far(lines: Sequence[Line]) -> bool:
-    """Whether a score is off the axis."""
     means = [line.mean for line in lines if np.isfinite(line.mean)]
     low, high = near_range(means)
     return any(not low <= mean <= high for mean in means)
