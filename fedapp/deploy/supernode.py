@@ -10,20 +10,25 @@ from importlib.metadata import entry_points
 
 from fedapp import log_lines
 from fedapp.deploy.certificates import warn_of_expiry
-from fedapp.deploy.warm import SITE
+from fedapp.deploy.warm import SITE, Parts
 from fedapp.start import leave_no_core
+
+
+def run_flower(program: str, parts: Parts) -> None:
+    """Run Flower's SuperNode or SuperLink, with the parts of ``warm`` where Flower's are known."""
+    leave_no_core()
+    (command,) = entry_points(group="console_scripts", name=f"flower-{program}")
+    run = command.load()  # which sets up Flower's own log
+    log_lines.begin(program)
+    warn_of_expiry(sys.argv)
+    if warm := parts.load(program):
+        warm.replace_parts()
+    run()
 
 
 def main() -> None:
     """Run Flower's SuperNode, with the site's own pace where its parts are known."""
-    leave_no_core()
-    (command,) = entry_points(group="console_scripts", name="flower-supernode")
-    run = command.load()  # which sets up Flower's own log
-    log_lines.begin("supernode")
-    warn_of_expiry(sys.argv)
-    if warm := SITE.load("supernode"):
-        warm.replace_parts()
-    run()
+    run_flower("supernode", SITE)
 
 
 if __name__ == "__main__":
