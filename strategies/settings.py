@@ -70,20 +70,15 @@ class ReadsSettings:
         """Show the settings and their defaults as keyword arguments."""
         super().__init_subclass__()
         if cls.method:
-            shown = {
-                cls._keyword(name): usual
-                for name, usual in defaults().items()
-                if cls._reads(name) and name not in OF_APP | OF_TABLES
-            }
-            arguments = [
-                Parameter(name, Parameter.KEYWORD_ONLY, default=usual)
-                for name, usual in shown.items()
-            ]
-            cls.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
+            shown = {}
+            for name, usual in defaults().items():
+                if cls._reads(name) and name not in OF_APP | OF_TABLES:
+                    word = cls._keyword(name)
+                    shown[word] = Parameter(word, Parameter.KEYWORD_ONLY, default=usual)
+            cls.__signature__ = Signature(list(shown.values()))  # type: ignore[attr-defined]
 
     @classmethod
     def _reads(cls, name: str) -> bool:
-        """Whether a setting may decide on a run of this method."""
         section, dot, _ = name.partition(".")
         if dot:
             return section in {cls.method, *cls.sections}
@@ -91,7 +86,6 @@ class ReadsSettings:
 
     @classmethod
     def _keyword(cls, name: str) -> str:
-        """A setting's name as an argument of the constructor."""
         return python_name(name.rpartition(".")[2])
 
     @classmethod
@@ -135,13 +129,13 @@ class ReadsSettings:
         for name, value in settings.changed.items():
             if name in of_tables - {"data"} and name in named:
                 rule = "must be set where the tables are read, at the parties"
-                raise ConfigError(f"{name} {rule}, got {value!r}")
-            if name in OF_APP - {"strategy"}:
+            elif name in OF_APP - {"strategy"}:
                 rule = "must be omitted: fedapp's own ServerApp keeps run folders"
-                raise ConfigError(f"{name} {rule}, got {value!r}")
-            if not cls._reads(name):
+            elif not cls._reads(name):
                 rule = f"must be omitted for {cls.method}, which does not read it"
-                raise ConfigError(f"{name} {rule}, got {value!r}")
+            else:
+                continue
+            raise ConfigError(f"{name} {rule}, got {value!r}")
         cls.check_settings(settings)
         return settings
 
