@@ -88,9 +88,13 @@ def modules_of_method(name: str) -> list[ModuleType]:
 def message_kinds() -> list[str]:
     """The kinds of all requests, of whatever method."""
     modules = (messages_of(found.name) for found in iter_modules(messages.__path__))
-    found = (one for module in modules for one in vars(module).values() if isinstance(one, type))
-    requests = (one for one in found if issubclass(one, Request))
-    return sorted({request.kind for request in requests if hasattr(request, "kind")})
+    return sorted({kind for module in modules if module for kind in kinds_of(module)})
+
+
+def kinds_of(module: ModuleType) -> set[str]:
+    """The kinds of the requests in a module."""
+    found = (one for one in vars(module).values() if isinstance(one, type))
+    return {str(one.kind) for one in found if issubclass(one, Request) and hasattr(one, "kind")}
 
 
 def messages_of(name: str) -> ModuleType | None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 from fedapp.config import defaults, flatten
 from fedapp.errors import as_plain
-from fedapp.messages.fields import Request
-from fedapp.messages.methods import messages_of, modules_of_method
+from fedapp.messages.methods import kinds_of, messages_of, modules_of_method
 from fedapp.report.summary import (
     Run,
     fact_lines,
@@ -126,22 +124,10 @@ def _revealed(run: Run) -> Iterator[str]:
     """What each module of the method says of its messages, if any of them was sent."""
     sent = {message["type"] for message in run.ledger}
     for module in modules_of_method(run.summary["strategy"]):
-        if text := _reveals(module) if _kinds(module) & sent else "":
+        told = (inspect.getdoc(module) or "").partition("\nReveals")[2].lstrip(":, \n").strip()
+        if told and kinds_of(module) & sent:
             yield f"### {module.__name__.rpartition('.')[2].replace('_', '-')}"
-            yield text
-
-
-def _kinds(module: ModuleType) -> set[str]:
-    """Types of the requests that a module declares."""
-    return {
-        str(found.kind)
-        for found in vars(module).values()
-        if isinstance(found, type) and issubclass(found, Request) and hasattr(found, "kind")
-    }
-
-
-def _reveals(module: ModuleType) -> str:
-    return (inspect.getdoc(module) or "").partition("\nReveals")[2].lstrip(":, \n").strip()
+            yield told
 
 
 def _settings(run: Run) -> Iterator[Sequence[str]]:
