@@ -286,6 +286,7 @@ def without_nan(value: Any) -> Any:
 
 
 def _compact(value: Mapping[str, Any]) -> str:
+    """JSON for programs; NaN becomes null."""
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError:

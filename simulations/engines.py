@@ -139,6 +139,7 @@ def run_superlink(settings: Settings, name: str, tell: Tell = _silent) -> RunFol
 
 
 def _not_connected(name: str, environment: dict[str, str]) -> list[str]:
+    """Registered sites whose SuperNode is not connected; none where this is no coordinator."""
     sites = registered_sites(Path(environment.get("FLWR_HOME", "")))
     if not sites:
         return []
@@ -228,6 +229,7 @@ def is_healthy(process: subprocess.Popen[bytes], port: int, seconds: float) -> b
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all it has started, also what has left its session since."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -349,6 +351,7 @@ def _pause(longest: float, folder: RunFolder | None) -> None:
 
 
 def _cause(folder: RunFolder | None) -> str:
+    """Why a run failed, in its own words; empty where its folder lies elsewhere."""
     if folder is None:
         return ""
     path = folder.path / "failure.json"

@@ -134,6 +134,7 @@ def _file_digest(source: str) -> str:
 
 @functools.cache
 def _content_digest(path: Path, size: int, changed: int) -> str:
+    """Of a file, once for as long as its size and time stay."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 

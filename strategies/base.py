@@ -189,6 +189,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     @property
     def _is_step(self) -> bool:
+        """Whether the pending exchange is a step of the run, not a greeting."""
         assert self._pending is not None
         return all(request.is_step for request in self._pending.requests.values())
 
@@ -629,6 +630,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         return replace(self._state, bytes=sent, seconds=seconds)
 
     def _note(self, **facts: Any) -> None:
+        """Change facts of the run; ``state`` adds what is counted elsewhere."""
         self._state = replace(self._state, **facts)
 
 

@@ -416,6 +416,7 @@ def _own_sets(
 
 
 def _told(splits: Splits) -> Mapping[str, Any]:
+    """Splits as messages have them."""
     return {"trees": splits.trees, "nodes": splits.nodes, "owners": splits.owners}
 
 

@@ -184,6 +184,7 @@ def _go_on(boosted: Boosted, model: Ensemble, begun: Begun) -> None:
 
 
 def _bare(settings: Settings, table: CommonTable, mean: npt.NDArray[np.float32]) -> Ensemble:
+    """A model without trees."""
     bare = Ensemble(settings.objective, mean, table.columns, table.classes, ())
     bare = replace(bare, categories=table.categories, margin_column=table.base_margin)
     return replace(bare, parameters=LossParameters.of(settings))

@@ -271,10 +271,12 @@ class NoisedSums:
 
     @property
     def _width(self) -> int:
+        """Margins of a row."""
         return n_outputs(self._settings().objective, self._n_classes)
 
     @property
     def _most_bins(self) -> int:
+        """Of a column of numbers."""
         most = self._settings().max_bin
         return min(most, SPLIT_BINS) if self._private.trees == GREEDY else most
 

@@ -92,6 +92,7 @@ def _read_only(path: str) -> str:
 
 
 def _both(path: str) -> str:
+    """A folder that the container may write to."""
     return f"{path}:{path}"
 
 

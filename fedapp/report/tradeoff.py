@@ -227,6 +227,7 @@ def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str
 
 
 def _has_far(lines: Sequence[Line]) -> bool:
+    """Whether a score is off the axis."""
     means = [line.mean for line in lines if np.isfinite(line.mean)]
     low, high = near_range(means)
     return any(not low <= mean <= high for mean in means)
