@@ -238,7 +238,7 @@ def test_an_installed_app_trains_by_both_engines_and_predicts_and_compares(
 def test_the_python_lines_of_the_readme_run(environment: dict[str, str], folder: Path) -> None:
     text = (app_folder() / "README.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     given = settings(*SMALL, "run-dir=runs/20261121-101500-pax")
     run(folder, environment, "fedapp", "run", "pax", *given)
     run(folder, environment, "python", "-c", "\n".join(blocks))
