@@ -226,6 +226,7 @@ def _text(document: Mapping[str, Any]) -> str:
 
 
 def _line(split: Mapping[str, Any]) -> str:
+    """A split in words."""
     where = f"tree {split['tree']}, node {split['node']}: " if "tree" in split else ""
     if "goes_right" in split:
         rule = f"{split['column']} not in {', '.join(split['goes_right'])}"

@@ -131,6 +131,7 @@ def share(site: Site, request: ShareRequest) -> ShareReply:
 
 
 def _shape(store: Store) -> HeadShape:
+    """The head over the shared trees."""
     model, counts = store.facts["model"], store["trees.counts"].tolist()
     return HeadShape.over(model["head"], counts, model["n_outputs"], model["channels"])
 

@@ -178,6 +178,7 @@ def check_prefixes(site: Site, request: CountRequest | PrivateCountRequest) -> N
 
 
 def _ascends(numbers: Array, offsets: Array) -> bool:
+    """Whether the numbers of each column ascend."""
     rises = numbers[1:] > numbers[:-1]
     rises[offsets[1:-1][(offsets[1:-1] > 0) & (offsets[1:-1] < len(numbers))] - 1] = True
     return bool(rises.all())

@@ -37,8 +37,14 @@ if TYPE_CHECKING:
 
 
 def _find_own_packages() -> None:
-    """Import ``strategies``, ``clients`` and ``simulations`` from where this package is: in a wheel
-    from ``_app``, as their names would clash in site-packages, else from beside this package."""
+    """Import ``strategies``, ``clients`` and ``simulations`` from where this package is, whatever
+    else on the path has such a name. A wheel has them in ``_app``, as their names would clash in
+    site-packages; a checkout, and the app as Flower unpacks it, beside this package.
+
+    Raises
+    ------
+    ImportError : another package of such a name is imported already.
+    """
     package = os.path.dirname(os.path.abspath(__file__))
     inside = os.path.join(package, "_app")
     folder = inside if os.path.isdir(inside) else os.path.dirname(package)

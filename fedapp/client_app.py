@@ -114,6 +114,7 @@ class SiteApp(ClientApp):
             return Message(Error(FAILED, reason), reply_to=message)
 
     def _answer(self, message: Message, context: Context) -> Message:
+        """What every function of fedapp's kinds does: hand the content to the kind's handler."""
         config, kind = self._config_of(context), message.metadata.message_type
         envelope, content = from_records(message.content, config.name)
         reply = answered(config, kind, envelope, content, self.stores)

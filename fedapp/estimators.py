@@ -140,6 +140,7 @@ class Federated(BaseEstimator):
         return {name: value for name, value in super().__getstate__().items() if name != "_goes"}
 
     def _targets(self, y: object) -> tuple[Array, dict[str, Any]]:
+        """Labels as a run takes them, and settings that follow from them."""
         raise NotImplementedError
 
     def _tables(self, table: Any, label: str, groups: object) -> tuple[Any, dict[str, Any]]:
@@ -147,6 +148,7 @@ class Federated(BaseEstimator):
         raise NotImplementedError
 
     def _read(self, X: object, reset: bool) -> Any:
+        """Rows as a pyarrow.Table, and held to scikit-learn's rules."""
         if isinstance(X, ArrowStream | Interchange) and not isinstance(X, np.ndarray):
             validate_data(self, X, reset=reset, skip_check_array=True)
             return as_arrow(X)
@@ -269,11 +271,13 @@ class Federated(BaseEstimator):
         self._goes = goes
 
     def _check_dealt(self, n_rows: int, n_columns: int, n_parties: int) -> None:
+        """Hold that there is enough of a table to give each party some."""
         if n_rows < n_parties:
             rule = "parties must be at most the number of rows"
             raise ValueError(f"{rule}, n_samples={n_rows}, got {n_parties}")
 
     def _settings(self) -> dict[str, Any]:
+        """The parameters that were given, as settings."""
         own = {"columns", "engine", "run_dir", "random_state", "class_weight", "settings"}
         found = {}
         for each in dataclasses.fields(self):
@@ -337,6 +341,7 @@ class Federated(BaseEstimator):
         return self.run_.to_onnx()
 
     def _known(self, y: object) -> Array:
+        """Labels of an evaluation set as the model has them."""
         labels = column_or_1d(y)
         if hasattr(self, "classes_"):
             if unknown := set(labels.tolist()) - set(self.classes_.tolist()):
@@ -482,6 +487,7 @@ def _warned_once() -> Iterator[None]:
 
 
 def _free(name: str, taken: Sequence[str]) -> str:
+    """A name that no column has."""
     while name in taken:
         name += "_"
     return name

@@ -370,6 +370,7 @@ class Run(FinishedFolder):
         return write_report([self.path])
 
     def _repr_html_(self) -> str:
+        """Method, scores and folder, for a notebook."""
         from fedapp.report.notebook import run_html
 
         return run_html(self.summary, shown(self.path))
@@ -435,6 +436,7 @@ def as_frame(records: list[dict[str, Any]]) -> Any:
 
 
 def _encoded(table: Table) -> Any:
+    """Rows of a model as a frame."""
     import pyarrow
 
     columns, entries = [], entries_of(table.categories, len(table.columns))

@@ -136,6 +136,7 @@ def placed(data: Data, folder: Path) -> str:
 
 
 def _sources(data: Data) -> dict[str, Any]:
+    """Tables by the name of their party, or by their number."""
     if isinstance(data, Mapping):
         for name in data:
             if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -155,6 +156,7 @@ def _is_text(source: object) -> bool:
 
 
 def _written(name: str, frame: object, folder: Path) -> str:
+    """The path of a frame's file."""
     from pyarrow import parquet
 
     if "," in str(folder):

@@ -93,6 +93,7 @@ class Training:
         return logged(settings, self.folder, self.engine, self.watcher.tell)
 
     def _checked(self) -> Settings:
+        """The settings of the run."""
         given = settings_named(self.given, self.strategy)
         settings = load_settings({**given, "strategy": self.strategy})
         is_simulated = self.engine in SIMULATED

@@ -125,6 +125,7 @@ class Stages:
         self._places.clear()
 
     def _rounds_seconds(self, n_rounds: int, now: float) -> float | None:
+        """Seconds to the end of the last round, at the pace of the last ones."""
         if not self._paces:
             return None
         pace = sum(self._paces) / len(self._paces)

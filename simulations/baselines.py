@@ -187,6 +187,7 @@ class Trained:
         return metrics.statistics(objective, *given, *how, extra=eval_metrics)
 
     def _rows(self, rows: Pooled, subset: str) -> tuple[Floats, Floats, Floats]:
+        """Margins, labels and weights of a subset."""
         of = getattr(rows.split, subset)
         return self.margins(of), rows.labels[of], rows.weights[of]
 
@@ -388,6 +389,7 @@ def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
 
 
 def _forest(settings: Settings, rows: Pooled) -> Trained:
+    """scikit-learn's random forest, trained on some rows."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
     own = _own_settings(settings)
@@ -419,6 +421,7 @@ def _forest(settings: Settings, rows: Pooled) -> Trained:
 
 
 def _own_settings(settings: Settings) -> Any:
+    """The method's own section."""
     return load_strategy(settings.strategy).own_settings(settings)
 
 

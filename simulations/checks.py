@@ -68,6 +68,7 @@ def check_tables(settings: Settings) -> list[str]:
 
 
 def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[str, Looked]:
+    """Have the parties look at their tables, and the method compare what they say."""
     request = strategy.greeting()
     assert isinstance(request, HelloRequest | VerticalHelloRequest)
     if configs[0].is_share and not strategy.settings.model:
@@ -100,7 +101,12 @@ def _look(config: SiteConfig, request: HelloRequest | VerticalHelloRequest) -> L
 
 
 def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
-    """Check that ``partition`` is set for one table only, and ``columns`` for one of several."""
+    """Hold that what a table is split by is given for one table, and columns of one of several.
+
+    Raises
+    ------
+    ConfigError, DataError : it is not.
+    """
     if configs[0].is_share:
         return
     for name, value in (("partition", settings.partition), ("columns", settings.columns)):
@@ -118,6 +124,7 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
 
 
 def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:
+    """Labels and weights of horizontal parties."""
     replies = {name: cast(HelloReply, reply) for name, (reply, _) in looked.items()}
     classes = common_table(replies, settings).classes
     sums = {}

@@ -227,6 +227,8 @@ def _cell_name(begin: str, draw: Draw) -> str:
 
 
 def _line(name: str, cells: Sequence[Mapping[str, Any]], metric: str, runs: Sequence[str]) -> Line:
+    """A strategy's runs as one line."""
+
     def mean(of: Callable[[Mapping[str, Any]], float]) -> float:
         return float(np.mean([of(cell) for cell in cells]))
 

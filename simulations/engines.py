@@ -255,6 +255,7 @@ def _flwr_run(
     federation: Mapping[str, float],
     tell: Tell,
 ) -> None:
+    """Start a run with ``flwr run`` and wait for its end."""
     tell("handing the app to Flower")
     read = load_strategy(settings.strategy).settings_read(settings)
     given = {name: one for name, one in flatten(settings.as_config()).items() if name in read}
@@ -296,10 +297,12 @@ def _flwr_run(
 
 
 def _toml_pairs(config: Mapping[str, Any]) -> str:
+    """Settings as ``flwr run`` takes them: TOML values, separated by blanks."""
     return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
 
 
 def _json_of(text: str) -> dict[str, Any]:
+    """The JSON object in a command's output."""
     found = re.search(r"\{.*\}", text, re.DOTALL)
     try:
         answer = json.loads(found.group()) if found else {}
@@ -368,6 +371,7 @@ def _logged_cause(lines: Iterable[str]) -> str:
 
 
 def _log_lines(run_id: str, name: str, environment: dict[str, str]) -> list[str]:
+    """The last lines of a run's log."""
     command = ["flwr", "log", run_id, name, "--show"]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return without_passwords(shown.stdout).splitlines()[-LOG_LINES:]

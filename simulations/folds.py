@@ -89,7 +89,12 @@ class CrossValidation:
 
 
 def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
-    """Check that a run for each fold makes sense, and is possible here."""
+    """Hold that a run for each fold makes sense, and that it can be made here.
+
+    Raises
+    ------
+    ConfigError : it does not.
+    """
     check_method(settings, engine, given)
     if engine not in SIMULATED:
         way = "there each fold is a run of its own, as by -c folds=5 -c fold=1"

@@ -153,6 +153,12 @@ def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str,
 
 
 def _domain(name: str, text: str) -> Domain:
+    """A domain as it is written.
+
+    Raises
+    ------
+    ConfigError : it cannot be read.
+    """
     kind, *bounds = text.split(":")
     if kind not in ("log", "uniform", "int") or not bounds:
         values = tuple(parse_overrides([f"{name}={one.strip()}"])[name] for one in text.split(","))
@@ -218,6 +224,7 @@ def optuna_draw(space: Space, seed: int, larger_is_better: bool) -> Draw:
 
 
 def _distribution(optuna: Any, domain: Domain) -> Any:
+    """A domain in Optuna's words."""
     if isinstance(domain, Choices):
         return optuna.distributions.CategoricalDistribution(domain.values)
     if domain.is_whole:

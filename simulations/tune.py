@@ -148,6 +148,7 @@ class Tuning:
         return path
 
     def _try_all(self, first: Settings, draw: Draw, metric: str) -> None:
+        """Trials, until the budget is spent."""
         assert self.folder is not None
         path = self.folder.path
         self._note_interrupted(path)
@@ -282,7 +283,12 @@ class Tuning:
 
 
 def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
-    """Check that a search makes sense, and is possible here."""
+    """Hold that a search makes sense, and that it can be made here.
+
+    Raises
+    ------
+    ConfigError : it does not.
+    """
     check_method(settings, engine, given)
     if engine not in SIMULATED:
         raise ConfigError(f"--engine must be local or simulation to tune, got {engine}")

@@ -106,6 +106,7 @@ def mean_step(boosted: Boosted, replies: Mapping[str, BagReply]) -> Grown:
 def _ask(
     parties: Parties[HelloReply], boosted: Boosted, n_rounds: int
 ) -> Conversation[dict[str, BagReply]]:
+    """Let all parties boost from the model so far."""
     request = BagRequest(**boosted.order(n_rounds))
     check_reply = boosted.check(dict.fromkeys(parties, n_rounds))
     return (yield from ask(parties.all(request), BagReply, check_reply))

@@ -195,6 +195,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     @property
     def _step(self) -> int:
+        """Step of the pending exchange; 0 where it is none."""
         return self._state.step if self._is_step else 0
 
     # Flower's hooks
@@ -240,6 +241,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         return self._messages() if self._pending else ()
 
     def _meet_nodes(self, grid: Grid) -> None:
+        """Find the nodes, and let the conversation ask for the first time."""
         wait, n_lost = self._stages.wait, len(self._state.left_out)
         asked = self.settings.asked_parties
         nodes = find_nodes(grid, asked, n_lost, self.settings.start_deadline, wait)
@@ -254,6 +256,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self._advance(None)
 
     def _messages(self) -> list[Message]:
+        """Those of the pending exchange, in the order of its requests."""
         assert self._pending is not None
         laid_out = dict[int, bytes]()  # of requests that all parties get alike
         state, messages = self._state, list[Message]()
@@ -297,6 +300,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         return self._model_so_far(), self._scores[0]
 
     def _take(self, by_address: Mapping[int, Message]) -> None:
+        """Hand the replies to the conversation."""
         assert self._pending is not None
         self._is_asked = False
         answers, parcels = dict[str, Reply](), dict[str, list[Parcel]]()
@@ -420,6 +424,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def _check_arguments(
         self, num_rounds: int | None, evaluate_config: ConfigRecord | None
     ) -> None:
+        """Refuse arguments of Flower's ``start`` that would be ignored."""
         if num_rounds is not None and num_rounds < self.num_rounds:
             rule = f"must be >= {self.num_rounds} (strategy.num_rounds), as each is one exchange"
             way = "the strategy's own arguments say how much is trained"
@@ -435,6 +440,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def _exchange(
         self, pending: Exchange, messages: Iterable[Message], courier: Courier, began: float
     ) -> None:
+        """One exchange, timed."""
         request, n_rounds = next(iter(pending.requests.values())), self.most_rounds(self.settings)
         end = self._stages.begin(request, self._state.rounds + 1, n_rounds, pending.seconds)
         by_party = dict(zip(pending.requests, messages, strict=True))
@@ -470,6 +476,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     # The run
 
     def _whole_run(self) -> Conversation[Summary]:
+        """Meet the parties, then let the method talk to them."""
         n_lost = len(self._state.left_out)
         greetings = dict.fromkeys(self._addresses, GreetRequest())
         met = yield from ask(greetings, GreetReply, may_fail=n_lost)
@@ -506,6 +513,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         return (yield from self.conversation(self.parties, self._saved))
 
     def _advance(self, answers: Mapping[str, Reply] | None) -> None:
+        """Let the conversation go on until it asks again or ends."""
         assert self._conversation is not None
         self._pending = None
         given: Mapping[str, Reply] | None = answers
@@ -533,6 +541,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                     self._make_model = next(iter(files.values())).__str__
 
     def _read(self, message: Message | None, party: str) -> tuple[Reply, list[Parcel]]:
+        """One party's reply, decoded and checked, and the parcels that came with it."""
         assert self._pending is not None
         state = self._state
         if message is None:
@@ -582,6 +591,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             self.warn(text)
 
     def _report(self, progress: Progress) -> None:
+        """Write and log a line for a finished round."""
         to_parties, to_server, since = self._last_round
         now = time.perf_counter()
         self._last_round = (self.ledger.to_parties, self.ledger.to_server, now)
@@ -635,8 +645,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
 
 def _named(subset: str, scores: Mapping[str, float]) -> MetricRecord:
+    """Scores as Flower's metrics, ``valid_auc``."""
     return MetricRecord({f"{subset}_{name}": float(value) for name, value in scores.items()})
 
 
 def _bytes_of(arrays: ArrayRecord) -> dict[str, bytes]:
+    """Content of a record of arrays, by name."""
     return {name: array.data for name, array in arrays.items()}

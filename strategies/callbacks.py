@@ -18,12 +18,21 @@ class Callbacks:
     """
 
     def begin(self, settings: Settings, state: RunState) -> None:
-        """Called before the first message, once ``settings`` have the number of parties; ``state``
-        is how far an earlier attempt had come."""
+        """Called once the parties are known, before the first message.
+
+        Parameters
+        ----------
+        settings : of the run, with the number of its parties.
+        state : how far an earlier attempt had come.
+        """
 
     def warnings(self, simulated: bool) -> Iterable[str]:
-        """Warnings on the parties' tables, where the caller sees more of them than their replies:
-        ``simulated`` ones are on this machine."""
+        """Warnings on the parties' tables, where the caller sees more of them than their replies.
+
+        Parameters
+        ----------
+        simulated : whether the parties are on this machine.
+        """
         return ()
 
     def stage(self, stage: Stage) -> None:

@@ -84,6 +84,7 @@ def last_turn(parties: Iterable[str], n_rounds: int) -> str:
 def _ask(
     parties: Parties[HelloReply], boosted: Boosted, turn: str
 ) -> Conversation[dict[str, TurnReply]]:
+    """Tell all parties the trees that are new, and let one of them boost."""
     n_rounds = {party: int(party == turn) for party in parties}
     requests = {party: TurnRequest(**boosted.order(n)) for party, n in n_rounds.items()}
     return (yield from ask(requests, TurnReply, boosted.check(n_rounds)))

@@ -306,6 +306,7 @@ class FedAvgLinear(HorizontalStrategy):
         return (yield from self._finish(parties))
 
     def _begin(self, parties: Parties[HelloReply]) -> Conversation[LinearModel]:
+        """The model that knows nothing but the mean label."""
         self.history = History.of(self.settings)
         table = self.table
         n_inputs, n_classes = len(input_names(table.columns, table.categories)), len(table.classes)
@@ -329,6 +330,7 @@ class FedAvgLinear(HorizontalStrategy):
         return self._linear(whole.means, whole.scales, weights, bias)
 
     def _linear(self, means: Floats, scales: Floats, weights: Floats, bias: Floats) -> LinearModel:
+        """A model of the run."""
         table, arrays = self.table, (means, scales, weights, bias)
         said = self.settings.objective, table.columns, table.classes
         return LinearModel(*said, *arrays, table.categories)
@@ -336,6 +338,7 @@ class FedAvgLinear(HorizontalStrategy):
     def _ask(
         self, parties: Parties[HelloReply], n_epochs: int
     ) -> Conversation[dict[str, AverageReply]]:
+        """Let all parties score the model, and train on from it."""
         model, own = self.model, self.own
         request = AverageRequest(
             round_id=self.n_averaged,
@@ -365,6 +368,7 @@ class FedAvgLinear(HorizontalStrategy):
     def _note_scores(
         self, replies: Mapping[str, AverageReply | EvaluateReply]
     ) -> Conversation[None]:
+        """Scores of the last round's model, which come with the next round's replies."""
         noted = yield from self.history.note_late(replies, self.n_averaged)
         if noted and self.history.best_round == self.n_averaged:
             self.best = self.model
@@ -397,6 +401,7 @@ class FedAvgLinear(HorizontalStrategy):
         return {**summary, "importance": {}, "trees": 0, "best_round": best_round}
 
     def _checkpoint(self) -> Checkpoint:
+        """The model so far and the best one."""
         model, best = self.model, self.best
         arrays = {name: getattr(model, name) for name in ARRAYS}
         arrays |= {"best_weights": best.weights, "best_bias": best.bias}
@@ -410,6 +415,7 @@ class FedAvgLinear(HorizontalStrategy):
         return Checkpoint(arrays, facts, lambda: linear_to_json(model))
 
     def _restore(self, saved: Checkpoint) -> None:
+        """Go on from a checkpoint."""
         settings, facts = self.settings, saved.facts
         arrays = {name: np.asarray(array) for name, array in saved.arrays.items()}
         weights, bias = arrays.pop("best_weights"), arrays.pop("best_bias")

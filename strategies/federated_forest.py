@@ -218,6 +218,7 @@ class FederatedForest(VerticalStrategy):
         return self.level == self.own.max_depth or (self.level > 0 and not len(self.last.trees))
 
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
+        """Rows in one order, columns in bins, labels in codes."""
         self.rows = yield from align(parties, mailbox, self.settings)
         self.warn_of_few_matched(sum(self.rows.values()))
         if not self.simulated:
@@ -286,6 +287,7 @@ class FederatedForest(VerticalStrategy):
         return reply.trees, reply.nodes, reply.owners
 
     def _drawn(self, parties: Parties[VerticalHelloReply]) -> dict[str, Array]:
+        """How many columns of each party are drawn for each open node."""
         seeds, owners = self._column_seeds(parties)
         n_drawn = n_features(self.own.max_features, len(seeds))
         drawn = draw_columns(seeds, owners, len(parties), n_drawn, self._open_nodes())
@@ -300,6 +302,7 @@ class FederatedForest(VerticalStrategy):
         return [name for name in who if name != active and len(parties) > FEWEST_PARTIES]
 
     def _open_nodes(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Trees and nodes that may be split next."""
         if self.level:
             return self.last.children()
         return np.arange(self.own.trees, dtype=np.int32), np.zeros(self.own.trees, dtype=np.int32)
@@ -328,6 +331,7 @@ class FederatedForest(VerticalStrategy):
     def _partition(
         self, who: Iterable[str], mailbox: Mailbox, last: bool = False
     ) -> Conversation[dict[str, PartitionReply]]:
+        """The winners say which rows go left."""
         told = {**_told(self.last), "last": last}
         return (yield from mailbox.relay(PartitionRequest, who, PartitionReply, **told))
 
@@ -384,12 +388,14 @@ class FederatedForest(VerticalStrategy):
         return ModelFiles({"model.json": to_json(model)})
 
     def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
+        """Splits so far, and the letters on their way."""
         arrays = {f"splits.{name}": getattr(self.splits, name) for name in Splits.__slots__}
         facts = {"level": self.level, "draws": self.draws, "rows": self.rows}
         facts |= {"last": len(self.last.trees)}
         return Checkpoint({**mailbox.arrays(), **arrays, "n_nodes": self.n_nodes}, facts)
 
     def _restore(self, saved: Checkpoint, mailbox: Mailbox) -> None:
+        """Go on from a checkpoint."""
         facts, arrays = saved.facts, saved.arrays
         self.level, self.draws, self.rows = facts["level"], facts["draws"], facts["rows"]
         self.n_nodes = arrays["n_nodes"]

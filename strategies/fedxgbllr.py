@@ -249,6 +249,7 @@ class FedXGBllr(HorizontalStrategy):
     def _ask_to_train(
         self, parties: Parties[HelloReply], model: StackedModel, epochs: int
     ) -> Conversation[dict[str, AverageReply]]:
+        """Have the head scored, and trained on where there are epochs."""
         names = ("batch_size", "learning_rate", "beta1", "beta2", "patience", "device")
         request = AverageRequest(
             round_id=self.n_averaged,
@@ -267,6 +268,7 @@ class FedXGBllr(HorizontalStrategy):
         return (yield from ask(parties.all(request), AverageReply, hold))
 
     def _note_scores(self, replies: Mapping[str, Reply], model: StackedModel) -> Conversation[None]:
+        """Scores of the last round's head, which come with the next replies."""
         trees = model.trees
         noted = yield from self.history.note_late(replies, self.n_averaged, trees, trees)
         if noted and self.history.best_round == self.n_averaged:
@@ -308,12 +310,14 @@ class FedXGBllr(HorizontalStrategy):
         }
 
     def _checkpoint(self, model: StackedModel) -> Checkpoint:
+        """Trees, and the head so far."""
         facts = {"history": self.history.scores, "names": list(self.names)}
         facts |= {"averaged": self.n_averaged, **self.table.facts()}
         arrays = {**to_arrays(model), "best": self.best}
         return Checkpoint(arrays, facts, lambda: to_json(model))
 
     def _restore(self, saved: Checkpoint) -> StackedModel:
+        """Go on from a checkpoint."""
         table, head = self.table, (self.own.head, self.own.channels)
         arrays, facts, objective = saved.arrays, saved.facts, self.settings.objective
         self.history, self.best = _history(self.settings, facts["history"]), arrays["best"]

@@ -89,6 +89,7 @@ class InferenceStrategy(VerticalStrategy):
 
 
 def _explained_rows(settings: Settings) -> tuple[str, ...]:
+    """Ids of the rows to explain."""
     if not settings.explain:
         return ()
     return tuple(one.strip() for one in settings.explain.split(","))

@@ -191,6 +191,7 @@ def _bare(settings: Settings, table: CommonTable, mean: npt.NDArray[np.float32])
 
 
 def _restore(settings: Settings, saved: Checkpoint, table: CommonTable) -> Boosted:
+    """Undo ``Boosted.checkpoint``."""
     arrays, facts = saved.arrays, saved.facts
     history = History.of(settings, facts["history"])
     mean = np.array(facts["base_score"], dtype=np.float32)

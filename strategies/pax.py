@@ -179,6 +179,7 @@ class PAX(HorizontalStrategy):
         return boosting
 
     def _boosting(self, mean: npt.NDArray[np.float32], cuts: Cuts) -> Boosting:
+        """A model without trees."""
         table = self.table
         sampling = Sampling(self.settings.seed, self.settings.colsample_bytree)
         shape = Shape.of(parameters_of(self.settings))
@@ -197,6 +198,7 @@ class PAX(HorizontalStrategy):
         )
 
     def _limits(self) -> Limits:
+        """What holds for single nodes."""
         settings, table = self.settings, self.table
         try:
             monotone, interactions = constraints_of(
@@ -317,6 +319,7 @@ class PAX(HorizontalStrategy):
         return places[np.isin(columns, drawn)]
 
     def _note_scores(self, replies: Mapping[str, Reply], boosting: Boosting) -> Conversation[None]:
+        """Scores of the trees so far, which come with the first reply of a round."""
         trees, last_trees = boosting.grown.trees, boosting.last_trees
         yield from self.history.note_late(replies, self._n_added(boosting), trees, last_trees)
 
@@ -346,6 +349,7 @@ class PAX(HorizontalStrategy):
         return summary
 
     def _checkpoint(self, boosting: Boosting) -> Checkpoint:
+        """The model so far, and how each party's bins map to the cuts."""
         maps: dict[str, npt.NDArray[Any]]
         maps = {f"bins {party}": places for party, places in self._opening.places.items()}
         maps |= {f"weights {party}": each for party, each in self.aggregation.weights.items()}
@@ -356,6 +360,7 @@ class PAX(HorizontalStrategy):
         return Checkpoint(arrays, facts, lambda: to_json(boosting.model))
 
     def _restore(self, saved: Checkpoint) -> Boosting:
+        """Go on from a checkpoint."""
         arrays = saved.arrays
         self._opening.restore(_kept(arrays, "bins "), saved.facts["aggregation"])
         self.aggregation.weights = _kept(arrays, "weights ")
@@ -370,6 +375,7 @@ STRATEGY = PAX
 
 
 def _drawn(growth: Growth) -> npt.NDArray[np.int32]:
+    """Columns that any tree of the round may split."""
     return np.flatnonzero(growth.allowed.any(axis=0)).astype(np.int32)
 
 

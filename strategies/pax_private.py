@@ -394,6 +394,7 @@ def n_trained(parties: Mapping[str, HelloReply]) -> int:
 
 
 def _means(objective: str, largest: float) -> tuple[float, float]:
+    """Smallest and largest mean label that has a margin."""
     if objective == "reg:squarederror":
         return -largest, largest
     least = largest * 2.0**-20

@@ -179,6 +179,7 @@ def _joined(name: str, shares: Mapping[int, Array]) -> bytes:
 
 
 def _parted(summed: Whole, shapes: Sequence[tuple[int, ...]], n_bytes: int) -> list[Whole]:
+    """A sum as arrays of these shapes."""
     most = 2 ** (8 * n_bytes - SPARE_BITS)
     if summed.max(initial=0) > most or summed.min(initial=0) < -most:
         rule = "must add up to sums of rows: parties were told of different runs, or one is missing"

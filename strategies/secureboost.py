@@ -204,6 +204,7 @@ class SecureBoost(VerticalStrategy):
         return (yield from self._finish(mailbox))
 
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
+        """Rows in one order, columns in bins, a key."""
         self.rows = yield from align(parties, mailbox, self.settings)
         self.warn_of_few_matched(sum(self.rows.values()))
         self.settings = self.settings.watching(self.rows["valid"])
@@ -259,6 +260,7 @@ class SecureBoost(VerticalStrategy):
         self.begun = Begun(reply.n_rounds, reply.n_trees)
 
     def _grow(self, mailbox: Mailbox) -> Conversation[None]:
+        """The trees of a round, level by level."""
         active, passive, growing = mailbox.active, mailbox.passive, True
         while growing:
             yield from mailbox.relay(SumRequest, passive, SentReply)
@@ -268,6 +270,7 @@ class SecureBoost(VerticalStrategy):
                 yield from mailbox.relay(PartitionRequest, passive, SentReply)
 
     def _note_scores(self, reply: BeginReply) -> Conversation[None]:
+        """Scores of the rounds that are finished now."""
         for train, valid, views in zip(
             reply.train_scores, reply.valid_scores, reply.purities, strict=True
         ):
@@ -312,12 +315,14 @@ class SecureBoost(VerticalStrategy):
         return parts_file(self.state.model_id, self.settings, active, passive)
 
     def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
+        """Scores so far, and the letters on their way."""
         facts = {"history": self.history.scores, "purities": self.purities, "rows": self.rows}
         facts["rounds"] = self.n_grown
         facts["trained"], facts["begun"] = self.trained, astuple(self.begun)
         return Checkpoint(mailbox.arrays(), facts)
 
     def _restore(self, saved: Checkpoint, mailbox: Mailbox) -> None:
+        """Go on from a checkpoint."""
         facts = saved.facts
         self.purities, self.rows = facts["purities"], facts["rows"]
         self.n_grown = facts["rounds"]

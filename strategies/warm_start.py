@@ -119,6 +119,7 @@ def init_model_id(settings: Settings) -> str:
 
 
 def _differ(wanted: Any, found: Any) -> str:
+    """Where two values differ, in words."""
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
         if len(wanted) != len(found):
             return f"{len(wanted)} in number, got {len(found)}"

@@ -56,6 +56,7 @@ def clean(
 
 
 def _list(found: Cleaning) -> None:
+    """Print what would go."""
     from fedapp.report.summary import human_bytes
 
     for run in found.runs:

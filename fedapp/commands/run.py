@@ -67,6 +67,7 @@ def run(
 def _cross_validate(
     strategy: str, config: list[str] | None, engine: str, baselines: bool, folds: int
 ) -> None:
+    """Run each fold, and print the means."""
     from fedapp.studies import FOLDS, Folds
     from simulations.folds import CrossValidation
     from simulations.kept import other_code

@@ -166,6 +166,7 @@ def _small_primes() -> mpz:
 
 
 def _check_bits(bits: int, insecure_small_key: bool) -> None:
+    """Refuse a key that is too small."""
     smallest = SMALLEST_INSECURE_BITS if insecure_small_key else SMALLEST_BITS
     if bits < smallest:
         hint = "" if insecure_small_key else " unless insecure-small-key is set"

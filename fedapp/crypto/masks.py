@@ -194,6 +194,7 @@ def _small_factors(number: mpz) -> list[int]:
 
 @functools.cache
 def _small_primes() -> tuple[int, ...]:
+    """Primes below ``SMALL_PRIME_BOUND``."""
     primes, prime = [], mpz(2)
     while prime < SMALL_PRIME_BOUND:
         primes.append(int(prime))

@@ -113,6 +113,7 @@ def _product(total: Any, left: Any, right: Any, modulus: Any, inverse: Any) -> A
 
 @kernel
 def _fill(lanes: Any, lane: Any, number: Any) -> Any:
+    """Put a number into a lane."""
     for place in range(len(number)):
         lanes[8 * place + lane] = number[place]
 

@@ -87,6 +87,7 @@ def points_of(uniform: Bytes) -> Bytes:
 
 
 def _side_by_side(scalar: bytes) -> Scale:
+    """Eight points at a time."""
     from fedapp.crypto import lane_scale
 
     lane_scale.check_known_answers()

@@ -282,6 +282,7 @@ def _check_rows(
     nodes: npt.NDArray[np.int32],
     n_nodes: int,
 ) -> None:
+    """Refuse what does not fit together."""
     if codes.shape != (n_rows, len(offsets) - 1):
         raise ValueError(f"codes must be of shape {(n_rows, len(offsets) - 1)}, got {codes.shape}")
     if nodes.shape != (n_rows,):
@@ -339,6 +340,7 @@ def _sum_rows_of(
     nodes: npt.NDArray[np.int32],
     n_nodes: int,
 ) -> Residues:
+    """Sums of some of the rows."""
     own = ring(key.n_squared)
     rows, sums = own.read(ciphertexts), own.ones(n_nodes * int(offsets[-1]))
     bin_ids = nodes[:, None].astype(np.int64) * offsets[-1] + offsets[:-1] + codes

@@ -137,6 +137,7 @@ def _drain(queue: deque[Any], results: dict[int, Any], function: Any, run: Run) 
 
 
 def _here(function: Callable[..., Any], call: Call) -> Any:
+    """A call in this process."""
     return function(*call)
 
 
@@ -190,6 +191,7 @@ def serve(descriptor: int) -> None:
 
 
 def _answer(function: Callable[..., Any], call: Call) -> tuple[Any, Exception | None]:
+    """A call's result, or its error."""
     try:
         return function(*call), None
     except Exception as error:

@@ -237,6 +237,7 @@ def _absent(rule: str, *columns: str, hint: str) -> DataError:
 def _typed_columns(
     frame: Any, columns: tuple[str, ...], text: TextFile | None, reader: Reader
 ) -> dict[str, Typed]:
+    """Features as numbers and codes, by name."""
     found: dict[str, Typed] = {}
     faults: dict[str, UntypedError] = {}
     for name in columns:
@@ -291,6 +292,7 @@ def _passes(error: UntypedError, declared: Declared, reader: Reader) -> Callable
 
 
 def _values(found: Mapping[str, Typed], text: TextFile | None) -> npt.NDArray[np.float32]:
+    """Columns as they are trained on."""
     n_rows = len(next(iter(found.values())).column)
     values = np.empty((n_rows, len(found)), np.float32)
     infinite = {}
@@ -388,6 +390,7 @@ def _ids(
 
 
 def _missing(column: Any) -> Mask:
+    """Which values are missing."""
     return np.asarray(pc.is_null(column).to_numpy(), dtype=bool)
 
 

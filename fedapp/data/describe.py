@@ -161,6 +161,7 @@ COMMENT = """\
 
 
 def _section(one: Described, declared: Declared, roles: Roles) -> dict[str, Any]:
+    """What the schema says of a column."""
     own = declared.type or one.type
     if one.name in roles.drop or (one.refused and one.type == "text"):
         own = "drop"
@@ -216,6 +217,7 @@ def _n_nan(values: Any) -> int:
 
 
 def _span(one: Typed, values: Any) -> str:
+    """Least and largest value."""
     if one.names:
         return f"{_cut(one.names[0])} .. {_cut(one.names[-1])}"
     if pa.types.is_boolean(values.type):
@@ -228,6 +230,7 @@ def _span(one: Typed, values: Any) -> str:
 
 
 def _written_day(day: float) -> str:
+    """A day since 1970 as a date."""
     seconds = np.datetime64(EPOCH.replace(tzinfo=None), "s") + np.timedelta64(
         round(day * 86400), "s"
     )
@@ -236,6 +239,7 @@ def _written_day(day: float) -> str:
 
 
 def _example(column: Any) -> str:
+    """The first value, as it is written."""
     known = column.drop_null()
     if pa.types.is_binary(known.type):
         return ""

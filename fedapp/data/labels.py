@@ -331,6 +331,7 @@ def merge_classes(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
 
 
 def _written(values: npt.NDArray[Any]) -> list[str]:
+    """Class names of some labels."""
     is_text = values.dtype.kind == "U"
     return [str(value) if is_text else _plain(float(value)) for value in values]
 

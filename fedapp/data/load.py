@@ -182,6 +182,7 @@ def text_file(path: Path, reader: Reader = PLAIN) -> TextFile | None:
 
 
 def _renamed(names: Iterable[str], reader: Reader) -> list[str]:
+    """Names of columns as a run knows them."""
     there = list(names)
     absent = [one.name for one in reader.declared if one.name not in there]
     if absent and not reader.tolerant:

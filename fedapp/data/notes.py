@@ -188,6 +188,7 @@ def _may_number_rows(low: float, high: float, n_rows: int) -> bool:
 
 
 def _is_rounded(numbers: npt.NDArray[np.float64]) -> bool:
+    """Whether float32 changes a whole number."""
     large = numbers[np.abs(numbers) > EXACT]
     return bool(((large == np.floor(large)) & (large.astype(np.float32) != large)).any())
 

@@ -70,6 +70,7 @@ def bare_name(name: str) -> str:
 
 
 def _airline(frame: Any) -> Any:
+    """Flights that arrived, with the label."""
     frame = frame.filter(pc.is_valid(frame["ArrDelay"]))
     minutes = frame["ArrDelay"].cast(pa.int64())
     return frame.append_column("delayed", pc.greater(minutes, 15).cast(pa.float64()))

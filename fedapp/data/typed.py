@@ -276,6 +276,7 @@ def trimmed_texts(column: Any) -> tuple[Any, bool]:
 
 
 def _names(texts: Any) -> tuple[str, ...]:
+    """Distinct values, sorted."""
     return tuple(sorted(pc.unique(texts).drop_null().to_pylist()))
 
 

@@ -177,6 +177,7 @@ def supernode_keys(name: str) -> KeyPair:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
 ) -> x509.CertificateBuilder:
+    """What both certificates have."""
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()

@@ -97,6 +97,7 @@ def _both(path: str) -> str:
 
 
 def _service(machine: Machine) -> dict[str, Any]:
+    """A service of fedapp's image."""
     return _guarded(machine, machine.image) | {
         "environment": dict(sealed_environment(machine.folder, machine.name))
     }

@@ -292,6 +292,7 @@ def _node_config(site: SiteConfig, data: str, policy: str) -> str:
 
 
 def _machine(folder: Path, name: str) -> Machine:
+    """This machine, with a new folder on it."""
     programs = str(Path(sys.executable).parent)
     _check(PLAIN, programs, "letters, digits and _/.+,@-", "path")
     folder = folder.expanduser().resolve()
@@ -304,6 +305,7 @@ def _machine(folder: Path, name: str) -> Machine:
 
 
 def _check_target(target: str, name: str) -> None:
+    """Hold that a target is known, and can bear a name."""
     if target not in FEDERATION_TEXTS:
         raise ConfigError(f"target must be {', '.join(FEDERATION_TEXTS)}, got {target!r}")
     if target == "kubernetes":
@@ -316,6 +318,7 @@ def _check(rule: re.Pattern[str], text: str, words: str, what: str) -> None:
 
 
 def _existing(path: str) -> str:
+    """Absolute path of a file."""
     found = Path(path).expanduser().resolve()
     if not found.is_file():
         raise ConfigError(f"{path} must be a file")

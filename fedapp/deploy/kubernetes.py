@@ -194,6 +194,7 @@ def _fedapp(
     size: tuple[str, str, str],
     mounts: Sequence[Object],
 ) -> Object:
+    """A container of fedapp's image."""
     made = _container(name, machine.image, words, size)
     made["volumeMounts"] += mounts
     environment = sealed_environment(_STATE, machine.name)
@@ -224,6 +225,7 @@ def _alive(words: Sequence[str]) -> Object:
 
 
 def _mount(volume: str, path: str, part: str = "") -> Object:
+    """A volume in a container, or a folder of the volume."""
     return {"name": volume, "mountPath": path} | ({"subPath": part} if part else {})
 
 

@@ -65,7 +65,12 @@ def is_signed(bundle: bytes, keys: frozenset[str]) -> bool:
 
 
 def _files(bundle: bytes) -> dict[str, bytes]:
-    """Contents of a bundle by path; ValueError where it is too large or has a path twice."""
+    """Contents of a bundle by their paths, read in memory.
+
+    Raises
+    ------
+    ValueError : it is larger than bundles are, or names a file twice.
+    """
     with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
         entries = archive.infolist()
         if len(entries) > MOST_FILES or sum(one.file_size for one in entries) > MOST_BYTES:

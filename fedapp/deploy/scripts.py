@@ -149,4 +149,5 @@ def register_script(machine: Machine, federation: Federation) -> Texts:
 
 
 def _command(words: Sequence[str]) -> str:
+    """A command with a line for each option."""
     return shlex.join(words).replace(" --", " \\\n  --")

@@ -153,6 +153,7 @@ def logged(settings: Settings, folder: RunFolder, engine: str, tell: Tell) -> It
 
 
 def _opened(name: str, run: LoggedRun, run_id: str) -> Logger:
+    """A tool that is ready for rounds."""
     opened: Logger = import_module(f"fedapp.logs.to_{name}").LOGGER(run, run_id)
     return opened
 

@@ -89,6 +89,7 @@ def final_values(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _finite(given: Mapping[str, Any]) -> dict[str, float]:
+    """Those that are numbers."""
     numbers = {name: float(value) for name, value in given.items() if value is not None}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 

@@ -96,7 +96,12 @@ class ToMLflow:
 
 
 def _check_answers() -> None:
-    """Check that the tracking server, if there is one, answers anything at all."""
+    """Check that the tracking server answers, whatever it says, if there is one.
+
+    Raises
+    ------
+    ConfigError : it does not; names its address.
+    """
     uri = mlflow.get_tracking_uri()
     if not uri.startswith(("http://", "https://")):
         return

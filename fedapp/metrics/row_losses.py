@@ -119,6 +119,7 @@ def extra_sums(
 
 
 def _losses(name: str, labels: Array, predictions: Array) -> Array:
+    """Of each row, without its weight."""
     kind, _, power = name.partition("@")
     if kind == WITH_POWER:
         return _tweedie(labels, predictions, float(power))

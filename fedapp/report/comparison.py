@@ -67,6 +67,7 @@ def named_runs(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def _facts(named: Named) -> str:
+    """What each run had: rows, parties, seed."""
     rows = []
     for name, run in named.items():
         counts, summary = row_counts(run.summary), run.summary

@@ -211,6 +211,7 @@ def _weights(text: str) -> dict[str, str]:
 
 
 def _contributions(summary: Fields) -> dict[str, str]:
+    """Mean size of SHAP values."""
     found = summary.get("contributions") or {}
     if not any((found.get("mean") or {}).values()):
         return {}

@@ -151,6 +151,7 @@ def _training(run: Run) -> dict[str, str]:
 
 
 def _round_name(summary: Mapping[str, Any]) -> str:
+    """What the method calls its rounds."""
     return str(summary.get("round_name", plots.ROUND))
 
 

@@ -185,5 +185,6 @@ def round_values(rounds: Rounds, split: str, metric: str) -> Array:
 
 
 def _edges(rounds: Rounds) -> Array:
+    """Edges of one bar a round."""
     trees = np.asarray([entry["round"] for entry in rounds], dtype=np.float64)
     return np.append(trees - 0.5, trees[-1] + 0.5)

@@ -350,6 +350,7 @@ def _summary(text: str) -> Fields:
 
 
 def _objects(text: str, name: str, fields: Mapping[str, type]) -> list[Fields]:
+    """The objects of a JSON Lines file."""
     lines = text.split("\n")  # splitlines() would also split inside a name that holds U+2028
     return [
         _object(line, f"{name} line {number}", fields)

@@ -155,6 +155,7 @@ class Comparison:
         return facts
 
     def _named(self, names: Collection[str]) -> str:
+        """Changed settings with their values."""
         return ", ".join(f"{name}={self.changed[name]}" for name in self.changed if name in names)
 
 

@@ -126,6 +126,7 @@ def _of_forest(model: bagged.BaggedForest) -> DrawnTree | None:
 
 
 def _item(drawn: DrawnTree, node: int, depth: int, branch: str) -> str:
+    """A node with what is below it."""
     label = f'<span class="branch">{branch}</span>' if branch else ""
     left = int(drawn.nodes["left"][node])
     if left == LEAF:
@@ -181,6 +182,7 @@ def _short(value: float) -> str:
 
 
 def _n_below(nodes: Any, node: int) -> int:
+    """Nodes below a node."""
     waiting, n = [node], -1
     while waiting:
         left, n = int(nodes["left"][waiting.pop()]), n + 1

@@ -190,6 +190,7 @@ def _body_schema(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row_schema(described: dict[str, Any]) -> dict[str, Any]:
+    """A row's values of some columns."""
     values = {"number": ["number", "boolean", "string", "null"], "base margin": ["number"]}
     columns = described["columns"]
     return _object_schema(
@@ -211,6 +212,7 @@ def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _held(column: dict[str, Any]) -> str:
+    """What a column holds, in words."""
     names = column.get("categories")
     return column["kind"] if names is None else f"one of {first(names, MOST_NAMES)}"
 

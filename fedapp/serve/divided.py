@@ -237,6 +237,7 @@ def open_scorer(
 
 
 def _part(party: str, model_id: str) -> Mapping[str, Any]:
+    """A party's part."""
     try:
         return read_part(home() / "sites" / party / model_id)
     except DataError as error:

@@ -177,6 +177,7 @@ def as_frame(rows: Sequence[Row], columns: Sequence[str], party: str | None = No
 
 
 def _refuse_names(row: Row, number: int, columns: Sequence[str], party: str | None) -> None:
+    """Raise the error on a row's columns."""
     whose = "the model" if party is None else party
     for name in row:
         if name not in columns:
@@ -188,6 +189,7 @@ def _refuse_names(row: Row, number: int, columns: Sequence[str], party: str | No
 
 
 def _column(name: str, values: list[Any], party: str | None) -> Any:
+    """Values as an Arrow array."""
     whose = f"column {name!r}" if party is None else f"column {name!r} of {party}"
     kinds = {type(value) for value in values} - {type(None)}
     if not (kinds <= NUMBERS or kinds == {str}):

@@ -104,6 +104,7 @@ def read_joined(
 
 
 def _places(ids: Ids, wanted: Ids) -> npt.NDArray[np.int64]:
+    """Where each wanted id stands."""
     order = np.argsort(ids, kind="stable")
     return order[np.searchsorted(ids[order], wanted)]
 

@@ -168,6 +168,7 @@ def policy(node: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def _constraints(node: Mapping[str, Value]) -> dict[str, str]:
+    """Constraints of columns, as texts of their form."""
     monotone = str(node.get("monotone-constraints", ""))
     interactions = str(node.get("interaction-constraints", ""))
     try:
@@ -188,6 +189,7 @@ def _draws_secret(node: Mapping[str, Value]) -> str:
 
 
 def _hex(node: Mapping[str, Value], key: str, what: str, command: str) -> frozenset[str]:
+    """Hashes or keys, separated by commas or blanks."""
     text = str(node.get(key, ""))
     found = text.replace(",", " ").split()
     if not all(HEX.fullmatch(one) for one in found):
@@ -196,6 +198,7 @@ def _hex(node: Mapping[str, Value], key: str, what: str, command: str) -> frozen
 
 
 def _one_of(key: str, text: str, *words: str) -> str:
+    """One of two words."""
     if text not in words:
         raise ConfigError(f"{key} must be {' or '.join(words)}, got {text!r}")
     return text
@@ -222,6 +225,7 @@ def _not_negative(node: Mapping[str, Value], key: str) -> float:
 
 
 def _least_parties(node: Mapping[str, Value]) -> int:
+    """Parties of a sum; 0 where nothing is said."""
     found = whole(node, "least-parties", 0)
     if "least-parties" in node and found < FEWEST_IN_SUMS:
         raise ConfigError(f"least-parties must be >= {FEWEST_IN_SUMS}, got {found}")

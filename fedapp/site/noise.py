@@ -144,6 +144,7 @@ def noised(
 
 
 def _draws(shape: tuple[int, ...], variances: tuple[int, ...], source: Source) -> Whole:
+    """Noise of one array."""
     if len(variances) == 1:
         return discrete_gaussian(variances[0], int(np.prod(shape)), source).reshape(shape)
     drawn = [_draws(shape[:-1], (variance,), source) for variance in variances]

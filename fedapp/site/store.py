@@ -319,6 +319,7 @@ class Store:
 
 
 def _dtype_of(described: str | list[Any]) -> np.dtype[Any]:
+    """A dtype from its form in JSON."""
     if isinstance(described, str):
         return np.dtype(described)
     return np.dtype([(name, code) for name, code in described])

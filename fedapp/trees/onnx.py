@@ -194,6 +194,7 @@ def _outputs(
 
 
 def _link(model: Ensemble | BaggedForest) -> str:
+    """The operator that makes predictions of sums."""
     if isinstance(model, BaggedForest):
         return "Identity"
     link = LOSSES[model.objective].link

@@ -139,6 +139,7 @@ def _add_outputs(
     values: Any,
     outputs: Any,
 ) -> None:
+    """Walk every row down every tree."""
     for row in range(values.shape[0]):
         for tree in range(places.shape[0]):
             first, walked = offsets[tree], (lefts, columns, thresholds, default_lefts, sets)
@@ -155,6 +156,7 @@ def _find_leaves(
     values: Any,
     leaves: Any,
 ) -> None:
+    """Walk every row down one tree."""
     for row in range(values.shape[0]):
         walked = lefts, columns, thresholds, default_lefts, sets
         leaves[row] = _leaf_of(values[row], 0, *walked)

@@ -102,6 +102,7 @@ def read_model(text: str, kind: str, build: Callable[[Opening, dict[str, Any]], 
 
 
 def _names(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A list of texts."""
     found = document[key]
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise ValueError(f"{key} must be a list of texts")

@@ -144,6 +144,7 @@ def _envelope_of(records: RecordDict) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> int:
+    """A whole number >= 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is no whole number >= 0")
     return value

@@ -205,6 +205,7 @@ def attacked_under_masks(settings: Settings) -> dict[str, Any]:
 
 
 def _trained(settings: Settings) -> CuriousPAX:
+    """The coordinator of a finished run."""
     if settings.objective != "binary:logistic" or settings.colsample_bytree < 1:
         raise ConfigError("pax_rows must be told of two classes and all columns, got another run")
     coordinator = CuriousPAX.of_run(settings)
@@ -331,6 +332,7 @@ def _whole(places: dict[float, set[tuple[int, int]]], n_columns: int) -> Iterato
 
 
 def _together(levels: dict[str, list[Level]]) -> Iterator[dict[str, Level]]:
+    """The same level of all parties."""
     for found in zip(*levels.values(), strict=True):
         yield dict(zip(levels, found, strict=True))
 
@@ -355,7 +357,12 @@ def _common_sketch(cuts: Cuts) -> Sketch:
 
 
 def _truth(settings: Settings, cuts: dict[str, Cuts]) -> dict[str, list[Row]]:
-    """Each party's training rows by their bins, with labels; ``cuts`` by party."""
+    """Each party's training rows by their bins, with their labels.
+
+    Parameters
+    ----------
+    cuts : between the bins, by party.
+    """
     table, rows = stacked_tables(settings)
     assert table.labels is not None
     labels = np.unique(table.labels, return_inverse=True)[1]
@@ -379,6 +386,7 @@ def _moved(row: Row, sketch: Sketch, places: Ints, offsets: Ints) -> Row:
 
 
 def _count(found: Iterable[tuple[set[Row], list[Row]]]) -> dict[str, int]:
+    """Of rebuilt rows and true ones, over all who were looked at."""
     pairs = list(found)
     return {
         "rows": sum(len(rows) for _, rows in pairs),

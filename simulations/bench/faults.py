@@ -89,6 +89,7 @@ def main() -> int:
 def _disturbed(
     deployment: Deployment, run_dir: Path, rng: random.Random, seconds: float, expected: bytes
 ) -> str:
+    """Kill a process during a run, print a line, and say how the run has ended."""
     place, program = rng.choice(FAULTS)
     moment, began = rng.uniform(0, seconds), time.monotonic()
     run = deployment.begin(*RUN, *(anew := settings_of({**SETTINGS, "run-dir": run_dir})))
@@ -131,6 +132,7 @@ def _kill_during(
 
 
 def _outcome(run: subprocess.Popen[str], model: Path, expected: bytes) -> tuple[str, str]:
+    """How a run ends, in a few words, and what it has printed."""
     try:
         shown, _ = run.communicate(timeout=RUN_SECONDS)
     except subprocess.TimeoutExpired:

@@ -292,6 +292,7 @@ def _child(case: Case, numbers: range, writing: int) -> None:
 
 
 def _memory() -> int:
+    """What this process has mapped, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 

@@ -137,6 +137,7 @@ def served(run: Path) -> Iterator[int]:
 
 
 def _asked(connection: http.client.HTTPConnection, body: bytes) -> dict[str, Any]:
+    """The answer to a request to predict."""
     headers = {"Content-Type": "application/json"}
     connection.request("POST", "/predict", body, headers)
     answer = connection.getresponse()

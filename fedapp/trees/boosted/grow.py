@@ -303,6 +303,7 @@ class Growth:
 
 
 def _leaves(n_nodes: int, parent: int) -> Tree:
+    """Nodes that are leaves, of one parent."""
     found = np.zeros(n_nodes, dtype=NODE)
     found["left"], found["parent"], found["set"] = LEAF, parent, NO_SET
     return found

@@ -64,6 +64,7 @@ def to_xgboost_json(model: Ensemble) -> str:
 
 
 def _objective(model: Ensemble) -> dict[str, Any]:
+    """The loss with its parameters."""
     if model.objective == "multi:softprob":
         return {
             "name": model.objective,

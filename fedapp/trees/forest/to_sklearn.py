@@ -74,6 +74,7 @@ def _shares(model: BaggedForest, values: Values) -> Values:
 
 
 def _tree(branches: Branches, values: Values, n_columns: int) -> Any:
+    """One tree as scikit-learn holds it."""
     from sklearn.tree._tree import NODE_DTYPE, Tree
 
     is_leaf = branches["left"] == LEAF
