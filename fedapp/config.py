@@ -245,8 +245,9 @@ class Settings(Section):
     @property
     def parties(self) -> int:
         """Number of parties; where it is left open, of those of a simulation on this machine."""
-        n_tables = len(party_sources(self.data, self.data.count(",") + 1))
-        return self.asked_parties or n_tables or SIMULATED_PARTIES
+        if self.asked_parties:
+            return self.asked_parties
+        return len(party_sources(self.data, self.data.count(",") + 1)) or SIMULATED_PARTIES
 
     @property
     def early_stopping_rounds(self) -> int:

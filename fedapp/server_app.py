@@ -30,12 +30,11 @@ from fedapp.start import leave_no_core
 from fedapp.watch import OnRound, RoundInfo
 from strategies.base import TreeStrategy
 from strategies.callbacks import Callbacks
-from strategies.meeting import shared_rows
+from strategies.meeting import ENGINES, shared_rows
 from strategies.settings import WAYS_OUT
 
 BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds")  # as ``auto`` is resolved
 LOG_WIDTH = 100  # of the table, in letters
-ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
 
 log = logging.getLogger("fedapp")
 app = ServerApp()

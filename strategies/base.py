@@ -100,7 +100,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     Attributes
     ----------
-    callbacks : told what happens; by default nobody is.
+    callbacks : called with what happens; by default nothing is done.
     ledger : counts the messages that ``start`` has sent.
     """
 

@@ -25,8 +25,9 @@ from fedapp.site.config import site_config
 from fedapp.site.rows import fingerprint, read_table
 
 I = TypeVar("I", bound=Introduction | GreetReply)  # noqa: E741
-# Grids of simulations, whose nodes are all made within moments; seconds until no more will come.
-SIMULATED, SETTLED = ("InMemoryGrid", "LocalGrid"), 0.3
+# Engines of simulations by their grids; their nodes are all made within moments.
+ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
+SETTLED = 0.3  # seconds without another node of a simulation until no more will come
 
 
 def site_names() -> dict[str, str]:
@@ -60,7 +61,7 @@ def find_nodes(
     ConfigError : there are fewer, or more than ``parties``.
     """
     wanted = (parties or len(site_names()) or 1) - n_lost
-    is_simulated, since = type(grid).__name__ in SIMULATED, time.monotonic()
+    is_simulated, since = type(grid).__name__ in ENGINES, time.monotonic()
     end, nodes = since + deadline, list[int]()
     wait(told := f"waiting for {wanted} parties")
     while True:
