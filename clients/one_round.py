@@ -19,15 +19,15 @@ from fedapp.messages.one_round import (
     IntersectReply,
     IntersectRequest,
     LeafSets,
-    WalkReply,
-    WalkRequest,
+    LeafSetsReply,
+    LeafSetsRequest,
 )
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.trees.divided.leaf_sets import compress, decompress, leaves_of, own_sides, walk
 
 
-def answer(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
+def answer(site: Site, request: LeafSetsRequest, mail: Mail) -> tuple[LeafSetsReply, Letters]:
     """Algorithm 3 at a passive party."""
     store, active = site.store, site.store.facts["active"]
     part = own_part(site)
@@ -47,7 +47,7 @@ def answer(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Let
         np.frombuffer(b"".join(sets), dtype=np.uint8),
     )
     store.forget()
-    return WalkReply(), [(active, letter)]
+    return LeafSetsReply(), [(active, letter)]
 
 
 def intersect(site: Site, request: IntersectRequest, mail: Mail) -> tuple[IntersectReply, Letters]:
@@ -83,4 +83,4 @@ def _sets(mail: Mail, name: str, part: ActivePart) -> Iterator[bytes]:
     return (content[start:end] for start, end in pairwise(ends))
 
 
-HANDLERS: Mapping[type[Request], Handler] = {WalkRequest: answer, IntersectRequest: intersect}
+HANDLERS: Mapping[type[Request], Handler] = {LeafSetsRequest: answer, IntersectRequest: intersect}

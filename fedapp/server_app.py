@@ -8,19 +8,17 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-import strategies
 from fedapp import log_lines
 from fedapp.config import Settings, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.deploy.warm import serverapp
 from fedapp.errors import ConfigError, FedappError, in_words
-from fedapp.messages.methods import all_methods
+from fedapp.messages.methods import all_methods, module_of_group
 from fedapp.names import alias, near
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
@@ -217,8 +215,9 @@ def load_strategy(name: str) -> type[TreeStrategy[Any]]:
     ------
     ConfigError : there is no such method.
     """
-    modules = _modules()
-    strategy = _strategy_of(modules[name]) if name in modules else None
+    method, module = all_methods().get(name), module_of_group(name.replace("-", "_"))
+    # A method's messages and its strategy are in files of one name.
+    strategy = _strategies_of(module.__name__).get(name) if method and module else None
     if strategy is None:
         known = [method for method, found in all_methods().items() if found.trains]
         rule = f"must be one of {', '.join(known)}"
@@ -251,19 +250,14 @@ def check_read(settings: Settings, given: Collection[str] = ()) -> None:
 
 
 def all_strategies() -> dict[str, type[TreeStrategy[Any]]]:
-    """By name: a module of ``strategies`` is a method if it has a ``STRATEGY``."""
-    found = {name: _strategy_of(module) for name, module in _modules().items()}
-    return {name: strategy for name, strategy in found.items() if strategy is not None}
+    """Every method's strategy by the method's name."""
+    return {name: load_strategy(name) for name in all_methods()}
 
 
-def _modules() -> dict[str, str]:
-    """Modules of ``strategies`` by what they would be called as methods."""
-    names = sorted(module.name for module in iter_modules(strategies.__path__))
-    return {name.replace("_", "-"): f"strategies.{name}" for name in names}
-
-
-def _strategy_of(module: str) -> type[TreeStrategy[Any]] | None:
-    return getattr(importlib.import_module(module), "STRATEGY", None)
+def _strategies_of(messages: str) -> dict[str, type[TreeStrategy[Any]]]:
+    module = importlib.import_module(f"strategies.{messages.rpartition('.')[2]}")
+    strategies: dict[str, type[TreeStrategy[Any]]] = module.STRATEGIES
+    return strategies
 
 
 def engine_name(grid: Grid) -> str:

@@ -8,7 +8,6 @@ result = PAX(num_boost_round=50, eta=0.3).start(grid)
 from __future__ import annotations
 
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +19,10 @@ if TYPE_CHECKING:
     from strategies.pax import PAX
     from strategies.secureboost import SecureBoost
 
+MODULES = {
+    "FedAvgLinear": "fedavg_linear",
+    "FederatedForest": "federated_forest",
+}
 __all__ = [
     "PAX",
     "Bagging",
@@ -33,7 +36,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """A strategy, whose module is imported when it is asked for: some need large packages."""
-    for module in iter_modules(__path__):
-        if name in __all__ and module.name.replace("_", "") == name.lower():
-            return import_module(f"strategies.{module.name}").STRATEGY
+    if name in __all__:
+        return getattr(import_module(f"strategies.{MODULES.get(name, name.lower())}"), name)
     raise AttributeError(f"module 'strategies' has no attribute {name!r}")

@@ -86,7 +86,7 @@ class Bagging(HorizontalStrategy):
         return (yield from finish(parties, boosted, best, boosted.checkpoint()))
 
 
-STRATEGY = Bagging
+STRATEGIES = {Bagging.method: Bagging}
 
 
 def mean_step(boosted: Boosted, replies: Mapping[str, BagReply]) -> Grown:

@@ -66,7 +66,7 @@ class Cyclic(HorizontalStrategy):
         return (yield from finish(parties, boosted, best, boosted.checkpoint(turn=turn)))
 
 
-STRATEGY = Cyclic
+STRATEGIES = {Cyclic.method: Cyclic}
 
 
 def next_turn(parties: Iterable[str], last: str) -> str:

@@ -68,4 +68,4 @@ class Eini(InferenceStrategy):
         return (yield from self.predicted(mailbox.active, rows, reply.n_trees, **sizes))
 
 
-STRATEGY = Eini
+STRATEGIES = {Eini.method: Eini}

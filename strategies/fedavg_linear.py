@@ -426,4 +426,4 @@ class FedAvgLinear(HorizontalStrategy):
         self.averages.restore(facts["aggregation"])
 
 
-STRATEGY = FedAvgLinear
+STRATEGIES = {FedAvgLinear.method: FedAvgLinear}

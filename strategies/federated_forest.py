@@ -405,7 +405,7 @@ class FederatedForest(VerticalStrategy):
         mailbox.restore(arrays)
 
 
-STRATEGY = FederatedForest
+STRATEGIES = {FederatedForest.method: FederatedForest}
 
 
 def _own_sets(

@@ -326,7 +326,7 @@ class FedXGBllr(HorizontalStrategy):
         return from_arrays(arrays, objective, *names)
 
 
-STRATEGY = FedXGBllr
+STRATEGIES = {FedXGBllr.method: FedXGBllr}
 
 
 def _history(settings: Settings, scores: Sequence[float] = ()) -> History:

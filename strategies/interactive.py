@@ -65,4 +65,4 @@ class Interactive(InferenceStrategy):
         return (yield from self.predicted(active, rows, n_trees))
 
 
-STRATEGY = Interactive
+STRATEGIES = {Interactive.method: Interactive}

@@ -7,7 +7,12 @@ alignment the passive parties are asked once, whatever the number and the depth 
 from __future__ import annotations
 
 from fedapp.conversation import Checkpoint, Conversation, Parties
-from fedapp.messages.one_round import IntersectReply, IntersectRequest, WalkReply, WalkRequest
+from fedapp.messages.one_round import (
+    IntersectReply,
+    IntersectRequest,
+    LeafSetsReply,
+    LeafSetsRequest,
+)
 from fedapp.messages.vertical import VerticalHelloReply
 from strategies.base import Summary
 from strategies.inference import InferenceStrategy
@@ -25,10 +30,10 @@ class OneRound(InferenceStrategy):
         """Algorithm 4."""
         mailbox = Mailbox(parties)
         rows = yield from self.align_all(parties, mailbox)
-        yield from mailbox.relay(WalkRequest, mailbox.passive, WalkReply)
+        yield from mailbox.relay(LeafSetsRequest, mailbox.passive, LeafSetsReply)
         active, suffix = mailbox.active, self.settings.output
         found = yield from mailbox.relay(IntersectRequest, [active], IntersectReply, suffix=suffix)
         return (yield from self.predicted(active, rows, found[active].n_trees))
 
 
-STRATEGY = OneRound
+STRATEGIES = {OneRound.method: OneRound}

@@ -371,7 +371,7 @@ class PAX(HorizontalStrategy):
         return boosting
 
 
-STRATEGY = PAX
+STRATEGIES = {PAX.method: PAX}
 
 
 def _drawn(growth: Growth) -> npt.NDArray[np.int32]:

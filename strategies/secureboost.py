@@ -332,4 +332,4 @@ class SecureBoost(VerticalStrategy):
         mailbox.restore(saved.arrays)
 
 
-STRATEGY = SecureBoost
+STRATEGIES = {SecureBoost.method: SecureBoost}

@@ -14,7 +14,7 @@ import pytest
 
 from fedapp import kernels
 from fedapp.messages.fields import Reply, Request
-from fedapp.messages.methods import Method, all_methods, messages_of
+from fedapp.messages.methods import _groups, all_methods
 from fedapp.server_app import all_strategies
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,8 +35,9 @@ MAY_IMPORT_FLOWER = (
 METHODS = {name.replace("-", "_") for name in all_strategies()}
 ANSWERING = sorted(
     path.stem
-    for path in (ROOT / "clients").glob("*.py")
-    if hasattr(importlib.import_module(f"clients.{path.stem}"), "HANDLERS")
+    for path in (ROOT / "clients").iterdir()
+    if not path.stem.startswith("_")
+    and hasattr(importlib.import_module(f"clients.{path.stem}"), "HANDLERS")
 )
 # What may know methods by name: studies of single ones, and a command that says which one it takes
 # where none is named.
@@ -169,14 +170,15 @@ def test_a_method_has_the_same_name_on_both_sides_and_in_its_messages_and_tests(
         assert place.with_suffix(".py").exists() or (place / "__init__.py").exists()
 
 
-def test_every_module_with_handlers_declares_a_method_or_who_shares_it() -> None:
+def test_every_group_of_messages_is_one_methods_or_shared_by_families() -> None:
     families = {method.family for method in all_methods().values()}
-    for name in ANSWERING:
-        messages = messages_of(name)
-        declared, shared_by = getattr(messages, "METHOD", None), getattr(messages, "SHARED_BY", ())
-        assert isinstance(declared, Method) != bool(shared_by), name
-        assert families >= set(shared_by), name
-        assert bool(declared) == (name in METHODS), name
+    groups = _groups()
+    assert {module.__name__.rpartition(".")[2] for module, _ in groups.values()} == set(ANSWERING)
+    for declared in (
+        declared for _, declared in groups.values() if isinstance(declared, frozenset)
+    ):
+        assert declared
+        assert declared <= families
     assert all_methods().keys() == all_strategies().keys()
     for name, method in all_methods().items():
         bases = {base.__name__ for base in all_strategies()[name].__mro__} & FAMILIES

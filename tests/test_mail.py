@@ -16,6 +16,7 @@ import pytest
 from fedapp.crypto.sealed import Address, new_private_key, public_key, unseal
 from fedapp.errors import ProtocolError
 from fedapp.home import home
+from fedapp.messages import methods
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
 from fedapp.messages.parcels import Parcel, SentReply
 from fedapp.messages.plan import Plan
@@ -164,6 +165,14 @@ def unmet(monkeypatch: pytest.MonkeyPatch) -> Sites:
     handlers = {GreetRequest: greet, MeetRequest: meet, TellRequest: tell}
     vars(module)["HANDLERS"] = handlers
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    declared = {
+        "testmail": (
+            ModuleType("fedapp.messages.testmail"),
+            methods.Method("vertical", {"": "sizes"}),
+        )
+    }
+    groups = {**methods._groups(), **declared}
+    monkeypatch.setattr(methods, "_groups", lambda: groups)
     return Sites(calls)
 
 

@@ -35,7 +35,7 @@ Simulate = Callable[[Settings], RunFolder]
 Train = Callable[..., tuple[Settings, RunFolder]]
 KINDS = {
     **ALIGNED,
-    "evaluate.one_round_walk": (messages.WalkRequest, messages.WalkReply),
+    "evaluate.one_round_walk": (messages.LeafSetsRequest, messages.LeafSetsReply),
     "evaluate.one_round_intersect": (messages.IntersectRequest, messages.IntersectReply),
 }
 

@@ -26,7 +26,7 @@ from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, Wa
 from fedapp.home import home
 from fedapp.messages.hello import HelloRequest
 from fedapp.messages.labels import LabelsRequest
-from fedapp.messages.methods import all_methods, messages_of
+from fedapp.messages.methods import all_methods, module_of_group
 from fedapp.messages.secure import KeysRequest
 from fedapp.run_folder import RunFolder
 from fedapp.site import register
@@ -191,7 +191,7 @@ def test_who_approves_reads_what_the_run_reveals(method: str) -> None:
     text = " ".join(refused.output.split())
     assert (refused.exit_code, "test rows 0.2, drawn with seed 42" in text) == (1, True)
     assert f"run aaaaaaaaaaaaaaaa of {method}, at bank on 'rows.csv'" in text
-    module = messages_of(method.replace("-", "_"))
+    module = module_of_group(method.replace("-", "_"))
     assert module is not None
     assert module.__doc__ is not None
     assert " ".join(module.__doc__.partition("Reveals")[2].split()) in text

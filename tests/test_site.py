@@ -23,7 +23,7 @@ from fedapp.home import home
 from fedapp.messages.alignment import OpenRequest
 from fedapp.messages.fields import OnlyInTrials, Range, Request, SiteLimit
 from fedapp.messages.hello import HelloRequest
-from fedapp.messages.methods import all_methods, messages_of
+from fedapp.messages.methods import all_methods, module_of_group
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.site.answer import answer
 from fedapp.site.check import check_site, kind_of
@@ -141,7 +141,7 @@ def test_the_policy_matrix_has_every_message_and_every_method() -> None:
     declared = {
         kind.kind
         for name in SENDERS
-        for kind in vars(messages_of(name)).values()
+        for kind in vars(module_of_group(name)).values()
         if isinstance(kind, type) and issubclass(kind, Request) and hasattr(kind, "kind")
     }
     assert declared == set().union(*all_requests().values())
@@ -227,7 +227,7 @@ def test_every_message_with_a_key_or_a_guard_declares_what_is_for_trials() -> No
     declared = {
         (method, name)
         for method in all_methods()
-        for kind in vars(messages_of(method.replace("-", "_"))).values()
+        for kind in vars(module_of_group(method.replace("-", "_"))).values()
         if isinstance(kind, type) and issubclass(kind, Request) and is_dataclass(kind)
         for name in kind.for_trials
     }

@@ -28,7 +28,7 @@ from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import MOST_FOLDS, Array, Form, Letter, Range, Reply, Request
 
-SHARED_BY = frozenset({"vertical", "inference"})
+GROUPS = {"alignment": frozenset({"vertical", "inference"})}
 
 Points = Annotated[Array, Form("uint8", "n_points", 32)]  # of ristretto255
 

@@ -25,7 +25,7 @@ from fedapp.messages.fields import Request
 from fedapp.messages.methods import Method
 from fedapp.messages.trees import GETS, BoostOrder, BoostReport
 
-METHOD = Method("horizontal", GETS, takes_margins=True)
+GROUPS = {"bagging": Method("horizontal", GETS, takes_margins=True)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,7 +29,7 @@ from typing import Annotated, ClassVar
 from fedapp.messages.fields import Array, Form, Letter, OnlyInTrials, Range, Reply, Request
 from fedapp.messages.methods import Method
 
-METHOD = Method("inference", {"": "sizes"})
+GROUPS = {"eini": Method("inference", {"": "sizes"})}
 
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 

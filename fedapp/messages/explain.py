@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Range, Reply, Request
 
-SHARED_BY = frozenset({"inference"})
+GROUPS = {"explain": frozenset({"inference"})}
 
 MOST_ROWS = 100
 

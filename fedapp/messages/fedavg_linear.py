@@ -54,13 +54,15 @@ from fedapp.messages.labels import LabelsReply, Terms, check_coded
 from fedapp.messages.methods import Method
 from fedapp.messages.secure import Among, Roster
 
-METHOD = Method(
-    "horizontal",
-    {
-        "": "each party's columns' means and spreads; its model each round",
-        "least-parties": "columns' means and spreads, mean of the models, over all parties",
-    },
-)
+GROUPS = {
+    "fedavg_linear": Method(
+        "horizontal",
+        {
+            "": "each party's columns' means and spreads; its model each round",
+            "least-parties": "columns' means and spreads, mean of the models, over all parties",
+        },
+    ),
+}
 
 # An input is a column of numbers, or a category of another column: 1 where a row has it, else 0.
 Inputs = Annotated[Array, Form("float64", "n_inputs")]

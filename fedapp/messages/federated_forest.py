@@ -73,15 +73,17 @@ from fedapp.messages.fields import (
 from fedapp.messages.methods import Method
 from fedapp.messages.vertical import FinalScores, RoundScores
 
-METHOD = Method(
-    "vertical",
-    {
-        "": "sizes, scores, structure of trees, improvements of splits",
-        "encrypted-labels": "sizes, scores, structure of trees",
-    },
-    codes_labels=True,
-    baseline="forest",
-)
+GROUPS = {
+    "federated_forest": Method(
+        "vertical",
+        {
+            "": "sizes, scores, structure of trees, improvements of splits",
+            "encrypted-labels": "sizes, scores, structure of trees",
+        },
+        codes_labels=True,
+        baseline="forest",
+    ),
+}
 
 ENCODED, PAILLIER = "encoded", "paillier"  # the forms in which labels leave their party
 

@@ -30,7 +30,7 @@ from fedapp.messages.parameters import TreeParameters
 from fedapp.messages.scoring import EvaluateReply, Scores, Sums
 from fedapp.messages.trees import GETS, RatedTrees, Trees
 
-METHOD = Method("horizontal", GETS, package="torch")
+GROUPS = {"fedxgbllr": Method("horizontal", GETS, package="torch")}
 
 Weights = Annotated[Array, Form("float32", "n_weights")]
 

@@ -117,11 +117,15 @@ class Message:
     floors: ClassVar[Mapping[str, SiteFloor]]
     planned: ClassVar[Mapping[str, PlanLimit]]
     carries_letters: ClassVar[bool] = False
+    wire_name: ClassVar[
+        str
+    ]  # that a message says it is: the class name, unless the class gives one
 
     def __init_subclass__(cls, letters: bool | None = None) -> None:
         # ``dataclass(slots=True)`` makes a class twice, the second time without the keyword.
         if letters is not None:
             cls.carries_letters = letters
+        cls.wire_name = vars(cls).get("wire_name", cls.__name__)
         # Once, at import: hints are texts, and to evaluate them for every message takes longer than
         # to check it.
         hints = get_type_hints(cls, include_extras=True)
@@ -147,7 +151,7 @@ def _rules_of(hint: Any) -> tuple[Any, ...]:
 
 
 class Request(Message):
-    """Sent by the server; ``kind`` is its Flower message type, ``<category>.<module>_<name>``.
+    """Sent by the server; ``kind`` is its Flower message type, ``<category>.<group>_<name>``.
 
     ``doing`` tells whoever watches a run what the parties do meanwhile, such as "aligning rows";
     the exchanges that a training round consists of are marked with ``each_round``.

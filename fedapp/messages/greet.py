@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Range, Reply, Request
 
-SHARED_BY = frozenset({"horizontal", "vertical", "inference"})
+GROUPS = {"greet": frozenset({"horizontal", "vertical", "inference"})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from fedapp.messages.dictionary import Counts, Kinds, Names
 from fedapp.messages.fields import MOST_FOLDS, Introduction, Range, Request
 from fedapp.messages.plan import Plan
 
-SHARED_BY = frozenset({"horizontal"})
+GROUPS = {"hello": frozenset({"horizontal"})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar
 from fedapp.messages.fields import Range, Reply, Request
 from fedapp.messages.methods import Method
 
-METHOD = Method("inference", {"": "sizes"})
+GROUPS = {"interactive": Method("inference", {"": "sizes"})}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -30,7 +30,7 @@ from fedapp.messages.dictionary import JointCoding
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
 from fedapp.messages.parameters import LossFields
 
-SHARED_BY = frozenset({"horizontal"})
+GROUPS = {"labels": frozenset({"horizontal"})}
 # Weights of a class' rows are added up in float32, where each may be rounded to twice its size.
 CLASS_ROUNDING = 1.0
 

@@ -1,17 +1,19 @@
-"""What the app must know of a method without naming it: the method's message module declares it.
+"""What the app must know of a method without naming it: the module of its messages declares it.
 
 ::
 
-    METHOD = Method("vertical", {"": "sizes"})        in the module of a method
-    SHARED_BY = frozenset({"vertical", "inference"})  in one whose messages several methods send
+    GROUPS = {"pax": Method("horizontal", {"": "sizes"})}      messages of one method
+    GROUPS = {"labels": frozenset({"horizontal"})}             messages of all methods of a family
+
+The second word of a message's kind, as in ``train.pax_grow``, is its group.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Literal
@@ -21,7 +23,6 @@ from fedapp.messages.fields import Request
 
 # Parties that have the same columns; that have the same rows; that predict with a vertical model.
 Family = Literal["horizontal", "vertical", "inference"]
-MODULE = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,49 +65,59 @@ class Method:
 
 def all_methods() -> dict[str, Method]:
     """Every method by its name."""
-    modules = sorted(module.name for module in iter_modules(messages.__path__))
-    found = {name.replace("_", "-"): method_of(name) for name in modules}
-    return {name: method for name, method in found.items() if method is not None}
+    methods = {name: one for name, (_, one) in _groups().items() if isinstance(one, Method)}
+    return {name.replace("_", "-"): methods[name] for name in sorted(methods)}
 
 
 def method_of(name: str) -> Method | None:
     """What a method declares; None if there is no method of this name."""
-    return getattr(messages_of(name.replace("-", "_")), "METHOD", None)
+    _, declared = _groups().get(name.replace("-", "_"), (None, None))
+    return declared if isinstance(declared, Method) else None
+
+
+def senders_of(group: str) -> frozenset[Family]:
+    """Families of the methods that share a group of messages; none if it is one method's."""
+    _, declared = _groups().get(group, (None, None))
+    return declared if isinstance(declared, frozenset) else frozenset()
+
+
+def module_of_group(group: str) -> ModuleType | None:
+    """The module that declares a group of messages; None if there is no such group."""
+    module, _ = _groups().get(group, (None, None))
+    return module
 
 
 def modules_of_method(name: str) -> list[ModuleType]:
     """Modules of all messages that a method sends, its own first."""
-    method, shared = method_of(name), []
-    for found in iter_modules(messages.__path__):
-        module = messages_of(found.name)
-        if module and method and method.family in getattr(module, "SHARED_BY", ()):
-            shared.append(module)
-    own = messages_of(name.replace("-", "_"))
-    return [*([own] if own else []), *shared]
+    if (method := method_of(name)) is None:
+        return []
+    own = module_of_group(name.replace("-", "_"))
+    shared = [
+        module
+        for module, by in _groups().values()
+        if isinstance(by, frozenset) and method.family in by
+    ]
+    return list(dict.fromkeys(module for module in (own, *shared) if module))
 
 
 def message_kinds() -> list[str]:
     """The kinds of all requests, of whatever method."""
-    modules = (messages_of(found.name) for found in iter_modules(messages.__path__))
-    return sorted({kind for module in modules if module for kind in kinds_of(module)})
+    return sorted({kind for module, _ in _groups().values() for kind in kinds_of(module)})
 
 
 def kinds_of(module: ModuleType) -> set[str]:
     """The kinds of the requests in a module."""
-    found = (one for one in vars(module).values() if isinstance(one, type))
-    return {str(one.kind) for one in found if issubclass(one, Request) and hasattr(one, "kind")}
+    classes = (one for one in vars(module).values() if isinstance(one, type))
+    return {str(one.kind) for one in classes if issubclass(one, Request) and hasattr(one, "kind")}
 
 
-def messages_of(name: str) -> ModuleType | None:
-    """A module of this package; None if there is none of this name."""
-    return module_at(f"{__package__}.{name}") if MODULE.fullmatch(name) else None
-
-
-def module_at(path: str) -> ModuleType | None:
-    """A module; None if there is none there."""
-    try:
-        return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name != path:
-            raise
-        return None
+@cache
+def _groups() -> dict[str, tuple[ModuleType, Method | frozenset[Family]]]:
+    """The module of each group of messages, and who sends it."""
+    names = (module.name for module in iter_modules(messages.__path__))
+    modules = [importlib.import_module(f"{messages.__name__}.{name}") for name in names]
+    return {
+        group: (module, declared)
+        for module in modules
+        for group, declared in getattr(module, "GROUPS", {}).items()
+    }

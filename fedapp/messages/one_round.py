@@ -22,14 +22,15 @@ from typing import Annotated, ClassVar
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
 from fedapp.messages.methods import Method
 
-METHOD = Method("inference", {"": "sizes"})
+GROUPS = {"one_round": Method("inference", {"": "sizes"})}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WalkRequest(Request, letters=True):
+class LeafSetsRequest(Request, letters=True):
     """To a passive party: walk all trees."""
 
     kind: ClassVar[str] = "evaluate.one_round_walk"
+    wire_name: ClassVar[str] = "WalkRequest"
     doing: ClassVar[str] = "walking the trees"
 
 
@@ -43,8 +44,10 @@ class IntersectRequest(Request, letters=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WalkReply(Reply, letters=True):
+class LeafSetsReply(Reply, letters=True):
     """Leaf sets for the active party."""
+
+    wire_name: ClassVar[str] = "WalkReply"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -76,19 +76,21 @@ from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, BaseMargin
 from fedapp.messages.secure import Among, Roster, ToldCuts
 from fedapp.messages.trees import Trees
 
-METHOD = Method(
-    "horizontal",
-    {
-        "": "each party's sums: most rows of a small table",
-        "least-bin-rows": "each party's sums over bins of several rows",
-        "least-parties": "sums over all parties: rows of a small table, not whose",
-        "least-parties least-bin-rows": "sums over all parties over bins of several rows",
-        "run-epsilon": "noised sums over all parties",
-    },
-    takes_margins=True,
-    merges_bins=True,
-    counts_rows=True,
-)
+GROUPS = {
+    "pax": Method(
+        "horizontal",
+        {
+            "": "each party's sums: most rows of a small table",
+            "least-bin-rows": "each party's sums over bins of several rows",
+            "least-parties": "sums over all parties: rows of a small table, not whose",
+            "least-parties least-bin-rows": "sums over all parties over bins of several rows",
+            "run-epsilon": "noised sums over all parties",
+        },
+        takes_margins=True,
+        merges_bins=True,
+        counts_rows=True,
+    ),
+}
 
 MASS_ROUNDING = 1e-5  # of the float32 masses of a column's bins
 # Of all parties in each child of a split; 0: any, and rows are not counted.

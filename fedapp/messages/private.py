@@ -41,7 +41,7 @@ from fedapp.messages.parameters import MOST_DEPTH, BaseMargin
 from fedapp.messages.secure import Roster, ToldCuts
 from fedapp.messages.trees import Trees
 
-SHARED_BY = frozenset({"horizontal"})
+GROUPS = {"private": frozenset({"horizontal"})}
 
 # What is told as the number of all rows: units follow from it, so that noise has room beside the
 # sums, and a row of the largest weight has 2^22 of them.

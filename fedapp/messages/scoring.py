@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar
 from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
 from fedapp.messages.secure import Among
 
-SHARED_BY = frozenset({"horizontal"})
+GROUPS = {"scoring": frozenset({"horizontal"})}
 
 Sums = Annotated[Array, Form("float64", "n_sums")]
 Scores = Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)]

@@ -43,7 +43,7 @@ from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
 
-SHARED_BY = frozenset({"horizontal"})
+GROUPS = {"secure": frozenset({"horizontal"})}
 
 # Of a share, and of one that is sealed.
 SHARE_BYTES = 32

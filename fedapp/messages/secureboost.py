@@ -67,13 +67,15 @@ from fedapp.messages.methods import Method
 from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, LossFields, TreeParameters
 from fedapp.messages.vertical import FinalScores
 
-METHOD = Method(
-    "vertical",
-    {"": "sizes, scores, leaf purities, which party has labels"},
-    holds_columns=True,
-    takes_margins=True,
-    merges_bins=True,
-)
+GROUPS = {
+    "secureboost": Method(
+        "vertical",
+        {"": "sizes, scores, leaf purities, which party has labels"},
+        holds_columns=True,
+        takes_margins=True,
+        merges_bins=True,
+    ),
+}
 LONGEST_CONSTRAINTS = 2**20  # letters
 # Of ciphertexts in one message, for all who receive them. A party and the server hold some five
 # copies of a message at once, as it is sealed, laid out and opened.

@@ -24,7 +24,7 @@ from typing import Annotated, ClassVar
 from fedapp.messages.fields import MOST_FOLDS, Array, Form, Introduction, Range, Request
 from fedapp.messages.plan import Plan
 
-SHARED_BY = frozenset({"vertical", "inference"})
+GROUPS = {"vertical": frozenset({"vertical", "inference"})}
 
 
 @dataclass(frozen=True, eq=False)

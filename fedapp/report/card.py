@@ -12,7 +12,7 @@ from typing import Any
 
 from fedapp.config import defaults, flatten
 from fedapp.errors import as_plain
-from fedapp.messages.methods import kinds_of, messages_of, modules_of_method
+from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
 from fedapp.report.summary import (
     Run,
     fact_lines,
@@ -59,7 +59,7 @@ def model_card(run: Run) -> str:
 
 
 def _model(summary: dict[str, Any]) -> str:
-    own = messages_of(summary["strategy"].replace("-", "_"))
+    own = module_of_group(summary["strategy"].replace("-", "_"))
     method = (inspect.getdoc(own) or "").partition("\n")[0] if own else ""
     size = sum(summary["bytes"].values())
     facts = {

@@ -21,16 +21,17 @@ import logging
 import re
 import secrets
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 
 import numpy as np
 
 from fedapp.errors import DataError, ProtocolError, blaming
 from fedapp.home import home, secret_at
 from fedapp.messages.fields import Reply, Request
-from fedapp.messages.methods import MODULE, module_at
+from fedapp.messages.methods import module_of_group
 from fedapp.messages.secure import AMONG
 from fedapp.packages import check_extra
 from fedapp.site.config import SiteConfig
@@ -38,7 +39,7 @@ from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, w
 from fedapp.site.masks import Sums, check_leaves, is_masked, masked, note_request
 from fedapp.site.noise import check_noised, noised
 from fedapp.site.plan import check_planned
-from fedapp.site.policy import check_leaving, check_policy, check_request, module_of
+from fedapp.site.policy import check_leaving, check_policy, check_request, group_of
 from fedapp.site.register import note_begun, opening
 from fedapp.site.shares import go_back, keep
 from fedapp.site.store import NoStateError, Store
@@ -268,12 +269,12 @@ def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
     ------
     ProtocolError : no method has such a message.
     """
-    name = module_of(kind)
-    module = module_at(f"clients.{name}") if MODULE.fullmatch(name) else None
-    handlers: Mapping[type[Request], Handler] = getattr(module, "HANDLERS", {})
-    for request_class, handler in handlers.items():
-        if request_class.kind == kind:
-            return request_class, handler
+    if messages := module_of_group(group_of(kind)):
+        # A method's messages and their handlers are in files of one name.
+        handlers = import_module(f"clients.{messages.__name__.rpartition('.')[2]}").HANDLERS
+        for request_class, handler in handlers.items():
+            if request_class.kind == kind:
+                return request_class, handler
     raise ProtocolError(party, "message", "kind", f"must be known, got {kind!r}")
 
 

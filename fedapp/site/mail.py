@@ -80,7 +80,7 @@ class Mail:
         return [
             (sender, put_together(kind, content, sender))
             for sender, content in self._letters
-            if content.name == kind.__name__
+            if content.name == kind.wire_name
         ]
 
     def all(self, kind: type[L]) -> dict[str, L]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.fields import Request
-from fedapp.messages.methods import messages_of, method_of
+from fedapp.messages.methods import method_of, senders_of
 from fedapp.messages.plan import Plan
 from fedapp.site.config import SiteConfig
 from fedapp.site.node_config import FEWEST_IN_SUMS
@@ -23,8 +23,8 @@ BOOSTED = "pax, bagging, cyclic, secureboost"
 SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
 
-def module_of(kind: str) -> str:
-    """The module of a message kind, ``<category>.<module>[_<name>]``."""
+def group_of(kind: str) -> str:
+    """The group of a message kind, ``<category>.<group>[_<name>]``."""
     action = kind.partition(".")[2]
     return action.rpartition("_")[0] or action
 
@@ -40,9 +40,8 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
         columns in the node config, or would ignore the base margins or the least rows of a bin
         or of a child named there.
     """
-    module = module_of(kind)
-    shared_by = getattr(messages_of(module), "SHARED_BY", None)
-    owner = module.replace("_", "-")
+    shared_by = senders_of(group_of(kind))
+    owner = group_of(kind).replace("_", "-")
     wanted = {method} if shared_by else {method, owner}
     if not config.simulated and (refused := wanted - config.allowed):
         way = f"set allow in the node config of {config.name}, or see fedapp site init --policy"

@@ -51,7 +51,7 @@ def take_apart(message: Message, party: str, parcels: Iterable[Parcel] = ()) -> 
     forms = _forms(kind)
     arrays = {name: values.pop(name) for name, (_, form) in forms.items() if isinstance(form, Form)}
     scalars = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
-    return Content(kind.__name__, scalars, arrays)
+    return Content(kind.wire_name, scalars, arrays)
 
 
 def put_together(kind: type[M], content: Content, party: str) -> M:
@@ -61,8 +61,8 @@ def put_together(kind: type[M], content: Content, party: str) -> M:
     ------
     ProtocolError : another class, a field too many or too few, or a field breaks its form.
     """
-    if content.name != kind.__name__:
-        raise ProtocolError(party, kind.__name__, "class", f"must be this one, got {content.name}")
+    if content.name != kind.wire_name:
+        raise ProtocolError(party, kind.wire_name, "class", f"must be this one, got {content.name}")
     values: dict[str, Any] = {**content.scalars, **content.arrays}
     forms = _forms(kind)
     for name in sorted(forms.keys() ^ values.keys()):
