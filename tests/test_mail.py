@@ -165,13 +165,8 @@ def unmet(monkeypatch: pytest.MonkeyPatch) -> Sites:
     handlers = {GreetRequest: greet, MeetRequest: meet, TellRequest: tell}
     vars(module)["HANDLERS"] = handlers
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    declared = {
-        "testmail": (
-            ModuleType("fedapp.messages.testmail"),
-            methods.Method("vertical", {"": "sizes"}),
-        )
-    }
-    groups = {**methods._groups(), **declared}
+    declared = ModuleType("fedapp.messages.testmail"), methods.Method("inference", {"": "sizes"})
+    groups = {**methods._groups(), "testmail": declared}
     monkeypatch.setattr(methods, "_groups", lambda: groups)
     return Sites(calls)
 
