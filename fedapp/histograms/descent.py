@@ -147,22 +147,15 @@ class Descent:
             done = column.cuts, column.under
             return _Column(prefixes, below, masses, True, targets, total, *done)
         # Which prefix contains each target. Only these are counted by the next digit.
-        target_places = np.searchsorted(below, targets, side="right") - 1
+        prefix_ids = np.searchsorted(below, targets, side="right") - 1
         n_digits = self._digit + 1
         is_last = n_digits == N_DIGITS
-        is_resolved = is_last | (masses[target_places] <= self._lightest)
-        resolved = target_places[is_resolved]
+        is_resolved = is_last | (masses[prefix_ids] <= self._lightest)
+        resolved = prefix_ids[is_resolved]
         span = below[resolved], below[resolved] + masses[resolved]
         cuts, under = _nearest(prefixes[resolved], n_digits, *span, targets[is_resolved], total)
-        open_places = np.unique(target_places[~is_resolved])
-        unresolved = (
-            prefixes[open_places],
-            below[open_places],
-            masses[open_places],
-            False,
-            targets[~is_resolved],
-            total,
-        )
+        ids = np.unique(prefix_ids[~is_resolved])
+        unresolved = prefixes[ids], below[ids], masses[ids], False, targets[~is_resolved], total
         cuts = np.concatenate((column.cuts, cuts))
         return _Column(*unresolved, cuts, np.concatenate((column.under, under)))
 
@@ -196,11 +189,9 @@ def _nearest(
     nearer = targets - below < above - targets
     first, last = below == 0, above == total
     before = (nearer | last) & ~first
-    has_both_sides = ~(first & last)
+    is_cut = ~(first & last)
     ends = prefixes.astype(np.uint64) + np.where(before, 0, 1).astype(np.uint64)
-    return (ends << shift).astype(np.uint32)[has_both_sides], np.where(before, below, above)[
-        has_both_sides
-    ]
+    return (ends << shift).astype(np.uint32)[is_cut], np.where(before, below, above)[is_cut]
 
 
 def _edges(column: _Column) -> Floats:
