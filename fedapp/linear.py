@@ -122,27 +122,17 @@ def _merge(a: Moments, b: Moments) -> Moments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearModel:
-    """Margins that are linear in the standardised inputs; a missing number counts as the mean.
+    """Margins that are linear in the standardised inputs; a missing number counts as the mean."""
 
-    Parameters
-    ----------
-    objective : the loss it was trained for.
-    columns : names of the features, in order.
-    classes : names of the classes in the order of their ids; empty for regression.
-    means, scales : float64, shape (n_inputs,): input i enters as ``(x - means[i]) / scales[i]``.
-    weights : float64, shape (n_inputs, n_outputs).
-    bias : float64, shape (n_outputs,).
-    categories : names of the categories of each column; empty if all columns are numeric.
-    """
-
-    objective: Objective
-    columns: tuple[str, ...]
-    classes: tuple[str, ...]
+    objective: Objective  # the loss it was trained for
+    columns: tuple[str, ...]  # names of the features, in order
+    classes: tuple[str, ...]  # names of the classes in the order of their ids; empty for regression
+    # means, scales: (n_inputs,): input i enters as ``(x - means[i]) / scales[i]``
     means: Floats
     scales: Floats
-    weights: Floats
-    bias: Floats
-    categories: Categories = ()
+    weights: Floats  # (n_inputs, n_outputs)
+    bias: Floats  # (n_outputs,)
+    categories: Categories = ()  # names by column; empty if all columns are numeric
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -180,22 +170,13 @@ def standardised(values: Rows, means: Floats, scales: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Descent:
-    """Settings of mini-batch gradient descent.
+    """Settings of mini-batch gradient descent."""
 
-    Parameters
-    ----------
-    epochs : passes over the rows, >= 0.
-    batch_size : maximum rows per step, >= 1.
-    learning_rate : maximum step length, > 0.
-    decay : factor of every step, in [0, 1].
-    l2 : L2 penalty, ``l2 / 2 * weights ** 2``; the bias is not penalised.
-    """
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    decay: float
-    l2: float
+    epochs: int  # passes over the rows, >= 0
+    batch_size: int  # maximum rows per step, >= 1
+    learning_rate: float  # maximum step length, > 0
+    decay: float  # factor of every step, in [0, 1]
+    l2: float  # L2 penalty, ``l2 / 2 * weights ** 2``; the bias is not penalised
 
 
 def descend(

@@ -29,23 +29,12 @@ NO_CODE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cuts:
-    """Bin edges of all columns of a table.
+    """Bin edges of all columns of a table."""
 
-    Parameters
-    ----------
-    edges : float32, shape (n_bins,): upper edges, ascending within a column; a column's last edge
-        is above every value.
-    offsets : int64, shape (n_columns + 1,): bins of column f are ``offsets[f]`` to
-        ``offsets[f+1]``.
-    minima : float32, shape (n_columns,): below every value of the column; as a threshold it sends
-        only missing rows left.
-    categories : int64, shape (n_columns,): number of categories, 0 for a numeric column; empty if
-        all columns are numeric.
-    """
-
-    edges: Floats
-    offsets: Ints
-    minima: Floats
+    edges: Floats  # (n_bins,): upper edges, ascending by column, the last above all values
+    offsets: Ints  # (n_columns + 1,): bins of column f are offsets[f] to offsets[f+1]
+    minima: Floats  # (n_columns,): below all values; as a threshold, only missing go left
+    # (n_columns,): number of categories, 0 for a numeric column; empty if all are numeric
     categories: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property

@@ -21,16 +21,10 @@ from fedapp.histograms.bins import Cuts, Ints, ragged
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointColumns:
-    """Columns of all parties side by side.
+    """Columns of all parties side by side."""
 
-    Parameters
-    ----------
-    widths : by party, in the order of the names: number of bins of each column, int64.
-    categorical : by party: which columns are categorical, bool; a bin is a category.
-    """
-
-    widths: Mapping[str, Ints]
-    categorical: Mapping[str, npt.NDArray[np.bool_]]
+    widths: Mapping[str, Ints]  # by party, sorted by name: number of bins of each column
+    categorical: Mapping[str, npt.NDArray[np.bool_]]  # by party; a bin is a category
 
     @property
     def cuts(self) -> Cuts:

@@ -26,19 +26,11 @@ Sum = TypeVar("Sum", np.float64, np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Agreed:
-    """Consistent sums.
+    """Consistent sums."""
 
-    Parameters
-    ----------
-    histograms : float64, shape (n_nodes, n_bins, 2), columns one after the other.
-    has_missing : bool, shape (n_nodes, n_columns): where missing rows can be distinguished from
-        noise; elsewhere they are 0.
-    totals : float64, shape (n_nodes, 2): sum of the bins and missing rows of every column.
-    """
-
-    histograms: Doubles
-    has_missing: npt.NDArray[np.bool_]
-    totals: Doubles
+    histograms: Doubles  # (n_nodes, n_bins, 2), columns one after the other
+    has_missing: npt.NDArray[np.bool_]  # (n_nodes, n_columns): missing rows exceed the noise
+    totals: Doubles  # (n_nodes, 2): sum of the bins and missing rows of every column
 
 
 def agree(histograms: Doubles, missing: Doubles, widths: Ints, deviation: float) -> Agreed:

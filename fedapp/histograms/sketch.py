@@ -20,21 +20,12 @@ class Sketch:
     """Summary of a table's columns: one representative and mass per bin.
 
     A column of categories has no bins, and its maximum is the highest code.
-
-    Parameters
-    ----------
-    representatives : float32, shape (n_bins,), ascending within a column: a value of each bin; a
-        column's first is its minimum.
-    masses : float32, shape (n_bins,), >= 0: sum of the sample weights in the bin.
-    offsets : int64, shape (n_columns + 1,): bins of column f are ``offsets[f]`` to
-        ``offsets[f+1]``; a column without values has no bins.
-    maxima : float32, shape (n_columns,): maximum of the column, NaN if it has no value.
     """
 
-    representatives: Floats
-    masses: Floats
-    offsets: Ints
-    maxima: Floats
+    representatives: Floats  # (n_bins,): a value of each bin, ascending; the first is the minimum
+    masses: Floats  # (n_bins,), >= 0: sum of the sample weights in the bin
+    offsets: Ints  # (n_columns + 1,): bins of column f are offsets[f] to offsets[f+1], or none
+    maxima: Floats  # (n_columns,): maximum of the column, NaN if it has no value
 
     def column(self, column_id: int) -> tuple[Floats, Floats]:
         """Representatives and masses of one column."""

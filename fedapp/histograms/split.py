@@ -35,17 +35,10 @@ NO_ROWS = np.zeros((1, 0), dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class CategoryRules:
-    """How columns of categories are split, named as in XGBoost.
+    """How columns of categories are split, named as in XGBoost."""
 
-    Parameters
-    ----------
-    max_cat_to_onehot : a column with fewer categories is split one-against-rest.
-    max_cat_threshold : any other column is split by the order of the weights, with at most this
-        many categories on the scanned side.
-    """
-
-    max_cat_to_onehot: int
-    max_cat_threshold: int
+    max_cat_to_onehot: int  # columns with fewer categories are split one-against-rest
+    max_cat_threshold: int  # others by the order of weights, with fewer on the scanned side
 
 
 def best_splits(

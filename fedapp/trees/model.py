@@ -67,32 +67,17 @@ NO_TREES = Grown(())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ensemble:
-    """Trees whose leaf values add up to margins.
+    """Trees whose leaf values add up to margins."""
 
-    Parameters
-    ----------
-    objective : the loss it was trained for.
-    base_score : float32, shape (n_outputs,): prediction without trees (a probability for logistic
-        loss); for softmax the margin of each class.
-    columns : names of the features, in order.
-    classes : names of the classes in the order of their ids; empty for regression.
-    trees : arrays of ``NODE``; with k outputs, tree i adds to output ``i % k``.
-    sets : of the categorical splits, in the order of ``Grown``.
-    categories : names of the categories of each column; empty if all columns are numeric.
-    parameters : of the objective.
-    margin_column : column of base margins, which rows start from in place of ``base_score``; empty
-        without.
-    """
-
-    objective: Objective
-    base_score: Margins
-    columns: tuple[str, ...]
-    classes: tuple[str, ...]
-    trees: tuple[Tree, ...]
-    sets: CategorySets = NO_SETS
-    categories: Categories = ()
-    parameters: LossParameters = PLAIN
-    margin_column: str = ""
+    objective: Objective  # the loss it was trained for
+    base_score: Margins  # (n_outputs,): prediction without trees; for softmax margins
+    columns: tuple[str, ...]  # names of the features, in order
+    classes: tuple[str, ...]  # names of the classes in the order of their ids; empty for regression
+    trees: tuple[Tree, ...]  # arrays of ``NODE``; with k outputs, tree i adds to output ``i % k``
+    sets: CategorySets = NO_SETS  # of the categorical splits, in the order of ``Grown``
+    categories: Categories = ()  # names by column; empty if all columns are numeric
+    parameters: LossParameters = PLAIN  # of the objective
+    margin_column: str = ""  # rows start from its values, not from ``base_score``; or empty
 
     @property
     def n_outputs(self) -> int:

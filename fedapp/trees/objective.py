@@ -45,18 +45,11 @@ MOST_CLASSES = 10**6
 
 @dataclass(frozen=True, slots=True)
 class LossParameters:
-    """Parameters of objectives, named as in XGBoost; each objective reads only some.
+    """Parameters of objectives, named as in XGBoost; each objective reads only some."""
 
-    Parameters
-    ----------
-    scale_pos_weight : factor of the weight of positive rows, > 0.
-    max_delta_step : of ``count:poisson``, >= 0: added to the margin before its hessian is computed.
-    tweedie_variance_power : of ``reg:tweedie``, in (1, 2).
-    """
-
-    scale_pos_weight: float
-    max_delta_step: float
-    tweedie_variance_power: float
+    scale_pos_weight: float  # factor of the weight of positive rows, > 0
+    max_delta_step: float  # of ``count:poisson``, >= 0: added to margins for hessians
+    tweedie_variance_power: float  # of ``reg:tweedie``, in (1, 2)
 
     @classmethod
     def of(cls, source: Any) -> LossParameters:
@@ -70,19 +63,12 @@ PLAIN = LossParameters(scale_pos_weight=1.0, max_delta_step=0.0, tweedie_varianc
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Map between margins and predictions, arrays of shape (n_rows, n_outputs).
+    """Map between margins and predictions, arrays of shape (n_rows, n_outputs)."""
 
-    Parameters
-    ----------
-    predict : float32 margins to predictions.
-    predict_exactly : the same in float64.
-    margins : the inverse of ``predict_exactly``.
-    low, high : base scores must be strictly between.
-    """
-
-    predict: Callable[[Array], Array]
-    predict_exactly: Callable[[Doubles], Doubles]
-    margins: Callable[[Doubles], Doubles]
+    predict: Callable[[Array], Array]  # float32 margins to predictions
+    predict_exactly: Callable[[Doubles], Doubles]  # the same in float64
+    margins: Callable[[Doubles], Doubles]  # the inverse of ``predict_exactly``
+    # low, high: base scores must be strictly between
     low: float
     high: float
 
@@ -92,28 +78,19 @@ Pairs = Callable[[Array, Array, LossParameters], tuple[Array, Array]]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One objective.
-
-    Parameters
-    ----------
-    pairs : float32 margins, shape (n_rows, n_outputs), and labels, shape (n_rows,), to gradients
-        and hessians of the margins' shape, without the rows' weights.
-    powers : from the largest label's power of two to powers of two that bound gradients and
-        hessians of a row of weight 1. If margins are unbounded, a bound that models of such labels
-        do not reach.
-    classes : minimum and maximum number of classes; 0 for numeric labels.
-    labels : minimum and maximum of a numeric label.
-    above_low : whether the minimum itself is excluded.
-    reads : names of the ``LossParameters`` that it reads.
-    """
+    """One objective."""
 
     link: Link
+    # From float32 margins (n_rows, n_outputs) and labels (n_rows,) to gradients and hessians of
+    # the margins' shape, without weights.
     pairs: Pairs
+    # From the power of two of the largest label to powers that bound gradients and hessians of a
+    # row of weight 1; for unbounded margins, powers that models of such labels do not reach.
     powers: Callable[[int, LossParameters], tuple[int, int]]
-    classes: tuple[int, int] = (0, 0)
-    labels: tuple[float, float] = (-np.inf, np.inf)
-    above_low: bool = False
-    reads: tuple[str, ...] = ()
+    classes: tuple[int, int] = (0, 0)  # minimum and maximum number of classes; 0 for numeric labels
+    labels: tuple[float, float] = (-np.inf, np.inf)  # minimum and maximum of a numeric label
+    above_low: bool = False  # whether the minimum itself is excluded
+    reads: tuple[str, ...] = ()  # names of the ``LossParameters`` that it reads
 
     @property
     def label_rule(self) -> str:

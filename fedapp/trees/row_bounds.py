@@ -25,19 +25,13 @@ ROUNDING = 2.0**-16
 
 @dataclass(frozen=True, slots=True)
 class RowBounds:
-    """Bounds of a row of weight 1.
+    """Bounds of a row of weight 1."""
 
-    Parameters
-    ----------
-    gradient, hessian : largest absolute values; beyond, they are clipped.
-    scale : factor of hessians in the norm.
-    norm : largest L2 norm of all gradients and scaled hessians of a row.
-    """
-
+    # gradient, hessian: largest absolute values; beyond, they are clipped
     gradient: float
     hessian: float
-    scale: float
-    norm: float
+    scale: float  # factor of hessians in the norm
+    norm: float  # largest L2 norm of all gradients and scaled hessians of a row
 
     def exponents(self, bounds: Bounds) -> tuple[int, int]:
         """Fractional bits of integer gradients and hessians."""

@@ -25,20 +25,14 @@ NO_SET = -1  # of a leaf, and of a split that has a threshold
 class CategorySets:
     """Sets of categories, concatenated, each padded to whole bytes.
 
-    Parameters
-    ----------
-    bits : uint8, shape (n_bytes,): one bit per category; a byte's first category is its highest
-        bit.
-    widths : int64, shape (n_sets,), >= 1: number of categories of each set's column.
-
     Raises
     ------
     ValueError : the number of bytes does not match the widths, or bits past the last category are
         set.
     """
 
-    bits: npt.NDArray[np.uint8]
-    widths: Ints
+    bits: npt.NDArray[np.uint8]  # one bit per category, a byte's first is its highest bit
+    widths: Ints  # (n_sets,), >= 1: number of categories of each set's column
 
     def __post_init__(self) -> None:
         n_bytes = int(self.offsets[-1])

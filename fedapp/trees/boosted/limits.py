@@ -22,29 +22,19 @@ WIDEST = np.finfo(np.float32).max
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limits:
-    """Limits of the nodes of a round.
+    """Limits of the nodes of a round."""
 
-    Parameters
-    ----------
-    seed, round_id : of the draws.
-    bylevel, bynode : share of a tree's columns drawn per level, and of a level's per node, in (0,
-        1].
-    monotone : int8, shape (n_columns,): 1 if predictions must not fall as the column grows, -1 if
-        they must not rise, else 0; empty without constraints.
-    interactions : groups of columns that may be on one path; empty: all.
-    min_child_rows : minimum rows on each side of a split; 0: rows are not counted.
-    both_children : request sums of both children of a split: with bins merged node by node, the
-        larger child's do not follow.
-    """
-
+    # seed, round_id: of the draws
     seed: int = 0
     round_id: int = 0
+    # bylevel, bynode: shares of a tree's columns drawn per level, and of these per node, in (0, 1]
     bylevel: float = 1.0
     bynode: float = 1.0
+    # (n_columns,): 1 if predictions must not fall as the column grows, -1 if not rise; or empty
     monotone: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, dtype=np.int8))
-    interactions: tuple[frozenset[int], ...] = ()
-    min_child_rows: int = 0
-    both_children: bool = False
+    interactions: tuple[frozenset[int], ...] = ()  # columns that may share a path; empty: all
+    min_child_rows: int = 0  # minimum rows on each side of a split; 0: rows are not counted
+    both_children: bool = False  # with bins merged by node, no sibling follows from its parent
 
     def columns(
         self, level: int, places: Sequence[NodeId], trees: Sequence[Tree], allowed: Bools

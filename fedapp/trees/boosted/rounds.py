@@ -33,15 +33,10 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Random draws of a run.
-
-    Parameters
-    ----------
-    colsample : share of the columns each tree may split, in (0, 1].
-    """
+    """Random draws of a run."""
 
     seed: int
-    colsample: float
+    colsample: float  # share of the columns each tree may split, in (0, 1]
 
     def columns(self, round_id: int, n_trees: int, n_columns: int) -> npt.NDArray[np.bool_]:
         """Columns of each tree, at least one; bool, shape (n_trees, n_columns)."""
@@ -57,36 +52,25 @@ class Sampling:
 
 @dataclass(slots=True, eq=False)
 class Boosting:
-    """Boosting, round by round.
+    """Boosting, round by round."""
 
-    Parameters
-    ----------
-    objective, base_score, columns, classes, categories, margin_column : as in ``Ensemble``.
-    cuts : layout of the histograms.
-    shape : limits of a tree.
-    parameters : of the objective.
-    limits : of single nodes; the round's number is set for each round.
-    grown : trees of all finished rounds, with their sets.
-    routes, route_sets : splits of the last round that parties do not know yet, and the sets of the
-        categorical ones.
-    leaves_told : whether parties know the leaf values of the last round.
-    """
-
+    # objective, base_score, columns, classes, categories, margin_column: as in ``Ensemble``
     objective: Objective
     base_score: npt.NDArray[np.float32]
     columns: tuple[str, ...]
     classes: tuple[str, ...]
-    cuts: Cuts
-    shape: Shape
+    cuts: Cuts  # layout of the histograms
+    shape: Shape  # limits of a tree
     sampling: Sampling
     categories: Categories = ()
-    parameters: LossParameters = PLAIN
-    limits: Limits = FREE
+    parameters: LossParameters = PLAIN  # of the objective
+    limits: Limits = FREE  # of single nodes; the round's number is set for each round
     margin_column: str = ""
-    grown: Grown = NO_TREES
+    grown: Grown = NO_TREES  # trees of all finished rounds, with their sets
+    # routes, route_sets: splits of the last round that parties do not know yet, with their sets
     routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
     route_sets: CategorySets = NO_SETS
-    leaves_told: bool = True
+    leaves_told: bool = True  # whether parties know the leaf values of the last round
 
     @property
     def width(self) -> int:

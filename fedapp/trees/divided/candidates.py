@@ -30,16 +30,10 @@ Sides = npt.NDArray[np.bool_]  # shape (n_rows,): True goes left
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Skeleton:
-    """A tree cut at its entries; node 0 is the root, children come after their parents.
+    """A tree cut at its entries; node 0 is the root, children come after their parents."""
 
-    Parameters
-    ----------
-    lefts : int64, shape (n_nodes,): left child, -1 at an entry; the right child is the next.
-    sources : int64, shape (n_nodes,): the node in the whole tree.
-    """
-
-    lefts: Ints
-    sources: Ints
+    lefts: Ints  # (n_nodes,): left child, -1 at an entry; the right child is the next
+    sources: Ints  # (n_nodes,): the node in the whole tree
 
     @property
     def entries(self) -> Ints:

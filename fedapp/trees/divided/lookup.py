@@ -34,22 +34,13 @@ NO_QUANTILES = np.empty((0, 0), dtype=np.float32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
-    """A party's splits; a record id is an index into the table.
+    """A party's splits; a record id is an index into the table."""
 
-    Parameters
-    ----------
-    columns : int64, shape (n_records,): column numbers at the party.
-    thresholds : float32, shape (n_records,): below goes left.
-    defaults : uint8, shape (n_records,): 1 if missing goes left.
-    widths : int64, shape (n_records,): number of categories of the column, 0 for a threshold.
-    set_bits : uint8: the categories that go right, see ``CategorySets``.
-    """
-
-    columns: Ints
-    thresholds: npt.NDArray[np.float32]
-    defaults: npt.NDArray[np.uint8]
-    widths: Ints
-    set_bits: npt.NDArray[np.uint8]
+    columns: Ints  # (n_records,): column numbers at the party
+    thresholds: npt.NDArray[np.float32]  # (n_records,): below goes left
+    defaults: npt.NDArray[np.uint8]  # (n_records,): 1 if missing goes left
+    widths: Ints  # (n_records,): number of categories of the column, 0 for a threshold
+    set_bits: npt.NDArray[np.uint8]  # the categories that go right, see ``CategorySets``
 
     @classmethod
     def of(

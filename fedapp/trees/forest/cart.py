@@ -42,20 +42,13 @@ NO_RANK = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bins:
-    """Bins of all columns.
+    """Bins of all columns."""
 
-    Parameters
-    ----------
-    lows, highs : float32, shape (n_bins,): smallest and largest training value of each bin.
-    offsets : int64, shape (n_columns + 1,): first bin of each column.
-    n_categories : int64, shape (n_columns,): number of categories, one bin each; 0 for a numeric
-        column.
-    """
-
+    # lows, highs: (n_bins,): smallest and largest training value of each bin
     lows: Floats
     highs: Floats
-    offsets: Ints
-    n_categories: Ints
+    offsets: Ints  # (n_columns + 1,): first bin of each column
+    n_categories: Ints  # (n_columns,): number of categories, one bin each; 0 if numeric
 
     @property
     def widths(self) -> Ints:
@@ -65,48 +58,29 @@ class Bins:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a node is split.
+    """When a node is split."""
 
-    Parameters
-    ----------
-    criterion : measure of the improvement.
-    n_classes : 0 for numbers.
-    min_samples_split, min_samples_leaf : distinct rows, however often each is drawn.
-    min_decrease : of the impurity, times the node's share of the tree's weight.
-    """
-
-    criterion: Criterion
-    n_classes: int
+    criterion: Criterion  # measure of the improvement
+    n_classes: int  # 0 for numbers
+    # min_samples_split, min_samples_leaf: distinct rows, however often each is drawn
     min_samples_split: int
     min_samples_leaf: int
-    min_decrease: float
+    min_decrease: float  # of the impurity, times the node's share of the tree's weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The best split of each node over some columns.
+    """The best split of each node over some columns."""
 
-    Parameters
-    ----------
-    improvements : float64, shape (n_nodes,): weight times impurity of the node, minus that of its
-        children; NaN without a split.
-    ranks : int64, shape (n_nodes,): ``DRAWN`` if a drawn column differs within the node; else the
-        key of the first other column that does and is split; ``NO_RANK`` if none does, or for a
-        leaf.
-    columns : int64, shape (n_nodes,); -1 without a split.
-    thresholds : float32, shape (n_nodes,): below goes left.
-    defaults : uint8, shape (n_nodes,): 1 if missing goes left.
-    widths : int64, shape (n_nodes,): number of categories of the column, 0 for a threshold.
-    rights : uint8, shape (n_nodes, n_bytes): bits of the categories that go right, by code.
-    """
-
-    improvements: npt.NDArray[np.float64]
+    improvements: npt.NDArray[np.float64]  # (n_nodes,): decrease of weight times impurity, or NaN
+    # (n_nodes,): ``DRAWN``; if no drawn column differs in the node, the key of the first that
+    # does; else ``NO_RANK``
     ranks: Ints
-    columns: Ints
-    thresholds: Floats
-    defaults: npt.NDArray[np.uint8]
-    widths: Ints
-    rights: npt.NDArray[np.uint8]
+    columns: Ints  # (n_nodes,); -1 without a split
+    thresholds: Floats  # (n_nodes,): below goes left
+    defaults: npt.NDArray[np.uint8]  # (n_nodes,): 1 if missing goes left
+    widths: Ints  # (n_nodes,): number of categories of the column, 0 for a threshold
+    rights: npt.NDArray[np.uint8]  # (n_nodes, n_bytes): bits of the categories that go right
 
 
 def bin_columns(values: Floats, max_bin: int, n_categories: Ints | None = None) -> Bins:

@@ -23,22 +23,13 @@ Sums = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeTotals:
-    """The nodes of one tree, at the party with the labels.
+    """The nodes of one tree, at the party with the labels."""
 
-    Parameters
-    ----------
-    sizes : int64, shape (n_nodes,): distinct rows.
-    totals : float64, shape (n_nodes, n_fields): sums over the rows, integers.
-    large : bool, shape (n_nodes,): whether there are enough rows.
-    is_open : bool, shape (n_nodes,): and labels differ.
-    weight : of all rows of the tree.
-    """
-
-    sizes: Ints
-    totals: Sums
-    large: Flags
-    is_open: Flags
-    weight: float
+    sizes: Ints  # (n_nodes,): distinct rows
+    totals: Sums  # (n_nodes, n_fields): sums over the rows, integers
+    large: Flags  # (n_nodes,): whether there are enough rows
+    is_open: Flags  # (n_nodes,): and labels differ
+    weight: float  # of all rows of the tree
 
     @classmethod
     def of(
@@ -72,24 +63,15 @@ class NodeTotals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choices:
-    """The best cut of each node over listed columns.
+    """The best cut of each node over listed columns."""
 
-    Parameters
-    ----------
-    improvements, ranks : as in ``cart.Candidates``.
-    listed : int64, shape (n_nodes,): index of the listed column; -1 without a cut.
-    cuts : int64, shape (n_nodes,): the last bin that goes left.
-    defaults : uint8, shape (n_nodes,): 1 if missing goes left.
-    rights : uint8, shape (n_nodes, n_bytes): for a column of categories, bits of the bins that go
-        right.
-    """
-
+    # improvements, ranks: as in ``cart.Candidates``
     improvements: Sums
     ranks: Ints
-    listed: Ints
-    cuts: Ints
-    defaults: npt.NDArray[np.uint8]
-    rights: npt.NDArray[np.uint8]
+    listed: Ints  # (n_nodes,): index of the listed column; -1 without a cut
+    cuts: Ints  # (n_nodes,): the last bin that goes left
+    defaults: npt.NDArray[np.uint8]  # (n_nodes,): 1 if missing goes left
+    rights: npt.NDArray[np.uint8]  # (n_nodes, n_bytes): bits of the categories that go right
 
     @classmethod
     def joined(cls, pairs: Sequence[tuple[Listing, Choices]]) -> Choices:

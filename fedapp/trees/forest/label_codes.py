@@ -64,19 +64,13 @@ def _step(values: Codes) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowFields:
-    """What each row adds to the sums that determine splits, as integers.
+    """What each row adds to the sums that determine splits, as integers."""
 
-    Parameters
-    ----------
-    numbers : float64, shape (n_rows, n_fields): the weight in the field of the row's class, 0 in
-        the others; or weight, and weight times number.
-    units : float64, shape (n_fields,): size of a step of 1; powers of two.
-    weights : float64, shape (n_rows,): see ``exact_weights``.
-    """
-
+    # (n_rows, n_fields): weight in the field of the row's class, else 0; or weight, and weight
+    # times number
     numbers: Codes
-    units: Codes
-    weights: Codes
+    units: Codes  # (n_fields,): size of a step of 1; powers of two
+    weights: Codes  # (n_rows,): see ``exact_weights``
 
     @classmethod
     def of(cls, codes: Codes, weights: Codes, n_classes: int) -> RowFields:

@@ -25,19 +25,13 @@ KEYS_AT_ONCE = 2**22  # column keys in memory: 32 MB, however many columns a par
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Splits:
-    """Split nodes, by tree, and by node within a tree.
+    """Split nodes, by tree, and by node within a tree."""
 
-    Parameters
-    ----------
-    trees, nodes, lefts : int32, shape (n_splits,): the split node and its left child; the right
-        child is the next.
-    owners : int64, shape (n_splits,): number of the party that owns the column.
-    """
-
+    # trees, nodes, lefts: (n_splits,): split node and left child; the right one is the next
     trees: Places
     nodes: Places
     lefts: Places
-    owners: Ints
+    owners: Ints  # (n_splits,): number of the party that owns the column
 
     @classmethod
     def none(cls) -> Splits:
@@ -95,21 +89,14 @@ def number(trees: Places, nodes: Places, owners: Ints, n_nodes: Ints) -> tuple[S
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Training rows as a split search sees them.
+    """Training rows as a split search sees them."""
 
-    Parameters
-    ----------
-    codes, bins : see ``fedapp.trees.forest.cart``.
-    targets : float64, shape (n_rows,): class ids or numbers.
-    weights : float64, shape (n_rows,).
-    counts : uint8, shape (n_trees, n_rows): how often each tree draws each row.
-    """
-
+    # codes, bins: see ``fedapp.trees.forest.cart``
     codes: Codes
     bins: Bins
-    targets: npt.NDArray[np.float64]
-    weights: npt.NDArray[np.float64]
-    counts: npt.NDArray[np.uint8]
+    targets: npt.NDArray[np.float64]  # (n_rows,): class ids or numbers
+    weights: npt.NDArray[np.float64]  # (n_rows,)
+    counts: npt.NDArray[np.uint8]  # (n_trees, n_rows): how often each tree draws each row
 
 
 def search(

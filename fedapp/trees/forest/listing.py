@@ -41,26 +41,15 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
-    """Columns of nodes that may be cut, and the number of sums of each.
+    """Columns of nodes that may be cut, and the number of sums of each."""
 
-    Parameters
-    ----------
-    ranks : int64, shape (n_nodes,): see ``cart.Candidates``.
-    n_columns : int64, shape (n_nodes,): listed columns; 0 if the node cannot be split.
-    columns : int64, shape (n_listed,): node by node, ascending within each.
-    n_bins : int64, shape (n_listed,): non-empty bins.
-    missing : uint8, shape (n_listed,): 1 if values are missing, with one more sum at the end.
-    unordered : uint8, shape (n_listed,): 1 for a column of categories.
-    sizes : int32, shape (n_sums,): distinct rows of each sum.
-    """
-
-    ranks: Ints
-    n_columns: Ints
-    columns: Ints
-    n_bins: Ints
-    missing: npt.NDArray[np.uint8]
-    unordered: npt.NDArray[np.uint8]
-    sizes: Places
+    ranks: Ints  # (n_nodes,): see ``cart.Candidates``
+    n_columns: Ints  # (n_nodes,): listed columns; 0 if the node cannot be split
+    columns: Ints  # (n_listed,): node by node, ascending within each
+    n_bins: Ints  # (n_listed,): non-empty bins
+    missing: npt.NDArray[np.uint8]  # (n_listed,): 1 with one more sum, of missing values
+    unordered: npt.NDArray[np.uint8]  # (n_listed,): 1 for a column of categories
+    sizes: Places  # (n_sums,): distinct rows of each sum
 
     @property
     def nodes(self) -> Ints:
@@ -101,18 +90,11 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnColumns:
-    """What only the owner of listed columns knows.
+    """What only the owner of listed columns knows."""
 
-    Parameters
-    ----------
-    thresholds : float32, shape (n_sums,): threshold of the cut after each sum; after the last bin
-        only missing values go left.
-    codes : int32, shape (n_sums,): the category of each sum of a column of categories.
-    rows, places : int32, shape (n_terms,): rows, and the index of the sum each is added to.
-    """
-
-    thresholds: Floats
-    codes: Places
+    thresholds: Floats  # (n_sums,): of the cut after each sum; after a column's last, ``LOWEST``
+    codes: Places  # (n_sums,): the category of each sum of a column of categories
+    # rows, places: (n_terms,): rows, and the index of the sum each is added to
     rows: Places
     places: Places
 

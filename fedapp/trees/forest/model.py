@@ -38,20 +38,15 @@ ALL = np.empty(0, dtype=np.bool_)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BaggedForest:
-    """Trees whose leaf values are averaged.
+    """Trees whose leaf values are averaged."""
 
-    Parameters
-    ----------
-    objective, columns, classes, sets, categories : as in ``fedapp.trees.model.Ensemble``.
-    trees : arrays of ``BRANCH``.
-    values : per tree, float64, shape (n_nodes, n_outputs): probability of the second of two
-        classes, of every class, or a number; 0 at inner nodes.
-    """
-
+    # objective, columns, classes, sets, categories: as in ``fedapp.trees.model.Ensemble``
     objective: Objective
     columns: tuple[str, ...]
     classes: tuple[str, ...]
-    trees: tuple[Branches, ...]
+    trees: tuple[Branches, ...]  # arrays of ``BRANCH``
+    # per tree (n_nodes, n_outputs): probability of the second of two classes, of every class, or
+    # a number; 0 at inner nodes
     values: tuple[Values, ...]
     sets: CategorySets = NO_SETS
     categories: Categories = ()

@@ -18,44 +18,27 @@ WATCHED_ROWS = 4096  # validation rows per batch
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Settings of training a head.
-
-    Parameters
-    ----------
-    batch_size : rows per step; the last batch of an epoch may be smaller.
-    learning_rate, beta1, beta2 : of Adam.
-    patience : epochs without a lower validation loss before training stops and restores the best
-        epoch; 0 trains all epochs.
-    device : ``cpu``, or ``cuda``, used if torch finds it.
-    """
+    """Settings of training a head."""
 
     epochs: int
-    batch_size: int
+    batch_size: int  # rows per step; the last batch of an epoch may be smaller
+    # learning_rate, beta1, beta2: of Adam
     learning_rate: float
     beta1: float
     beta2: float
-    patience: int
-    device: str
+    patience: int  # epochs without a lower validation loss before training stops; 0: never
+    device: str  # ``cpu``, or ``cuda``, used if torch finds it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadRows:
-    """Rows to train on.
+    """Rows to train on."""
 
-    Parameters
-    ----------
-    outputs : float32, shape (n_rows, n_columns): of every tree; may be memory-mapped.
-    labels : float32, shape (n_rows,).
-    weights : float32, shape (n_rows,), >= 0, with a sum > 0.
-    base_margin : float32, shape (n_outputs,): added to the head's margins.
-    unit : inputs and outputs of the head are divided by it, see ``StackedModel``.
-    """
-
-    outputs: Floats
-    labels: Floats
-    weights: Floats
-    base_margin: Floats
-    unit: np.float32
+    outputs: Floats  # (n_rows, n_columns): of every tree; may be memory-mapped
+    labels: Floats  # (n_rows,)
+    weights: Floats  # (n_rows,), >= 0, with a sum > 0
+    base_margin: Floats  # (n_outputs,): added to the head's margins
+    unit: np.float32  # inputs and outputs of the head are divided by it, see ``StackedModel``
 
 
 def fit_head(

@@ -32,22 +32,13 @@ BATCH_NUMBERS = 2**22  # size of the arrays of a batch of predictions
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Shape of a head.
+    """Shape of a head."""
 
-    Parameters
-    ----------
-    kind : see the module.
-    n_parties : ensembles under the head.
-    n_rounds : boosting rounds of each; with k outputs a round has k trees.
-    n_outputs : margins per row.
-    channels : of the convolution; ignored for ``fcnn``.
-    """
-
-    kind: Kind
-    n_parties: int
-    n_rounds: int
-    n_outputs: int
-    channels: int
+    kind: Kind  # see the module
+    n_parties: int  # ensembles under the head
+    n_rounds: int  # boosting rounds of each; with k outputs a round has k trees
+    n_outputs: int  # margins per row
+    channels: int  # of the convolution; ignored for ``fcnn``
 
     @classmethod
     def over(cls, kind: Kind, counts: Sequence[int], n_outputs: int, channels: int) -> HeadShape:

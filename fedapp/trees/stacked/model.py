@@ -35,25 +35,18 @@ class StackedModel:
     """Ensembles with a head that turns tree outputs into margins.
 
     ``margin = base_margin + unit * head(tree outputs / unit)``
-
-    Parameters
-    ----------
-    objective, base_score, columns, classes, categories : as in ``Ensemble``.
-    unit : float32, > 0: scale of the margins; 1 for classification.
-    ensembles : trees of each party, in the order of the parties' names.
-    weights : float32, shape (shape.n_weights,).
-    sets : of all trees, one party after the other.
     """
 
+    # objective, base_score, columns, classes, categories: as in ``Ensemble``
     objective: Objective
     base_score: Floats
     columns: tuple[str, ...]
     classes: tuple[str, ...]
-    unit: np.float32
-    ensembles: tuple[tuple[Tree, ...], ...]
+    unit: np.float32  # > 0: scale of the margins; 1 for classification
+    ensembles: tuple[tuple[Tree, ...], ...]  # trees of each party, by party name
     shape: HeadShape
-    weights: Floats
-    sets: CategorySets = NO_SETS
+    weights: Floats  # (shape.n_weights,)
+    sets: CategorySets = NO_SETS  # of all trees, one party after the other
     categories: Categories = ()
 
     @property
