@@ -34,10 +34,7 @@ LEAST_SPREAD = 1e-10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """Weight, mean and weighted sum of squared deviations of each input's present values.
-
-    All float64, shape (n_inputs,); zeros where an input has no value.
-    """
+    """Weight, mean and sum of squared deviations of each input's present values, or zeros."""
 
     counts: Floats
     means: Floats
@@ -66,10 +63,7 @@ def input_names(columns: Sequence[str], categories: Categories) -> tuple[str, ..
 
 
 def expanded(values: Rows, categories: Categories) -> Rows:
-    """Inputs of rows before standardisation: columns of categories one-hot encoded.
-
-    ``values`` is float32, shape (n_rows, n_columns), NaN where missing; returns (n_rows, n_inputs).
-    """
+    """Inputs before standardisation, (n_rows, n_inputs): categories one-hot encoded."""
     if not categories:
         return values
     parts = [
@@ -82,11 +76,7 @@ def expanded(values: Rows, categories: Categories) -> Rows:
 
 
 def moments(values: Rows, weights: Rows, categories: Categories = ()) -> Moments:
-    """Moments of the inputs of some rows.
-
-    ``values`` is float32, shape (n_rows, n_columns), NaN where missing; ``weights`` (n_rows,), >=
-    0.
-    """
+    """Moments of the inputs of rows with values, (n_rows, n_columns), and weights, (n_rows,)."""
     return merge_moments(
         _moments(
             expanded(values[rows], categories).astype(np.float64),
@@ -151,10 +141,7 @@ class LinearModel:
 
 
 def predict_linear(model: LinearModel, values: Rows) -> Rows:
-    """Margins of rows: float32, shape (n_rows, n_outputs).
-
-    ``values`` is float32, shape (n_rows, n_columns), NaN where missing.
-    """
+    """Margins of rows: float32, shape (n_rows, n_outputs)."""
     margins = np.empty((len(values), model.n_outputs), dtype=np.float32)
     for rows in row_slices(values, model.categories):
         inputs = standardised(expanded(values[rows], model.categories), model.means, model.scales)

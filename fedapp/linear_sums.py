@@ -109,10 +109,7 @@ def sum_squares(
     powers: Whole,
     bounds: Bounds,
 ) -> Whole:
-    """Weighted sums of squared deviations from ``means``; int64, shape (2, n_inputs).
-
-    The first axis are the two parts of ``to_parts``; other arguments as in ``sum_values``.
-    """
+    """Weighted squared deviations from ``means``, in two parts; int64, shape (2, n_inputs)."""
     sums, exponents = np.zeros((2, len(powers)), dtype=np.int64), _of_squares(powers, bounds)
     for rows in row_slices(values, categories):
         inputs = expanded(values[rows], categories).astype(np.float64)
@@ -172,9 +169,7 @@ def whole_model(
 def read_model(
     sums: Whole, weight: int, weight_power: int, objective: Objective, bounds: Bounds
 ) -> Floats:
-    """Weighted mean of the parties' models, from the sums of ``whole_model`` and
-    ``whole_weight``.
-    """
+    """Weighted mean of the models, from sums of ``whole_model`` and ``whole_weight``."""
     exponent = _model_exponent(_model_power(objective, bounds))
     return from_whole(sums, exponent) / _share(weight, weight_power, bounds)
 

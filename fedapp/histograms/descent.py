@@ -125,9 +125,7 @@ class Descent:
         return np.concatenate([column.prefixes for column in self._columns]), offsets
 
     def take(self, counts: Whole) -> None:
-        """Continue with the next digit; ``counts`` are int64, shape (n_prefixes, 256), summed over
-        tables.
-        """
+        """Continue with the next digit, from the tables' ``digit_counts``, added up."""
         offsets = self.wanted()[1]
         self._columns = [
             self._down(column, counts[begin:end])
@@ -168,10 +166,7 @@ class Descent:
 
 
 def quantiles(total: int, n_bins: int) -> Whole:
-    """Weights at which ``n_bins`` bins of equal weight end.
-
-    The integer part of j total / n_bins for j = 1 to n_bins - 1; empty for a total of 0.
-    """
+    """Integer parts of j total / n_bins, j = 1 to n_bins - 1; empty for a total of 0."""
     if not total:
         return np.empty(0, dtype=np.int64)
     whole, remainder = divmod(total, n_bins)

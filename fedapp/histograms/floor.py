@@ -26,10 +26,7 @@ def cell_starts(widths: Ints) -> Ints:
 
 
 def cells_of(histogram: npt.NDArray[Any], missing: npt.NDArray[Any], starts: Ints) -> Cells:
-    """Counts as cells; int64, shape (n_nodes, n_cells).
-
-    ``histogram`` has shape (n_nodes, n_bins), ``missing`` (n_nodes, n_columns).
-    """
+    """Counts, (n_nodes, n_bins) and (n_nodes, n_columns), as cells, (n_nodes, n_cells)."""
     cells = np.zeros((len(histogram), int(starts[-1])), dtype=np.int64)
     is_bin = np.ones(cells.shape[1], dtype=bool)
     is_bin[starts[:-1]] = False

@@ -27,10 +27,7 @@ class Penalties:
 
 
 def node_weight(gradient: float, hessian: float, penalties: Penalties) -> np.float32:
-    """Optimal weight of a leaf, before the learning rate.
-
-    Source: Chen and Guestrin 2016 (arXiv:1603.02754v3), Eq. 5, with XGBoost's L1 term.
-    """
+    """Optimal weight of a leaf before the learning rate (arXiv:1603.02754v3, Eq. 5, with L1)."""
     if hessian < penalties.min_child_weight or hessian <= 0:
         return np.float32(0)
     shrunk = np.sign(gradient) * max(abs(gradient) - penalties.reg_alpha, 0.0)

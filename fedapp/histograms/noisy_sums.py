@@ -55,10 +55,7 @@ def agree(histograms: Doubles, missing: Doubles, widths: Ints, deviation: float)
 
 
 def sums_by_column(histograms: npt.NDArray[Sum], widths: Ints) -> npt.NDArray[Sum]:
-    """Sum over the bins of each column: shape (n_nodes, n_columns, 2).
-
-    Arguments as in ``agree``; widths may be 0.
-    """
+    """Sums over the bins of each column, (n_nodes, n_columns, 2); widths may be 0."""
     ends = np.cumsum(widths)
     before = np.zeros_like(histograms, shape=(len(histograms), 1, 2))
     sums = np.concatenate((before, np.cumsum(histograms, axis=1)), axis=1)

@@ -24,10 +24,7 @@ FEWEST_CELLS = 2**21  # a smaller table is not divided among threads
 
 
 def search_tree(edges: Floats) -> Floats:
-    """Ascending edges in the level order of a full binary tree: float32, shape (2^n_levels - 1,).
-
-    Unused nodes at the end are NaN, which no value is above.
-    """
+    """Ascending edges as a full binary tree in level order, padded with NaN: above no value."""
     n_levels = len(edges).bit_length()
     ordered = np.full(2**n_levels - 1, np.nan, dtype=np.float32)
     ordered[: len(edges)] = edges
@@ -98,10 +95,7 @@ def any_missing(values: Any, limits: Any) -> bool:
 
 @kernel
 def column_ranges(values: Any, weights: Any) -> Any:
-    """Minimum and maximum of each column over rows with weight; float32, shape (2, n_columns).
-
-    NaN where a column has no value.
-    """
+    """Minimum and maximum of each column over rows with weight, (2, n_columns), or NaN."""
     found = np.full((2, values.shape[1]), np.nan, dtype=np.float32)
     for row in range(values.shape[0]):
         if not weights[row] > 0:
@@ -119,10 +113,7 @@ def column_ranges(values: Any, weights: Any) -> Any:
 
 @kernel
 def sum_weights(codes: Any, missing_code: int, weights: Any, starts: Any, sums: Any) -> None:
-    """Add the weight of each row to its bin in each column, rows in order.
-
-    Bins of column f begin at ``starts[f]``.
-    """
+    """Add each row's weight to its bins, rows in order; column f begins at ``starts[f]``."""
     for row in range(codes.shape[0]):
         weight = weights[row]
         if not weight > 0:

@@ -17,10 +17,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sketch:
-    """Summary of a table's columns: one representative and mass per bin.
-
-    A column of categories has no bins, and its maximum is the highest code.
-    """
+    """Summary of a table's bins; of a column of categories only the maximum, its highest code."""
 
     representatives: Floats  # (n_bins,): a value of each bin, ascending; the first is the minimum
     masses: Floats  # (n_bins,), >= 0: sum of the sample weights in the bin
@@ -33,10 +30,7 @@ class Sketch:
         return self.representatives[bins], self.masses[bins]
 
     def with_categories(self, categories: Ints) -> Sketch:
-        """Add bins for the columns of categories, one per code up to the highest in use.
-
-        The code is the representative, and the mass is 0: it is not disclosed.
-        """
+        """Add a bin for each category in use, its mass 0: it is not disclosed."""
         used = used_categories([self], categories)
         columns = [
             (np.arange(used[column_id], dtype=np.float32), np.zeros(used[column_id], np.float32))
@@ -215,9 +209,7 @@ def beyond(value: np.float32) -> np.float32:
 
 
 def bin_map(sketch: Sketch, cuts: Cuts) -> Ints:
-    """Global bin of each bin of a sketch, by its representative: places in the layout of
-    ``cuts``.
-    """
+    """Global bin of each bin of a sketch, by its representative, in the layout of ``cuts``."""
     return np.concatenate(
         [
             cuts.offsets[column_id]

@@ -77,9 +77,9 @@ def alike(scores: Array) -> Array:
     return scores if len(scores) == 1 else np.full_like(scores, ALIKE)
 
 
-def read_base_score(told: Any, n_outputs: int) -> Array:
+def read_base_score(scores: Any, n_outputs: int) -> Array:
     """A base score as read from a model's text; one number applies to all outputs."""
-    return np.broadcast_to(np.asarray(told, dtype=np.float32), (n_outputs,)).copy()
+    return np.broadcast_to(np.asarray(scores, dtype=np.float32), (n_outputs,)).copy()
 
 
 def check_base_score(objective: Objective, scores: Array) -> None:
@@ -101,9 +101,8 @@ def check_base_margin(objective: Objective) -> None:
 
 
 def base_margin(objective: Objective, scores: Array) -> Array:
-    """``base_score`` on the scale of the margins, by the inverse link; float32, shape (n_outputs,).
-
-    Identical to XGBoost to the last bit: leaves near 0 would otherwise differ by more than 1e-6.
+    """``base_score`` on the scale of the margins, to the last bit of XGBoost; shape
+    (n_outputs,).
     """
     from fedapp.trees import c_math
 

@@ -44,10 +44,7 @@ _lock = Lock()
 
 @contextmanager
 def held(functions: Functions) -> Iterator[None]:
-    """Use these functions for parties in this process while the block runs.
-
-    Raises ConfigError if another run of this process uses functions.
-    """
+    """Use these functions while the block runs; ConfigError if another run uses functions."""
     global _active
     if functions == _NONE:
         yield

@@ -150,10 +150,7 @@ def check_range(trees: Iterable[Tree]) -> None:
 
 
 def importance(model: Ensemble) -> dict[str, dict[str, float]]:
-    """Importance of each column that splits, by total gain, descending.
-
-    ``gain`` per split, ``total_gain``, and ``count`` of splits, which XGBoost calls ``weight``.
-    """
+    """By column, descending: ``gain`` per split, ``total_gain``, ``count`` (XGBoost's weight)."""
     nodes = np.concatenate([*model.trees, np.empty(0, dtype=NODE)])
     splits = nodes[nodes["left"] != LEAF]
     n_columns = len(model.columns)
@@ -215,11 +212,10 @@ def together(parts: Iterable[Grown]) -> Grown:
 
 
 def number_sets(nodes: Tree, widths: Ints) -> Ints:
-    """Number the sets of the categorical splits, in the order of ``Grown``.
+    """Number the sets of the splits in ``nodes``, in place, in the order of ``Grown``.
 
-    ``nodes`` are trees one after the other, whose ``set`` is changed in place; ``widths`` is the
-    number of categories of each column, 0 for a numeric one. Returns the categories of each set's
-    column.
+    ``widths`` is the number of categories of each column, 0 for a numeric one; returns those of the
+    sets.
     """
     splits = np.flatnonzero(nodes["left"] != LEAF)
     split_widths: Ints = widths[nodes["column"][splits]]
@@ -327,11 +323,7 @@ def with_sets(
     widths: Ints,
     kind: np.dtype[Any] = NODE,
 ) -> Grown:
-    """Trees with their sets, from the codes of ``CategorySets.codes``.
-
-    ``widths`` is the number of categories of each column, 0 for a numeric one. Raises ValueError if
-    the sets do not match the categorical splits.
-    """
+    """Trees with sets, from ``CategorySets.codes``; ValueError if they do not match the splits."""
     nodes, offsets = stack_trees(trees, kind)
     sets = sets_of_codes(codes, number_sets(nodes, widths))
     return Grown(split_trees(nodes, offsets), sets)

@@ -402,10 +402,7 @@ def exact_predictions(objective: str, margins: Doubles) -> Doubles:
 
 
 def margins_of(objective: Objective, predictions: Doubles) -> Array:
-    """Undo ``transform``, for models that predict probabilities without margins.
-
-    Probabilities of 0 and 1 are moved by 2e-16, as in scikit-learn's log loss.
-    """
+    """Undo ``transform``; probabilities of 0 and 1 are moved by 2e-16."""
     margins: Array = LOSSES[objective].link.margins(predictions).astype(np.float32)
     return margins
 

@@ -42,7 +42,7 @@ def to_onnx(model: Ensemble | BaggedForest, description: str = "") -> bytes:
     from onnx import TensorProto, helper
 
     if isinstance(model, Ensemble) and model.margin_column:
-        rule = "must be of a model whose rows start from its base score"
+        rule = "must be of a model without base margins"
         raise ConfigError(f"ONNX {rule}, got margins of '{model.margin_column}'")
     trees = _trees(model)
     nodes = [helper.make_node("TreeEnsembleRegressor", ["rows"], [SUMS], domain="ai.onnx.ml")]
@@ -172,7 +172,7 @@ def _outputs(
     operator = "Identity"
     if isinstance(model, Ensemble):
         link = LOSSES[model.objective].link
-        operator = next((name for known, name in LINKS if known is link), "Identity")
+        operator = next((name for each, name in LINKS if each is link), "Identity")
     if not model.classes:
         return [(operator, [SUMS], "prediction", {})], {"prediction": 1}
     is_multi = model.n_outputs > 1

@@ -16,16 +16,9 @@ from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, walked_se
 def predict_margins(
     model: Ensemble, values: npt.NDArray[np.float32], base_margins: Margins | None = None
 ) -> npt.NDArray[np.float32]:
-    """Margins of rows: leaf values summed in float32 in the order of the trees.
+    """Margins, (n_rows, n_outputs): leaf values summed in float32 in the order of the trees.
 
-    Parameters
-    ----------
-    values : float32, shape (n_rows, n_columns); NaN is missing.
-    base_margins : float32, shape (n_rows,): see ``Ensemble.starts``.
-
-    Returns
-    -------
-    float32, shape (n_rows, n_outputs).
+    ``base_margins``, shape (n_rows,), as in ``Ensemble.starts``. ValueError if columns are missing.
     """
     if values.shape[1] < len(model.columns):
         raise ValueError(f"values must have {len(model.columns)} columns, got {values.shape[1]}")
@@ -59,10 +52,7 @@ def add_trees(
     values: npt.NDArray[np.float32],
     sets: CategorySets = NO_SETS,
 ) -> npt.NDArray[np.float32]:
-    """Margins with the leaf values added, in float32 in the order of the trees.
-
-    ``margins`` is float32, shape (n_rows, n_outputs); tree i adds to output ``i % n_outputs``.
-    """
+    """Margins, (n_rows, n_outputs), with leaf values added in float32, in tree order."""
     updated = margins.copy()
     add_outputs(trees, np.arange(len(trees)) % margins.shape[1], values, updated, sets)
     return updated
@@ -74,10 +64,7 @@ def find_leaves(
     leaves: npt.NDArray[np.int32],
     sets: CategorySets = NO_SETS,
 ) -> None:
-    """Write the leaf that each row reaches in one tree into ``leaves``, int32, shape (n_rows,).
-
-    ``tree`` is an array of ``NODE``, or of another type with the fields of a split.
-    """
+    """Write the leaf of each row into ``leaves``; ``tree`` is of ``NODE`` or ``BRANCH``."""
     _find_leaves(*(*_walked(tree, sets), *frozen(values), leaves))
 
 

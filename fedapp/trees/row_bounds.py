@@ -61,11 +61,7 @@ class RowBounds:
 
 
 def row_bounds(objective: Objective, parameters: LossParameters, clip: float) -> RowBounds:
-    """Bounds of a row of an objective.
-
-    ``clip`` is the largest gradient of an objective without bounds, else 0. Raises ValueError if it
-    is missing, or there is nothing to clip.
-    """
+    """Bounds of a row; ValueError unless ``clip`` is given exactly where none follow."""
     if (objective in BOUNDED) == bool(clip):
         rule = "be 0, for gradients have a bound" if clip else "be > 0, for gradients have no bound"
         raise ValueError(f"must {rule} with {objective}, got {clip:g}")

@@ -93,10 +93,7 @@ NO_SETS = CategorySets.of(())
 
 
 def sets_of_codes(codes: Sequence[Sequence[int]], widths: Ints) -> CategorySets:
-    """Undo ``CategorySets.codes``; ``widths`` is the number of categories of each set's column.
-
-    Raises ValueError for another number of sets, or a code that is not a category.
-    """
+    """Undo ``CategorySets.codes``, by the categories of each set's column; raises ValueError."""
     if len(codes) != len(widths):
         raise ValueError(f"sets must be {len(widths)}, one a categorical split, got {len(codes)}")
     members = [np.zeros(width, dtype=bool) for width in widths.tolist()]
@@ -108,21 +105,13 @@ def sets_of_codes(codes: Sequence[Sequence[int]], widths: Ints) -> CategorySets:
 
 
 def set_numbers(widths: npt.NDArray[Any]) -> Ints:
-    """Set number of each split, ``NO_SET`` for a threshold; sets are in the order of the splits.
-
-    ``widths``, shape (n_splits,), is the number of categories of the split's column, 0 for a
-    threshold.
-    """
+    """Set number of each split, ``NO_SET`` for a threshold, where its width is 0."""
     has_set = widths > 0
     return np.where(has_set, np.cumsum(has_set) - 1, NO_SET)
 
 
 def sets_of_rows(widths: Ints, rights: npt.NDArray[np.uint8]) -> tuple[Ints, CategorySets]:
-    """Set number of each split (see ``set_numbers``), and the sets.
-
-    ``rights`` is uint8, shape (n_splits, n_bytes): bits of the categories that go right; bytes past
-    a split's width are ignored.
-    """
+    """Set number of each split, and the sets; ``rights`` has a row of bits per split."""
     is_used = np.arange(rights.shape[1]) < -(-widths // 8)[:, None]
     return set_numbers(widths), CategorySets(rights[is_used], widths[widths > 0])
 
@@ -133,11 +122,7 @@ def lefts_by_sets(
     numbers: Ints,
     sets: CategorySets,
 ) -> npt.NDArray[np.bool_]:
-    """Whether splits by sets send values left.
-
-    ``values``, ``defaults`` and ``numbers`` have the same shape: codes, and the default side and
-    set number of each value's split.
-    """
+    """Whether splits by sets send codes left, one split per value."""
     is_known = (values >= 0) & (values < sets.widths[numbers])
     codes = np.where(is_known, values, 0).astype(np.int64)
     set_bytes = sets.bits[sets.offsets[numbers] + (codes >> 3)]
@@ -154,11 +139,10 @@ def category_counts(categories: Categories, n_columns: int) -> Ints:
 
 
 def walked_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[Any, ...]:
-    """Arrays that ``goes_left_by_set`` reads in kernels; empty without any set.
+    """Arrays that ``goes_left_by_set`` reads in kernels; the empty tuple without sets.
 
     A kernel that checks ``len(sets)`` first is compiled for the empty tuple without the look-up.
-    ``numbers`` is the set number of each node or split, ``NO_SET`` for a threshold. Returns these
-    numbers, and the bytes, offsets and widths of the sets.
+    ``numbers`` is the set number of each node or split.
     """
     if numbers is None or not len(sets):
         return ()
@@ -167,10 +151,7 @@ def walked_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[A
 
 @inlined
 def goes_left_by_set(value: Any, default_left: Any, number: Any, sets: Any) -> Any:
-    """Whether a split by a set sends a value left.
-
-    ``value`` is a code (below 0 or NaN if missing), ``sets`` comes from ``walked_sets``.
-    """
+    """Whether a set sends a code left; ``sets`` comes from ``walked_sets``."""
     _, bits, offsets, widths = sets
     if not 0 <= value < widths[number]:
         return default_left

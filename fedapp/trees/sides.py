@@ -39,10 +39,7 @@ def pack_bits(sides: Sequence[Bits]) -> npt.NDArray[np.uint8]:
 
 
 def unpack_bits(packed: npt.NDArray[np.uint8], sizes: Sequence[int]) -> list[Bits]:
-    """Undo ``pack_bits``; ``sizes`` are the rows of each split's node.
-
-    Raises ValueError for another number of bytes, or bits set past the last row.
-    """
+    """Undo ``pack_bits``, by the rows of each split's node; raises ValueError."""
     ends = np.cumsum([-(-size // 8) for size in sizes], dtype=np.int64).tolist()
     if len(packed) != (ends[-1] if ends else 0):
         raise ValueError(f"bits must be {ends[-1] if ends else 0} bytes, got {len(packed)}")
@@ -58,15 +55,8 @@ def unpack_bits(packed: npt.NDArray[np.uint8], sizes: Sequence[int]) -> list[Bit
 def slots_of(nodes: Nodes, trees: Places, wanted: Places) -> tuple[Nodes, Ints]:
     """Which of some nodes each row is in, and the number of rows of each of these nodes.
 
-    Parameters
-    ----------
-    nodes : int32, shape (n_trees, n_rows), >= 0.
-    trees, wanted : shape (n_wanted,), >= 0: the nodes, in any order.
-
-    Returns
-    -------
-    slots : int32, shape (n_trees, n_rows): indices among the wanted nodes, -1 for none.
-    sizes : int64, shape (n_wanted,).
+    ``trees`` and ``wanted``, shape (n_wanted,), name the nodes in any order. Returns slots, shape
+    (n_trees, n_rows), indices among the nodes or -1; and sizes, shape (n_wanted,).
     """
     slots = np.full(nodes.shape, -1, dtype=np.int32)
     numbers = np.full(int(nodes.max(initial=0)) + 1, -1, dtype=np.int32)

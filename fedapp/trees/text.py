@@ -74,10 +74,7 @@ def write_model(
 
 
 def read_model(text: str, kind: str, build: Callable[[Opening, dict[str, Any]], M]) -> M:
-    """Read a model that ``write_model`` wrote, by ``build(header, document)``.
-
-    Raises DataError if the text is not a model of this kind and format.
-    """
+    """Undo ``write_model`` by ``build(header, document)``; DataError for any other text."""
     try:
         document = json.loads(text)
         identity = document["format"], document.get("kind", ""), document["objective"]

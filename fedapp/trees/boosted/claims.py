@@ -127,9 +127,7 @@ class Claims:
         self._rows: dict[tuple[int, int], int] = {}
 
     def check(self, request: Any, reply: Any, routes: Routes, sets: CategorySets) -> None:
-        """Check the reply to a ``GrowRequest``; raises ValueError if sums break one of
-        ``RULES``.
-        """
+        """Check the reply to a ``GrowRequest``; ValueError if sums break one of ``RULES``."""
         level, columns, sent = request.level, request.columns, (reply.histograms, reply.missing)
         if level == 0:
             hessian, size = reply.root_sums[:, 1].max(), self._weight * self._most[0]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 
 def parse_monotone(text: str) -> dict[str, int]:
-    """Directions by column, from ``age:1,income:-1``; raises ValueError for any other text."""
+    """Directions by column, from ``age:1,income:-1``; raises ValueError."""
     directions: dict[str, int] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, colon, direction = (each.strip() for each in part.rpartition(":"))
@@ -25,9 +25,7 @@ def parse_monotone(text: str) -> dict[str, int]:
 
 
 def parse_interactions(text: str) -> tuple[tuple[str, ...], ...]:
-    """Groups of columns, from ``[age,income],[income,sex]``; raises ValueError for any other
-    text.
-    """
+    """Groups of columns, from ``[age,income],[income,sex]``; raises ValueError."""
     if not text.strip():
         return ()
     if not re.fullmatch(r"\s*\[[^\[\]]+\]\s*(,\s*\[[^\[\]]+\]\s*)*", text):
@@ -73,6 +71,6 @@ def check_without_categories(monotone: Sequence[int] | Any, has_categories: bool
 
 
 def _check_known(setting: str, names: Any, columns: Sequence[str]) -> None:
-    known = set(columns)
-    if missing := [name for name in names if name not in known]:
+    existing = set(columns)
+    if missing := [name for name in names if name not in existing]:
         raise ValueError(f"{setting} must name columns of the table, got {', '.join(missing[:5])}")

@@ -42,10 +42,7 @@ class _Open:
 def draw_trees(
     kind: Kind, cuts: Cuts, allowed: npt.NDArray[np.bool_], max_depth: int, seed: int, round_id: int
 ) -> Grown:
-    """Structures of one round's trees, determined by the arguments.
-
-    ``allowed`` is bool, shape (n_trees, n_columns): columns each tree may split.
-    """
+    """Structures of a round's trees; ``allowed``, (n_trees, n_columns), are columns to split."""
     categories = cuts.categories if len(cuts.categories) else np.zeros_like(cuts.widths)
     widths = np.where(categories > 0, categories, cuts.widths)
     trees: list[Tree] = []

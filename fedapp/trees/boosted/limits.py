@@ -39,10 +39,7 @@ class Limits:
     def columns(
         self, level: int, places: Sequence[NodeId], trees: Sequence[Tree], allowed: Bools
     ) -> Bools:
-        """Columns that may split each node; bool, shape (n_nodes, n_columns).
-
-        ``allowed`` is bool, shape (n_trees, n_columns): columns of each tree.
-        """
+        """Columns that may split each node, (n_nodes, n_columns), from those allowed by tree."""
         masks = allowed[[tree for tree, _ in places]]
         if self.bylevel < 1:
             drawn = [

@@ -124,10 +124,7 @@ class Boosting:
         self.leaves_told = True
 
     def untold_leaves(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Leaf values of the last round, one per node, and the start of each tree.
-
-        Both are empty if the values were sent.
-        """
+        """Unsent leaf values of the last round, one per node, and the start of each tree."""
         if self.leaves_told:
             return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
         nodes, offsets = stack_trees(self.last_trees)

@@ -35,17 +35,13 @@ def route_values(
     values: npt.NDArray[np.float32],
     sets: CategorySets = NO_SETS,
 ) -> npt.NDArray[np.int32]:
-    """Move rows to the children of the split nodes, by their values.
+    """Node of each row after the splits, by its values; int32, shape (n_trees, n_rows).
 
     Parameters
     ----------
-    nodes : int32, shape (n_trees, n_rows): node of each row.
+    nodes : int32, shape (n_trees, n_rows): node of each row before.
     routes : ``ROUTE``.
     values : float32, shape (n_rows, n_columns).
-
-    Returns
-    -------
-    int32, shape (n_trees, n_rows).
     """
     return _routed(nodes, routes, routes["threshold"], values, np.float32(np.nan), sets)
 

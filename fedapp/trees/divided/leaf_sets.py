@@ -45,11 +45,7 @@ def walk(lefts: npt.NDArray[Any], sides: Mapping[int, Sets], n_rows: int) -> Set
 def own_sides(
     records: npt.NDArray[np.int64], lookup: Lookup, columns: npt.NDArray[np.float32]
 ) -> dict[int, Sets]:
-    """Packed bits of rows that go left at each of a party's splits of a tree.
-
-    ``records``, shape (n_nodes,), are record ids, -1 at other nodes; ``columns`` is float32, shape
-    (n_columns, n_rows).
-    """
+    """Packed bits of rows that go left, by node; ``records`` are record ids, -1 elsewhere."""
     return {
         node: np.packbits(lookup.sides(records[node], columns.T))
         for node in np.flatnonzero(records >= 0).tolist()

@@ -81,10 +81,7 @@ class Lookup:
         values: npt.NDArray[np.float32],
         rows: npt.NDArray[Any] | slice | int = slice(None),
     ) -> npt.NDArray[np.bool_]:
-        """Which of some rows one split sends left, or which of several splits send one row left.
-
-        ``values`` is float32, shape (n_rows, n_columns): the party's columns.
-        """
+        """Which of some rows one split sends left, or which of several splits send one row left."""
         return self._lefts(values[rows, self.columns[record]], record)
 
     def _lefts(self, values: npt.NDArray[np.float32], record: int | Ints) -> npt.NDArray[np.bool_]:
@@ -100,10 +97,7 @@ class Lookup:
         return np.where(numbers == NO_SET, by_threshold, by_set)
 
     def n_ways(self, records: Ints, values: npt.NDArray[np.float32]) -> int:
-        """Number of joint outcomes that some of the splits can have, over all possible rows.
-
-        A missing value counts as possible if the column has any.
-        """
+        """Number of joint outcomes of some splits, with missing values if the columns have any."""
         ways = 1
         for column in np.unique(self.columns[records]):
             column_records = records[self.columns[records] == column]
@@ -122,11 +116,7 @@ class Lookup:
         quantiles: npt.NDArray[np.float32] = NO_QUANTILES,
         categories: Categories = (),
     ) -> dict[str, Any]:
-        """A document for JSON; ``names`` and ``categories`` are of the party's columns.
-
-        ``quantiles``, shape (n_columns, n_quantiles), are of their values
-        (``fedapp.site.likeness``).
-        """
+        """A document for JSON; ``quantiles`` come from ``fedapp.site.likeness``."""
         coding = written_categories(categories, self.sets)
         widths = {"widths": self.widths.tolist()} if coding else {}
         return {

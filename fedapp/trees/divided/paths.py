@@ -19,10 +19,7 @@ Lefts = npt.NDArray[Any]  # left child of each node, LEAF at a leaf; the right c
 def open_splits(
     lefts: Lefts, known: npt.NDArray[np.int64], goes_left: npt.NDArray[np.bool_]
 ) -> list[int]:
-    """Splits that a row may reach, each after its parent.
-
-    ``known`` are the nodes with a known split, ``goes_left`` the row's side at each.
-    """
+    """Splits that a row may reach, each after its parent; ``goes_left`` is by known node."""
     sides = dict(zip(known.tolist(), goes_left.tolist(), strict=True))
     reachable, splits = [0], []
     for node in reachable:  # the list grows in the loop

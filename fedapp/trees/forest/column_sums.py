@@ -79,30 +79,27 @@ class Choices:
         widths = [len(listing.columns) for listing, _ in pairs]
         before = np.cumsum([0, *widths]).tolist()
         listed = [
-            np.where(one.listed < 0, -1, one.listed + n)
-            for (_, one), n in zip(pairs, before, strict=False)
+            np.where(choices.listed < 0, -1, choices.listed + n)
+            for (_, choices), n in zip(pairs, before, strict=False)
         ]
-        found = {
-            name: np.concatenate([getattr(one, name) for _, one in pairs])
+        arrays = {
+            name: np.concatenate([getattr(choices, name) for _, choices in pairs])
             for name in cls.__slots__
             if name != "rights"
         }
-        n_bytes = max(one.rights.shape[1] for _, one in pairs)
+        n_bytes = max(choices.rights.shape[1] for _, choices in pairs)
         rights = [
-            np.pad(one.rights, ((0, 0), (0, n_bytes - one.rights.shape[1]))) for _, one in pairs
+            np.pad(choices.rights, ((0, 0), (0, n_bytes - choices.rights.shape[1])))
+            for _, choices in pairs
         ]
-        return cls(**found | {"listed": np.concatenate(listed), "rights": np.concatenate(rights)})
+        return cls(**arrays | {"listed": np.concatenate(listed), "rights": np.concatenate(rights)})
 
 
 def choose_cuts(
-    listing: Listing, sums: Sums, known: NodeTotals, units: Sums, rules: Rules
+    listing: Listing, sums: Sums, nodes: NodeTotals, units: Sums, rules: Rules
 ) -> Choices:
-    """The best cut of each node of one tree, by the rules of ``cart.best_splits``.
-
-    ``sums`` is float64, shape (n_sums, n_fields): integers, in units of ``units``, with weights
-    above 0.
-    """
-    is_open, n_nodes = known.is_open, len(known.is_open)
+    """The best cut of each node of a tree; ``sums``, (n_sums, n_fields), are in ``units``."""
+    is_open, n_nodes = nodes.is_open, len(nodes.is_open)
     most = int((listing.n_bins * listing.unordered).max(initial=0))
     is_right = np.zeros((n_nodes, most), dtype=np.bool_)
     choices = Choices(
@@ -113,12 +110,12 @@ def choose_cuts(
         np.zeros(n_nodes, dtype=np.uint8),
         np.empty((n_nodes, 0), dtype=np.uint8),
     )
-    least = rules.min_decrease * known.weight if rules.min_decrease else -np.inf
-    listed = listing.nodes, listing.columns, listing.ends, listing.missing, listing.unordered
+    least = rules.min_decrease * nodes.weight if rules.min_decrease else -np.inf
+    columns = listing.nodes, listing.columns, listing.ends, listing.missing, listing.unordered
     limits = CRITERIA[rules.criterion], rules.min_samples_leaf, least
     outputs = choices.improvements, choices.listed, choices.cuts, choices.defaults
-    scaled = sums * units, known.totals * units
-    _choose(*(*frozen(*listed, listing.sizes, *scaled, is_open), *limits, *outputs, is_right))
+    scaled = sums * units, nodes.totals * units
+    _choose(*(*frozen(*columns, listing.sizes, *scaled, is_open), *limits, *outputs, is_right))
     return replace(choices, rights=np.packbits(is_right, axis=1))
 
 

@@ -56,10 +56,7 @@ def column_seeds(seed: int, n_columns: int) -> npt.NDArray[np.int64]:
 
 
 def bootstrap_counts(seed: int, n_trees: int, n_rows: int) -> npt.NDArray[np.uint8]:
-    """How often each tree draws each row, in ``n_rows`` draws with replacement.
-
-    uint8, shape (n_trees, n_rows).
-    """
+    """How often each tree draws each row, in ``n_rows`` draws with replacement."""
     roots = mix(np.uint64(seed) ^ mix(np.arange(n_trees, dtype=np.uint64)))
     counts = np.zeros((n_trees, n_rows), dtype=np.uint8)
     for tree in range(n_trees):

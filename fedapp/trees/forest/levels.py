@@ -65,10 +65,7 @@ class Splits:
     def spread(
         self, values: npt.NDArray[Any], n_nodes: Ints, otherwise: Any
     ) -> tuple[npt.NDArray[Any], ...]:
-        """One value per node, tree by tree: ``values`` at the split nodes, ``otherwise`` elsewhere.
-
-        ``n_nodes``, shape (n_trees,), is the number of nodes of each tree.
-        """
+        """One value per node, tree by tree: ``values`` at split nodes, ``otherwise`` elsewhere."""
         ends = np.cumsum(n_nodes)
         node_values = np.full(ends[-1], otherwise, dtype=values.dtype)
         node_values[(ends - n_nodes)[self.trees] + self.nodes] = values
@@ -175,10 +172,7 @@ def _list(nodes: Any, drawn: Any, numbers: Any, n_wanted: int) -> tuple[Any, Any
 
 
 def columns_of(column_seeds: Ints, tree: int, wanted: Places) -> tuple[Ints, Ints]:
-    """Columns in the order in which they are drawn, for some nodes of one tree, and their keys.
-
-    Both int64, shape (n_wanted, n_columns).
-    """
+    """Columns of each wanted node of a tree, in drawing order, and their keys."""
     keys = column_keys(column_seeds, tree, wanted)
     columns = np.argsort(keys, axis=1, kind="stable")
     return columns, np.take_along_axis(keys, columns, axis=1)
@@ -193,14 +187,14 @@ class Offer(Protocol):
     def ranks(self) -> Ints: ...
 
 
-def winners(found: Sequence[Offer]) -> Ints:
+def winners(offers: Sequence[Offer]) -> Ints:
     """Number of the party whose split each open node gets; -1 if it becomes a leaf.
 
     The largest improvement on a drawn column wins, the first party's if equal. If all drawn columns
     of all parties are constant in the node, the column with the smallest key wins.
     """
-    improvements = np.stack([one.improvements for one in found])
-    ranks = np.stack([one.ranks for one in found])
+    improvements = np.stack([offer.improvements for offer in offers])
+    ranks = np.stack([offer.ranks for offer in offers])
     at_first = ranks == ranks.min(axis=0)
     gains = np.where(at_first & ~np.isnan(improvements), improvements, -np.inf)
     best = gains.argmax(axis=0)

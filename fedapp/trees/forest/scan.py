@@ -85,10 +85,7 @@ def scan_categories(
     min_leaf: int,
     lefts: Any,
 ) -> tuple[float, int]:
-    """Best partition of the categories of one column: improvement, and default side.
-
-    ``lefts``, bool, shape (>= missing,), is set to which codes below ``missing`` go left.
-    """
+    """Best partition of a column's categories: improvement, default side; fills ``lefts``."""
     codes, n_codes, n_present = np.empty(high - low + 1, np.int64), 0, 0
     present = np.zeros(sums.shape[1])
     for code in range(low, high + 1):

@@ -25,10 +25,7 @@ Values = npt.NDArray[np.float64]
 
 
 def to_sklearn(model: BaggedForest) -> Any:
-    """A fitted ``RandomForestClassifier`` or ``RandomForestRegressor``.
-
-    Raises ConfigError if the forest splits columns of categories.
-    """
+    """A fitted random forest of scikit-learn; ConfigError for columns of categories."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
@@ -36,7 +33,7 @@ def to_sklearn(model: BaggedForest) -> Any:
         name for name, names in zip(model.columns, model.categories, strict=False) if names
     ]
     if categorical:
-        rule = "must be of a forest whose columns all hold numbers, as scikit-learn's trees have no"
+        rule = "must be of a forest of numeric columns only, as scikit-learn's trees have no"
         raise ConfigError(
             f"to_sklearn {rule} splits by sets of categories, got categories in "
             f"{', '.join(categorical[:5])}"

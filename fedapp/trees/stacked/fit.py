@@ -176,7 +176,11 @@ class _Batches:
         """Mean loss of a batch; each row is weighted relative to the mean weight of all rows."""
         places = torch.from_numpy(rows).to(self._device)
         labels, scales = self._labels[places], self._scales[places]
-        margins = forward(self._shape, layers, self._take(rows))
+        outputs = self._gathered[: len(rows)]
+        np.take(self._rows.outputs, rows, axis=0, out=outputs, mode="clip")
+        if self._rows.unit != 1:
+            np.divide(outputs, self._rows.unit, out=outputs)
+        margins = forward(self._shape, layers, torch.from_numpy(outputs).to(self._device))
         totals = margins + self._base_margin
         if self._objective in ("binary:logistic", "reg:logistic"):
             return functional.binary_cross_entropy_with_logits(totals[:, 0], labels, weight=scales)
@@ -195,11 +199,3 @@ class _Batches:
             return margins + labels * (-margins).exp()
         below, above = 1 - self._power, 2 - self._power
         return (above * margins).exp() / above - labels * (below * margins).exp() / below
-
-    def _take(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        """Tree outputs of a batch, in the head's unit."""
-        batch, unit = self._gathered[: len(rows)], self._rows.unit
-        np.take(self._rows.outputs, rows, axis=0, out=batch, mode="clip")
-        if unit != 1:
-            np.divide(batch, unit, out=batch)
-        return torch.from_numpy(batch).to(self._device)

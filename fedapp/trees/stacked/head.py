@@ -42,10 +42,7 @@ class HeadShape:
 
     @classmethod
     def over(cls, kind: Kind, counts: Sequence[int], n_outputs: int, channels: int) -> HeadShape:
-        """The head over ensembles with these numbers of trees, padded to the largest.
-
-        Raises ValueError without trees, or without whole rounds of them.
-        """
+        """The head over padded ensembles; ValueError unless all have whole rounds, one at least."""
         if not len(counts) or max(counts) < 1 or any(count % n_outputs for count in counts):
             raise ValueError(f"trees of a party must be a positive multiple of {n_outputs}")
         return cls(kind, len(counts), int(max(counts)) // n_outputs, n_outputs, channels)
@@ -105,10 +102,7 @@ def split_weights(shape: HeadShape, weights: Floats) -> Layers:
 
 
 def initial_weights(shape: HeadShape, seed: int) -> Floats:
-    """Kaiming initialisation: normal with variance 2 / fan-in, biases 0.
-
-    Source: He et al. 2015 (arXiv:1502.01852), Eq. 10.
-    """
+    """Kaiming initialisation: variance 2 / fan-in, biases 0 (arXiv:1502.01852, Eq. 10)."""
     rng = np.random.default_rng(seed)
     weights = np.zeros(shape.n_weights, dtype=np.float32)
     for layer in split_weights(shape, weights):
