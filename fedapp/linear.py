@@ -50,15 +50,11 @@ class Moments:
 
 def input_names(columns: Sequence[str], categories: Categories) -> tuple[str, ...]:
     """Names of the inputs, in order: a numeric column's name, or ``column=category``."""
-    categories_by_column = entries_of(categories, len(columns))
+    by_column = entries_of(categories, len(columns))
     return tuple(
-        input_name
-        for column, column_categories in zip(columns, categories_by_column, strict=True)
-        for input_name in (
-            [column]
-            if column_categories is None
-            else [f"{column}={category}" for category in column_categories]
-        )
+        entry
+        for column, names in zip(columns, by_column, strict=True)
+        for entry in ([column] if names is None else [f"{column}={name}" for name in names])
     )
 
 

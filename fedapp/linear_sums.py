@@ -69,10 +69,8 @@ def largest_powers(counts: Whole, is_number: np.ndarray) -> Whole:
 
 def of_inputs(of_columns: Whole, categories: Categories) -> Whole:
     """Repeat a value of each column for each of its inputs."""
-    categories_by_column = entries_of(categories, len(of_columns))
-    return np.repeat(
-        of_columns, [1 if names is None else len(names) for names in categories_by_column]
-    )
+    by_column = entries_of(categories, len(of_columns))
+    return np.repeat(of_columns, [1 if names is None else len(names) for names in by_column])
 
 
 def sum_values(
@@ -134,9 +132,7 @@ def _of_squares(powers: Whole, bounds: Bounds) -> Exponents:
 
 def _exponents(powers: Whole, bounds: Bounds) -> Exponents:
     coarse = [bounds.exponent(power) for power in powers.tolist()]
-    return np.array(coarse, np.int64), np.array(
-        [bounds.finer(exponent) for exponent in coarse], np.int64
-    )
+    return np.array(coarse, np.int64), np.array([bounds.finer(bits) for bits in coarse], np.int64)
 
 
 def whole_weight(weights: Rows, bounds: Bounds) -> int:

@@ -212,11 +212,7 @@ def together(parts: Iterable[Grown]) -> Grown:
 
 
 def number_sets(nodes: Tree, widths: Ints) -> Ints:
-    """Number the sets of the splits in ``nodes``, in place, in the order of ``Grown``.
-
-    ``widths`` is the number of categories of each column, 0 for a numeric one; returns those of the
-    sets.
-    """
+    """Number the sets of the splits in ``nodes``, in place; returns each set's categories."""
     splits = np.flatnonzero(nodes["left"] != LEAF)
     split_widths: Ints = widths[nodes["column"][splits]]
     nodes["set"] = NO_SET

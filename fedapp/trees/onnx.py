@@ -68,17 +68,15 @@ def to_onnx(model: Ensemble | BaggedForest, description: str = "") -> bytes:
         [_tensor(name, array) for name, array in constants.items()],
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
-    onnx_model = helper.make_model(
-        graph, opset_imports=opsets, ir_version=IR, producer_name="fedapp"
-    )
-    onnx_model.doc_string = description
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="fedapp")
+    proto.doc_string = description
     coded = zip(model.columns, model.categories, strict=False)
     categories = {column: list(names) for column, names in coded if names}
     properties = {"columns": ",".join(model.columns)}
     properties |= {"categories": json.dumps(categories, ensure_ascii=False)} if categories else {}
-    helper.set_model_props(onnx_model, properties)
-    onnx.checker.check_model(onnx_model)
-    content: bytes = onnx_model.SerializeToString()
+    helper.set_model_props(proto, properties)
+    onnx.checker.check_model(proto)
+    content: bytes = proto.SerializeToString()
     return content
 
 

@@ -152,7 +152,7 @@ class Claims:
             keys = [(tree, left + side) for tree, _, left in places for side in (0, 1)]
             parents = np.array([self._rows[tree, node] for tree, node, _ in places])
             rows = {key: row for row, key in enumerate(wanted)}
-            child_rows = np.array([rows.get(key, -1) for key in keys]).reshape(-1, 2)
+            pairs = np.array([rows.get(key, -1) for key in keys]).reshape(-1, 2)
             goes_left = self._drawn <= routes["threshold"][:, None]
             starts, first = self._layout[2], np.searchsorted(columns, routes["column"])
             for split in np.flatnonzero(routes["set"] != NO_SET):
@@ -161,9 +161,7 @@ class Claims:
                 goes_left[split, cells] = ~sets.members(routes["set"][split])[codes]
             route = np.stack((starts[first], starts[first + 1], routes["default_left"]), axis=1)
             above = self._nodes[0]
-            children = _divide(
-                self._nodes, parents, goes_left, route, tuple(frozen(*sent)), child_rows
-            )
+            children = _divide(self._nodes, parents, goes_left, route, tuple(frozen(*sent)), pairs)
         (above,), children = frozen(above), tuple(frozen(*children))
         if rule := _broken_rule(above, parents, children, self._layout):
             raise ValueError(f"must have {RULES[rule]}, got others at level {level}")

@@ -213,11 +213,9 @@ def _begins(bins: Bins, columns: Ints, owners: Ints, codes: Ints) -> tuple[Flags
     """Whether a sum begins at each non-empty bin, and whether it is of missing values."""
     missing = codes == bins.widths[columns]
     begins = np.ones(len(codes), dtype=np.bool_)
-    candidates = np.flatnonzero((owners[1:] == owners[:-1]) & ~missing[1:]) + 1
-    firsts = bins.offsets[columns[candidates]]
-    begins[candidates] = (
-        bins.lows[firsts + codes[candidates]] > bins.highs[firsts + codes[candidates - 1]] + CLOSE
-    )
+    ids = np.flatnonzero((owners[1:] == owners[:-1]) & ~missing[1:]) + 1
+    firsts = bins.offsets[columns[ids]]
+    begins[ids] = bins.lows[firsts + codes[ids]] > bins.highs[firsts + codes[ids - 1]] + CLOSE
     return begins, missing
 
 
