@@ -137,12 +137,14 @@ class Claims:
             how = np.array([*self._most, SLACK * size, SLACK * hessian])
             drawn = np.isin(self._columns, columns)
             starts = np.searchsorted(self._columns[drawn], np.append(columns, len(self._absent)))
+            # (weight by bin, missing weight by column, first bin of each column, limits)
             layout = self._weights[drawn], self._absent[columns], starts, how
             self._layout = tuple(frozen(*layout))
             self._drawn = self._edges[drawn]
         trees, nodes = request.wanted_trees.tolist(), request.wanted_nodes.tolist()
         wanted = list(zip(trees, nodes, strict=True))
         if level == 0 or self._merges:
+            # No parent: the sums are compared with themselves, as if the sibling were empty.
             keys = [key for one in wanted for key in (one, (-1, -1))]
             total = np.full((len(wanted), 2), np.nan) if level else reply.root_sums
             children = tuple(np.stack((each, 0 * each), axis=1) for each in (*sent, total))

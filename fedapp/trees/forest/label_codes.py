@@ -35,6 +35,7 @@ def number_codes(labels: npt.NDArray[np.float32]) -> tuple[Codes, float]:
     distances = labels.astype(np.float64) - float(labels[0])
     bits = min(MOST_BITS, 52 - math.ceil(math.log2(len(labels))))
     unit = np.abs(distances).max() / 2.0**bits
+    # The first row that differs from row 0 is above it, whatever the direction of the labels.
     sign = np.sign(distances[np.flatnonzero(distances)[0]])
     return np.round(distances * sign / unit), float(unit)
 
@@ -94,5 +95,6 @@ def _unit(values: Codes) -> float:
     """The largest power of two that divides all values."""
     fractions, exponents = np.frexp(values[values != 0])
     digits = np.ldexp(fractions, 53).astype(np.int64)
+    # digits & -digits is the lowest set bit of each mantissa.
     lowest = exponents - 53 + np.log2(digits & -digits)
     return float(2.0 ** lowest.min(initial=1023)) if len(lowest) else 1.0

@@ -195,6 +195,7 @@ def winners(offers: Sequence[Offer]) -> Ints:
     """
     improvements = np.stack([offer.improvements for offer in offers])
     ranks = np.stack([offer.ranks for offer in offers])
+    # Rank 0 is a drawn column; any other rank is a key, so only the smallest key competes.
     at_first = ranks == ranks.min(axis=0)
     gains = np.where(at_first & ~np.isnan(improvements), improvements, -np.inf)
     best = gains.argmax(axis=0)

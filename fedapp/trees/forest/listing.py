@@ -123,6 +123,7 @@ def list_columns(
     columns_read = codes, bins.lows, bins.highs, bins.offsets, *inside, columns, keys, n_drawn
     _list(*(*frozen(*columns_read), *fewest, ranks, is_listed))
     nodes, listed = np.nonzero(is_listed)
+    # A cell is a bin of a listed column in its node; a sum is one or more filled cells.
     rows, cells, width = _terms(codes, bins, inside, nodes, listed)
     filled, cell_ids, counts = np.unique(cells, return_inverse=True, return_counts=True)
     owners, bin_codes = np.divmod(filled, width)

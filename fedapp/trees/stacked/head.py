@@ -180,6 +180,7 @@ def _unpatched(shape: HeadShape, by_patch: npt.NDArray[np.float64]) -> npt.NDArr
         return by_patch.reshape(shape.n_outputs, shape.n_columns)
     n_outputs, n_patches = shape.n_outputs, shape.n_patches
     padded = np.zeros((n_outputs, n_patches + KERNEL - 1, n_outputs))
+    # Overlapping patches: tap ``step`` of patch p belongs to padded round p + step.
     for step in range(KERNEL):
         taps = slice(step * n_outputs, (step + 1) * n_outputs)
         padded[:, step : step + n_patches] += by_patch[..., taps]
